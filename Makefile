@@ -1,0 +1,96 @@
+# Everything one does here, from a fresh clone on. `make` alone lists it.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+export LOCKSTEP_CACHE ?= $(HOME)/.cache/lockstep
+export UV_CACHE_DIR ?= $(LOCKSTEP_CACHE)/uv
+# The cache may lie on another file system than the clone: a copy then is right, a warning only noise.
+export UV_LINK_MODE ?= copy
+# spark-submit is found by name, so the environment's bin comes first.
+export PATH := $(CURDIR)/.venv/bin:$(PATH)
+
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+STAMPS := $(VENV)/.lockstep
+UV_VERSION = $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements.lock)
+PYTEST_ARGS ?=
+LINTED := $(wildcard cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
+
+help: ## list these targets
+	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
+	  while IFS='|' read -r name what; do printf '  %-12s %s\n' "$$name" "$$what"; done
+
+setup: $(STAMPS)/warm ## make .venv from requirements.lock (no-op when nothing changed)
+	@:
+
+$(STAMPS)/python:
+	@examples/sandbox/check_tools.sh $(PYTHON)
+	@[ -x $(PY) ] || $(PYTHON) -m venv $(VENV)
+	@mkdir -p $(STAMPS) && touch $@
+
+$(STAMPS)/packages: requirements.lock $(STAMPS)/python
+	@echo "installing the packages of requirements.lock into $(VENV)" >&2
+	@[ -x $(VENV)/bin/uv ] || $(PY) -m pip install --quiet --disable-pip-version-check "uv==$(UV_VERSION)"
+	@$(VENV)/bin/uv pip sync --quiet --python $(PY) requirements.lock
+	@touch $@
+
+# Installing the project itself comes after each sync, which removes what the lock does not name.
+$(STAMPS)/project: pyproject.toml $(STAMPS)/packages
+	@$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps -e .
+	@touch $@
+
+# Compiled kernels are cached on disk, so that no first run waits for the compiler.
+$(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py)
+	@if [ -f cdc_core/binlog/warm.py ]; then $(PY) -m cdc_core.binlog.warm; fi
+	@touch $@
+
+servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests and benchmarks
+	@$(PY) -m examples.sandbox fetch
+
+mysql: setup ## set up a MySQL 9 beside the system (Debian, root; else put a mysqld on PATH)
+	@$(PY) -m examples.sandbox.setup_mysql
+
+demo: servers ## a shop's changes from MariaDB to Parquet and to shards, shown on the terminal
+	@$(PY) -m examples.shop.demo
+
+ui: servers ## Airflow with Lockstep's pipelines and pages on this machine
+	@$(PY) -m examples.shop.ui
+
+# pytest's closing line is the last output: nothing may be printed after it.
+test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
+	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: setup ## ruff: rules and format
+	@$(VENV)/bin/ruff check $(LINTED)
+	@$(VENV)/bin/ruff format --check $(LINTED)
+
+format: setup ## let ruff mend what it can
+	@$(VENV)/bin/ruff check --fix $(LINTED)
+	@$(VENV)/bin/ruff format $(LINTED)
+
+types: setup ## mypy, strict, on cdc_core
+	@$(VENV)/bin/mypy
+
+check-all: ## lint, types and test, as CI does
+	@$(MAKE) lint
+	@$(MAKE) types
+	@$(MAKE) test
+
+bench: servers ## the benchmarks (BENCH_ARGS=...)
+	@$(PY) -m benchmarks $(BENCH_ARGS)
+
+lock: setup ## resolve requirements.lock anew from pyproject.toml
+	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
+	  --no-header --no-annotate --no-emit-index-url --group dev --extra postgres \
+	  pyproject.toml -o requirements.lock
+
+clean: ## remove what was built here (the cache of downloads stays)
+	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help setup servers mysql demo ui test lint format types check-all bench lock clean
