@@ -1,0 +1,282 @@
+"""The pipeline file: parsed once, at the edge, into frozen models.
+
+Errors name the key path, the value, and what is allowed. Secrets never stand in the file: a server is named by
+`env:VAR` (an environment variable with a `mysql://user:password@host:port` URL) or `airflow:CONN_ID`.
+docs/configuration.md lists every key; `json_schema()` is the same for editors.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from cdc_core.errors import UsageError
+from cdc_core.windows import Windows
+
+NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
+
+
+def _name(value: str) -> str:
+    if not NAME.match(value):
+        raise ValueError("must be 1 to 48 of a-z, 0-9 and _, beginning with a letter")
+    return value
+
+
+def _pattern(value: str) -> str:
+    try:
+        re.compile(value)
+    except re.error as error:
+        raise ValueError(f"is not a regular expression: {error}") from None
+    return value
+
+
+def _connection(value: str) -> str:
+    if not re.match(r"^(env|airflow):[A-Za-z0-9_.-]+$", value):
+        raise ValueError("must be env:VARIABLE or airflow:CONNECTION_ID; never a URL with a password")
+    return value
+
+
+def _cron(value: str) -> str:
+    Windows(value)
+    return value
+
+
+Name = Annotated[str, AfterValidator(_name)]
+Pattern = Annotated[str, AfterValidator(_pattern)]
+"""A regular expression that must match a whole `database.table`."""
+ConnectionRef = Annotated[str, AfterValidator(_connection)]
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+
+class StartPosition(_Model):
+    """A place in the log: the next event to read starts at `offset` of `file`."""
+
+    file: str
+    offset: int = Field(4, ge=4)
+
+
+class Start(_Model):
+    """Where a source begins when nothing is stored for it yet: exactly one key."""
+
+    position: StartPosition | None = None
+    gtid: str | None = Field(None, description="a GTID set; all that it does not contain is read")
+    timestamp: str | None = Field(
+        None, description="ISO 8601 with a zone: the first transaction at or after it"
+    )
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Start:
+        if sum(value is not None for value in (self.position, self.gtid, self.timestamp)) != 1:
+            raise ValueError("give exactly one of position, gtid, timestamp")
+        return self
+
+
+class Source(_Model):
+    """One server (with its standbys, later) whose log is read."""
+
+    name: Name
+    connection: ConnectionRef
+    server_id: int = Field(ge=1, le=2**32 - 1, description="our id as a replica: unlike any other replica's")
+    start: Literal["earliest", "latest"] | Start = "latest"
+    heartbeat_s: float = Field(5.0, gt=0, le=600)
+    read_timeout_s: float = Field(
+        30.0, gt=0, description="no byte and no heartbeat for so long: the connection is dead"
+    )
+
+    @model_validator(mode="after")
+    def _timeout_above_heartbeat(self) -> Source:
+        if self.read_timeout_s < 2 * self.heartbeat_s:
+            raise ValueError("read_timeout_s must be at least twice heartbeat_s")
+        return self
+
+
+class Tables(_Model):
+    """Which source tables are captured. Patterns match the whole `database.table`."""
+
+    include: tuple[Pattern, ...] = Field(min_length=1)
+    exclude: tuple[Pattern, ...] = ()
+    on_unlogged_change: Literal["stop", "record"] = Field(
+        "stop",
+        description="DDL that changes rows without row events (TRUNCATE, ADD COLUMN ... DEFAULT, ...): stop, or "
+        "record 'needs re-sync' in the manifest and go on",
+    )
+
+
+class Route(_Model):
+    """Source tables that become one logical table; several routes that match one table feed each of theirs."""
+
+    match: Pattern
+    to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> take groups of `match`")
+
+
+class Stage(_Model):
+    uri: str = Field(description="file:///directory or s3://bucket/prefix")
+    s3_endpoint: str | None = None
+    s3_region: str = "us-east-1"
+    compression_level: int = Field(1, ge=1, le=22, description="zstd level of the Parquet files")
+
+    @model_validator(mode="after")
+    def _scheme(self) -> Stage:
+        if not re.match(r"^(file:///|s3://[^/]+)", self.uri):
+            raise ValueError(f"uri {self.uri!r}: must begin with file:/// or s3://bucket")
+        return self
+
+
+class Meta(_Model):
+    url: str = Field(description="SQLAlchemy URL without a password, or env:VARIABLE that holds one")
+
+
+class Sharding(_Model):
+    """How a logical table's rows spread: shard = function(key) in 0..databases*tables-1, database-major."""
+
+    key: str
+    function: Literal["mod", "hash"] = "mod"
+    databases: int = Field(1, ge=1, le=1024)
+    tables: int = Field(1, ge=1, le=1024)
+
+
+class TargetTable(_Model):
+    """Where one logical table goes. Templates know {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
+
+    database: str = "{database}"
+    table: str = "{table}"
+    key: tuple[str, ...] | None = Field(None, description="default: the source table's primary key")
+    sharding: Sharding | None = None
+    freshness: str | None = Field(
+        None, description="column that the source raises with each change, such as update_time"
+    )
+
+
+class Target(_Model):
+    name: Name
+    kind: Literal["mysql"] = "mysql"
+    connections: tuple[ConnectionRef, ...] = Field(
+        min_length=1, description="one server for all databases, or one for each database number in order"
+    )
+    tables: Mapping[str, TargetTable] = Field(
+        min_length=1, description="by logical table name; '*' stands for every other one"
+    )
+
+    def table(self, logical: str) -> TargetTable | None:
+        """The rule for a logical table; None where this target does not take it."""
+        return self.tables.get(logical) or self.tables.get("*")
+
+
+class Spark(_Model):
+    connection: str = Field("spark_default", description="Airflow connection id of the Spark cluster")
+    master: str = Field("local[*]", description="master that `lockstep run` uses")
+    conf: Mapping[str, str] = Field(default_factory=dict)
+
+
+class Limits(_Model):
+    """Bounds of memory and of a batch: whichever is reached first closes the batch at the next transaction end."""
+
+    ring_items: int = Field(1 << 20, description="changes and transaction ends in the ring; a power of two")
+    ring_mib: int = Field(256, ge=1)
+    batch_rows: int = Field(1_000_000, ge=1)
+    batch_mib: int = Field(128, ge=1)
+    batch_age_s: float = Field(60.0, gt=0)
+    lease_s: float = Field(
+        60.0, ge=5, description="an extractor silent for so long loses its source to another"
+    )
+
+    @model_validator(mode="after")
+    def _power_of_two(self) -> Limits:
+        if self.ring_items < 2 or self.ring_items & (self.ring_items - 1):
+            raise ValueError(f"ring_items {self.ring_items}: must be a power of two")
+        return self
+
+
+class Pipeline(_Model):
+    """One pipeline file."""
+
+    pipeline: Name
+    schedule: Annotated[str, AfterValidator(_cron)] = Field(
+        "0 * * * *", description="cron expression (UTC): its intervals are the windows of the batches"
+    )
+    sources: tuple[Source, ...] = Field(min_length=1)
+    tables: Tables
+    routes: tuple[Route, ...] = ()
+    stage: Stage
+    meta: Meta
+    targets: tuple[Target, ...] = ()
+    spark: Spark = Spark()
+    limits: Limits = Limits()
+
+    @model_validator(mode="after")
+    def _unique(self) -> Pipeline:
+        for what, names in (
+            ("sources", [s.name for s in self.sources]),
+            ("targets", [t.name for t in self.targets]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise ValueError(f"{what}: the name {twice[0]!r} is used twice")
+        return self
+
+    @property
+    def windows(self) -> Windows:
+        return Windows(self.schedule)
+
+    def source(self, name: str) -> Source:
+        return next(source for source in self.sources if source.name == name)
+
+    def target(self, name: str) -> Target:
+        return next(target for target in self.targets if target.name == name)
+
+
+def parse(text: str, *, where: str) -> Pipeline:
+    """A pipeline from YAML text; `where` names the file in errors. Raises UsageError (config.yaml, config.invalid)."""
+    try:
+        data: Any = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UsageError(
+            f"Not readable as YAML: {error}",
+            where=where,
+            code="config.yaml",
+            remedy="mend the line that the message names",
+        ) from None
+    try:
+        return Pipeline.model_validate(data)
+    except ValidationError as error:
+        problems = "; ".join(_explain(dict(problem)) for problem in error.errors())
+        raise UsageError(
+            f"{error.error_count()} problem(s) in the pipeline: {problems}.",
+            where=where,
+            code="config.invalid",
+            remedy="see docs/configuration.md for every key and its values",
+        ) from None
+
+
+def _explain(problem: dict[str, Any]) -> str:
+    path = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+    value = problem.get("input")
+    shown = "" if isinstance(value, dict | list) or value is None else f" (got {value!r})"
+    return f"{path}: {problem['msg']}{shown}"
+
+
+def load(path: Path) -> Pipeline:
+    """The pipeline of a file. Raises UsageError when it cannot be read or is wrong."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"Cannot read the pipeline file: {error.strerror}.",
+            where=str(path),
+            code="config.unreadable",
+            remedy="give the path of a YAML file, or make one with `lockstep init`",
+        ) from None
+    return parse(text, where=str(path))
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of the pipeline file, for editors."""
+    return Pipeline.model_json_schema()

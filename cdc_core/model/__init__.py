@@ -1,0 +1,1 @@
+"""The values that cross the borders between rooms: frozen, and the same words as docs/architecture.md."""

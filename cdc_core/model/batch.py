@@ -1,0 +1,107 @@
+"""A staged batch: what its manifest says. The manifest is the commit point and the truth; meta can be rebuilt from it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from cdc_core.model.position import Checkpoint
+from cdc_core.model.schema import TableSchema
+
+MANIFEST_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One Parquet file of a batch: the changes of one logical table under one definition.
+
+    path:        relative to the stage's root.
+    rows:        staged changes in it; `ops` counts them by `_cdc_op`.
+    key_changes: updates whose key differs from their before image: each counts as two changes in the ledger.
+    sha256:      of the file's bytes, hex.
+    """
+
+    table: str
+    path: str
+    rows: int
+    size_bytes: int
+    sha256: str
+    schema_id: str
+    min_seq: int
+    max_seq: int
+    ops: Mapping[str, int]
+    key_changes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """A batch: all that a source logged between `begin` and `end`, transaction-complete, in one window.
+
+    window_start_us, window_end_us: the interval the batch belongs to, µs UTC, [start, end).
+    events:  binlog events between begin and end.
+    transactions: transactions with captured rows among them.
+    passed:  rows left out, by the rule's name.
+    notes:   what an operator should know ("needs re-sync of table X: ...").
+    schemas: every definition that a part refers to, by id.
+    """
+
+    pipeline: str
+    source: str
+    epoch: int
+    begin: Checkpoint
+    end: Checkpoint
+    window_start_us: int
+    window_end_us: int
+    parts: tuple[Part, ...]
+    events: int
+    transactions: int
+    created_us: int
+    passed: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    schemas: Mapping[str, TableSchema] = field(default_factory=dict)
+
+    @property
+    def batch_id(self) -> str:
+        """`<source>/<begin position>`: unique, and sorts in stream order within a source."""
+        return f"{self.source}/{self.begin.position.name}"
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+    def to_bytes(self) -> bytes:
+        data = {
+            "version": MANIFEST_VERSION,
+            **{name: getattr(self, name) for name in _PLAIN},
+            "begin": self.begin.to_json(),
+            "end": self.end.to_json(),
+            "passed": dict(self.passed),
+            "notes": list(self.notes),
+            "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
+            "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
+        }
+        return json.dumps(data, indent=1, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Manifest:
+        data: dict[str, Any] = json.loads(raw)
+        return cls(
+            **{name: data[name] for name in _PLAIN},
+            begin=Checkpoint.from_json(data["begin"]),
+            end=Checkpoint.from_json(data["end"]),
+            passed=data["passed"],
+            notes=tuple(data["notes"]),
+            parts=tuple(Part(**part) for part in data["parts"]),
+            schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
+        )
+
+
+_PLAIN = (
+    "pipeline", "source", "epoch", "window_start_us", "window_end_us", "events", "transactions", "created_us",
+)  # fmt: skip

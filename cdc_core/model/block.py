@@ -1,0 +1,137 @@
+"""A block: consecutive events of one source, in columns. What `source` hands on, and what the ring holds.
+
+A block accounts for every byte of the log between its begin and its end. Its entries partition that range:
+entry i ends where entry i + 1 begins. An entry is a transaction with captured rows, a statement of DDL, or a
+stretch in which nothing was captured (other tables, heartbeats, rolled-back groups), coalesced. A transaction
+larger than a block goes over several: all but the last piece are entries of kind PART.
+A block lies within one binlog file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
+
+
+class EntryKind(IntEnum):
+    TRANSACTION = 0
+    """A committed transaction, or its last piece."""
+    PART = 1
+    """A piece of a transaction that goes on in the next entry; never a place to resume from."""
+    DDL = 2
+    """A statement that changed a definition; isolated in a take where DDL isolation is on."""
+    PASSED = 3
+    """A stretch without captured rows; may be resumed after."""
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Columns, one element an entry, in stream order. All arrays have the same length.
+
+    kind:         uint8, an EntryKind.
+    begin, end:   int64, offsets in the block's file.
+    seq:          int64, order key of the transaction: of its very first event, for every piece of it.
+    commit_ts_us: int64, commit time in µs UTC as the log says it; 0 for a PASSED stretch without transactions.
+    events:       int64, binlog events in the entry.
+    rows:         int64, captured rows in the entry.
+    size_bytes:   int64, memory that the entry holds, for the ring's limits.
+    gtid:         string array, "" where there is none.
+    """
+
+    kind: npt.NDArray[np.uint8]
+    begin: npt.NDArray[np.int64]
+    end: npt.NDArray[np.int64]
+    seq: npt.NDArray[np.int64]
+    commit_ts_us: npt.NDArray[np.int64]
+    events: npt.NDArray[np.int64]
+    rows: npt.NDArray[np.int64]
+    size_bytes: npt.NDArray[np.int64]
+    gtid: pa.StringArray
+
+    def __len__(self) -> int:
+        return len(self.kind)
+
+    def slice(self, start: int, stop: int) -> Entries:
+        part = slice(start, stop)
+        return Entries(
+            self.kind[part], self.begin[part], self.end[part], self.seq[part], self.commit_ts_us[part],
+            self.events[part], self.rows[part], self.size_bytes[part], self.gtid[part],
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class TableRows:
+    """Rows of one table definition in a block.
+
+    schema:  the source table's definition as of these rows.
+    logical: name of the logical table they belong to; the source's `database.table` until the sink routes it.
+    rows:    a record batch with exactly `staged_schema(schema)`'s columns, in stream order.
+    entry:   int32, index into the block's entries of each row; ascending.
+    """
+
+    schema: TableSchema
+    logical: str
+    rows: pa.RecordBatch
+    entry: npt.NDArray[np.int32]
+
+    def slice(self, start: int, stop: int) -> TableRows:
+        """The rows of entries start..stop-1, renumbered from 0; no copy of values."""
+        low, high = np.searchsorted(self.entry, [start, stop])
+        return TableRows(
+            self.schema,
+            self.logical,
+            self.rows.slice(low, high - low),
+            self.entry[low:high] - np.int32(start),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """See the module's docstring.
+
+    begin, end: positions; `end` may name the next file (offset 4) when the block ends with a rotation.
+    passed:     rows that a named rule left out, by rule (such as "table not included"); whole block only.
+    notes:      what an operator should know of this block ("needs re-sync of table X: ..."), in stream order.
+    """
+
+    source: str
+    begin: Position
+    end: Position
+    entries: Entries
+    tables: tuple[TableRows, ...] = ()
+    passed: Mapping[str, int] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.entries.size_bytes.sum())
+
+    def position_after(self, entry: int) -> Position:
+        """The position behind an entry."""
+        if entry == len(self.entries) - 1:
+            return self.end
+        return Position(self.begin.timeline, self.begin.file, int(self.entries.end[entry]))
+
+    def slice(self, start: int, stop: int) -> Block:
+        """Entries start..stop-1 as a block of their own. `passed` and `notes` go with the block's last entry."""
+        if start == 0 and stop == len(self.entries):
+            return self
+        last = stop == len(self.entries)
+        tables = (table.slice(start, stop) for table in self.tables)
+        return replace(
+            self,
+            begin=self.begin if start == 0 else self.position_after(start - 1),
+            end=self.position_after(stop - 1),
+            entries=self.entries.slice(start, stop),
+            tables=tuple(table for table in tables if table.rows.num_rows),
+            passed=self.passed if last else {},
+            notes=self.notes if last else (),
+        )

@@ -1,0 +1,149 @@
+"""Positions in a source's binlog, and the order keys made from them.
+
+An order key is a pure function of the log: `timeline << 53 | file number << 33 | offset`. It fits a signed
+64-bit integer: 10 bits of timeline, 20 bits of file number, 33 bits of offset (8 GiB).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import total_ordering
+from typing import Any
+
+from cdc_core.errors import DataAtRisk, UsageError
+
+TIMELINE_BITS = 10
+FILE_BITS = 20
+OFFSET_BITS = 33
+MAX_TIMELINE = (1 << TIMELINE_BITS) - 1
+MAX_FILE_NUMBER = (1 << FILE_BITS) - 1
+MAX_OFFSET = (1 << OFFSET_BITS) - 1
+FIRST_OFFSET = 4
+"""Offset of the first event of a binlog file, after its 4 magic bytes."""
+
+
+def file_number(file: str) -> int:
+    """The number in a binlog file's name: `binlog.000042` -> 42.
+
+    Raises UsageError for a name without a numeric extension, DataAtRisk above 2^20 - 1.
+    """
+    base, dot, digits = file.rpartition(".")
+    if not dot or not base or not (digits.isascii() and digits.isdigit()):
+        raise UsageError(
+            f"{file!r} is not a binlog file name like 'binlog.000042'.",
+            code="position.file_name",
+            remedy="use a name that SHOW BINARY LOGS prints",
+        )
+    number = int(digits)
+    if number > MAX_FILE_NUMBER:
+        raise DataAtRisk(
+            f"Binlog file number {number} is above {MAX_FILE_NUMBER}, the largest an order key can hold.",
+            where=file,
+            code="position.file_number",
+            remedy="restart the source's binlog numbering (RESET BINARY LOGS) and let the pipeline begin a new "
+            "timeline with a full sync",
+        )
+    return number
+
+
+def order_key(timeline: int, number: int, offset: int) -> int:
+    """`_cdc_seq` of a transaction whose first event starts at `offset` of binlog file `number`."""
+    return timeline << (FILE_BITS + OFFSET_BITS) | number << OFFSET_BITS | offset
+
+
+@total_ordering
+@dataclass(frozen=True, slots=True, eq=False)
+class Position:
+    """A place between two events of a source's log: the next event to read starts here.
+
+    timeline: how often the source's numbering began anew (failover, RESET); 0 at first.
+    file:     binlog file name, as the server writes it.
+    offset:   byte offset in the file, at least 4. Not the 32-bit log_pos of event headers, which wraps.
+    """
+
+    timeline: int
+    file: str
+    offset: int
+    number: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "number", file_number(self.file))
+        if not 0 <= self.timeline <= MAX_TIMELINE:
+            raise DataAtRisk(
+                f"Timeline {self.timeline} is outside 0..{MAX_TIMELINE}.",
+                where=self.file,
+                code="position.timeline",
+                remedy="start the pipeline anew under another source name, with a full sync",
+            )
+        if not FIRST_OFFSET <= self.offset <= MAX_OFFSET:
+            raise DataAtRisk(
+                f"Offset {self.offset} is outside {FIRST_OFFSET}..{MAX_OFFSET} (8 GiB).",
+                where=self.file,
+                code="position.offset",
+                remedy="lower max_binlog_size on the source (1 GiB is the server's own maximum) and split the "
+                "transaction that made this file so large",
+            )
+
+    @property
+    def seq(self) -> int:
+        """The order key of a transaction that starts here."""
+        return order_key(self.timeline, self.number, self.offset)
+
+    @property
+    def name(self) -> str:
+        """Sorts as text in stream order; the name of the manifest of a batch that begins here."""
+        return f"{self.timeline:04d}-{self.number:07d}-{self.offset:010d}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Position) and self.seq == other.seq and self.file == other.file
+
+    def __hash__(self) -> int:
+        return hash((self.file, self.seq))
+
+    def __lt__(self, other: Position) -> bool:
+        return self.seq < other.seq
+
+    def __str__(self) -> str:
+        prefix = f"timeline {self.timeline} " if self.timeline else ""
+        return f"{prefix}{self.file}:{self.offset}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {"timeline": self.timeline, "file": self.file, "offset": self.offset}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Position:
+        return cls(int(data["timeline"]), str(data["file"]), int(data["offset"]))
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """A position from which an extractor can resume, with what it must know there.
+
+    gtid_set:     the GTIDs executed before this position in the server's own text form; "" where unknown.
+    server:       identity of the server that counted this position: its server_uuid (MySQL) or
+                  "server_id=<n>" (MariaDB).
+    watermark_us: every transaction before this position belongs to a window before or at this time, in
+                  microseconds UTC; the running maximum of commit times, never ahead of the server's clock.
+    """
+
+    position: Position
+    gtid_set: str = ""
+    server: str = ""
+    watermark_us: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **self.position.to_json(),
+            "gtid_set": self.gtid_set,
+            "server": self.server,
+            "watermark_us": self.watermark_us,
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Checkpoint:
+        return cls(
+            Position.from_json(data),
+            gtid_set=str(data.get("gtid_set", "")),
+            server=str(data.get("server", "")),
+            watermark_us=int(data.get("watermark_us", 0)),
+        )

@@ -1,0 +1,194 @@
+"""A run: one pass of staged batches to the targets. The plan is written once; every task of the run reads it.
+
+Files of a run lie under `runs/<run id>/` of the stage:
+
+    plan.json                                     RunPlan
+    merged/set=<n>/table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
+    filtered/target=<t>/table=<table>/*.parquet   what will be written, and filtered/target=<t>/counts.json
+    rejected/target=<t>/table=<table>/*.parquet   what will not, with `_cdc_reason`
+    written/target=<t>/counts.json                what each shard's transaction did
+    quality/target=<t>/*.json                     results of the expectations
+
+A task that runs again replaces its own folder and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cdc_core.model.schema import TableSchema
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A part that the run reads. `path` is relative to the stage's root."""
+
+    path: str
+    rows: int
+    schema_id: str
+    batch_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class MergeTable:
+    """One logical table to merge: files in stream order, and the key columns that identify a row."""
+
+    table: str
+    key: tuple[str, ...]
+    files: tuple[StagedFile, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeSet:
+    """Tables merged together. Targets that wait for the same batches share one set."""
+
+    name: str
+    tables: tuple[MergeTable, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class TargetRun:
+    """What one target takes in this run: `batches` in stream order; `skipped` were consumed by it before."""
+
+    target: str
+    merge_set: str
+    batches: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """See the module's docstring. Times in µs UTC; the window is [start, end)."""
+
+    run_id: str
+    pipeline: str
+    stage_uri: str
+    window_start_us: int
+    window_end_us: int
+    merge_sets: tuple[MergeSet, ...]
+    targets: tuple[TargetRun, ...]
+    schemas: Mapping[str, TableSchema]
+
+    @property
+    def root(self) -> str:
+        return f"runs/{self.run_id}"
+
+    def merge_set(self, name: str) -> MergeSet:
+        return next(one for one in self.merge_sets if one.name == name)
+
+    def target(self, name: str) -> TargetRun:
+        return next(one for one in self.targets if one.target == name)
+
+    def to_bytes(self) -> bytes:
+        data = asdict(self) | {"schemas": {key: schema.to_json() for key, schema in self.schemas.items()}}
+        return json.dumps(data, indent=1, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> RunPlan:
+        data: dict[str, Any] = json.loads(raw)
+        return cls(
+            **{
+                **data,
+                "merge_sets": tuple(
+                    MergeSet(
+                        one["name"],
+                        tuple(
+                            MergeTable(
+                                table["table"],
+                                tuple(table["key"]),
+                                tuple(StagedFile(**file) for file in table["files"]),
+                            )
+                            for table in one["tables"]
+                        ),
+                    )
+                    for one in data["merge_sets"]
+                ),
+                "targets": tuple(
+                    TargetRun(**{**one, "batches": tuple(one["batches"]), "skipped": tuple(one["skipped"])})
+                    for one in data["targets"]
+                ),
+                "schemas": {key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
+            }
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class MergeCounts:
+    """Of one table: `rows` read from the files, `key_changes` among them, `winners` written, `superseded` dropped.
+
+    Each figure is counted on its own, so that rows + key_changes = winners + superseded can fail.
+    """
+
+    table: str
+    rows: int
+    key_changes: int
+    winners: int
+    superseded: int
+
+
+@dataclass(frozen=True, slots=True)
+class FilterCounts:
+    """Of one table and target: what becomes of each winner. `passed` = insert + update + delete + revived + absent."""
+
+    table: str
+    insert: int
+    update: int
+    delete: int
+    revived: int
+    """Updates of a row that the target does not have: they become inserts."""
+    absent: int
+    """Deletes of a row that the target does not have: only the tombstone is written."""
+    stale: int
+    """Older than the target's row or tombstone: kept under rejected/."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteCounts:
+    """Of one table and shard: what the shard's transaction did with the rows that passed the filter."""
+
+    table: str
+    shard: str
+    written: int
+    stale: int
+    absent: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerEntry:
+    """The account of one table and target in a run. `problems()` is empty when it adds up."""
+
+    run_id: str
+    target: str
+    table: str
+    staged_rows: int
+    key_changes: int
+    winners: int
+    superseded: int
+    written: int
+    stale: int
+    absent: int
+
+    def problems(self) -> tuple[str, ...]:
+        """Each broken equation in words (invariant 8)."""
+        staged = self.staged_rows + self.key_changes
+        found = []
+        if staged != self.winners + self.superseded:
+            found.append(f"staged {staged} != winners {self.winners} + superseded {self.superseded}")
+        applied = self.written + self.stale + self.absent
+        if self.winners != applied:
+            found.append(
+                f"winners {self.winners} != written {self.written} + stale {self.stale} + absent {self.absent}"
+            )
+        return tuple(found)
+
+
+def counts_to_bytes(counts: list[Any]) -> bytes:
+    """Counts of a task as JSON."""
+    return json.dumps([asdict(one) for one in counts], indent=1).encode()

@@ -1,0 +1,208 @@
+"""Table definitions as of a position, and the one mapping from source types to Arrow types.
+
+The mapping serves the binlog decoder and the snapshot reader alike, so that a value of either is the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_core.errors import Refused
+
+INTEGER_BYTES: Mapping[str, int] = {"tinyint": 1, "smallint": 2, "mediumint": 3, "int": 4, "bigint": 8}
+BINARY_BASES = frozenset(
+    {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+)  # fmt: skip
+TEXT_BASES = frozenset({"char", "varchar", "tinytext", "text", "mediumtext", "longtext"})
+GEOMETRY_BASES = frozenset(
+    {
+        "geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
+        "geometrycollection", "geomcollection",
+    }
+)  # fmt: skip
+_ALIASES = {"integer": "int", "dec": "decimal", "numeric": "decimal", "real": "double", "bool": "tinyint"}
+
+_INT_ARROW: Mapping[tuple[int, bool], pa.DataType] = {
+    (1, False): pa.int8(), (1, True): pa.uint8(),
+    (2, False): pa.int16(), (2, True): pa.uint16(),
+    (3, False): pa.int32(), (3, True): pa.uint32(),
+    (4, False): pa.int32(), (4, True): pa.uint32(),
+    (8, False): pa.int64(), (8, True): pa.uint64(),
+}  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnType:
+    """A column's type as the server declares it, without display widths and defaults.
+
+    base:      lower-case type name: 'int', 'varchar', 'decimal', 'enum', 'json', 'uuid', ...
+    unsigned:  numeric types only.
+    length:    characters for char types, bytes for binary types, bits for 'bit'; None where the type has none.
+    precision, scale: 'decimal' only.
+    fsp:       fractional seconds digits of time, datetime and timestamp.
+    labels:    members of 'enum' and 'set', in declared order.
+    charset, collation: of character columns, "" otherwise.
+    """
+
+    base: str
+    unsigned: bool = False
+    length: int | None = None
+    precision: int | None = None
+    scale: int | None = None
+    fsp: int = 0
+    labels: tuple[str, ...] = ()
+    charset: str = ""
+    collation: str = ""
+
+    @property
+    def arrow(self) -> pa.DataType:
+        """The Arrow (and Parquet) type of the column; raises Refused for a type we do not know."""
+        base = self.base
+        if base in INTEGER_BYTES:
+            return _INT_ARROW[INTEGER_BYTES[base], self.unsigned]
+        if base == "decimal":
+            precision = self.precision or 10
+            return pa.decimal128(precision, self.scale or 0) if precision <= 38 else pa.string()
+        if base == "bit":
+            return pa.bool_() if (self.length or 1) == 1 else pa.uint64()
+        if base in BINARY_BASES or base in GEOMETRY_BASES:
+            return pa.binary()
+        if base in TEXT_BASES or base in _STRING_BASES:
+            return pa.string()
+        known = _SIMPLE_ARROW.get(base)
+        if known is None:
+            raise Refused(
+                f"Column type {base!r} is not supported.",
+                code="schema.unsupported_type",
+                remedy="exclude the table (tables.exclude), or change the column's type on the source",
+            )
+        return known
+
+    def __str__(self) -> str:
+        text = self.base
+        if self.base == "decimal":
+            text += f"({self.precision},{self.scale})"
+        elif self.labels:
+            text += "(" + ",".join("'" + label.replace("'", "''") + "'" for label in self.labels) + ")"
+        elif self.length is not None:
+            text += f"({self.length})"
+        elif self.fsp:
+            text += f"({self.fsp})"
+        return text + (" unsigned" if self.unsigned else "")
+
+
+_STRING_BASES = frozenset({"enum", "set", "json", "time", "uuid", "inet4", "inet6"})
+_SIMPLE_ARROW: Mapping[str, pa.DataType] = {
+    "float": pa.float32(),
+    "double": pa.float64(),
+    "date": pa.date32(),
+    "datetime": pa.timestamp("us"),
+    "timestamp": pa.timestamp("us", tz="UTC"),
+    "year": pa.int16(),
+    "vector": pa.list_(pa.float32()),
+}
+
+
+_TYPE = re.compile(r"^\s*([a-zA-Z0-9_]+)\s*(?:\((.*)\))?\s*(.*)$", re.DOTALL)
+_LABEL = re.compile(r"'((?:[^']|'')*)'")
+
+
+def parse_column_type(text: str, *, charset: str = "", collation: str = "") -> ColumnType:
+    """A type from INFORMATION_SCHEMA.COLUMNS.COLUMN_TYPE, such as `decimal(12,2) unsigned` or `enum('a','b')`."""
+    match = _TYPE.match(text)
+    if match is None:
+        raise Refused(
+            f"Cannot read the column type {text!r}.",
+            code="schema.unsupported_type",
+            remedy="exclude the table (tables.exclude)",
+        )
+    base = _ALIASES.get(match[1].lower(), match[1].lower())
+    arguments = match[2] or ""
+    unsigned = "unsigned" in match[3].lower() or "zerofill" in match[3].lower()
+    if base in ("enum", "set"):
+        labels = tuple(label.replace("''", "'") for label in _LABEL.findall(arguments))
+        return ColumnType(base, labels=labels, charset=charset, collation=collation)
+    if base == "decimal":
+        numbers = [int(part) for part in arguments.split(",") if part.strip()]
+        precision, scale = (*numbers, 10, 0)[:2] if len(numbers) != 1 else (numbers[0], 0)
+        return ColumnType(base, unsigned=unsigned, precision=precision, scale=scale)
+    if base in ("time", "datetime", "timestamp"):
+        return ColumnType(base, fsp=int(arguments or 0))
+    if base in INTEGER_BYTES or base in ("float", "double"):
+        return ColumnType(base, unsigned=unsigned)
+    if base == "bit":
+        return ColumnType(base, length=int(arguments or 1))
+    length = int(arguments) if arguments.strip().isdigit() and base not in ("year",) else None
+    if base in TEXT_BASES:
+        return ColumnType(base, length=length, charset=charset, collation=collation)
+    return ColumnType(base, length=length)
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column of a table, in the order of the row image.
+
+    key_part:  1-based place in the primary key (or the promoted NOT NULL UNIQUE key), None outside it.
+    generated: a generated (virtual or stored) column: present in row images, never written to a target.
+    """
+
+    name: str
+    type: ColumnType
+    nullable: bool = True
+    key_part: int | None = None
+    generated: bool = False
+
+
+@dataclass(frozen=True)
+class TableSchema:
+    """The definition of a source table as of a position of its log."""
+
+    database: str
+    table: str
+    columns: tuple[Column, ...]
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}.{self.table}"
+
+    @cached_property
+    def key(self) -> tuple[str, ...]:
+        """Names of the key columns in key-part order; () for a table without a key."""
+        parts = [(column.key_part, column.name) for column in self.columns if column.key_part is not None]
+        return tuple(name for _, name in sorted(parts))
+
+    @cached_property
+    def id(self) -> str:
+        """Sixteen hex digits that name this definition; equal definitions have equal ids."""
+        return hashlib.sha256(json.dumps(self.to_json(), sort_keys=True).encode()).hexdigest()[:16]
+
+    def column(self, name: str) -> Column:
+        return next(column for column in self.columns if column.name == name)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "database": self.database,
+            "table": self.table,
+            "columns": [asdict(column) for column in self.columns],
+        }
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TableSchema:
+        columns = tuple(
+            Column(
+                **{
+                    **column,
+                    "type": ColumnType(**{**column["type"], "labels": tuple(column["type"]["labels"])}),
+                }
+            )
+            for column in data["columns"]
+        )
+        return cls(data["database"], data["table"], columns)

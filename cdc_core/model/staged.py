@@ -1,0 +1,65 @@
+"""The columns of a staged change: the row's own, then the bookkeeping.
+
+One Parquet schema for every reader: the stage writes it, Spark and DuckDB read it, the snapshot fills it too.
+Parquet field metadata (keys `source_type`, `charset`, `collation`, `key_part`, `generated`) keeps what Arrow's
+types do not say.
+"""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from cdc_core.model.schema import Column, TableSchema
+
+INSERT, UPDATE, DELETE, SNAPSHOT, TRUNCATE = "c", "u", "d", "r", "t"
+
+BEFORE = "_before"
+OP = "_cdc_op"
+TS = "_cdc_ts"
+SOURCE = "_cdc_source"
+FILE = "_cdc_file"
+POS = "_cdc_pos"
+ROW = "_cdc_row"
+SEQ = "_cdc_seq"
+GTID = "_cdc_gtid"
+LITERAL = "_cdc_literal"
+
+_TEXT = pa.dictionary(pa.int32(), pa.string())
+
+BOOKKEEPING: tuple[pa.Field, ...] = (
+    pa.field(OP, _TEXT, nullable=False),
+    pa.field(TS, pa.timestamp("us", tz="UTC"), nullable=False),
+    pa.field(SOURCE, _TEXT, nullable=False),
+    pa.field(FILE, _TEXT, nullable=False),
+    pa.field(POS, pa.int64(), nullable=False),
+    pa.field(ROW, pa.int64(), nullable=False),
+    pa.field(SEQ, pa.int64(), nullable=False),
+    pa.field(GTID, pa.string()),
+    pa.field(LITERAL, pa.map_(pa.string(), pa.string())),
+)
+"""op: c u d r t. ts: commit time. pos: offset in the file where the event that holds the row starts.
+row: ordinal of the row in its transaction, from 0 over all captured and uncaptured tables alike.
+literal: column name -> exact text of a value that the typed column cannot hold (which is null there);
+a value of the before image is under `_before.<column>`."""
+
+RESERVED = frozenset({BEFORE, *(field.name for field in BOOKKEEPING)})
+
+
+def row_field(column: Column) -> pa.Field:
+    """The Arrow field of a row's column. Always nullable: exact values may stand in `_cdc_literal` instead."""
+    metadata = {"source_type": str(column.type)}
+    if column.type.charset:
+        metadata |= {"charset": column.type.charset, "collation": column.type.collation}
+    if column.key_part is not None:
+        metadata["key_part"] = str(column.key_part)
+    if column.generated:
+        metadata["generated"] = "1"
+    return pa.field(column.name, column.type.arrow, metadata=metadata)
+
+
+def staged_schema(table: TableSchema) -> pa.Schema:
+    """The Arrow schema of the staged changes of `table`: row columns, `_before`, bookkeeping."""
+    fields = [row_field(column) for column in table.columns]
+    before = pa.field(BEFORE, pa.struct(fields))
+    metadata = {"lockstep.table": table.name, "lockstep.schema_id": table.id}
+    return pa.schema([*fields, before, *BOOKKEEPING], metadata=metadata)

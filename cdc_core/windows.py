@@ -1,0 +1,57 @@
+"""Windows: the intervals of a cron schedule, in UTC. A batch belongs to exactly one.
+
+They are the data intervals of Airflow's CronDataIntervalTimetable for the same expression (tested against it).
+"""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore")
+    from croniter import croniter
+
+MICROSECONDS = 1_000_000
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def to_us(moment: datetime) -> int:
+    """Microseconds since 1970 of an aware datetime, exactly."""
+    delta = moment - EPOCH
+    return (delta.days * 86_400 + delta.seconds) * MICROSECONDS + delta.microseconds
+
+
+def from_us(moment_us: int) -> datetime:
+    """The aware UTC datetime of microseconds since 1970."""
+    return EPOCH + timedelta(microseconds=moment_us)
+
+
+def window_label(start_us: int) -> str:
+    """`20261121T040000Z`: the window's start as it stands in paths of the stage (no ':', which Hadoop refuses)."""
+    return from_us(start_us).strftime("%Y%m%dT%H%M%SZ")
+
+
+@dataclass(frozen=True, slots=True)
+class Windows:
+    """The windows of a cron expression.
+
+    Raises ValueError for an expression that is not one of 5 fields (or @hourly and the like).
+    """
+
+    schedule: str
+
+    def __post_init__(self) -> None:
+        if not croniter.is_valid(self.schedule):
+            raise ValueError(f"{self.schedule!r} is not a cron expression such as '0 * * * *'")
+
+    def containing(self, moment_us: int) -> tuple[int, int]:
+        """Start and end, µs UTC, of the window [start, end) that holds the moment."""
+        moment = from_us(moment_us)
+        # get_prev is exclusive: begin just after the moment, so that a window's own start belongs to it.
+        start = croniter(self.schedule, moment + timedelta(microseconds=1)).get_prev(datetime)
+        if start > moment:
+            start = croniter(self.schedule, moment).get_prev(datetime)
+        end = croniter(self.schedule, start).get_next(datetime)
+        return to_us(start), to_us(end)
