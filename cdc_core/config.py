@@ -68,9 +68,7 @@ class Start(_Model):
 
     position: StartPosition | None = None
     gtid: str | None = Field(None, description="a GTID set; all that it does not contain is read")
-    timestamp: str | None = Field(
-        None, description="ISO 8601 with a zone: the first transaction at or after it"
-    )
+    timestamp: str | None = Field(None, description="ISO 8601 with a zone: the first transaction at or after it")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Start:
@@ -184,9 +182,7 @@ class Limits(_Model):
     batch_rows: int = Field(1_000_000, ge=1)
     batch_mib: int = Field(128, ge=1)
     batch_age_s: float = Field(60.0, gt=0)
-    lease_s: float = Field(
-        60.0, ge=5, description="an extractor silent for so long loses its source to another"
-    )
+    lease_s: float = Field(60.0, ge=5, description="an extractor silent for so long loses its source to another")
 
     @model_validator(mode="after")
     def _power_of_two(self) -> Limits:
