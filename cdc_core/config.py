@@ -8,12 +8,16 @@ docs/configuration.md lists every key; `json_schema()` is the same for editors.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from datetime import UTC, datetime
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from string import Formatter
+from typing import Annotated, Any, Literal, get_args
+from urllib.parse import urlsplit
 
 import yaml
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cdc_core.errors import UsageError
 from cdc_core.windows import Windows
@@ -46,10 +50,52 @@ def _cron(value: str) -> str:
     return value
 
 
+def _moment_text(value: Any) -> Any:
+    """YAML reads an unquoted timestamp as a datetime: back to text, so that both forms mean the same."""
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def _moment(value: str) -> str:
+    try:
+        moment = datetime.fromisoformat(value)
+    except ValueError:
+        raise ValueError("is not an ISO 8601 time such as 2026-11-21T04:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("has no zone: end it with Z or an offset such as +02:00")
+    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+
+
+def _names(template: str) -> set[str]:
+    return {name for _, name, _, _ in Formatter().parse(template) if name is not None}
+
+
+def _template(value: str) -> str:
+    try:
+        known = bool(value) and _names(value) <= {"logical", "database", "table", "d", "t"}
+        value.format(logical="l", database="d", table="t", d=0, t=0)
+    except (ValueError, KeyError, IndexError, AttributeError):
+        known = False
+    if not known:
+        raise ValueError("may use {logical}, {database}, {table}, {d} and {t} only, as in orders_{t:02d}")
+    return value
+
+
+def _no_password(value: str) -> str:
+    try:
+        password = urlsplit(value).password
+    except ValueError:
+        password = None
+    if password:
+        raise ValueError("holds a password: put the whole URL into an environment variable and write env:VARIABLE")
+    return value
+
+
 Name = Annotated[str, AfterValidator(_name)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """A regular expression that must match a whole `database.table`."""
 ConnectionRef = Annotated[str, AfterValidator(_connection)]
+Template = Annotated[str, AfterValidator(_template)]
+Moment = Annotated[str, BeforeValidator(_moment_text), AfterValidator(_moment)]
 
 
 class _Model(BaseModel):
@@ -68,7 +114,7 @@ class Start(_Model):
 
     position: StartPosition | None = None
     gtid: str | None = Field(None, description="a GTID set; all that it does not contain is read")
-    timestamp: str | None = Field(None, description="ISO 8601 with a zone: the first transaction at or after it")
+    timestamp: Moment | None = Field(None, description="ISO 8601 with a zone: the first transaction at or after it")
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Start:
@@ -114,9 +160,19 @@ class Route(_Model):
     match: Pattern
     to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> take groups of `match`")
 
+    @model_validator(mode="after")
+    def _groups_exist(self) -> Route:
+        pattern = re.compile(self.match)
+        for number, name in re.findall(r"\\(\d+)|\\g<(\w+)>", self.to):
+            group = number or name
+            known = int(group) <= pattern.groups if group.isdigit() else group in pattern.groupindex
+            if not known:
+                raise ValueError(f"to {self.to!r}: match {self.match!r} has no group {group}")
+        return self
+
 
 class Stage(_Model):
-    uri: str = Field(description="file:///directory or s3://bucket/prefix")
+    uri: Annotated[str, AfterValidator(_no_password)] = Field(description="file:///directory or s3://bucket/prefix")
     s3_endpoint: str | None = None
     s3_region: str = "us-east-1"
     compression_level: int = Field(1, ge=1, le=22, description="zstd level of the Parquet files")
@@ -129,7 +185,9 @@ class Stage(_Model):
 
 
 class Meta(_Model):
-    url: str = Field(description="SQLAlchemy URL without a password, or env:VARIABLE that holds one")
+    url: Annotated[str, AfterValidator(_no_password)] = Field(
+        description="SQLAlchemy URL without a password, or env:VARIABLE that holds one"
+    )
 
 
 class Sharding(_Model):
@@ -144,13 +202,25 @@ class Sharding(_Model):
 class TargetTable(_Model):
     """Where one logical table goes. Templates know {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
 
-    database: str = "{database}"
-    table: str = "{table}"
+    database: Template = "{database}"
+    table: Template = "{table}"
     key: tuple[str, ...] | None = Field(None, description="default: the source table's primary key")
     sharding: Sharding | None = None
     freshness: str | None = Field(
         None, description="column that the source raises with each change, such as update_time"
     )
+
+    @model_validator(mode="after")
+    def _shards_have_names_of_their_own(self) -> TargetTable:
+        if self.sharding is None:
+            return self
+        for what, template, mark, count in (
+            ("table", self.table, "t", self.sharding.tables),
+            ("database", self.database, "d", self.sharding.databases),
+        ):
+            if count > 1 and not _names(template) & {mark}:
+                raise ValueError(f"{what} {template!r}: {count} {what}s per sharding need {{{mark}}} in the template")
+        return self
 
 
 class Target(_Model):
@@ -162,6 +232,18 @@ class Target(_Model):
     tables: Mapping[str, TargetTable] = Field(
         min_length=1, description="by logical table name; '*' stands for every other one"
     )
+
+    @model_validator(mode="after")
+    def _one_server_or_one_per_database(self) -> Target:
+        count = len(self.connections)
+        for logical, table in self.tables.items():
+            databases = table.sharding.databases if table.sharding else 1
+            if count > 1 and databases not in (1, count):
+                raise ValueError(
+                    f"{count} connections, but tables.{logical} is sharded over {databases} databases: give one "
+                    "connection, or one for each database number"
+                )
+        return self
 
     def table(self, logical: str) -> TargetTable | None:
         """The rule for a logical table; None where this target does not take it."""
@@ -216,6 +298,10 @@ class Pipeline(_Model):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{what}: the name {twice[0]!r} is used twice")
+        replicas = [(source.connection, source.server_id) for source in self.sources]
+        for connection, server_id in replicas:
+            if replicas.count((connection, server_id)) > 1:
+                raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
         return self
 
     @property
@@ -229,13 +315,28 @@ class Pipeline(_Model):
         return next(target for target in self.targets if target.name == name)
 
 
+class _Loader(yaml.SafeLoader):
+    """Refuses a key written twice, of which YAML would quietly take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[Hashable] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if isinstance(key, Hashable) and key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} is written twice in one place", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
 def parse(text: str, *, where: str) -> Pipeline:
     """A pipeline from YAML text; `where` names the file in errors. Raises UsageError (config.yaml, config.invalid)."""
     try:
-        data: Any = yaml.safe_load(text)
-    except yaml.YAMLError as error:
+        data: Any = yaml.load(text, Loader=_Loader)  # a SafeLoader
+    except (yaml.YAMLError, ValueError) as error:
         raise UsageError(
-            f"Not readable as YAML: {error}",
+            f"Not readable as YAML: {_without_secrets(str(error))}",
             where=where,
             code="config.yaml",
             remedy="mend the line that the message names",
@@ -243,29 +344,80 @@ def parse(text: str, *, where: str) -> Pipeline:
     try:
         return Pipeline.model_validate(data)
     except ValidationError as error:
-        problems = "; ".join(_explain(dict(problem)) for problem in error.errors())
+        problems = list(dict.fromkeys(_explain(dict(problem)) for problem in _relevant(error)))
         raise UsageError(
-            f"{error.error_count()} problem(s) in the pipeline: {problems}.",
+            f"{len(problems)} problem(s) in the pipeline: {'; '.join(problems)}.",
             where=where,
             code="config.invalid",
             remedy="see docs/configuration.md for every key and its values",
         ) from None
 
 
+_URL_LOGIN = re.compile(r"//\S*@")
+
+
+def _without_secrets(text: str) -> str:
+    """A URL that somebody wrote where none belongs may hold a password: never repeat it."""
+    return _URL_LOGIN.sub("//***@", text)
+
+
+def _relevant(error: ValidationError) -> list[Any]:
+    """Without what only follows from another problem: the other forms of a value, a list whose items are wrong."""
+    problems = error.errors()
+    wrong = [problem["loc"] for problem in problems]
+    return [
+        problem
+        for problem in problems
+        if not (problem["type"] == "literal_error" and isinstance(problem["input"], dict))
+        and not (problem["type"] == "model_type" and isinstance(problem["input"], str) and "start" in problem["loc"])
+        and not (
+            problem["type"] == "too_short" and any(loc[:-1][: len(problem["loc"])] == problem["loc"] for loc in wrong)
+        )
+    ]
+
+
 def _explain(problem: dict[str, Any]) -> str:
-    path = ".".join(str(part) for part in problem["loc"]) or "(top level)"
+    # Pydantic puts the name of a union's member into the path: nothing that stands in the file.
+    path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part)) or "(top level)"
     value = problem.get("input")
-    shown = "" if isinstance(value, dict | list) or value is None else f" (got {value!r})"
-    return f"{path}: {problem['msg']}{shown}"
+    shown = "" if isinstance(value, dict | list | BaseModel) or value is None else f" (got {value!r})"
+    message = str(problem["msg"]).removeprefix("Value error, ")
+    if problem["type"] == "extra_forbidden":
+        message, shown = f"there is no such key{_nearest(problem['loc'])}", ""
+    return _without_secrets(f"{path}: {message}{shown}")
+
+
+def _nearest(loc: tuple[Any, ...]) -> str:
+    """`; did you mean ...` or the keys allowed at a place, found by walking the models along the path."""
+    allowed = sorted(_keys_at(Pipeline, list(loc[:-1])))
+    close = get_close_matches(str(loc[-1]), allowed, n=1)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; allowed are {', '.join(allowed)}" if allowed else ""
+
+
+def _keys_at(model: type[BaseModel], path: list[Any]) -> set[str]:
+    for depth, part in enumerate(path):
+        field = model.model_fields.get(part) if isinstance(part, str) else None
+        if field is not None:
+            found = _models_in(field.annotation)
+            return set().union(*(_keys_at(one, path[depth + 1 :]) for one in found))
+    return set(model.model_fields)
+
+
+def _models_in(annotation: Any) -> list[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [model for part in get_args(annotation) for model in _models_in(part)]
 
 
 def load(path: Path) -> Pipeline:
     """The pipeline of a file. Raises UsageError when it cannot be read or is wrong."""
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
+    except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
-            f"Cannot read the pipeline file: {error.strerror}.",
+            f"Cannot read the pipeline file: {getattr(error, 'strerror', None) or 'it is not UTF-8 text'}.",
             where=str(path),
             code="config.unreadable",
             remedy="give the path of a YAML file, or make one with `lockstep init`",
@@ -275,4 +427,4 @@ def load(path: Path) -> Pipeline:
 
 def json_schema() -> dict[str, Any]:
     """The JSON Schema of the pipeline file, for editors."""
-    return Pipeline.model_json_schema()
+    return Pipeline.model_json_schema() | {"$schema": "https://json-schema.org/draft/2020-12/schema"}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
@@ -16,7 +17,13 @@ import pymysql
 from cdc_core.errors import Refused, RetryLater, UsageError
 
 SCHEMES = ("mysql", "mariadb")
-_AUTH_ERRORS = frozenset({1044, 1045, 1130, 1698, 3118, 4151})
+SSL_TEXT = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password")
+SSL_SWITCHES = ("ssl_disabled", "ssl_verify_cert", "ssl_verify_identity")
+_SWITCH = {"true": True, "1": True, "false": False, "0": False}
+
+_REFUSED_LOGINS = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 1862, 2059, 3118, 3159, 4151})
+"""Server errors that no retry mends: access denied, unknown database, host not allowed, unknown login method,
+password expired, account locked, TLS required."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +34,7 @@ class Server:
     port: int
     user: str
     password: str = field(repr=False)
-    ssl: Mapping[str, str] = field(default_factory=dict)
+    ssl: Mapping[str, str | bool] = field(default_factory=dict, repr=False)
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
@@ -56,7 +63,10 @@ def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
 
 
 def parse_url(url: str, *, where: str) -> Server:
-    """A server from `mysql://user:password@host:port[/][?ssl_ca=...]`. Errors never show the URL itself."""
+    """A server from `mysql://user:password@host:port[/][?ssl_ca=...]`. Errors never show the URL itself.
+
+    Raises UsageError (connection.url, connection.option). The path, a database's name in other tools, is ignored.
+    """
     try:
         parts = urlsplit(url)
         port = parts.port or 3306
@@ -69,16 +79,31 @@ def parse_url(url: str, *, where: str) -> Server:
             code="connection.url",
             remedy="write it so, with special characters of user and password percent-encoded",
         )
-    ssl = {key: value for key, value in parse_qsl(parts.query) if key.startswith("ssl")}
-    return Server(parts.hostname, port, unquote(parts.username), unquote(parts.password or ""), ssl)
+    options = dict(_option(name, value, where) for name, value in parse_qsl(parts.query))
+    return Server(parts.hostname, port, unquote(parts.username), unquote(parts.password or ""), options)
 
 
-def connect(server: Server, *, where: str, **options: object) -> pymysql.Connection:
-    """An open connection: utf8mb4, autocommit, session time zone UTC.
+def _option(name: str, value: str, where: str) -> tuple[str, str | bool]:
+    if name in SSL_TEXT:
+        return name, value
+    if name in SSL_SWITCHES and value.lower() in _SWITCH:
+        return name, _SWITCH[value.lower()]
+    known = ", ".join((*SSL_TEXT, *(f"{switch}=true|false" for switch in SSL_SWITCHES)))
+    raise UsageError(
+        f"The connection's URL has the option {name!r}, unknown or with a value it cannot have.",
+        where=where,
+        code="connection.option",
+        remedy=f"use these only: {known}",
+    )
 
-    Raises Refused (connection.denied) for a wrong login, RetryLater (connection.unreachable) otherwise.
+
+def connect(server: Server, *, where: str, **options: Any) -> pymysql.Connection[Any]:
+    """An open connection: utf8mb4, autocommit, session time zone UTC. `options` are PyMySQL's.
+
+    Raises Refused (connection.denied) for a login that no retry mends, UsageError (connection.tls) for TLS files
+    that cannot be read, RetryLater (connection.unreachable) otherwise.
     """
-    settings: dict[str, object] = {
+    settings: dict[str, Any] = {
         "host": server.host,
         "port": server.port,
         "user": server.user,
@@ -91,11 +116,11 @@ def connect(server: Server, *, where: str, **options: object) -> pymysql.Connect
         **options,
     }
     try:
-        return pymysql.connect(**settings)  # type: ignore[arg-type]
+        return pymysql.connect(**settings)
     except pymysql.err.MySQLError as error:
         number = error.args[0] if error.args else 0
-        text = error.args[1] if len(error.args) > 1 else str(error)
-        if number in _AUTH_ERRORS:
+        text = str(error.args[1] if len(error.args) > 1 else error).rstrip(".")
+        if number in _REFUSED_LOGINS:
             raise Refused(
                 f"{server} refused the login: {text}.",
                 where=where,
@@ -107,4 +132,12 @@ def connect(server: Server, *, where: str, **options: object) -> pymysql.Connect
             where=where,
             code="connection.unreachable",
             remedy="check that the server runs and that host and port are right; the next attempt may succeed",
+        ) from None
+    except OSError as error:
+        # PyMySQL wraps what the network does; what is left is a certificate or key file it could not load.
+        raise UsageError(
+            f"TLS for {server} cannot be set up: {error.strerror or error}.",
+            where=where,
+            code="connection.tls",
+            remedy="check the files that ssl_ca, ssl_cert and ssl_key of the connection's URL name",
         ) from None

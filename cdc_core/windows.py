@@ -11,7 +11,7 @@ from datetime import UTC, datetime, timedelta
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
-    from croniter import croniter
+    from croniter import CroniterBadDateError, croniter
 
 MICROSECONDS = 1_000_000
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -43,8 +43,13 @@ class Windows:
     schedule: str
 
     def __post_init__(self) -> None:
-        if not croniter.is_valid(self.schedule):
-            raise ValueError(f"{self.schedule!r} is not a cron expression such as '0 * * * *'")
+        fields = len(self.schedule.split())
+        if not croniter.is_valid(self.schedule) or fields not in (1, 5):
+            raise ValueError(f"{self.schedule!r} is not a cron expression of 5 fields such as '0 * * * *'")
+        try:
+            croniter(self.schedule, EPOCH).get_next(datetime)
+        except CroniterBadDateError:
+            raise ValueError(f"{self.schedule!r} names a day that never comes") from None
 
     def containing(self, moment_us: int) -> tuple[int, int]:
         """Start and end, µs UTC, of the window [start, end) that holds the moment."""

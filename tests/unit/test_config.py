@@ -1,0 +1,170 @@
+"""The pipeline file is parsed once, strictly; an error names the key path and what is allowed, never a secret."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cdc_core.config import Pipeline, load, parse
+from cdc_core.errors import UsageError
+
+MINIMAL: dict[str, Any] = {
+    "pipeline": "shop",
+    "sources": [{"name": "main", "connection": "env:SHOP", "server_id": 77}],
+    "tables": {"include": [r"shop\..*"]},
+    "stage": {"uri": "file:///tmp/stage"},
+    "meta": {"url": "sqlite:////tmp/meta.db"},
+}
+
+
+def changed(path: str, value: Any) -> str:
+    """The minimal pipeline's YAML with one key set; a path such as sources.0.start."""
+    data = yaml.safe_load(yaml.safe_dump(MINIMAL))
+    *parents, last = [int(part) if part.isdigit() else part for part in path.split(".")]
+    place: Any = data
+    for part in parents:
+        place = place[part] if isinstance(part, int) else place.setdefault(part, {})
+    place[last] = value
+    return yaml.safe_dump(data)
+
+
+def problem(path: str, value: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        parse(changed(path, value), where="shop.yaml")
+    assert caught.value.code == "config.invalid"
+    assert caught.value.where == "shop.yaml"
+    return caught.value.what
+
+
+def target(**table: Any) -> dict[str, Any]:
+    return {"name": "shards", "connections": ["env:T"], "tables": {"orders": table}}
+
+
+def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position() -> None:
+    pipeline = parse(yaml.safe_dump(MINIMAL), where="shop.yaml")
+    assert pipeline.schedule == "0 * * * *"
+    assert pipeline.sources[0].start == "latest"
+    assert pipeline.targets == ()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "expected"),
+    [
+        ("pipeline", "Shop", "pipeline: must be 1 to 48 of a-z"),
+        ("sources", [], "sources: "),
+        ("sources.0.server_id", 0, "sources.0.server_id: "),
+        ("sources.0.server_id", 2**32, "sources.0.server_id: "),
+        ("sources.0.heartbeat_s", 16.0, "at least twice heartbeat_s"),
+        ("sources.0.start", "soon", "sources.0.start: Input should be 'earliest' or 'latest' (got 'soon')"),
+        ("sources.0.start", {}, "sources.0.start: give exactly one of position, gtid, timestamp"),
+        ("sources.0.start", {"gtid": "0-1-1", "timestamp": "2026-01-01T00:00:00Z"}, "exactly one of"),
+        ("sources.0.start", {"position": {"file": "binlog.000001", "offset": 3}}, "start.position.offset"),
+        ("sources.0.start", {"timestamp": "2026-01-01T00:00:00"}, "has no zone"),
+        ("sources.0.start", {"timestamp": "yesterday"}, "is not an ISO 8601 time"),
+        ("tables.include", ["shop.("], "tables.include.0: is not a regular expression"),
+        ("tables.include", [], "tables.include: "),
+        ("tables.exlude", ["x"], "tables.exlude: there is no such key; did you mean 'exclude'?"),
+        ("stage.bucket", "x", "stage.bucket: there is no such key; allowed are compression_level, s3_endpoint"),
+        ("stage.uri", "/tmp/stage", "must begin with file:/// or s3://bucket"),
+        ("schedule", "hourly", "schedule: 'hourly' is not a cron expression"),
+        ("limits.ring_items", 1000, "ring_items 1000: must be a power of two"),
+        ("routes", [{"match": "a", "to": r"\1"}], "has no group 1"),
+        ("routes", [{"match": "(?P<n>a)", "to": r"\g<m>"}], "has no group m"),
+        ("targets", [target(table="{shard}")], "targets.0.tables.orders.table: may use {logical}"),
+        ("targets", [target(sharding={"key": "id", "tables": 2})], "2 tables per sharding need {t} in the template"),
+        ("targets", [target(sharding={"key": "id", "databases": 2})], "need {d} in the template"),
+        ("targets", [target(), target()], "targets: the name 'shards' is used twice"),
+        (
+            "targets",
+            [target(database="s{d}", sharding={"key": "id", "databases": 3}) | {"connections": ["env:A", "env:B"]}],
+            "2 connections, but tables.orders is sharded over 3 databases",
+        ),
+        (
+            "sources",
+            [{**MINIMAL["sources"][0], "name": "a"}, {**MINIMAL["sources"][0], "name": "b"}],
+            "two read env:SHOP as server_id 77",
+        ),
+    ],
+)
+def test_a_problem_names_its_key_path_and_what_is_allowed(path: str, value: Any, expected: str) -> None:
+    assert expected in problem(path, value)
+
+
+def test_all_problems_are_reported_together() -> None:
+    text = yaml.safe_dump({**MINIMAL, "pipeline": "1", "stage": {}, "metal": 1})
+    with pytest.raises(UsageError, match=r"3 problem\(s\)"):
+        parse(text, where="shop.yaml")
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("sources.0.connection", "mysql://root:geheim@db"),
+        ("sources.0.connection", "mysql://root:ge/heim@db"),
+        ("meta.url", "postgresql://lockstep:geheim@db/meta"),
+        ("stage.uri", "s3://key:geheim@bucket"),
+    ],
+)
+def test_a_password_in_the_file_is_refused_and_not_repeated(path: str, value: str) -> None:
+    text = problem(path, value)
+    assert path in text
+    assert "heim" not in text
+
+
+def test_a_meta_url_may_name_a_user_without_a_password() -> None:
+    assert parse(changed("meta.url", "postgresql://lockstep@db/meta"), where="x").meta.url.endswith("@db/meta")
+
+
+@pytest.mark.parametrize(
+    "written", ["2026-11-21T04:00:00Z", "'2026-11-21T05:00:00+01:00'", "2026-11-21 04:00:00+00:00"]
+)
+def test_a_start_time_means_the_same_quoted_or_not(written: str) -> None:
+    text = changed("sources.0.start", "HERE").replace("HERE", f"{{timestamp: {written}}}")
+    start = parse(text, where="x").sources[0].start
+    assert not isinstance(start, str)
+    assert start.timestamp == "2026-11-21T04:00:00Z"
+
+
+def test_a_key_written_twice_is_refused_with_its_line() -> None:
+    with pytest.raises(UsageError, match=r"'pipeline' is written twice[\s\S]*line 2") as caught:
+        parse("pipeline: a\npipeline: b\n", where="x")
+    assert caught.value.code == "config.yaml"
+
+
+@pytest.mark.parametrize("text", ["a: [", "a: b: c", "!!python/object:os.system {}", "when: 2026-13-45T00:00:00Z"])
+def test_text_that_is_not_yaml_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, where="x")
+    assert caught.value.code == "config.yaml"
+
+
+@pytest.mark.parametrize("text", ["", "- a", "7"])
+def test_yaml_that_is_not_a_mapping_is_refused(text: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(text, where="x")
+    assert caught.value.code == "config.invalid"
+
+
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    (tmp_path / "latin1.yaml").write_bytes(b"pipeline: \xe4")
+    for name in ("absent.yaml", "latin1.yaml", "."):
+        with pytest.raises(UsageError) as caught:
+            load(tmp_path / name)
+        assert caught.value.code == "config.unreadable"
+        assert caught.value.where == str(tmp_path / name)
+
+
+def test_a_star_takes_the_tables_that_have_no_rule_of_their_own() -> None:
+    pipeline = parse(changed("targets", [{**target(), "tables": {"orders": {}, "*": {"table": "x"}}}]), where="x")
+    assert pipeline.targets[0].table("orders") != pipeline.targets[0].table("other")
+    without = parse(changed("targets", [target()]), where="x")
+    assert without.targets[0].table("other") is None
+
+
+def test_models_are_frozen() -> None:
+    pipeline = Pipeline.model_validate(MINIMAL)
+    with pytest.raises(ValueError, match="frozen"):
+        pipeline.pipeline = "other"

@@ -1,0 +1,75 @@
+"""A connection is read from the environment; its password reaches PyMySQL and nothing else."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_core.connections import Server, connect, parse_url, resolve, variable_of
+from cdc_core.errors import LockstepError, RetryLater, UsageError
+
+SECRET = "s3cr/t@:?#ü"
+QUOTED = "s3cr%2Ft%40%3A%3F%23%C3%BC"
+
+
+def test_special_characters_of_user_and_password_are_percent_encoded() -> None:
+    server = parse_url(f"mysql://na%40me:{QUOTED}@db.example:3307/shop", where="env:X")
+    assert (server.host, server.port, server.user, server.password) == ("db.example", 3307, "na@me", SECRET)
+
+
+def test_the_port_may_be_left_out() -> None:
+    assert parse_url("mariadb://u@h", where="env:X").port == 3306
+
+
+def test_neither_text_nor_repr_of_a_server_shows_its_secrets() -> None:
+    server = parse_url(f"mysql://u:{QUOTED}@h/?ssl_key_password=keypass", where="env:X")
+    assert "s3cr" not in repr(server) + str(server)
+    assert "keypass" not in repr(server) + str(server)
+
+
+def test_switches_of_tls_become_booleans() -> None:
+    server = parse_url("mysql://u@h/?ssl_ca=/ca.pem&ssl_verify_cert=true&ssl_disabled=false", where="env:X")
+    assert server.ssl == {"ssl_ca": "/ca.pem", "ssl_verify_cert": True, "ssl_disabled": False}
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("postgres://u:pass@h", "connection.url"),
+        ("mysql://:pass@h", "connection.url"),
+        ("mysql://u:pass@", "connection.url"),
+        ("mysql://u:pass@h:port", "connection.url"),
+        ("u:pass@h", "connection.url"),
+        ("mysql://u:[pass@h", "connection.url"),
+        ("mysql://u:pass@h/?ssl_verify_cert=maybe", "connection.option"),
+        ("mysql://u:pass@h/?timeout=3", "connection.option"),
+    ],
+)
+def test_a_wrong_url_is_refused_without_repeating_it(url: str, code: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse_url(url, where="env:X")
+    assert caught.value.code == code
+    assert "pass@" not in str(caught.value)
+
+
+def test_an_airflow_connection_is_read_from_its_variable() -> None:
+    assert variable_of("airflow:shop-source.1") == "LOCKSTEP_CONN_SHOP_SOURCE_1"
+    assert resolve("airflow:shop", {"LOCKSTEP_CONN_SHOP": "mysql://u@h:1"}) == Server("h", 1, "u", "")
+
+
+def test_an_unset_variable_is_named_with_what_to_export() -> None:
+    with pytest.raises(UsageError, match="export SHOP_URL=") as caught:
+        resolve("env:SHOP_URL", {})
+    assert caught.value.code == "connection.unset"
+
+
+def test_a_server_that_does_not_answer_is_worth_a_retry() -> None:
+    with pytest.raises(RetryLater) as caught:
+        connect(Server("127.0.0.1", 1, "u", SECRET), where="source shop")
+    assert caught.value.code == "connection.unreachable"
+    assert SECRET not in str(caught.value)
+
+
+def test_a_certificate_file_that_is_missing_is_a_mistake_of_the_configuration() -> None:
+    with pytest.raises(LockstepError) as caught:
+        connect(Server("127.0.0.1", 1, "u", "", {"ssl_ca": "/nowhere/ca.pem"}), where="source shop")
+    assert caught.value.code == "connection.tls"
