@@ -1,0 +1,250 @@
+"""The extractor of one source: stream -> sink -> ring -> stager, with a lease that fences what it moves.
+
+A reader thread fills the ring and a lease keeper renews the lease for as long as the extractor is open; batches
+are staged by `drain`, in the caller's thread, so that the caller decides when it has waited long enough. An
+error of the reader thread reaches the caller after everything read before it has been staged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from cdc_core import connections
+from cdc_core.config import Pipeline
+from cdc_core.errors import LockstepError, Refused
+from cdc_core.extract.stager import Staged, Stager
+from cdc_core.meta import Lease, Meta
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.ring import Ring
+from cdc_core.sink import Capture
+from cdc_core.source import server
+from cdc_core.source.start import find_start
+from cdc_core.source.stream import SourceStream
+from cdc_core.stage.manifest import chain
+from cdc_core.stage.objects import ObjectStore, open_store
+
+log = logging.getLogger(__name__)
+
+POLL_S = 0.2
+"""How long `drain` waits for the ring before it looks at fence, budget and limits again."""
+
+
+@dataclass(frozen=True, slots=True)
+class DrainResult:
+    """What a drain has reached. `done`: all that was asked is staged; otherwise call again.
+
+    Counts are totals since the extractor was opened.
+    """
+
+    done: bool
+    staged: Staged
+    position: Position
+    watermark_us: int
+
+
+def already_staged(meta: Meta, source: str, until_us: int) -> bool:
+    """Whether everything committed before `until_us` is staged, as meta says: the source need not be asked."""
+    checkpoint = meta.checkpoint(source)
+    return checkpoint is not None and checkpoint.watermark_us >= until_us
+
+
+def default_holder() -> str:
+    """`host:pid`: who holds a lease, for the message to the one who wants it."""
+    return f"{socket.gethostname()}:{os.getpid()}"
+
+
+class Extractor:
+    """Opens the source for reading on entering the context, and gives it back on leaving.
+
+    Raises, on entering, what `lockstep check` reports; RetryLater (meta.lease_held) when another extractor holds
+    the source.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        source: str,
+        *,
+        meta: Meta,
+        holder: str | None = None,
+        environ: Mapping[str, str] | None = None,
+        scratch: Path | None = None,
+    ) -> None:
+        self._pipeline = pipeline
+        self._source = pipeline.source(source)
+        self._meta = meta
+        self._holder = holder or default_holder()
+        self._environ = environ
+        self._scratch = scratch
+        self._cleanup = ExitStack()
+        self._closing = threading.Event()
+
+    def __enter__(self) -> Extractor:
+        with ExitStack() as opened:
+            self._open(opened)
+            self._cleanup = opened.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._cleanup.close()
+
+    def _open(self, opened: ExitStack) -> None:
+        pipeline, source = self._pipeline, self._source
+        address = connections.resolve(source.connection, self._environ)
+        self._control = connections.connect(address, where=source.name)
+        opened.callback(self._control.close)
+        server.require_all(self._control, source)
+        store = open_store(
+            pipeline.stage.uri, s3_endpoint=pipeline.stage.s3_endpoint, s3_region=pipeline.stage.s3_region
+        )
+        lease = self._meta.acquire_lease(
+            source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s
+        )
+        opened.callback(self._release, lease)
+        stored = recover(self._meta, store, lease)
+        start = find_start(source, self._control, stored)
+        if stored is None:
+            log.info("%s: starting at %s", source.name, start.position)
+        self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
+        opened.callback(self._ring.close)
+        scratch = self._scratch or Path(
+            opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True))
+        )
+        self._stager = Stager(
+            pipeline, store=store, meta=self._meta, lease=lease, start=start, scratch=scratch,
+            acknowledge=self._ring.ack,
+        )  # fmt: skip
+        opened.callback(self._stager.abort)
+        capture = Capture(pipeline.tables, pipeline.routes)
+        stream = SourceStream(
+            source,
+            server=address,
+            start=start,
+            captures=capture.captures,
+            on_unlogged_change=pipeline.tables.on_unlogged_change,
+            limits=pipeline.limits,
+        )
+        opened.enter_context(stream)
+        for run in (lambda: self._read(stream, capture), lambda: self._keep(lease)):
+            thread = threading.Thread(target=run, name=f"lockstep-{source.name}", daemon=True)
+            opened.callback(thread.join)
+            thread.start()
+        # Last in, first out: threads are told to stop before they are joined.
+        opened.callback(self._ring.close)
+        opened.callback(self._closing.set)
+
+    def _release(self, lease: Lease) -> None:
+        """A lease that another took over meanwhile, or a meta that is away, is no reason to fail on leaving."""
+        with suppress(LockstepError):
+            self._meta.release_lease(lease)
+
+    def _read(self, stream: SourceStream, capture: Capture) -> None:
+        try:
+            for block in stream.blocks(self._closing.is_set):
+                self._ring.put(capture.apply(block))
+        except BaseException as error:  # noqa: BLE001 - every error must reach the caller of drain
+            self._ring.fail(error)
+
+    def _keep(self, lease: Lease) -> None:
+        ttl_s = self._pipeline.limits.lease_s
+        while not self._closing.wait(ttl_s / 3):
+            try:
+                self._meta.renew_lease(lease, ttl_s=ttl_s)
+            except LockstepError as error:
+                if not error.retriable or error.code == "meta.lease_lost":
+                    self._ring.fail(error)
+                    return
+                log.warning("%s: the lease could not be renewed: %s", lease.source, error)
+
+    def drain(
+        self,
+        *,
+        until_us: int | None = None,
+        budget_s: float | None = None,
+        progress: Callable[[DrainResult], None] | None = None,
+    ) -> DrainResult:
+        """Stage everything committed before `until_us` (µs UTC); None: up to the server's present position.
+
+        Returns with done=False when `budget_s` is over first, or when the server's clock has not passed
+        `until_us` yet and nothing is left to read; what was read meanwhile is kept for the next call.
+        """
+        started_s = time.monotonic()
+        fence: Position | None = None
+        asked_now = until_us is None
+        while True:
+            now_us = server.now_us(self._control)
+            if until_us is None:
+                until_us = now_us
+            if fence is None and now_us >= until_us:
+                fence = server.end_position(self._control, self._stager.reached.position.timeline)
+                log.info("%s: draining to the fence %s", self._source.name, fence)
+            waited = not self._take(now_us)
+            reached = self._stager.reached
+            complete = fence is not None and reached.position >= fence
+            passed_window = not asked_now and reached.watermark_us >= until_us
+            if (complete or passed_window) and not self._stager.inside_transaction:
+                self._stager.commit(watermark_us=until_us if complete else 0)
+                return self._result(done=True)
+            if progress is not None:
+                progress(self._result(done=False))
+            if budget_s is not None and time.monotonic() - started_s >= budget_s:
+                return self._result(done=False)
+            if waited and fence is None and budget_s is not None:
+                return self._result(done=False)
+
+    def _take(self, now_us: int) -> bool:
+        """Move what the ring holds into the stager; False when nothing came within POLL_S."""
+        try:
+            taken = self._ring.take(timeout_s=POLL_S)
+        except BaseException:
+            if not self._stager.inside_transaction:
+                self._stager.commit()
+            raise
+        if taken is None:
+            if self._ring.starved:
+                self._stager.release()
+            else:
+                self._stager.tick()
+            return False
+        for block in taken.blocks:
+            self._stager.add(block, now_us=now_us)
+        return True
+
+    def _result(self, *, done: bool) -> DrainResult:
+        durable = self._stager.durable
+        return DrainResult(done, self._stager.staged, durable.position, durable.watermark_us)
+
+
+def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
+    """The stored checkpoint, after adopting batches whose manifest was written but whose meta row was not.
+
+    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none.
+    """
+    stored = meta.checkpoint(lease.source)
+    if stored is None:
+        if next(iter(chain(store, lease.source)), None) is not None:
+            raise Refused(
+                f"The stage holds batches of source {lease.source!r}, but the meta database knows none of them.",
+                where=lease.source,
+                code="extract.meta_behind",
+                remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
+                "pipeline an empty stage",
+            )
+        return None
+    for manifest in chain(store, lease.source, after=stored.position):
+        log.info("%s: adopting the batch %s, staged but not recorded", lease.source, manifest.batch_id)
+        meta.commit_batch(lease, manifest)
+        stored = manifest.end
+    return stored

@@ -1,0 +1,202 @@
+"""Blocks into batches: windows, limits, and the order of durability.
+
+Parquet parts -> manifest -> meta row -> acknowledgement, and never another order. A batch is a range of positions
+within one window that ends where a transaction ends; it is closed when a limit is reached, when its window is
+over, or when the caller says so. It has no thread and no clock of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Lease, Meta
+from cdc_core.model.batch import Manifest
+from cdc_core.model.block import Block, EntryKind
+from cdc_core.model.position import Checkpoint
+from cdc_core.ring import AckPoint
+from cdc_core.stage.manifest import commit_manifest
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.writer import BatchWriter
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """Totals since the stager was made."""
+
+    batches: int = 0
+    files: int = 0
+    rows: int = 0
+    events: int = 0
+    size_bytes: int = 0
+
+
+class Stager:
+    """Turns blocks into committed batches, from `start` on, for the holder of `lease`.
+
+    acknowledge: called with the ring's ack point of the last entry of each batch once the batch is durable.
+    """
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        *,
+        store: ObjectStore,
+        meta: Meta,
+        lease: Lease,
+        start: Checkpoint,
+        scratch: Path,
+        acknowledge: Callable[[AckPoint], None],
+    ) -> None:
+        self._pipeline = pipeline
+        self._windows = pipeline.windows
+        self._store = store
+        self._meta = meta
+        self._lease = lease
+        self._scratch = scratch
+        self._acknowledge = acknowledge
+        self.durable = start
+        self.reached = start
+        """Where the last entry that was added ends; its watermark is the running maximum of commit times."""
+        self.staged = Staged()
+        self._writer: BatchWriter | None = None
+        self._window = self._windows.containing(start.watermark_us)
+        self._opened_s = time.monotonic()
+        self._inside_transaction = False
+        self._last_point: AckPoint | None = None
+
+    @property
+    def inside_transaction(self) -> bool:
+        """The last entry added was a piece of a transaction that goes on: nothing can be committed here."""
+        return self._inside_transaction
+
+    def add(self, block: Block, *, now_us: int) -> None:
+        """Take a block that begins where the last one ended; commits batches as windows end and limits are reached.
+
+        now_us: the server's clock: commit times ahead of it (a session can set them) count as now.
+        """
+        times = np.minimum(block.entries.commit_ts_us, now_us)
+        if self._inside_transaction:
+            times[0] = 0  # all pieces of a transaction stay in the window of its first
+        times = np.maximum.accumulate(np.maximum(times, self.reached.watermark_us))
+        first = 0
+        while first < len(times):
+            if times[first] >= self._window[1]:
+                self._enter_window(int(times[first]))
+            stop = int(np.searchsorted(times, self._window[1]))
+            self._append(block.slice(first, stop), int(times[stop - 1]))
+            first = stop
+        self.tick()
+
+    def _enter_window(self, moment_us: int) -> None:
+        """A stretch without rows waits for the next window's batch; rows do not."""
+        if self._writer is not None and self._writer.rows:
+            self.commit()
+        self._window = self._windows.containing(moment_us)
+        if self._writer is not None:
+            self._writer.window = self._window
+
+    def _append(self, block: Block, watermark_us: int) -> None:
+        if self._writer is None:
+            self._writer = BatchWriter(
+                self._store,
+                pipeline=self._pipeline.pipeline,
+                source=block.source,
+                epoch=self._lease.epoch,
+                begin=self.durable,
+                window=self._window,
+                level=self._pipeline.stage.compression_level,
+                scratch_dir=self._scratch,
+            )
+            self._opened_s = time.monotonic()
+        self._writer.add(block)
+        last = len(block.entries) - 1
+        self._inside_transaction = block.entries.kind[last] == EntryKind.PART
+        self._last_point = AckPoint(block.end.file, block.end.offset, int(block.entries.commit_ts_us[last]))
+        self.reached = replace(self.reached, position=block.end, watermark_us=watermark_us)
+
+    def _full(self) -> bool:
+        writer, limits = self._writer, self._pipeline.limits
+        return writer is not None and (
+            writer.rows >= limits.batch_rows
+            or writer.size_bytes >= limits.batch_mib << 20
+            or time.monotonic() - self._opened_s >= limits.batch_age_s
+        )
+
+    def tick(self) -> None:
+        """Commit what has become too old, when nothing new arrives."""
+        if not self._inside_transaction and self._full():
+            self.commit()
+
+    def release(self) -> None:
+        """Let the ring forget what is already in open part files, because it is full and nothing can be committed.
+
+        Only inside a transaction that is larger than the ring; otherwise commits.
+        """
+        if not self._inside_transaction:
+            self.commit()
+        elif self._last_point is not None:
+            self._acknowledge(self._last_point)
+
+    def commit(self, *, watermark_us: int = 0) -> Manifest | None:
+        """Make all that was added durable; `watermark_us` says how far the source is known to be complete.
+
+        Returns the manifest; None where the position did not move (the watermark moves in meta all the same).
+        Raises RetryLater (extract.chain_moved) when another writer took this batch's place in the chain.
+        """
+        assert not self._inside_transaction, "a batch holds whole transactions only"
+        end = replace(self.reached, watermark_us=max(self.reached.watermark_us, watermark_us))
+        manifest = None
+        if self._writer is not None and end.position > self.durable.position:
+            manifest = self._commit_batch(self._writer, end)
+        elif end.watermark_us > self.durable.watermark_us:
+            self._meta.advance_watermark(self._lease, end)
+        self.durable = self.reached = end
+        if self._last_point is not None:
+            self._acknowledge(self._last_point)
+            self._last_point = None
+        self._writer = None
+        if end.watermark_us >= self._window[1]:
+            self._window = self._windows.containing(end.watermark_us)
+        return manifest
+
+    def _commit_batch(self, writer: BatchWriter, end: Checkpoint) -> Manifest:
+        manifest = writer.finish(end)
+        standing = commit_manifest(self._store, manifest)
+        if standing != manifest:
+            writer.abort()
+            raise RetryLater(
+                f"Another extractor (epoch {standing.epoch}) has already staged the batch that begins at "
+                f"{manifest.begin.position}.",
+                where=manifest.batch_id,
+                code="extract.chain_moved",
+                remedy="nothing is lost; the next attempt adopts that batch and goes on behind it",
+            )
+        self._meta.commit_batch(self._lease, manifest)
+        self.staged = Staged(
+            self.staged.batches + 1,
+            self.staged.files + len(manifest.parts),
+            self.staged.rows + manifest.rows,
+            self.staged.events + manifest.events,
+            self.staged.size_bytes + manifest.size_bytes,
+        )
+        log.info(
+            "%s: staged batch %s..%s: %d rows in %d files", manifest.source, manifest.begin.position,
+            end.position, manifest.rows, len(manifest.parts),
+        )  # fmt: skip
+        return manifest
+
+    def abort(self) -> None:
+        """Drop what is not committed; its part files go away."""
+        if self._writer is not None:
+            self._writer.abort()
+            self._writer = None
