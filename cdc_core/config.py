@@ -273,6 +273,19 @@ class Limits(_Model):
         return self
 
 
+class Airflow(_Model):
+    """How the pipeline's DAG runs. What Airflow itself sets (pools, connections, alerts) is set there."""
+
+    sensor: Literal["poke", "reschedule"] = Field(
+        "poke", description="poke holds a worker slot while it drains; reschedule frees it between pokes"
+    )
+    poke_interval_s: float = Field(5.0, gt=0, description="between two pokes of the extract task")
+    timeout_s: float = Field(6 * 3600.0, gt=0, description="the extract task fails when it pokes for longer")
+    retries: int = Field(5, ge=0, description="of a task that was killed, or that met a passing condition")
+    retry_delay_s: float = Field(10.0, gt=0, description="before the first retry; doubles up to ten minutes")
+    pool: str | None = Field(None, description="Airflow pool of all tasks; default: Airflow's default pool")
+
+
 class Pipeline(_Model):
     """One pipeline file."""
 
@@ -288,6 +301,7 @@ class Pipeline(_Model):
     targets: tuple[Target, ...] = ()
     spark: Spark = Spark()
     limits: Limits = Limits()
+    airflow: Airflow = Airflow()
 
     @model_validator(mode="after")
     def _unique(self) -> Pipeline:
