@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
+from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
 
 INSERT, UPDATE, DELETE, SNAPSHOT, TRUNCATE = "c", "u", "d", "r", "t"
@@ -38,11 +39,28 @@ BOOKKEEPING: tuple[pa.Field, ...] = (
     pa.field(LITERAL, pa.map_(pa.string(), pa.string())),
 )
 """op: c u d r t. ts: commit time. pos: offset in the file where the event that holds the row starts.
-row: ordinal of the row in its transaction, from 0 over all captured and uncaptured tables alike.
+row: `ordinal of the row event in its transaction << 24 | ordinal of the row in that event`, both from 0. Row events
+of all tables count, captured or not, so that it is a function of the log alone and no row has to be decoded for it;
+it ascends within a transaction. Row events inside a TRANSACTION_PAYLOAD or an XA PREPARE group count like others.
 literal: column name -> exact text of a value that the typed column cannot hold (which is null there);
 a value of the before image is under `_before.<column>`."""
 
+ROW_BITS = 24
+MAX_ROWS_OF_EVENT = 1 << ROW_BITS
+
 RESERVED = frozenset({BEFORE, *(field.name for field in BOOKKEEPING)})
+
+
+def require_unreserved(table: TableSchema) -> None:
+    """Refused (schema.reserved_column) for a table with a column that is named like a bookkeeping column."""
+    taken = sorted(column.name for column in table.columns if column.name.lower() in RESERVED)
+    if taken:
+        raise Refused(
+            f"Table {table.name} has a column {taken[0]!r}, a name that the staged files use themselves.",
+            where=table.name,
+            code="schema.reserved_column",
+            remedy="rename the column on the source, or exclude the table (tables.exclude)",
+        )
 
 
 def row_field(column: Column) -> pa.Field:
