@@ -1,0 +1,405 @@
+"""Events of the binlog: the header that all have, and the ones that steer a stream, each with its own parser.
+
+Assumes one whole event at a time, as it lies in the log: 19 bytes of header, the body, and 4 bytes of CRC32 where
+the log has checksums. Keeps true: a body is read to its last byte, or DataAtRisk `binlog.malformed` is raised.
+Sources: MySQL libs/mysql/binlog/event/{binlog_event,control_events,statement_events}.h; MariaDB sql/log_event.h.
+Modules of their own: gtid, table_map, rows_event, compressed.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import IntEnum
+
+from cdc_core.binlog.wire import Cursor, malformed
+from cdc_core.errors import DataAtRisk
+
+HEADER_SIZE = 19
+CHECKSUM_SIZE = 4
+
+FLAG_IN_USE = 0x01
+FLAG_IGNORABLE = 0x80
+FLAG_ARTIFICIAL = 0x20
+"""Made for this stream (the first ROTATE): not in the log, takes no place in it."""
+
+
+class EventType(IntEnum):
+    """Every event of MySQL up to 9 and MariaDB up to 12. What is not here is unknown, and an unknown event stops."""
+
+    UNKNOWN = 0
+    START_V3 = 1
+    QUERY = 2
+    STOP = 3
+    ROTATE = 4
+    INTVAR = 5
+    LOAD = 6
+    SLAVE = 7
+    CREATE_FILE = 8
+    APPEND_BLOCK = 9
+    EXEC_LOAD = 10
+    DELETE_FILE = 11
+    NEW_LOAD = 12
+    RAND = 13
+    USER_VAR = 14
+    FORMAT_DESCRIPTION = 15
+    XID = 16
+    BEGIN_LOAD_QUERY = 17
+    EXECUTE_LOAD_QUERY = 18
+    TABLE_MAP = 19
+    PRE_GA_WRITE_ROWS = 20
+    PRE_GA_UPDATE_ROWS = 21
+    PRE_GA_DELETE_ROWS = 22
+    WRITE_ROWS_V1 = 23
+    UPDATE_ROWS_V1 = 24
+    DELETE_ROWS_V1 = 25
+    INCIDENT = 26
+    HEARTBEAT = 27
+    IGNORABLE = 28
+    ROWS_QUERY = 29
+    WRITE_ROWS = 30
+    UPDATE_ROWS = 31
+    DELETE_ROWS = 32
+    GTID = 33
+    ANONYMOUS_GTID = 34
+    PREVIOUS_GTIDS = 35
+    TRANSACTION_CONTEXT = 36
+    VIEW_CHANGE = 37
+    XA_PREPARE = 38
+    PARTIAL_UPDATE_ROWS = 39
+    TRANSACTION_PAYLOAD = 40
+    HEARTBEAT_V2 = 41
+    GTID_TAGGED = 42
+    MARIADB_ANNOTATE_ROWS = 160
+    MARIADB_BINLOG_CHECKPOINT = 161
+    MARIADB_GTID = 162
+    MARIADB_GTID_LIST = 163
+    MARIADB_START_ENCRYPTION = 164
+    MARIADB_QUERY_COMPRESSED = 165
+    MARIADB_WRITE_ROWS_COMPRESSED_V1 = 166
+    MARIADB_UPDATE_ROWS_COMPRESSED_V1 = 167
+    MARIADB_DELETE_ROWS_COMPRESSED_V1 = 168
+    MARIADB_WRITE_ROWS_COMPRESSED = 169
+    MARIADB_UPDATE_ROWS_COMPRESSED = 170
+    MARIADB_DELETE_ROWS_COMPRESSED = 171
+
+
+def type_name(code: int) -> str:
+    """`WRITE_ROWS (30)`, or `event type 99 (unknown)`."""
+    try:
+        return f"{EventType(code).name} ({code})"
+    except ValueError:
+        return f"event type {code} (unknown)"
+
+
+@dataclass(frozen=True, slots=True)
+class Header:
+    """timestamp: seconds UTC. type: the raw code, maybe unknown to EventType. length: of the whole event in bytes.
+    log_pos: end of the event, its lowest 32 bits only; 0 in a payload. flags: FLAG_*."""
+
+    timestamp: int
+    type: int
+    server_id: int
+    length: int
+    log_pos: int
+    flags: int
+
+    @property
+    def artificial(self) -> bool:
+        return bool(self.flags & FLAG_ARTIFICIAL)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One event, its checksum verified and cut off.
+
+    start:  offset of its first byte in `file`; -1 where it has none (artificial, or inside a payload).
+    """
+
+    header: Header
+    body: bytes
+    file: str = ""
+    start: int = -1
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.start}" if self.start >= 0 else self.file
+
+    @property
+    def name(self) -> str:
+        return type_name(self.header.type)
+
+    def cursor(self) -> Cursor:
+        return Cursor(self.body, self.name, self.where)
+
+
+def parse_header(data: bytes, where: str = "") -> Header:
+    """The header in the first 19 bytes of `data`."""
+    read = Cursor(data, "an event's header", where)
+    header = Header(
+        timestamp=read.uint(4), type=read.u8(), server_id=read.uint(4), length=read.uint(4), log_pos=read.uint(4),
+        flags=read.uint(2),
+    )  # fmt: skip
+    if header.length < HEADER_SIZE:
+        raise malformed(f"{type_name(header.type)} says that it is {header.length} bytes long", where)
+    return header
+
+
+def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1) -> Event:
+    """One whole event's bytes as an Event.
+
+    checksum: whether the log carries CRC32s (of the last FORMAT_DESCRIPTION; that event itself always carries one,
+              verified or not). Raises DataAtRisk `binlog.checksum` when it does not fit.
+    """
+    header = parse_header(data, f"{file}:{start}")
+    if header.length != len(data):
+        raise malformed(
+            f"{type_name(header.type)} says that it is {header.length} bytes long, and {len(data)} came",
+            f"{file}:{start}",
+        )
+    end = len(data)
+    if checksum or header.type == EventType.FORMAT_DESCRIPTION:
+        end -= CHECKSUM_SIZE
+        if end < HEADER_SIZE:
+            raise malformed(f"{type_name(header.type)} has no room for its checksum", f"{file}:{start}")
+        verify = checksum or data[end - 1] == 1
+        if verify and zlib.crc32(memoryview(data)[:end]) != int.from_bytes(data[end:], "little"):
+            raise DataAtRisk(
+                f"The checksum of {type_name(header.type)} does not fit its bytes.",
+                where=f"{file}:{start}",
+                code="binlog.checksum",
+                remedy="run again: a second failure at the same place means that the log is damaged on the source "
+                "(see its disk and mysqlbinlog --verify-binlog-checksum), else the network bends data",
+            )
+    return Event(header, data[HEADER_SIZE:end], file, start)
+
+
+@dataclass(frozen=True, slots=True)
+class FormatDescription:
+    """post_header_lengths: element i belongs to event type i + 1. checksum: every later event carries a CRC32."""
+
+    binlog_version: int
+    server_version: str
+    created: int
+    post_header_lengths: bytes
+    checksum: bool
+
+    @property
+    def mariadb(self) -> bool:
+        return "mariadb" in self.server_version.lower()
+
+    def post_header_length(self, event_type: int) -> int:
+        """0 for a type that the writing server does not know."""
+        return self.post_header_lengths[event_type - 1] if event_type <= len(self.post_header_lengths) else 0
+
+
+def parse_format_description(event: Event) -> FormatDescription:
+    """version u16, server version 50 bytes NUL-padded, created u32, header length u8, a byte per type, checksum u8."""
+    read = event.cursor()
+    version = read.uint(2)
+    server = read.take(50).split(b"\0", 1)[0].decode("latin-1")
+    created = read.uint(4)
+    header_length = read.u8()
+    lengths = read.take(read.left - 1)
+    algorithm = read.u8()
+    if version != 4 or header_length != HEADER_SIZE:
+        raise event.cursor().error(f"binlog version {version} with headers of {header_length} bytes, not 4 and 19")
+    if algorithm not in (0, 1):
+        raise DataAtRisk(
+            f"The log names checksum algorithm {algorithm}, which Lockstep does not know.",
+            where=event.where,
+            code="binlog.checksum_algorithm",
+            remedy="SET GLOBAL binlog_checksum = CRC32 on the source",
+        )
+    return FormatDescription(version, server, created, lengths, algorithm == 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Rotate:
+    """The log goes on in `file` at `offset`."""
+
+    file: str
+    offset: int
+
+
+def parse_rotate(event: Event) -> Rotate:
+    read = event.cursor()
+    offset = read.uint(8)
+    return Rotate(read.rest().decode("utf-8", "surrogateescape"), offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """A statement: DDL, BEGIN, COMMIT, XA ..., SAVEPOINT, or DML of a session in statement format.
+
+    sql:          the bytes as sent; decode by `charset`.
+    client_collation: collation id of `sql` (utf8mb4 names have 45, 255, ...); 0 where the event does not say.
+    microseconds: of the time the statement began, added to the header's seconds; 0 where the event does not say.
+    sql_mode:     bits, None where the event does not say. thread: the session's connection id.
+    """
+
+    database: str
+    sql: bytes
+    thread: int
+    error_code: int
+    client_collation: int
+    microseconds: int
+    sql_mode: int | None
+    ddl_xid: int
+    status: Mapping[int, bytes]
+
+
+# Size in bytes of each status variable; -1: a length byte comes first, -2: that, and a NUL follows,
+# -3: two such strings, -4: a count, then as many NUL-terminated names (254: none).
+_STATUS_SIZES = {
+    0: 4, 1: 8, 2: -2, 3: 4, 4: 6, 5: -1, 6: -1, 7: 2, 8: 2, 9: 8, 10: 4, 11: -3, 12: -4, 13: 3,
+    16: 1, 17: 8, 18: 2, 19: 1, 20: 1, 128: 3, 129: 8,
+}  # fmt: skip
+_Q_SQL_MODE, _Q_CHARSET, _Q_MICROSECONDS, _Q_DDL_XID, _Q_HRNOW = 1, 4, 13, 17, 128
+
+
+def parse_query(event: Event) -> Query:
+    """thread u32, seconds u32, database length u8, error u16, status length u16, status, database NUL, statement.
+
+    Of the status, what comes after a variable that we do not know is left unread, as the server itself does.
+    """
+    read = event.cursor()
+    thread = read.uint(4)
+    read.uint(4)
+    database_length, error_code, status_length = read.u8(), read.uint(2), read.uint(2)
+    status = _status(Cursor(read.take(status_length), f"the status of {event.name}", event.where))
+    database = read.zero_terminated(database_length).decode("utf-8", "surrogateescape")
+    microseconds = status.get(_Q_MICROSECONDS, status.get(_Q_HRNOW, b""))
+    mode = status.get(_Q_SQL_MODE)
+    return Query(
+        database, read.rest(), thread, error_code, int.from_bytes(status.get(_Q_CHARSET, b"")[:2], "little"),
+        int.from_bytes(microseconds, "little"), None if mode is None else int.from_bytes(mode, "little"),
+        int.from_bytes(status.get(_Q_DDL_XID, b""), "little"), status,
+    )  # fmt: skip
+
+
+def _status(read: Cursor) -> dict[int, bytes]:
+    found: dict[int, bytes] = {}
+    while read.left:
+        code = read.u8()
+        size = _STATUS_SIZES.get(code)
+        if size is None:
+            break
+        if size >= 0:
+            found[code] = read.take(size)
+        elif size == -1:
+            found[code] = read.take(read.u8())
+        elif size == -2:
+            found[code] = read.zero_terminated(read.u8())
+        elif size == -3:
+            found[code] = read.take(read.u8()) + b"@" + read.take(read.u8())
+        else:
+            names = []
+            count = read.u8()
+            for _ in range(0 if count == 254 else count):
+                end = read.data.find(b"\0", read.at)
+                if end < 0:
+                    raise read.error("a database name without its NUL")
+                names.append(read.zero_terminated(end - read.at))
+            found[code] = b"\0".join(names)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """XID: the transaction is committed. xid: the server's internal number of it."""
+
+    xid: int
+
+
+def parse_xid(event: Event) -> Commit:
+    read = event.cursor()
+    commit = Commit(read.uint(8))
+    read.end()
+    return commit
+
+
+@dataclass(frozen=True, slots=True)
+class XaId:
+    """The name of an XA transaction, the same in its prepare, commit and rollback."""
+
+    format: int
+    gtrid: bytes
+    bqual: bytes
+
+    @property
+    def text(self) -> str:
+        """As MySQL writes it in the statement XA COMMIT: `X'6131',X'',1`."""
+        return f"X'{self.gtrid.hex()}',X'{self.bqual.hex()}',{self.format}"
+
+
+@dataclass(frozen=True, slots=True)
+class XaPrepare:
+    """The XA transaction is prepared; one_phase: committed in the same step."""
+
+    one_phase: bool
+    xid: XaId
+
+
+def parse_xa_prepare(event: Event) -> XaPrepare:
+    """one phase u8, format i32, gtrid length u32, bqual length u32, both."""
+    read = event.cursor()
+    one_phase = read.u8() != 0
+    number = int.from_bytes(read.take(4), "little", signed=True)
+    gtrid_length, bqual_length = read.uint(4), read.uint(4)
+    xid = XaId(number, read.take(gtrid_length), read.take(bqual_length))
+    read.end()
+    return XaPrepare(one_phase, xid)
+
+
+@dataclass(frozen=True, slots=True)
+class Heartbeat:
+    """The server is alive and has sent all up to `file`:`offset`. Takes no place in the log."""
+
+    file: str
+    offset: int
+
+
+def parse_heartbeat(event: Event) -> Heartbeat:
+    """27: the file's name, the offset in the header. 41: fields (type lenenc, length lenenc): 1 file, 2 offset.
+
+    27 has 32 bits of offset, so a file above 4 GiB needs 41 (MariaDB adds a u64 to 27 when it must)."""
+    read = event.cursor()
+    if event.header.type == EventType.HEARTBEAT:
+        if event.header.log_pos == 0 and read.left > 8:
+            offset = read.uint(8)
+            return Heartbeat(read.rest().decode("utf-8", "surrogateescape"), offset)
+        return Heartbeat(read.rest().decode("utf-8", "surrogateescape"), event.header.log_pos)
+    file, offset = "", 0
+    while (kind := read.lenenc()) != 0:
+        value = read.take(read.lenenc())
+        if kind == 1:
+            file = value.decode("utf-8", "surrogateescape")
+        elif kind == 2:
+            offset = Cursor(value, event.name, event.where).lenenc()
+    return Heartbeat(file, offset)
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """The source lost events: whoever follows it is no longer equal. number: 1 is LOST_EVENTS."""
+
+    number: int
+    message: str
+
+
+def parse_incident(event: Event) -> Incident:
+    read = event.cursor()
+    number = read.uint(2)
+    message = read.take(read.u8()).decode("utf-8", "replace")
+    read.end()
+    return Incident(number, message)
+
+
+def parse_rows_query(event: Event) -> bytes:
+    """The statement behind the rows that follow: ROWS_QUERY (a length byte, worthless above 255) or ANNOTATE_ROWS."""
+    read = event.cursor()
+    if event.header.type == EventType.ROWS_QUERY:
+        read.u8()
+    return read.rest()

@@ -1,0 +1,71 @@
+"""The head of a row event: which table, which columns its images hold, and where the images lie.
+
+Source: MySQL libs/mysql/binlog/event/rows_event.h. V1 (MariaDB) has a post-header of 8 bytes, V2 of 10 and an
+extra part; both are followed by the column count, one bitmap of present columns (UPDATE: two), and the images.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_core.binlog.events import Event, EventType
+
+INSERT, UPDATE, DELETE = 0, 1, 2
+"""Kinds of row events, and values of `RowImages.kind`."""
+
+_KINDS = {
+    EventType.WRITE_ROWS_V1: INSERT, EventType.WRITE_ROWS: INSERT,
+    EventType.UPDATE_ROWS_V1: UPDATE, EventType.UPDATE_ROWS: UPDATE, EventType.PARTIAL_UPDATE_ROWS: UPDATE,
+    EventType.DELETE_ROWS_V1: DELETE, EventType.DELETE_ROWS: DELETE,
+}  # fmt: skip
+_V1 = frozenset({EventType.WRITE_ROWS_V1, EventType.UPDATE_ROWS_V1, EventType.DELETE_ROWS_V1})
+ROW_EVENTS = frozenset(_KINDS)
+"""Types that `parse_rows` reads; MariaDB's compressed ones become these in `compressed.plain`."""
+
+FLAG_STATEMENT_END = 0x01
+DUMMY_TABLE_ID = 0xFFFFFF
+"""A row event without rows that only ends a statement."""
+
+
+@dataclass(frozen=True, slots=True)
+class RowsEvent:
+    """kind: INSERT, UPDATE or DELETE. columns: how many the table has, present or not.
+
+    present, present_after: bitmaps, lowest bit first, of the columns in the (before) image, and for an UPDATE in
+    the after image (else b""). partial: after images of JSON columns may be differences (PARTIAL_UPDATE_ROWS).
+    images: the row images alone. event: where it came from, for errors.
+    """
+
+    kind: int
+    table_id: int
+    flags: int
+    columns: int
+    present: bytes
+    present_after: bytes
+    partial: bool
+    images: bytes
+    event: Event
+
+    @property
+    def statement_end(self) -> bool:
+        return bool(self.flags & FLAG_STATEMENT_END)
+
+
+def parse_rows(event: Event) -> RowsEvent:
+    """The head of a WRITE, UPDATE, DELETE or PARTIAL_UPDATE rows event, V1 or V2."""
+    kind = _KINDS.get(EventType(event.header.type))
+    read = event.cursor()
+    if kind is None:
+        raise read.error("not a row event")
+    table_id, flags = read.uint(6), read.uint(2)
+    if event.header.type not in _V1:
+        extra = read.uint(2)
+        if extra < 2:
+            raise read.error(f"an extra part of {extra} bytes, less than its own length")
+        read.take(extra - 2)
+    columns = read.lenenc()
+    bitmap = (columns + 7) // 8
+    present = read.take(bitmap)
+    after = read.take(bitmap) if kind == UPDATE else b""
+    partial = event.header.type == EventType.PARTIAL_UPDATE_ROWS
+    return RowsEvent(kind, table_id, flags, columns, present, after, partial, read.rest(), event)
