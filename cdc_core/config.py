@@ -105,14 +105,14 @@ class _Model(BaseModel):
 class StartPosition(_Model):
     """A place in the log: the next event to read starts at `offset` of `file`."""
 
-    file: str
-    offset: int = Field(4, ge=4)
+    file: str = Field(description="as SHOW BINARY LOGS prints it")
+    offset: int = Field(4, ge=4, description="where an event begins, as SHOW BINLOG EVENTS prints it")
 
 
 class Start(_Model):
     """Where a source begins when nothing is stored for it yet: exactly one key."""
 
-    position: StartPosition | None = None
+    position: StartPosition | None = Field(None, description="a place in the log")
     gtid: str | None = Field(None, description="a GTID set; all that it does not contain is read")
     timestamp: Moment | None = Field(None, description="ISO 8601 with a zone: the first transaction at or after it")
 
@@ -126,11 +126,17 @@ class Start(_Model):
 class Source(_Model):
     """One server (with its standbys, later) whose log is read."""
 
-    name: Name
-    connection: ConnectionRef
+    name: Name = Field(description="stands in paths, leases and versions of target rows: never change it")
+    connection: ConnectionRef = Field(
+        description="env:VARIABLE with a URL mysql://user:password@host:port, or airflow:CONNECTION_ID"
+    )
     server_id: int = Field(ge=1, le=2**32 - 1, description="our id as a replica: unlike any other replica's")
-    start: Literal["earliest", "latest"] | Start = "latest"
-    heartbeat_s: float = Field(5.0, gt=0, le=600)
+    start: Literal["earliest", "latest"] | Start = Field(
+        "latest",
+        description="where to begin when nothing is stored yet: earliest, latest (the moment of the first extract), "
+        "or one of the keys of `start`",
+    )
+    heartbeat_s: float = Field(5.0, gt=0, le=600, description="the server says that it lives so often when idle")
     read_timeout_s: float = Field(
         30.0, gt=0, description="no byte and no heartbeat for so long: the connection is dead"
     )
@@ -145,8 +151,8 @@ class Source(_Model):
 class Tables(_Model):
     """Which source tables are captured. Patterns match the whole `database.table`."""
 
-    include: tuple[Pattern, ...] = Field(min_length=1)
-    exclude: tuple[Pattern, ...] = ()
+    include: tuple[Pattern, ...] = Field(min_length=1, description="regular expressions: one must match")
+    exclude: tuple[Pattern, ...] = Field((), description="regular expressions: none may match")
     on_unlogged_change: Literal["stop", "record"] = Field(
         "stop",
         description="DDL that changes rows without row events (TRUNCATE, ADD COLUMN ... DEFAULT, ...): stop, or "
@@ -157,7 +163,7 @@ class Tables(_Model):
 class Route(_Model):
     """Source tables that become one logical table; several routes that match one table feed each of theirs."""
 
-    match: Pattern
+    match: Pattern = Field(description="regular expression on the whole `database.table`")
     to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> take groups of `match`")
 
     @model_validator(mode="after")
@@ -172,9 +178,11 @@ class Route(_Model):
 
 
 class Stage(_Model):
+    """Where changes, manifests and runs are kept. Credentials of S3 come from the environment (AWS_*)."""
+
     uri: Annotated[str, AfterValidator(_no_password)] = Field(description="file:///directory or s3://bucket/prefix")
-    s3_endpoint: str | None = None
-    s3_region: str = "us-east-1"
+    s3_endpoint: str | None = Field(None, description="URL of an S3 server that is not Amazon's")
+    s3_region: str = Field("us-east-1", description="region of the bucket")
     compression_level: int = Field(1, ge=1, le=22, description="zstd level of the Parquet files")
 
     @model_validator(mode="after")
@@ -185,6 +193,8 @@ class Stage(_Model):
 
 
 class Meta(_Model):
+    """The database of leases, positions, consume records and ledgers: SQLite, PostgreSQL or MySQL."""
+
     url: Annotated[str, AfterValidator(_no_password)] = Field(
         description="SQLAlchemy URL without a password, or env:VARIABLE that holds one"
     )
@@ -193,19 +203,19 @@ class Meta(_Model):
 class Sharding(_Model):
     """How a logical table's rows spread: shard = function(key) in 0..databases*tables-1, database-major."""
 
-    key: str
-    function: Literal["mod", "hash"] = "mod"
-    databases: int = Field(1, ge=1, le=1024)
-    tables: int = Field(1, ge=1, le=1024)
+    key: str = Field(description="column that decides the shard")
+    function: Literal["mod", "hash"] = Field("mod", description="mod of an integer, or a hash of any value")
+    databases: int = Field(1, ge=1, le=1024, description="number of databases")
+    tables: int = Field(1, ge=1, le=1024, description="number of tables in each")
 
 
 class TargetTable(_Model):
     """Where one logical table goes. Templates know {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
 
-    database: Template = "{database}"
-    table: Template = "{table}"
+    database: Template = Field("{database}", description="template of the database's name")
+    table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
     key: tuple[str, ...] | None = Field(None, description="default: the source table's primary key")
-    sharding: Sharding | None = None
+    sharding: Sharding | None = Field(None, description="default: one table")
     freshness: str | None = Field(
         None, description="column that the source raises with each change, such as update_time"
     )
@@ -224,8 +234,10 @@ class TargetTable(_Model):
 
 
 class Target(_Model):
-    name: Name
-    kind: Literal["mysql"] = "mysql"
+    """Where staged changes are applied."""
+
+    name: Name = Field(description="stands in consume records: never change it")
+    kind: Literal["mysql"] = Field("mysql", description="MySQL or MariaDB")
     connections: tuple[ConnectionRef, ...] = Field(
         min_length=1, description="one server for all databases, or one for each database number in order"
     )
@@ -251,19 +263,21 @@ class Target(_Model):
 
 
 class Spark(_Model):
+    """How the Spark applications are submitted."""
+
     connection: str = Field("spark_default", description="Airflow connection id of the Spark cluster")
     master: str = Field("local[*]", description="master that `lockstep run` uses")
-    conf: Mapping[str, str] = Field(default_factory=dict)
+    conf: Mapping[str, str] = Field(default_factory=dict, description="Spark settings, name to value")
 
 
 class Limits(_Model):
     """Bounds of memory and of a batch: whichever is reached first closes the batch at the next transaction end."""
 
     ring_items: int = Field(1 << 20, description="changes and transaction ends in the ring; a power of two")
-    ring_mib: int = Field(256, ge=1)
-    batch_rows: int = Field(1_000_000, ge=1)
-    batch_mib: int = Field(128, ge=1)
-    batch_age_s: float = Field(60.0, gt=0)
+    ring_mib: int = Field(256, ge=1, description="memory of the ring")
+    batch_rows: int = Field(1_000_000, ge=1, description="changes in a batch")
+    batch_mib: int = Field(128, ge=1, description="size of a batch's files")
+    batch_age_s: float = Field(60.0, gt=0, description="a batch stays open for so long when changes are few")
     lease_s: float = Field(60.0, ge=5, description="an extractor silent for so long loses its source to another")
 
     @model_validator(mode="after")
@@ -289,19 +303,19 @@ class Airflow(_Model):
 class Pipeline(_Model):
     """One pipeline file."""
 
-    pipeline: Name
+    pipeline: Name = Field(description="its name; the DAG is cdc_<pipeline>")
     schedule: Annotated[str, AfterValidator(_cron)] = Field(
         "0 * * * *", description="cron expression (UTC): its intervals are the windows of the batches"
     )
-    sources: tuple[Source, ...] = Field(min_length=1)
-    tables: Tables
-    routes: tuple[Route, ...] = ()
-    stage: Stage
-    meta: Meta
-    targets: tuple[Target, ...] = ()
-    spark: Spark = Spark()
-    limits: Limits = Limits()
-    airflow: Airflow = Airflow()
+    sources: tuple[Source, ...] = Field(min_length=1, description="the servers to read")
+    tables: Tables = Field(description="which tables are captured")
+    routes: tuple[Route, ...] = Field((), description="default: each table's logical name is `database.table`")
+    stage: Stage = Field(description="where staged files are kept")
+    meta: Meta = Field(description="where positions and records are kept")
+    targets: tuple[Target, ...] = Field((), description="where changes are applied; may be none")
+    spark: Spark = Field(default_factory=Spark, description="how Spark is run")
+    limits: Limits = Field(default_factory=Limits, description="bounds of memory and batches")
+    airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
 
     @model_validator(mode="after")
     def _unique(self) -> Pipeline:
@@ -414,15 +428,15 @@ def _keys_at(model: type[BaseModel], path: list[Any]) -> set[str]:
     for depth, part in enumerate(path):
         field = model.model_fields.get(part) if isinstance(part, str) else None
         if field is not None:
-            found = _models_in(field.annotation)
+            found = models_in(field.annotation)
             return set().union(*(_keys_at(one, path[depth + 1 :]) for one in found))
     return set(model.model_fields)
 
 
-def _models_in(annotation: Any) -> list[type[BaseModel]]:
+def models_in(annotation: Any) -> list[type[BaseModel]]:
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for part in get_args(annotation) for model in _models_in(part)]
+    return [model for part in get_args(annotation) for model in models_in(part)]
 
 
 def load(path: Path) -> Pipeline:
