@@ -1,0 +1,108 @@
+"""Blocks made by hand for tests of the rooms behind `source`: entries with positions and rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_core.model.block import Block, Entries, EntryKind, TableRows
+from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import staged_schema
+
+ENTRY_BYTES = 100
+"""Bytes of log that each made entry covers."""
+
+
+@dataclass(frozen=True)
+class Change:
+    """One row image: `after` is the row (for a delete the row before), `before` an update's row before."""
+
+    schema: TableSchema
+    op: str
+    after: dict[str, Any]
+    before: dict[str, Any] | None = None
+    literal: dict[str, str] | None = None
+    logical: str | None = None
+
+
+@dataclass(frozen=True)
+class Made:
+    """One entry: its kind, its changes (or only their number, for the ring), its commit time."""
+
+    changes: Sequence[Change] = ()
+    kind: EntryKind = EntryKind.TRANSACTION
+    ts: int = 0
+    rows: int | None = None
+    size_bytes: int = 1000
+    seq: int | None = None
+    first_row: int = 0
+    gtid: str = ""
+
+
+def block(
+    made: Sequence[Made],
+    begin: Position,
+    *,
+    source: str = "shop",
+    end: Position | None = None,
+    passed: dict[str, int] | None = None,
+    notes: tuple[str, ...] = (),
+) -> Block:
+    """Entries of ENTRY_BYTES each, one after the other from `begin`; `end` names another file after a rotation."""
+    count = len(made)
+    starts = begin.offset + ENTRY_BYTES * np.arange(count, dtype=np.int64)
+    seqs = []
+    for index, one in enumerate(made):
+        own = Position(begin.timeline, begin.file, int(starts[index])).seq
+        seqs.append(own if one.seq is None else one.seq)
+    entries = Entries(
+        kind=np.array([one.kind for one in made], np.uint8),
+        begin=starts,
+        end=starts + ENTRY_BYTES,
+        seq=np.array(seqs, np.int64),
+        commit_ts_us=np.array([one.ts for one in made], np.int64),
+        events=np.full(count, 3, np.int64),
+        rows=np.array([len(one.changes) if one.rows is None else one.rows for one in made], np.int64),
+        size_bytes=np.array([one.size_bytes for one in made], np.int64),
+        gtid=pa.array([one.gtid for one in made], pa.string()),
+    )
+    natural = Position(begin.timeline, begin.file, begin.offset + ENTRY_BYTES * count)
+    return Block(source, begin, end or natural, entries, _tables(made, source, begin, seqs), passed or {}, notes)
+
+
+def _tables(made: Sequence[Made], source: str, begin: Position, seqs: Sequence[int]) -> tuple[TableRows, ...]:
+    rows: dict[tuple[str, str], tuple[TableSchema, list[dict[str, Any]], list[int]]] = {}
+    for index, one in enumerate(made):
+        for ordinal, change in enumerate(one.changes):
+            logical = change.logical or change.schema.name
+            _, records, entry = rows.setdefault((logical, change.schema.id), (change.schema, [], []))
+            entry.append(index)
+            records.append(
+                {
+                    **change.after,
+                    "_before": change.before,
+                    "_cdc_op": change.op,
+                    "_cdc_ts": one.ts,
+                    "_cdc_source": source,
+                    "_cdc_file": begin.file,
+                    "_cdc_pos": begin.offset + ENTRY_BYTES * index + 50,
+                    "_cdc_row": one.first_row + ordinal,
+                    "_cdc_seq": seqs[index],
+                    "_cdc_gtid": one.gtid or None,
+                    "_cdc_literal": list(change.literal.items()) if change.literal else None,
+                }
+            )
+    return tuple(
+        TableRows(
+            schema,
+            logical,
+            pa.RecordBatch.from_pylist(records, schema=staged_schema(schema)),
+            np.array(entry, np.int32),
+        )
+        for (logical, _), (schema, records, entry) in rows.items()
+    )

@@ -1,0 +1,236 @@
+"""The ring against a model that is a list, under random calls; and two threads that hammer it."""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from cdc_core.errors import InternalError
+from cdc_core.model.block import EntryKind
+from cdc_core.model.position import Position
+from cdc_core.ring import AckPoint, Ring
+from tests.made_blocks import ENTRY_BYTES, Made, block
+
+KINDS = st.sampled_from(list(EntryKind))
+ENTRY = st.builds(
+    Made, kind=KINDS, rows=st.integers(0, 6), ts=st.integers(0, 2), size_bytes=st.sampled_from([0, 500, 3000])
+)
+
+
+class RingAgainstAList(RuleBasedStateMachine):
+    """The model: a list of all entries ever published, and three indexes into it."""
+
+    @initialize(
+        items=st.sampled_from([1, 8, 32]),
+        size=st.sampled_from([1024, 8192]),
+        mode=st.sampled_from(["items", "both"]),
+        isolation=st.booleans(),
+    )
+    def make(self, items, size, mode, isolation):
+        self.ring = Ring(items, size, mode=mode, ddl_isolation=isolation)
+        self.limit_items = items
+        self.limit_bytes = size if mode == "both" else 10**12
+        self.isolation = isolation
+        self.entries: list[tuple[Made, Position, Position]] = []
+        self.acked = self.taken = 0
+        self.next = Position(0, "binlog.000001", 4)
+        self.resume: Position | None = None
+        self.base = self.next
+
+    def weigh(self, start: int, stop: int) -> tuple[int, int]:
+        chosen = [made for made, _, _ in self.entries[start:stop]]
+        return sum(made.rows + 1 for made in chosen), sum(made.size_bytes for made in chosen)
+
+    def boundary(self, index: int) -> AckPoint:
+        made, _, end = self.entries[index]
+        return AckPoint(end.file, end.offset, made.ts)
+
+    @rule(made=st.lists(ENTRY, min_size=1, max_size=5), rotate=st.booleans())
+    def put(self, made, rotate):
+        begin = self.next
+        end = Position(0, begin.file, begin.offset + ENTRY_BYTES * len(made))
+        if rotate:
+            end = Position(0, f"binlog.{begin.number + 1:06d}", 4)
+        items, size = self.weigh(self.acked, len(self.entries))
+        more_items = sum(one.rows + 1 for one in made)
+        more_bytes = sum(one.size_bytes for one in made)
+        empty = self.acked == len(self.entries)
+        fits = empty or (items + more_items <= self.limit_items and size + more_bytes <= self.limit_bytes)
+        assert self.ring.try_put(block(made, begin, end=end)) is fits
+        if fits:
+            self.resume = self.resume or begin
+            for index, one in enumerate(made):
+                start = Position(0, begin.file, begin.offset + ENTRY_BYTES * index)
+                last = index == len(made) - 1
+                stop = end if last else Position(0, begin.file, start.offset + ENTRY_BYTES)
+                self.entries.append((one, start, stop))
+            self.next = end
+
+    @rule(max_items=st.one_of(st.none(), st.integers(1, 12)), max_bytes=st.one_of(st.none(), st.integers(1, 7000)))
+    def take(self, max_items, max_bytes):
+        stop = self.taken
+        while stop < len(self.entries):
+            items, size = self.weigh(self.taken, stop + 1)
+            is_ddl = self.entries[stop][0].kind == EntryKind.DDL
+            first = stop == self.taken
+            over = (max_items is not None and items > max_items) or (max_bytes is not None and size > max_bytes)
+            if not first and (over or (is_ddl and self.isolation)):
+                break
+            stop += 1
+            if is_ddl and self.isolation:
+                break
+        got = self.ring.try_take(max_items, max_bytes)
+        if stop == self.taken:
+            assert got is None
+            return
+        assert got.range.start == self.entries[self.taken][1]
+        assert got.range.end == self.entries[stop - 1][2]
+        assert got.range.last == self.boundary(stop - 1)
+        whole = [i for i in range(self.taken, stop) if self.entries[i][0].kind != EntryKind.PART]
+        assert got.range.ack == (self.boundary(whole[-1]) if whole else None)
+        assert got.range.continues == (self.entries[stop - 1][0].kind == EntryKind.PART)
+        assert (got.items, got.size_bytes) == self.weigh(self.taken, stop)
+        assert np.concatenate([one.entries.rows for one in got.blocks]).tolist() == [
+            made.rows for made, _, _ in self.entries[self.taken : stop]
+        ]
+        self.taken = stop
+
+    def move_ack(self, index: int) -> None:
+        for made, _, end in self.entries[self.acked : index + 1]:
+            if made.kind != EntryKind.PART:
+                self.resume = end
+        self.acked = index + 1
+
+    @precondition(lambda self: self.acked < self.taken)
+    @rule(data=st.data())
+    def ack(self, data):
+        index = data.draw(st.integers(self.acked, self.taken - 1))
+        self.ring.ack(self.boundary(index))
+        self.move_ack(index)
+
+    @rule(
+        index=st.integers(0, 60),
+        shift=st.sampled_from([-1, 0, 1]),
+        other_time=st.booleans(),
+        other_file=st.booleans(),
+    )
+    def ack_anything(self, index, shift, other_time, other_file):
+        if index >= len(self.entries):
+            return
+        point = self.boundary(index)
+        wrong = AckPoint(
+            "binlog.999999" if other_file else point.file, point.offset + shift, point.timestamp + other_time * 7
+        )
+        if wrong in [self.boundary(i) for i in range(self.acked, self.taken)]:
+            return
+        with pytest.raises(InternalError):
+            self.ring.ack(wrong)
+
+    @precondition(lambda self: self.taken > 0)
+    @rule(data=st.data(), shift=st.sampled_from([0, 1]))
+    def clean_until(self, data, shift):
+        index = data.draw(st.integers(0, self.taken - 1))
+        end = self.entries[index][2]
+        position = Position(0, end.file, end.offset + shift)
+        taken = self.entries[self.taken - 1][2] if self.taken > self.acked else self.acked_position()
+        if position > taken:
+            with pytest.raises(InternalError):
+                self.ring.clean_until(position)
+            return
+        before = self.weigh(0, self.acked)[0]
+        freed = self.ring.clean_until(position)
+        reached = [i for i in range(self.acked, self.taken) if self.entries[i][2] <= position]
+        if reached:
+            self.move_ack(reached[-1])
+        assert freed == self.weigh(0, self.acked)[0] - before
+
+    @rule()
+    def rollback(self):
+        self.ring.rollback()
+        self.taken = self.acked
+
+    @rule()
+    def clear(self):
+        self.ring.clear()
+        self.acked = self.taken = len(self.entries)
+        self.next = self.base = self.resume or self.next
+
+    def acked_position(self) -> Position:
+        if self.acked < len(self.entries):
+            return self.entries[self.acked][1]
+        return self.next
+
+    @invariant()
+    def agrees(self):
+        stats = self.ring.stats()
+        published = len(self.entries)
+        assert stats.acked <= stats.taken <= stats.published
+        assert (stats.acked, stats.taken) == (self.weigh(0, self.acked)[0], self.weigh(0, self.taken)[0])
+        assert stats.published == self.weigh(0, published)[0]
+        assert (stats.depth_items, stats.depth_bytes) == self.weigh(self.acked, published)
+        assert self.ring.resume_position == self.resume
+        first, latest = self.ring.first_position(), self.ring.latest_position()
+        if self.resume is not None:
+            assert (first.position, first.included) == (self.acked_position(), self.acked < published)
+            assert (latest.position, latest.included) == (self.next, self.acked < published)
+
+
+TestRingAgainstAList = RingAgainstAList.TestCase
+TestRingAgainstAList.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+def test_two_threads_lose_nothing_and_keep_the_order():
+    """The consumer acks behind itself, rolls back at random, and sees every row exactly once between acks."""
+    ring = Ring(64, 64 * 1024)
+    total = 6000
+    sizes = random.Random(1)
+
+    def produce() -> None:
+        place = Position(0, "binlog.000001", 4)
+        sent = 0
+        while sent < total:
+            count = min(sizes.randint(1, 5), total - sent)
+            kinds = [EntryKind.PART if sizes.random() < 0.2 else EntryKind.TRANSACTION for _ in range(count)]
+            made = [
+                Made(kind=kind, rows=sizes.randint(0, 9), ts=sent + i, size_bytes=sizes.randint(0, 9000))
+                for i, kind in enumerate(kinds)
+            ]
+            one = block(made, place)
+            while not ring.put(one, timeout_s=sizes.choice([None, 0.001])):
+                pass
+            place, sent = one.end, sent + count
+        ring.close()
+
+    producer = threading.Thread(target=produce, daemon=True)
+    producer.start()
+    choices = random.Random(2)
+    acked: list[int] = []
+    pending: list[tuple[AckPoint, list[int]]] = []
+    while True:
+        taken = ring.take(max_items=choices.choice([None, 1, 20]), timeout_s=choices.choice([None, 0.001]))
+        if taken is not None:
+            stamps = [int(ts) for one in taken.blocks for ts in one.entries.commit_ts_us]
+            pending.append((taken.range.last, stamps))
+        must = ring.starved or ring.drained
+        if pending and choices.random() < 0.05 and not must:
+            ring.rollback()
+            pending.clear()
+        elif pending and (must or choices.random() < 0.3):
+            ring.ack(pending[-1][0])
+            acked += [stamp for _, stamps in pending for stamp in stamps]
+            pending.clear()
+        if ring.drained and not pending:
+            break
+    producer.join(20)
+    assert acked == list(range(total))
+    stats = ring.stats()
+    assert stats.acked == stats.taken == stats.published
+    assert stats.depth_bytes == 0
+    assert stats.high_water_items <= 64
+    assert stats.high_water_bytes <= 64 * 1024
