@@ -68,6 +68,11 @@ class Manifest:
         return f"{self.source}/{self.begin.position.name}"
 
     @property
+    def path(self) -> str:
+        """Where the manifest lies on the stage."""
+        return f"manifests/{self.batch_id}.json"
+
+    @property
     def rows(self) -> int:
         return sum(part.rows for part in self.parts)
 

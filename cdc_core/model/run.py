@@ -15,9 +15,10 @@ A task that runs again replaces its own folder and nothing else.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from cdc_core.model.schema import TableSchema
 
@@ -63,6 +64,20 @@ class TargetRun:
     skipped: tuple[str, ...] = ()
 
 
+def run_root(run_id: str) -> str:
+    """The run's folder on the stage. Two runs never share one: what Hadoop, S3 or a shell might read otherwise, such
+    as the `:` and `+` of Airflow's `manual__2026-11-21T04:00:00+00:00`, becomes `~` and hex digits."""
+    return "runs/" + _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), run_id)
+
+
+_UNSAFE = re.compile(r"^\.|[^A-Za-z0-9_.-]")
+
+
+def plan_path(run_id: str) -> str:
+    """Where the plan of a run lies on the stage."""
+    return f"{run_root(run_id)}/plan.json"
+
+
 @dataclass(frozen=True, slots=True)
 class RunPlan:
     """See the module's docstring. Times in µs UTC; the window is [start, end)."""
@@ -78,7 +93,24 @@ class RunPlan:
 
     @property
     def root(self) -> str:
-        return f"runs/{self.run_id}"
+        return run_root(self.run_id)
+
+    @property
+    def path(self) -> str:
+        return plan_path(self.run_id)
+
+    def merge_counts_path(self, merge_set: str) -> str:
+        return f"{self.root}/merged/set={merge_set}/counts.json"
+
+    def filter_counts_path(self, target: str) -> str:
+        return f"{self.root}/filtered/target={target}/counts.json"
+
+    def write_counts_path(self, target: str) -> str:
+        return f"{self.root}/written/target={target}/counts.json"
+
+    def quality_prefix(self, target: str) -> str:
+        """Folder of the target's quality results, with its closing slash."""
+        return f"{self.root}/quality/target={target}/"
 
     def merge_set(self, name: str) -> MergeSet:
         return next(one for one in self.merge_sets if one.name == name)
@@ -192,3 +224,11 @@ class LedgerEntry:
 def counts_to_bytes(counts: list[Any]) -> bytes:
     """Counts of a task as JSON."""
     return json.dumps([asdict(one) for one in counts], indent=1).encode()
+
+
+Counts = TypeVar("Counts", MergeCounts, FilterCounts, WriteCounts)
+
+
+def counts_from_bytes(raw: bytes, kind: type[Counts]) -> list[Counts]:
+    """Counts of a task from JSON. Raises ValueError, KeyError or TypeError for anything else."""
+    return [kind(**one) for one in json.loads(raw)]
