@@ -1,0 +1,170 @@
+"""Which clauses of ALTER TABLE change rows without row events.
+
+A pure function of the clauses. It must keep true that a clause is harmless only when it is known to be: it changes
+no value of any row, nor which column a value stands in, nor the key.
+
+ADD COLUMN is harmless only when existing rows show NULL in the new column, as staged rows without the column do.
+With a DEFAULT or NOT NULL (or of type TIMESTAMP without NULL, which old servers fill) the server shows a value in
+rows that it never logged: an unlogged change, whether done in place, instantly or by copy.
+DROP COLUMN is harmless: no value that remains changes; a target that keeps the column keeps its last values.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from cdc_core.source.sql_tokens import Kind, Reader, Token
+
+_HARMLESS_HEADS = frozenset({
+    "ENABLE", "DISABLE", "ORDER", "FORCE", "ALGORITHM", "LOCK", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "CHARSET",
+    "CHECKSUM", "COLLATE", "COMMENT", "COMPRESSION", "CONNECTION", "DATA", "DELAY_KEY_WRITE", "ENCRYPTION",
+    "INSERT_METHOD", "KEY_BLOCK_SIZE", "MAX_ROWS", "MIN_ROWS", "PACK_KEYS", "PASSWORD", "ROW_FORMAT",
+    "SECONDARY_ENGINE", "SECONDARY_LOAD", "SECONDARY_UNLOAD", "STATS_AUTO_RECALC", "STATS_PERSISTENT",
+    "STATS_SAMPLE_PAGES", "TABLESPACE", "TRANSACTIONAL", "PAGE_CHECKSUM", "PAGE_COMPRESSED",
+    "PAGE_COMPRESSION_LEVEL", "ENCRYPTED", "ENCRYPTION_KEY_ID", "AUTOEXTEND_SIZE", "PARTITION", "REMOVE", "REORGANIZE",
+    "COALESCE", "REBUILD", "OPTIMIZE", "ANALYZE", "CHECK", "REPAIR", "WITHOUT", "WITH", "DEFAULT", "CHARACTER", "INDEX",
+    "START", "IETF_QUOTES", "SEQUENCE",
+})  # fmt: skip
+_KEY_HEADS = frozenset({"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "FOREIGN", "CHECK", "PARTITION"})
+
+
+def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str, str], ...]]:
+    """Why rows change without row events ("" if they do not), and other tables that the statement names."""
+    reasons: list[str] = []
+    others: list[tuple[str, str]] = []
+    for clause in read.clauses():
+        part = Reader(clause)
+        reason = _clause(part, database, others)
+        if reason:
+            reasons.append(reason)
+    return "; ".join(dict.fromkeys(reasons)), tuple(others)
+
+
+def _clause(read: Reader, database: str, others: list[tuple[str, str]]) -> str:
+    if read.done:
+        return ""
+    head = read.next().word
+    if head == "ADD":
+        return _add(read)
+    if head == "DROP":
+        return _drop(read)
+    if head in ("MODIFY", "CHANGE"):
+        return f"{head} may convert or rename values"
+    if head == "RENAME":
+        if read.take_any("INDEX", "KEY"):
+            return ""
+        if read.take("COLUMN"):
+            return "a column was renamed"
+        read.take_any("TO", "AS") or read.take_sign("=")
+        if (table := read.table(database)) is not None:
+            others.append(table)
+        return "rows now belong to a table of another name"
+    if head == "ALTER":
+        return ""  # defaults, visibility, indexes, checks
+    if head in ("ENGINE", "TYPE"):
+        read.take_sign("=")
+        return "the engine BLACKHOLE drops all rows" if read.peek().text.upper() == "BLACKHOLE" else ""
+    if head == "EXCHANGE":
+        while not read.done and not read.take("WITH", "TABLE"):
+            read.next()
+        if (table := read.table(database)) is not None:
+            others.append(table)
+        return "EXCHANGE PARTITION swapped rows"
+    if head == "CONVERT":
+        if read.take("TO"):
+            return "CONVERT TO CHARACTER SET may change texts"
+        while not read.done and read.peek().word not in ("TO", "TABLE"):
+            read.next()
+        read.next()
+        read.take("TABLE")
+        if (table := read.table(database)) is not None:
+            others.append(table)
+        return "CONVERT moved a partition's rows"
+    if head in ("TRUNCATE", "DISCARD", "IMPORT"):
+        return f"{head} changed whole partitions or tablespaces"
+    if head in _HARMLESS_HEADS:
+        return ""
+    return f"a clause that Lockstep does not know: {head or read.peek().text}"
+
+
+def _add(read: Reader) -> str:
+    if read.take("CONSTRAINT"):
+        read.take("IF", "NOT", "EXISTS")
+        if read.peek().word not in ("PRIMARY", *_KEY_HEADS):
+            read.next()
+    if read.take("PRIMARY"):
+        return "the primary key changed"
+    if read.peek().word in _KEY_HEADS and not _is_column(read):
+        return ""
+    if read.peek().word in ("SYSTEM", "PERIOD") and read.peek(1).word in ("VERSIONING", "FOR"):
+        return "system versioning was added"
+    read.take("COLUMN")
+    read.take("IF", "NOT", "EXISTS")
+    if read.take_sign("("):
+        body = Reader(_inside(read))
+        return "; ".join(dict.fromkeys(filter(None, (_added(Reader(part)) for part in body.clauses()))))
+    return _added(read)
+
+
+def _is_column(read: Reader) -> bool:
+    """A quoted name is never a keyword, so a head word here is one."""
+    return read.peek().kind is not Kind.WORD
+
+
+def _inside(read: Reader) -> list[Token]:
+    depth, found = 1, []
+    while not read.done:
+        token = read.next()
+        if token.kind is Kind.SIGN:
+            depth += (token.text == "(") - (token.text == ")")
+            if depth == 0:
+                break
+        found.append(token)
+    return found
+
+
+def _added(read: Reader) -> str:
+    """A column definition, name first."""
+    if read.peek().word in ("PRIMARY", *_KEY_HEADS, "CONSTRAINT"):
+        return "the primary key changed" if read.peek().word == "PRIMARY" else ""
+    name = read.next().text
+    type_name = read.next().word
+    words: list[str] = []
+    default: Token | None = None
+    depth = 0
+    while not read.done:
+        token = read.next()
+        if token.kind is Kind.SIGN:
+            depth += (token.text == "(") - (token.text == ")")
+        elif depth == 0 and token.word in ("COMMENT", "AFTER", "COLLATE", "CHECK", "REFERENCES"):
+            read.next()
+        elif depth == 0 and token.word == "DEFAULT":
+            default = read.next()
+        elif depth == 0:
+            words.append(token.word)
+    nullable = "NULL" in words and not any(a == "NOT" and b == "NULL" for a, b in pairwise(words))
+    not_null = "NULL" in words and not nullable
+    if "AS" in words or "GENERATED" in words:
+        return f"the generated column {name} was added"
+    if not_null or "AUTO_INCREMENT" in words or type_name == "SERIAL" or "PRIMARY" in words or _plain_key(words):
+        return f"the column {name} was added with a value in existing rows"
+    if default is not None and default.word != "NULL":
+        return f"the column {name} was added with a DEFAULT that existing rows show"
+    if type_name == "TIMESTAMP" and not nullable:
+        return f"the column {name} of type TIMESTAMP was added without NULL"
+    return ""
+
+
+def _plain_key(words: list[str]) -> bool:
+    """`KEY` alone makes a column the primary key; `UNIQUE KEY` does not."""
+    return any(word == "KEY" and before != "UNIQUE" for before, word in pairwise(["", *words]))
+
+
+def _drop(read: Reader) -> str:
+    if read.take("PRIMARY"):
+        return "the primary key changed"
+    if read.take("PARTITION"):
+        return "DROP PARTITION removed rows"
+    if read.take("SYSTEM", "VERSIONING"):
+        return "system versioning was dropped"
+    return ""

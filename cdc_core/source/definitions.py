@@ -1,0 +1,163 @@
+"""Table definitions as INFORMATION_SCHEMA has them now: for the stream, for `lockstep init` and for `check`.
+
+It must keep true that a table that can be captured is told apart from one that cannot, with the reason, and that
+the definition of a table is the one that its row images follow as long as no ALTER lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from cdc_core.errors import Refused
+from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.model.staged import require_unreserved
+from cdc_core.source.facts import query
+
+_COLUMNS = """
+SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, COLLATION_NAME, EXTRA,
+       DATETIME_PRECISION
+  FROM INFORMATION_SCHEMA.COLUMNS
+ WHERE {where}
+ ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION
+"""
+_UNIQUE_KEYS = """
+SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, NULLABLE, SUB_PART
+  FROM INFORMATION_SCHEMA.STATISTICS
+ WHERE NON_UNIQUE = 0 AND {where}
+ ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX
+"""
+_TABLES = """
+SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, TABLE_ROWS FROM INFORMATION_SCHEMA.TABLES
+ ORDER BY TABLE_SCHEMA, TABLE_NAME
+"""
+_TABLE_TYPES = frozenset({"BASE TABLE", "SYSTEM VERSIONED"})
+
+Name = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """A table or view that matches the pipeline's patterns.
+
+    kind:    'table', or 'view', 'sequence' and the like.
+    schema:  None where it is no table or has a type that is not supported.
+    problem: why it cannot be captured, or not applied to a target; "" where nothing is wrong.
+    rows:    the server's estimate.
+    """
+
+    database: str
+    table: str
+    kind: str
+    engine: str
+    schema: TableSchema | None
+    problem: str
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+def survey(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> tuple[FoundTable, ...]:
+    """Everything whose name is captured, with what is wrong with it, in order of names."""
+    wanted = [row for row in query(connection, _TABLES) if captures(_text(row[0]), _text(row[1]))]
+    names = [(_text(row[0]), _text(row[1])) for row in wanted]
+    databases = sorted({database for database, _ in names})
+    schemas = _read(connection, "TABLE_SCHEMA IN ({})", databases, frozenset(names)) if databases else {}
+    found = []
+    for (database, table), row in zip(names, wanted, strict=True):
+        kind = _text(row[2])
+        schema, problem = schemas.get((database, table), (None, "not visible to the account: GRANT SELECT on it"))
+        if kind not in _TABLE_TYPES:
+            schema, problem = None, f"a {kind.lower()}, which has no row events"
+        elif schema is not None:
+            problem = problem or _unusable(schema)
+        found.append(
+            FoundTable(
+                database, table, "table" if kind in _TABLE_TYPES else kind.lower(), _text(row[3] or ""), schema,
+                problem, int(row[4] or 0),
+            )
+        )  # fmt: skip
+    return tuple(found)
+
+
+def _unusable(schema: TableSchema) -> str:
+    try:
+        require_unreserved(schema)
+        for column in schema.columns:
+            _ = column.type.arrow
+    except Refused as error:
+        return error.what.rstrip(".")
+    return "" if schema.key else "no primary key, and no unique key of NOT NULL columns"
+
+
+def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> list[TableSchema]:
+    """The definitions of all captured tables, keyless ones included, in order of names."""
+    return [found.schema for found in survey(connection, captures) if found.schema is not None]
+
+
+def table_schema(connection: pymysql.Connection, database: str, table: str) -> TableSchema | None:
+    """The present definition of one table; None where it is gone, unseen, or has a type that is not supported."""
+    where = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
+    found = _read(connection, where, [database, table], frozenset({(database, table)}))
+    return found.get((database, table), (None, ""))[0]
+
+
+def _read(
+    connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[Name]
+) -> dict[Name, tuple[TableSchema | None, str]]:
+    """Definition, or why there is none, of the wanted tables."""
+    where = where.format(", ".join(["%s"] * len(arguments)))
+    keys = _keys(query(connection, _UNIQUE_KEYS.format(where=where), arguments), wanted)
+    columns: dict[Name, list[tuple[Any, ...]]] = {}
+    for row in query(connection, _COLUMNS.format(where=where), arguments):
+        columns.setdefault((_text(row[0]), _text(row[1])), []).append(row)
+    found: dict[Name, tuple[TableSchema | None, str]] = {}
+    for name, rows in columns.items():
+        if name not in wanted:
+            continue
+        key = keys.get(name, ())
+        try:
+            found[name] = TableSchema(*name, tuple(_column(row, key) for row in rows)), ""
+        except Refused as error:
+            found[name] = None, error.what.rstrip(".")
+    return found
+
+
+def _column(row: tuple[Any, ...], key: tuple[str, ...]) -> Column:
+    name, extra = _text(row[2]), _text(row[7] or "").upper()
+    column_type = parse_column_type(_text(row[3]), charset=_text(row[5] or ""), collation=_text(row[6] or ""))
+    return Column(
+        name,
+        column_type,
+        nullable=_text(row[4]) == "YES",
+        key_part=key.index(name) + 1 if name in key else None,
+        generated=any(word in extra for word in ("VIRTUAL GENERATED", "STORED GENERATED", "PERSISTENT")),
+    )
+
+
+def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name, tuple[str, ...]]:
+    """Of each table the primary key, else the first unique key of whole NOT NULL columns, by name of the key."""
+    parts: dict[Name, dict[str, list[tuple[Any, ...]]]] = {}
+    for row in rows:
+        name = (_text(row[0]), _text(row[1]))
+        if name in wanted:
+            parts.setdefault(name, {}).setdefault(_text(row[2]), []).append(row)
+    keys: dict[Name, tuple[str, ...]] = {}
+    for name, indexes in parts.items():
+        candidates = sorted(indexes.items(), key=lambda item: (item[0] != "PRIMARY", item[0]))
+        for index, columns in candidates:
+            whole = all(row[3] is not None and not _text(row[4] or "") and row[5] is None for row in columns)
+            if index == "PRIMARY" or whole:
+                keys[name] = tuple(_text(row[3]) for row in columns)
+                break
+    return keys
+
+
+def _text(value: object) -> str:
+    """MySQL 8 gives some columns of INFORMATION_SCHEMA as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)

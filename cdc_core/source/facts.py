@@ -1,0 +1,296 @@
+"""What a source server is, has and allows, asked over an ordinary connection.
+
+It may assume a connection that `connections.connect` opened. It must keep true that each statement works on
+MariaDB 10.6 to 11 and MySQL 8 to 9, and that a lost connection is RetryLater and a missing privilege Refused.
+What a server must be like stands in `server`.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
+from cdc_core.model.position import Position
+
+log = logging.getLogger(__name__)
+
+PARSE_ERROR = 1064
+DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370})
+LOST = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055, 3024})
+"""Error numbers of a connection, or a statement on it, that was ended from outside."""
+
+Rows = tuple[tuple[Any, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Grants:
+    """Privileges of the account. everywhere: upper-case names granted ON *.*; select_on: `database.table` scopes,
+    as SHOW GRANTS writes them without quotes, on which it may SELECT."""
+
+    everywhere: frozenset[str]
+    select_on: tuple[str, ...]
+
+    def has(self, *names: str) -> bool:
+        """Whether one of the privileges holds on *.*."""
+        return bool(self.everywhere & {"ALL PRIVILEGES", "ALL", *names})
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """A replica that is registered at the server. host: as it reported itself, maybe empty."""
+
+    server_id: int
+    host: str
+    port: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerFacts:
+    """flavor: 'mysql' or 'mariadb'. identity: see Checkpoint.server. retention_s: 0 means for ever.
+
+    clock_us: the server's clock when asked. is_replica: None where the account may not know.
+    filters: databases of binlog-do-db and binlog-ignore-db. Names of variables' values are upper-case.
+    """
+
+    version: str
+    flavor: str
+    identity: str
+    server_id: int
+    log_bin: bool
+    binlog_format: str
+    row_image: str
+    row_metadata: str
+    checksum: str
+    retention_s: int
+    gtid_mode: str
+    logs_replicated: bool
+    is_replica: bool | None
+    filters: tuple[str, ...]
+    clock_us: int
+    grants: Grants
+    replicas: tuple[Replica, ...]
+
+    @property
+    def mariadb(self) -> bool:
+        return self.flavor == "mariadb"
+
+
+@dataclass(frozen=True, slots=True)
+class BinlogFile:
+    name: str
+    size_bytes: int
+
+
+def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] = ()) -> Rows:
+    """The rows of a statement that reads. A connection that was lost meanwhile is opened again, once.
+
+    Raises RetryLater (source.connection_lost), Refused (source.missing_grant); other server errors as PyMySQL's.
+    """
+    for attempt in (1, 2):
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(sql, tuple(arguments) or None)
+                return tuple(cursor.fetchall())
+        except (pymysql.err.OperationalError, pymysql.err.InterfaceError, pymysql.err.InternalError) as error:
+            number = error.args[0] if error.args else 0
+            if number not in LOST or attempt == 2:
+                raise _explained(error, sql) from None
+        try:
+            connection.ping(reconnect=True)
+        except pymysql.err.MySQLError as error:
+            raise _lost(error) from None
+    raise AssertionError("unreachable")
+
+
+def _explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
+    number = error.args[0] if error.args else 0
+    if number in LOST:
+        return _lost(error)
+    if number in DENIED:
+        return Refused(
+            f"The account may not run {sql.split('(')[0].strip()[:60]!r}: {error.args[-1]}.",
+            where="source",
+            code="source.missing_grant",
+            remedy="GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* to the account on the source",
+        )
+    return error
+
+
+def _lost(error: Exception) -> LockstepError:
+    return RetryLater(
+        f"The connection to the source was lost: {error.args[-1] if error.args else error}.",
+        where="source",
+        code="source.connection_lost",
+        remedy="nothing is lost; the next attempt goes on from the last durable position",
+    )
+
+
+_VARIABLES = (
+    "version", "server_id", "server_uuid", "log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata",
+    "binlog_checksum", "binlog_expire_logs_seconds", "expire_logs_days", "gtid_mode", "log_replica_updates",
+    "log_slave_updates",
+)  # fmt: skip
+
+
+def facts(connection: pymysql.Connection) -> ServerFacts:
+    """Everything about the server that a requirement or a message needs. Needs no privilege beyond the login."""
+    marks = ", ".join(["%s"] * len(_VARIABLES))
+    rows = query(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", _VARIABLES)
+    value = {str(name).lower(): str(text) for name, text in rows}
+    version = str(query(connection, "SELECT VERSION()")[0][0])
+    mariadb = "mariadb" in version.lower()
+    retention_s = int(float(value.get("binlog_expire_logs_seconds") or 0))
+    if not retention_s:
+        retention_s = int(float(value.get("expire_logs_days") or 0) * 86_400)
+    identity = value.get("server_uuid", "")
+    if mariadb or not identity:
+        identity = f"server_id={value['server_id']}"
+    return ServerFacts(
+        version=version,
+        flavor="mariadb" if mariadb else "mysql",
+        identity=identity,
+        server_id=int(value["server_id"]),
+        log_bin=value.get("log_bin", "").upper() in ("ON", "1"),
+        binlog_format=value.get("binlog_format", "ROW").upper(),
+        row_image=value.get("binlog_row_image", "FULL").upper(),
+        row_metadata=value.get("binlog_row_metadata", "").upper(),
+        checksum=value.get("binlog_checksum", "").upper(),
+        retention_s=retention_s,
+        gtid_mode=value.get("gtid_mode", "").upper(),
+        logs_replicated=value.get("log_replica_updates", value.get("log_slave_updates", "ON")).upper() in ("ON", "1"),
+        is_replica=_is_replica(connection),
+        filters=_filters(connection),
+        clock_us=now_us(connection),
+        grants=parse_grants([str(row[0]) for row in query(connection, "SHOW GRANTS")]),
+        replicas=_replicas(connection),
+    )
+
+
+def now_us(connection: pymysql.Connection) -> int:
+    """The server's clock in µs UTC."""
+    return int(query(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")[0][0])
+
+
+def _first_known(connection: pymysql.Connection, *statements: str) -> Rows:
+    """The rows of the first statement whose grammar this server knows: they were renamed over the years."""
+    for statement in statements:
+        try:
+            return query(connection, statement)
+        except pymysql.err.ProgrammingError as error:
+            if error.args[0] != PARSE_ERROR:
+                raise
+    raise InternalError(
+        f"The server knows none of the statements {', '.join(statements)}.",
+        where="source",
+        code="source.unknown_server",
+        remedy="report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
+    )
+
+
+def log_status(connection: pymysql.Connection) -> tuple[Any, ...] | None:
+    """File, position, do-db, ignore-db and, on MySQL, executed GTID set of the log's end; None when it is off."""
+    rows = _first_known(connection, "SHOW BINARY LOG STATUS", "SHOW BINLOG STATUS", "SHOW MASTER STATUS")
+    return rows[0] if rows else None
+
+
+def end_position(connection: pymysql.Connection, timeline: int) -> Position:
+    """The end of the log at this moment. Raises Refused (source.log_off)."""
+    row = log_status(connection)
+    if row is None:
+        raise log_off()
+    return Position(timeline, str(row[0]), int(row[1]))
+
+
+def log_off() -> Refused:
+    return Refused(
+        "The server writes no binary log.",
+        where="source",
+        code="source.log_off",
+        remedy="start the source with log_bin (and binlog_format=ROW), then take a full copy",
+    )
+
+
+def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
+    """The files that the server still has, oldest first. Raises Refused (source.log_off)."""
+    try:
+        rows = query(connection, "SHOW BINARY LOGS")
+    except pymysql.err.MySQLError as error:
+        if error.args[0] == 1381:  # ER_NO_BINARY_LOGGING
+            raise log_off() from None
+        raise
+    return tuple(BinlogFile(str(row[0]), int(row[1])) for row in rows)
+
+
+def gtid_executed(connection: pymysql.Connection) -> str:
+    """What the server has executed, in its own text form; "" without GTIDs."""
+    if "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower():
+        text = query(connection, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0]
+    else:
+        text = query(connection, "SELECT @@GLOBAL.gtid_executed")[0][0]
+    return str(text or "").replace("\n", "").replace(" ", "")
+
+
+def gtid_at(connection: pymysql.Connection, position: Position, *, mariadb: bool) -> str:
+    """What is executed before a position, where the server can say: MariaDB for a place it still has; else ""."""
+    if not mariadb:
+        return ""
+    rows = query(connection, "SELECT BINLOG_GTID_POS(%s, %s)", (position.file, position.offset))
+    return str(rows[0][0] or "")
+
+
+def _filters(connection: pymysql.Connection) -> tuple[str, ...]:
+    try:
+        row = log_status(connection)
+    except Refused:
+        return ()
+    if row is None:
+        return ()
+    named = (
+        (name, str(text or "")) for name, text in zip(("binlog-do-db", "binlog-ignore-db"), row[2:4], strict=False)
+    )
+    return tuple(f"{name}={text}" for name, text in named if text)
+
+
+def _is_replica(connection: pymysql.Connection) -> bool | None:
+    try:
+        return bool(_first_known(connection, "SHOW REPLICA STATUS", "SHOW SLAVE STATUS"))
+    except Refused:
+        return None
+
+
+def _replicas(connection: pymysql.Connection) -> tuple[Replica, ...]:
+    """Those that registered; () where the account may not know."""
+    with suppress(Refused):
+        rows = _first_known(connection, "SHOW REPLICAS", "SHOW REPLICA HOSTS", "SHOW SLAVE HOSTS")
+        return tuple(Replica(int(row[0]), str(row[1] or ""), int(row[2] or 0)) for row in rows)
+    return ()
+
+
+_GRANT = re.compile(
+    r"^GRANT (?P<what>.+?) ON (?:TABLE )?(?P<scope>(?:`(?:[^`]|``)*`|\*)\.(?:`(?:[^`]|``)*`|\*)) TO ", re.S
+)
+_COLUMNS = re.compile(r"\s*\([^)]*\)")
+
+
+def parse_grants(lines: Sequence[str]) -> Grants:
+    """Privileges from the lines of SHOW GRANTS."""
+    everywhere: set[str] = set()
+    select_on: list[str] = []
+    for line in lines:
+        match = _GRANT.match(line)
+        if match is None:
+            continue
+        names = {name.strip().upper() for name in _COLUMNS.sub("", match["what"]).split(",")}
+        scope = match["scope"].replace("`", "")
+        if scope == "*.*":
+            everywhere |= names
+        if names & {"SELECT", "ALL PRIVILEGES", "ALL"}:
+            select_on.append(scope)
+    return Grants(frozenset(everywhere), tuple(select_on))

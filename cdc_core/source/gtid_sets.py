@@ -1,0 +1,162 @@
+"""GTID sets in the servers' own text forms: what a checkpoint remembers, and whether one thing is in another.
+
+MySQL: `uuid:1-5:7,uuid:tag:1-3`, a set of intervals. MariaDB: `0-1-5,1-1-7`, the last transaction of each domain,
+which stands for all before it in that domain.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+from cdc_core.errors import UsageError
+
+_MARIADB = re.compile(r"^\d+-\d+-\d+$")
+_UUID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
+
+Intervals = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class GtidSet:
+    """intervals: MySQL, by `uuid` or `uuid:tag`, inclusive and in order. domains: MariaDB, domain -> (server, number)."""
+
+    intervals: tuple[tuple[str, Intervals], ...] = ()
+    domains: tuple[tuple[int, tuple[int, int]], ...] = ()
+
+    @classmethod
+    def parse(cls, text: str) -> GtidSet:
+        """Raises UsageError (source.gtid_text)."""
+        spans: dict[str, list[tuple[int, int]]] = {}
+        domains: dict[int, tuple[int, int]] = {}
+        for part in "".join(text.split()).lower().split(","):
+            if not part:
+                continue
+            if _MARIADB.match(part):
+                domain, server, number = (int(piece) for piece in part.split("-"))
+                if number >= domains.get(domain, (0, -1))[1]:
+                    domains[domain] = (server, number)
+                continue
+            sid, *rest = part.split(":")
+            if not _UUID.match(sid) or not rest:
+                raise _unreadable(text)
+            name = sid
+            for piece in rest:
+                if not piece[:1].isdigit():
+                    name = f"{sid}:{piece}"
+                    continue
+                low, _, high = piece.partition("-")
+                if not low.isdigit() or not (high or low).isdigit():
+                    raise _unreadable(text)
+                spans.setdefault(name, []).append((int(low), int(high or low)))
+        if spans and domains:
+            raise _unreadable(text)
+        return cls(
+            tuple((name, _merged(parts)) for name, parts in sorted(spans.items())), tuple(sorted(domains.items()))
+        )
+
+    def __str__(self) -> str:
+        if self.domains:
+            return ",".join(f"{domain}-{server}-{number}" for domain, (server, number) in self.domains)
+        parts: list[str] = []
+        last = ""
+        for name, spans in self.intervals:
+            sid, _, tag = name.partition(":")
+            text = ":".join([*([tag] if tag else []), *(str(a) if a == b else f"{a}-{b}" for a, b in spans)])
+            if sid == last:
+                parts[-1] += ":" + text
+            else:
+                parts.append(f"{sid}:{text}")
+            last = sid
+        return ",".join(parts)
+
+    def union(self, other: GtidSet) -> GtidSet:
+        """Both; of a MariaDB domain the later one."""
+        spans = {name: list(parts) for name, parts in self.intervals}
+        for name, parts in other.intervals:
+            spans.setdefault(name, []).extend(parts)
+        domains = dict(self.domains)
+        for domain, last in other.domains:
+            if domain not in domains or last[1] >= domains[domain][1]:
+                domains[domain] = last
+        return GtidSet(
+            tuple((name, _merged(parts)) for name, parts in sorted(spans.items())), tuple(sorted(domains.items()))
+        )
+
+    def contains(self, other: GtidSet) -> bool:
+        """Whether every transaction of `other` is in this set."""
+        mine = dict(self.intervals)
+        for name, parts in other.intervals:
+            have = mine.get(name, ())
+            if not all(any(a <= low and high <= b for a, b in have) for low, high in parts):
+                return False
+        domains = self._last
+        return all(domain in domains and domains[domain] >= number for domain, (_, number) in other.domains)
+
+    def has(self, gtid: str) -> bool:
+        """Whether one transaction is in this set."""
+        return self.contains(GtidSet.parse(gtid))
+
+    @cached_property
+    def _last(self) -> dict[int, int]:
+        return {domain: number for domain, (_, number) in self.domains}
+
+
+def _merged(parts: Iterable[tuple[int, int]]) -> Intervals:
+    merged: list[tuple[int, int]] = []
+    for low, high in sorted(parts):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], high))
+        else:
+            merged.append((low, high))
+    return tuple(merged)
+
+
+def _unreadable(text: str) -> UsageError:
+    return UsageError(
+        f"{text!r} is not a GTID set.",
+        code="source.gtid_text",
+        remedy="write it as the server prints it: uuid:1-5 on MySQL, 0-1-5 on MariaDB",
+    )
+
+
+def advanced(executed: str, gtids: Iterable[str]) -> str:
+    """The set `executed` with more transactions or sets: what a checkpoint knows after them.
+
+    Give it `Entries.gtid` of the entries passed. "" stays "" for MySQL: without knowing what came before, a set of
+    what came after says nothing; a MariaDB position needs no past.
+    """
+    spans: dict[str, list[tuple[int, int]]] = {}
+    other: list[str] = []
+    for gtid in gtids:
+        if not gtid:
+            continue
+        # One transaction of MySQL, `uuid:17` or `uuid:tag:17`, is by far the most frequent: no parsing for it.
+        name, _, number = gtid.rpartition(":")
+        if not number.isdigit() or "," in gtid:
+            other.append(gtid)
+            continue
+        value = int(number)
+        known = spans.setdefault(name, [])
+        if known and known[-1][1] + 1 == value:
+            known[-1] = (known[-1][0], value)
+        else:
+            known.append((value, value))
+    if not spans and not other:
+        return executed
+    if not executed and (spans or not any(_MARIADB.match(text.split(",")[0]) for text in other)):
+        return executed
+    result = GtidSet.parse(executed)
+    result = result.union(GtidSet(tuple((name, _merged(parts)) for name, parts in spans.items())))
+    for text in other:
+        result = result.union(GtidSet.parse(text))
+    return str(result)
+
+
+def compact(gtids: list[str]) -> str:
+    """Transactions in stream order as one set text; "" for none."""
+    if len(gtids) <= 1:
+        return gtids[0] if gtids else ""
+    return str(GtidSet.parse(",".join(gtids)))

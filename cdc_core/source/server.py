@@ -1,0 +1,190 @@
+"""What a server must be like to be read: one function per rule, which raises the error of that rule.
+
+`lockstep check` calls each and shows what it raised; the extractor calls `require_all` and stops at the first. So
+both refuse by the very same functions. ADVICE holds what is not refused but should be said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pymysql
+
+from cdc_core.config import Source
+from cdc_core.errors import Refused
+from cdc_core.source.facts import (
+    BinlogFile,
+    ServerFacts,
+    binlog_files,
+    end_position,
+    facts,
+    gtid_executed,
+    log_off,
+    now_us,
+)
+
+__all__ = [
+    "ADVICE",
+    "PREFLIGHT",
+    "BinlogFile",
+    "ServerFacts",
+    "binlog_files",
+    "end_position",
+    "facts",
+    "gtid_executed",
+    "now_us",
+    "require_all",
+]
+
+OUR_HOST = "lockstep-"
+"""Extractors register themselves as `lockstep-<source>`, so that one does not take its own remains for another."""
+
+
+def our_host(source: Source) -> str:
+    return OUR_HOST + source.name
+
+
+def require_log(server: ServerFacts, source: Source) -> None:
+    """Refused source.log_off."""
+    if not server.log_bin:
+        raise log_off()
+
+
+def require_grants(server: ServerFacts, source: Source) -> None:
+    """Refused source.missing_grant."""
+    grants = server.grants
+    missing = []
+    if not grants.has("REPLICATION SLAVE", "REPLICATION REPLICA"):
+        missing.append("REPLICATION SLAVE")
+    if not grants.has("REPLICATION CLIENT", "BINLOG MONITOR", "SUPER"):
+        missing.append("BINLOG MONITOR" if server.mariadb else "REPLICATION CLIENT")
+    if not grants.select_on:
+        missing.append("SELECT")
+    if missing:
+        raise Refused(
+            f"The account lacks {', '.join(missing)}.",
+            where=source.name,
+            code="source.missing_grant",
+            remedy=f"on the source: GRANT {', '.join(missing)} ON *.* TO the account of {source.connection}",
+        )
+
+
+def require_row_format(server: ServerFacts, source: Source) -> None:
+    """Refused source.binlog_format."""
+    if server.binlog_format != "ROW":
+        raise Refused(
+            f"binlog_format is {server.binlog_format}, so that changes are logged as statements without their rows.",
+            where=source.name,
+            code="source.binlog_format",
+            remedy="SET GLOBAL binlog_format = 'ROW' on the source, let old sessions end, and start from a "
+            "position after that",
+        )
+
+
+def require_full_row_image(server: ServerFacts, source: Source) -> None:
+    """Refused source.row_image."""
+    if server.row_image not in ("FULL", "FULL_NODUP"):
+        raise Refused(
+            f"binlog_row_image is {server.row_image}, so that row images lack columns.",
+            where=source.name,
+            code="source.row_image",
+            remedy="SET GLOBAL binlog_row_image = 'FULL' on the source and let old sessions end",
+        )
+    if server.row_image == "FULL_NODUP":
+        raise Refused(
+            "binlog_row_image is FULL_NODUP, so that after images lack the columns that did not change.",
+            where=source.name,
+            code="source.row_image",
+            remedy="SET GLOBAL binlog_row_image = 'FULL' on the source and let old sessions end",
+        )
+
+
+def require_unfiltered_log(server: ServerFacts, source: Source) -> None:
+    """Refused source.log_filter."""
+    if server.filters:
+        raise Refused(
+            f"The server leaves databases out of its log: {'; '.join(server.filters)}.",
+            where=source.name,
+            code="source.log_filter",
+            remedy="remove binlog-do-db and binlog-ignore-db from the server's options, or read another server",
+        )
+
+
+def require_replicated_changes_logged(server: ServerFacts, source: Source) -> None:
+    """Refused source.replica_updates."""
+    if server.is_replica and not server.logs_replicated:
+        raise Refused(
+            "The server is a replica and does not log what it replicates (log_replica_updates is OFF).",
+            where=source.name,
+            code="source.replica_updates",
+            remedy="start it with log_slave_updates (MySQL: log_replica_updates) = ON, or read its primary",
+        )
+
+
+def require_free_server_id(server: ServerFacts, source: Source) -> None:
+    """Refused source.server_id_taken: the server would end one stream for the other, again and again."""
+    if source.server_id == server.server_id:
+        owner = "the server itself"
+    else:
+        others = [
+            replica
+            for replica in server.replicas
+            if replica.server_id == source.server_id and replica.host != our_host(source)
+        ]
+        if not others:
+            return
+        owner = f"the replica {others[0].host or '(without a host name)'}:{others[0].port}"
+    raise Refused(
+        f"server_id {source.server_id} is used by {owner}.",
+        where=source.name,
+        code="source.server_id_taken",
+        remedy="give the source in the pipeline file a server_id that no other replica has",
+    )
+
+
+Requirement = Callable[[ServerFacts, Source], None]
+
+PREFLIGHT: tuple[tuple[str, Requirement], ...] = (
+    ("binary log", require_log),
+    ("grants", require_grants),
+    ("binlog_format", require_row_format),
+    ("binlog_row_image", require_full_row_image),
+    ("log filters", require_unfiltered_log),
+    ("replicated changes", require_replicated_changes_logged),
+    ("server_id", require_free_server_id),
+)
+
+
+def require_all(connection: pymysql.Connection, source: Source) -> ServerFacts:
+    """The facts of a server that fulfils all; else the error of the first rule that is broken."""
+    known = facts(connection)
+    for _, requirement in PREFLIGHT:
+        requirement(known, source)
+    return known
+
+
+def advise_row_metadata(server: ServerFacts) -> str | None:
+    if server.row_metadata == "FULL":
+        return None
+    return (
+        f"binlog_row_metadata is {server.row_metadata or 'not known to this server'}: names and types come from the "
+        "present definitions, and reading across an ALTER stops. SET GLOBAL binlog_row_metadata = 'FULL'"
+    )
+
+
+def advise_retention(server: ServerFacts) -> str | None:
+    if server.retention_s == 0 or server.retention_s >= 86_400:
+        return None
+    return (
+        f"The server keeps its log for {server.retention_s / 3600:.1f} hours only: a pipeline that stands still for "
+        "longer needs a new full copy. SET GLOBAL binlog_expire_logs_seconds to days, not hours"
+    )
+
+
+def advise_checksum(server: ServerFacts) -> str | None:
+    if server.checksum == "CRC32":
+        return None
+    return "binlog_checksum is off: a damaged log is noticed late or never. SET GLOBAL binlog_checksum = 'CRC32'"
+
+
+ADVICE: tuple[Callable[[ServerFacts], str | None], ...] = (advise_row_metadata, advise_retention, advise_checksum)
