@@ -1,0 +1,94 @@
+"""The version of a row, and the one comparison that decides whether a change may touch it (invariant 7).
+
+A version is bytes, kept in the target beside the row and in the tombstone of a deleted key:
+
+    commit_ts_us   8 bytes, big-endian
+    seq            8 bytes, big-endian     `_cdc_seq`
+    row            8 bytes, big-endian     `_cdc_row`
+    source         UTF-8 text              `_cdc_source`
+
+Two changes of one source compare by (seq, row): the order of its log, whatever its clock did. Changes of different
+sources compare by (commit_ts_us, source). Empty bytes stand for a row that Lockstep never wrote, older than all.
+Equal counts as newer, so that writing a change again is the same as writing it once.
+
+Between sources the order is only as good as their clocks: when a source's clock steps back, and another source
+wrote the same key in between, there is no order that both rules agree on. Sources that share keys need a clock
+that does not run backwards (docs/architecture.md).
+
+The Python functions here and the SQL they generate are twins: the tests compare them on real servers.
+"""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+VERSION_BYTES = 84
+"""Width of the VARBINARY column: 24 bytes of numbers and a source name, which has at most 48 (config.NAME)."""
+_NUMBERS = struct.Struct(">qqq")
+_SEQ = 8
+_SOURCE = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Version:
+    """A version in parts. All numbers are 0 or more, which makes byte order their order."""
+
+    commit_ts_us: int
+    seq: int
+    row: int
+    source: str
+
+
+def encode(version: Version) -> bytes:
+    return _NUMBERS.pack(version.commit_ts_us, version.seq, version.row) + version.source.encode()
+
+
+def decode(raw: bytes) -> Version:
+    """The parts of a version that is not empty."""
+    commit_ts_us, seq, row = _NUMBERS.unpack_from(raw)
+    return Version(commit_ts_us, seq, row, raw[_SOURCE:].decode())
+
+
+def encode_numbers(
+    commit_ts_us: npt.NDArray[np.int64], seq: npt.NDArray[np.int64], row: npt.NDArray[np.int64]
+) -> npt.NDArray[np.uint8]:
+    """The leading 24 bytes of many versions: shape (n, 24)."""
+    table = np.empty((len(seq), 3), dtype=">i8")
+    table[:, 0], table[:, 1], table[:, 2] = commit_ts_us, seq, row
+    return table.view(np.uint8).reshape(len(seq), _SOURCE)
+
+
+def newer_or_equal(a: bytes, b: bytes) -> bool:
+    """Whether a change of version `a` may replace what has version `b`."""
+    if a[_SOURCE:] == b[_SOURCE:]:
+        return a[_SEQ:_SOURCE] >= b[_SEQ:_SOURCE]
+    return a[:_SEQ] + a[_SOURCE:] >= b[:_SEQ] + b[_SOURCE:]
+
+
+def newer_or_equal_sql(a: str, b: str) -> str:
+    """The same as a SQL expression of two VARBINARY expressions; a null is empty bytes. Never null itself."""
+    a, b = f"COALESCE({a}, X'')", f"COALESCE({b}, X'')"
+    # SUBSTRING counts from 1.
+    return (
+        f"IF(SUBSTRING({a}, 25) = SUBSTRING({b}, 25), SUBSTRING({a}, 9, 16) >= SUBSTRING({b}, 9, 16), "
+        f"CONCAT(SUBSTRING({a}, 1, 8), SUBSTRING({a}, 25)) >= CONCAT(SUBSTRING({b}, 1, 8), SUBSTRING({b}, 25)))"
+    )
+
+
+def may_replace_sql(version: str, old_version: str, *, fresh: str | None = None, old_fresh: str | None = None) -> str:
+    """Whether an upsert may replace a row, by the table's rule.
+
+    Without a freshness column: by version. With one: the greater value wins, equal values by version; a null
+    is older than any value.
+    """
+    by_version = newer_or_equal_sql(version, old_version)
+    if fresh is None or old_fresh is None:
+        return by_version
+    return (
+        f"CASE WHEN {fresh} <=> {old_fresh} THEN {by_version} WHEN {old_fresh} IS NULL THEN 1 "
+        f"WHEN {fresh} IS NULL THEN 0 ELSE {fresh} > {old_fresh} END"
+    )

@@ -1,0 +1,192 @@
+"""Rows on their way into a server: a file of text, then a temporary table beside the real one.
+
+The file is written as the rows stream by, so that memory holds one batch; the server reads it with LOAD DATA LOCAL,
+the fastest way in. LOCAL turns errors into warnings, so any warning at all refuses the rows: a value that the table
+would have bent is found here, with its key and column, before anything is written.
+
+Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation, `_v` version, `_s` state,
+then the row's own under the target's names and types, all nullable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+
+from cdc_core.apply.guard import VERSION_BYTES
+from cdc_core.connections import Server, connect
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.staged import OP
+from cdc_core.target.facts import TableFacts, quote
+from cdc_core.target.prepare import KEY_BYTES
+from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
+
+TEMPORARY = "_lockstep_load"
+_LOCAL_INFILE_OFF = frozenset({1148, 3948, 4166})
+_SHOWN = 120
+
+SESSION = (
+    # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
+    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_ENGINE_SUBSTITUTION'",
+    "SET SESSION time_zone = '+00:00'",
+    # Parents and children arrive in transactions of their own; the source has checked them.
+    "SET SESSION foreign_key_checks = 0",
+    # No gap locks: shards of one database share the tombstone table. Our own runs exclude each other by a named lock.
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION innodb_lock_wait_timeout = 30",
+)
+
+
+def open_session(server: Server, database: str, *, where: str) -> pymysql.Connection[Any]:
+    """A connection for bulk work in a database, autocommit on, with the settings of SESSION."""
+    connection = connect(server, where=where, local_infile=True, read_timeout=3600, write_timeout=3600)
+    try:
+        connection.select_db(database)
+        with connection.cursor() as cursor:
+            for statement in SESSION:
+                cursor.execute(statement)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Which columns a load carries, named as the rows name them; `key` among them."""
+
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+
+
+class LoadFile:
+    """The text file of one load. A context manager: the file is removed at the end.
+
+    binary: the columns that travel as hex, known from the first batch.
+    """
+
+    def __init__(self, directory: Path, name: str, layout: Layout) -> None:
+        self.layout = layout
+        self.path = directory / f"{name}.load"
+        self.rows = 0
+        self.binary: frozenset[str] = frozenset()
+        self._file = self.path.open("wb")
+
+    def __enter__(self) -> LoadFile:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+        self.path.unlink(missing_ok=True)
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        """Appends rows: the layout's columns and the bookkeeping of a merged row."""
+        if not batch.num_rows:
+            return
+        keys = row_keys(batch, self.layout.key)
+        fields = [escaped(keys), batch.column(OP).cast(pa.string()), version_hex(batch)]
+        for name in self.layout.columns:
+            text = column_text(batch, name)
+            fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
+        self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
+        self._file.write(joined(fields))
+        self.rows += batch.num_rows
+
+    def flush(self) -> None:
+        self._file.flush()
+
+
+def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
+    """The empty temporary table, replacing one of an earlier attempt."""
+    cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {TEMPORARY}")
+    own = [f"{target_name(facts, name)} {facts.by_name[name.lower()].declared} NULL" for name in layout.columns]
+    cursor.execute(
+        f"CREATE TEMPORARY TABLE {TEMPORARY} (_n BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, "
+        f"_k VARBINARY({KEY_BYTES}) NULL, _o CHAR(1) CHARACTER SET ascii NULL, _v VARBINARY({VERSION_BYTES}) NULL, "
+        f"_s TINYINT NOT NULL DEFAULT 0, {', '.join(own)}) ENGINE=InnoDB"
+    )
+
+
+def target_name(facts: TableFacts, name: str) -> str:
+    """The target's quoted name of a column of the rows."""
+    return quote(facts.by_name[name.lower()].name)
+
+
+def load(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
+    """Fills the temporary table. Raises DataAtRisk (target.row_error) when a value does not fit its column."""
+    file.flush()
+    fields, settings = ["_k", "_o", "@_v"], ["_v = UNHEX(@_v)"]
+    for number, name in enumerate(file.layout.columns):
+        column = target_name(facts, name)
+        base = facts.by_name[name.lower()].type.base
+        if name in file.binary:
+            fields.append(f"@c{number}")
+            settings.append(f"{column} = UNHEX(@c{number})")
+        elif base == "bit":
+            fields.append(f"@c{number}")
+            settings.append(f"{column} = CAST(@c{number} AS UNSIGNED)")
+        else:
+            fields.append(column)
+    # The path is ours (a scratch directory); a quote or backslash in it would still end the literal.
+    path = str(file.path).replace("\\", "\\\\").replace("'", "''")
+    try:
+        cursor.execute(
+            f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {TEMPORARY} CHARACTER SET utf8mb4 "
+            "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
+            f"({', '.join(fields)}) SET {', '.join(settings)}"
+        )
+    except pymysql.err.MySQLError as error:
+        if error.args[0] in _LOCAL_INFILE_OFF:
+            raise Refused(
+                f"The server does not allow LOAD DATA LOCAL INFILE: {error.args[-1]}.",
+                where=facts.name,
+                code="target.local_infile",
+                remedy="SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file",
+            ) from None
+        raise
+    loaded = cursor.rowcount
+    cursor.execute("SHOW WARNINGS LIMIT 20")
+    warnings = cursor.fetchall()
+    if warnings:
+        raise _bent(cursor, facts, warnings[0])
+    if loaded != file.rows:
+        raise DataAtRisk(
+            f"The server took {loaded} of {file.rows} rows.",
+            where=facts.name,
+            code="target.row_error",
+            remedy="run the task again; if it stays so, keep the run's files and report it",
+        )
+
+
+_ROW_NUMBER = re.compile(r"at row (\d+)|[Rr]ow (\d+) ")
+
+
+def _bent(cursor: Any, facts: TableFacts, warning: Sequence[Any]) -> DataAtRisk:
+    text = str(warning[2])
+    match = _ROW_NUMBER.search(text)
+    number = int(match[1] or match[2]) if match else 0
+    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (number,))
+    row = cursor.fetchone()
+    return row_error(facts, row[0] if row else None, f"{text} ({warning[1]})")
+
+
+def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
+    """The error for a row that the table does not take. Key columns are shown, cut; other values are not."""
+    shown = "unknown" if key is None else key.decode(errors="replace")
+    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
+    return DataAtRisk(
+        f"The row with key {shown} does not fit the target table: {reason}.",
+        where=facts.name,
+        code="target.row_error",
+        remedy="change the target's column or constraint so that it takes what the source holds, then run the task "
+        "again; nothing of this shard was written",
+    )

@@ -1,0 +1,146 @@
+"""Which shard a row belongs to, what the shard's table is called, and which server serves it.
+
+Shards are numbered 0 .. databases * tables - 1, database-major: shard s is table `s % tables` of database
+`s // tables`. The function of the shard key is one of
+
+    mod    integers: key modulo the number of shards, always 0 or more (-1 of 8 shards is 7, as in Python;
+           SQL's MOD(-1, 8) is -1). Anything but an integer is refused.
+    hash   CRC32 of the key's text modulo the number of shards: `CRC32(key) % n` in SQL for integers, for text in
+           UTF-8, for binary strings and for decimals as the server prints them.
+
+A change of this arithmetic would send rows to other shards than those that hold them: the tests pin values.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc_core.config import Sharding, Target, TargetTable
+from cdc_core.errors import Refused, UsageError
+
+NO_SHARD = -1
+
+
+@dataclass(frozen=True, slots=True)
+class ShardTable:
+    """One physical table. `connection` indexes the target's connections."""
+
+    shard: int
+    database: str
+    table: str
+    connection: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+def shard_count(sharding: Sharding | None) -> int:
+    return 1 if sharding is None else sharding.databases * sharding.tables
+
+
+def shard_of(value: int | str | bytes, sharding: Sharding) -> int:
+    """The shard of one key value. Raises Refused (target.shard_key)."""
+    return int(shards_of(pa.array([value]), sharding)[0])
+
+
+def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
+    """The shard of each value of a column. Raises Refused for nulls and for types that the function does not take."""
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    if values.null_count:
+        raise _refused(sharding, "is null in a row")
+    count = shard_count(sharding)
+    kind = values.type
+    integer = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
+    if sharding.function == "mod":
+        if not integer:
+            raise _refused(sharding, f"is {kind}, and mod takes integers only")
+        if pa.types.is_uint64(kind):
+            return np.asarray(values.to_numpy(zero_copy_only=False) % np.uint64(count)).astype(np.int64)
+        if pa.types.is_decimal(kind):  # bigint unsigned, as Spark reads it
+            return np.array([int(value) % count for value in values.to_pylist()], dtype=np.int64)
+        return np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.int64) % count
+    if not (integer or _is_text(kind) or _is_binary(kind) or pa.types.is_decimal(kind)):
+        raise _refused(sharding, f"is {kind}, and hash takes integers, decimals, text and binary strings")
+    raw = values.cast(pa.string()) if not _is_binary(kind) else values
+    sums = (zlib.crc32(item.encode() if isinstance(item, str) else item) % count for item in raw.to_pylist())
+    return np.fromiter(sums, dtype=np.int64, count=len(raw))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def _is_binary(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
+def _refused(sharding: Sharding, why: str) -> Refused:
+    return Refused(
+        f"The shard key {sharding.key!r} {why}.",
+        code="target.shard_key",
+        remedy="choose a column that is never null for sharding.key, or function: hash for one that is no integer",
+    )
+
+
+def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
+    """All physical tables of a logical table, in shard order.
+
+    Raises UsageError (target.template, target.connections) when names or servers do not come out.
+    """
+    rule = target.table(logical)
+    if rule is None:
+        raise UsageError(
+            f"Target {target.name!r} has no rule for the table {logical!r}.",
+            where=f"targets.{target.name}.tables",
+            code="target.template",
+            remedy=f"add a rule for {logical!r}, or one for '*'",
+        )
+    sharding = rule.sharding
+    databases = sharding.databases if sharding else 1
+    if len(target.connections) not in (1, databases):
+        raise UsageError(
+            f"Target {target.name!r} has {len(target.connections)} connections for {databases} database(s) of "
+            f"{logical!r}.",
+            where=f"targets.{target.name}.connections",
+            code="target.connections",
+            remedy="give one connection for all databases, or one for each database number in order",
+        )
+    found = tuple(_named(target, logical, rule))
+    names = {(one.connection, one.name) for one in found}
+    if len(names) < len(found):
+        raise UsageError(
+            f"{len(found)} shards of {logical!r} have only {len(names)} different table names.",
+            where=f"targets.{target.name}.tables",
+            code="target.template",
+            remedy="put {d} into `database` and {t} into `table`, so that each shard has a table of its own",
+        )
+    return found
+
+
+def _named(target: Target, logical: str, rule: TargetTable) -> Iterator[ShardTable]:
+    tables = rule.sharding.tables if rule.sharding else 1
+    first, dot, rest = logical.partition(".")
+    for shard in range(shard_count(rule.sharding)):
+        d, t = divmod(shard, tables)
+        words: dict[str, object] = {"logical": logical, "table": rest if dot else logical, "d": d, "t": t}
+        if dot:
+            words["database"] = first
+        try:
+            database, table = rule.database.format(**words), rule.table.format(**words)
+        except (KeyError, IndexError, ValueError) as error:
+            raise UsageError(
+                f"The name template {rule.database!r} / {rule.table!r} of {logical!r} cannot be filled: {error}.",
+                where=f"targets.{target.name}.tables",
+                code="target.template",
+                remedy="use {logical}, {table}, {d} and {t}; {database} exists only where the logical name is "
+                "'database.table'",
+            ) from None
+        yield ShardTable(shard, database, table, d if len(target.connections) > 1 else 0)

@@ -1,0 +1,113 @@
+"""What a target already has of some keys: the versions of their rows and of their tombstones.
+
+Keys go up in a temporary table and are joined with the target by its key index: never a scan of the target.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+
+from cdc_core.apply.guard import newer_or_equal
+from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
+from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, load, target_name
+from cdc_core.target.prepare import TOMBSTONES
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What the target holds of one key. Exactly one of `row` and `tombstone` is usual; neither: never seen.
+
+    row:       version of the row; b"" when the row is there but Lockstep never wrote it; None when it is not.
+    tombstone: version of the delete that removed it, or None.
+    fresher:   of the freshness column, if the table has one: 1 ours is greater, 0 equal, -1 less.
+    """
+
+    row: bytes | None = None
+    tombstone: bytes | None = None
+    fresher: int = 0
+
+
+NOTHING = Held()
+
+
+def versions_of(
+    connection: pymysql.Connection[Any],
+    facts: TableFacts,
+    rows: pa.RecordBatch,
+    *,
+    key: Sequence[str],
+    freshness: str | None,
+    scratch: Path,
+) -> list[Held]:
+    """What the target holds of each row's key, in the order of the rows.
+
+    rows: merged rows (key columns, the freshness column, bookkeeping). The connection is one of load.open_session.
+    """
+    columns = tuple(dict.fromkeys([*key, *([freshness] if freshness else [])]))
+    layout = Layout(tuple(key), columns)
+    found = [NOTHING] * rows.num_rows
+    with connection.cursor() as cursor, LoadFile(scratch, f"keys-{facts.database}-{facts.table}", layout) as file:
+        create_temporary(cursor, facts, layout)
+        file.add(rows)
+        load(cursor, facts, file)
+        fresher = "0"
+        if freshness:
+            name = target_name(facts, freshness)
+            fresher = (
+                f"CASE WHEN _l.{name} <=> r.{name} THEN 0 WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
+                f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
+            )
+        cursor.execute(
+            f"SELECT _l._n, COALESCE(r.{VERSION_COLUMN}, X''), {fresher} FROM {TEMPORARY} _l "
+            f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}"
+        )
+        for number, version, order in cursor.fetchall():
+            found[number - 1] = Held(row=bytes(version), fresher=int(order))
+        cursor.execute(
+            f"SELECT _l._n, d.version FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
+            "ON d.table_name = %s AND d.row_key = _l._k",
+            (facts.table,),
+        )
+        for number, version in cursor.fetchall():
+            held = found[number - 1]
+            found[number - 1] = Held(held.row, bytes(version), held.fresher)
+        cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
+    return found
+
+
+def table_name(facts: TableFacts) -> str:
+    return f"{quote(facts.database)}.{quote(facts.table)}"
+
+
+def tombstones_name(facts: TableFacts) -> str:
+    return f"{quote(facts.database)}.{TOMBSTONES}"
+
+
+def on_key(facts: TableFacts, key: Sequence[str], left: str = "_l", right: str = "r") -> str:
+    return " AND ".join(f"{right}.{target_name(facts, name)} = {left}.{target_name(facts, name)}" for name in key)
+
+
+INSERT, UPDATE, DELETE, REVIVED, ABSENT, STALE = "insert", "update", "delete", "revived", "absent", "stale"
+
+
+def classify(held: Held, version: bytes, *, upsert: bool, born: bool, by_column: bool) -> tuple[str, str]:
+    """What a winner will do at the target, and for a stale one why.
+
+    born:      the row came to life within the run (insert, snapshot, arrival under this key).
+    by_column: the table has a freshness column. It rules upserts over a row; deletes and tombstones go by version.
+    """
+    if held.tombstone is not None and not newer_or_equal(version, held.tombstone):
+        return STALE, "the key was deleted by a newer change"
+    if held.row is None:
+        return (INSERT if born else REVIVED, "") if upsert else (ABSENT, "")
+    if upsert and by_column and held.fresher:
+        return (UPDATE, "") if held.fresher > 0 else (STALE, "the target's freshness column is greater")
+    if not newer_or_equal(version, held.row):
+        return STALE, "the target has a newer version of the row"
+    return (UPDATE, "") if upsert else (DELETE, "")

@@ -1,0 +1,288 @@
+"""The guarded bulk write of one shard table: all of a run's rows, in one transaction, or nothing.
+
+    load     the rows into a temporary table (outside the transaction)
+    lock     a named lock per table, so that two runs take turns; then the rows' own locks
+    guard    rows older than the target's row or tombstone are taken out: stale
+    delete   rows, and leave tombstones: also for keys that are not there, so that a late insert finds them
+    upsert   INSERT ... ON DUPLICATE KEY UPDATE, each row guarded once more
+    verify   every upserted key now carries its own version; otherwise another row was hit, and all is undone
+    ledger   what was done, in the same transaction; then commit
+
+Unique values that stand on another row: the upsert is tried as it is, which costs nothing when there are none.
+Where it fails or does not verify, it is undone, and the rows that hold such values are taken out first; each of
+them must be written by this very batch, else `target.unique_conflict` refuses all. So a swap works, and no row
+is ever hit that the batch does not own.
+
+Triggers of the target fire; foreign keys are not checked (the source did) and do not cascade.
+Operations: u upsert, d delete, x the row left this shard (a delete that is not counted:
+its change counts where the row went).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import random
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql
+from cdc_core.connections import Server
+from cdc_core.errors import DataAtRisk, InternalError, RetryLater
+from cdc_core.model.run import WriteCounts
+from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied
+from cdc_core.target.load import TEMPORARY, LoadFile, create_temporary, load, open_session, row_error, target_name
+from cdc_core.target.prepare import LEDGER
+from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
+from cdc_core.target.versions import on_key, table_name, tombstones_name
+
+log = logging.getLogger(__name__)
+
+UPSERT, REMOVE, LEFT = "u", "d", "x"
+NEW, STALE, THERE = 0, 1, 2
+"""States of a loaded row: the target has no such row; the target is newer; the target has the row."""
+
+_DEADLOCKS = frozenset({1205, 1213})
+_GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055})
+_PASSING = frozenset({3, 1021, 1114, 1040, 1290, 1836, 3100})
+_ROW_ERRORS = frozenset({1048, 1264, 1265, 1292, 1364, 1366, 1406, 1411, 1526, 1644, 1690, 3140, 3819, 4025})
+"""Besides PyMySQL's DataError and IntegrityError: check constraints, SIGNAL in a trigger, partitions, and the like."""
+_DUPLICATE = 1062
+ATTEMPTS = 6
+LOCK_WAIT_S = 600
+
+
+class _Collision(Exception):
+    """A unique value of the batch stands on another row: begin anew, carefully."""
+
+
+@dataclass(frozen=True, slots=True)
+class ShardWrite:
+    """What is written where. freshness: as in config.TargetTable. ledger: note the counts (not for a second pass)."""
+
+    run_id: str
+    logical: str
+    facts: TableFacts
+    freshness: str | None = None
+    ledger: bool = True
+
+
+def write_shard(
+    server: Server,
+    write: ShardWrite,
+    file: LoadFile,
+    *,
+    pause: Callable[[float], None] = time.sleep,
+) -> WriteCounts:
+    """Writes a load file to its table; safe to repeat.
+
+    Raises DataAtRisk (target.row_error, target.unique_conflict), Refused (target.grant), RetryLater (target.busy,
+    target.unavailable). Whatever is raised, nothing was written, except when the connection broke during the commit:
+    then it may have been, and repeating finds it so.
+    """
+    for attempt in range(1, ATTEMPTS + 1):
+        try:
+            return _attempt(server, write, file)
+        except pymysql.err.MySQLError as error:
+            number = error.args[0] if error.args else 0
+            if number in DENIED:
+                raise denied(error, where=write.facts.name) from None
+            if number not in _DEADLOCKS | _GONE | _PASSING:
+                raise InternalError(
+                    f"The target does not understand a statement: {error.args[-1]} ({number}).",
+                    where=f"{server}, {write.facts.name}",
+                    code="target.statement",
+                    remedy="report it with the server's version and the table's definition; nothing was written",
+                ) from error
+            if attempt == ATTEMPTS or number in _PASSING:
+                raise RetryLater(
+                    f"The table could not be written in {attempt} attempt(s): {error.args[-1]}.",
+                    where=f"{server}, {write.facts.name}",
+                    code="target.busy" if number in _DEADLOCKS else "target.unavailable",
+                    remedy="run the task again; if it stays so, look for long transactions and at the server's log",
+                ) from error
+            wait_s = min(0.1 * 2**attempt, 5.0) * (0.5 + random.random())
+            log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, error, attempt + 1, wait_s)
+            pause(wait_s)
+    raise AssertionError("unreachable")
+
+
+def _attempt(server: Server, write: ShardWrite, file: LoadFile) -> WriteCounts:
+    connection = open_session(server, write.facts.database, where=write.facts.name)
+    try:
+        with connection.cursor() as cursor:
+            create_temporary(cursor, write.facts, file.layout)
+            load(cursor, write.facts, file)
+            lock = _lock(cursor, write.facts)
+            try:
+                connection.begin()
+                counts = _transaction(cursor, write, file, careful=False)
+                connection.commit()
+            except _Collision:
+                connection.rollback()
+                cursor.execute(f"UPDATE {TEMPORARY} SET _s = {NEW}")
+                create_taken(cursor, write.facts, file.layout)
+                connection.begin()
+                counts = _transaction(cursor, write, file, careful=True)
+                connection.commit()
+            cursor.execute("DO RELEASE_LOCK(%s)", (lock,))
+            return counts
+    finally:
+        # Closing rolls back what is not committed, and frees the named lock and the temporary tables.
+        connection.close()
+
+
+def _lock(cursor: Any, facts: TableFacts) -> str:
+    name = "lockstep:" + hashlib.sha256(facts.name.encode()).hexdigest()[:40]
+    cursor.execute("SELECT GET_LOCK(%s, %s)", (name, LOCK_WAIT_S))
+    row = cursor.fetchone()
+    if not row or row[0] != 1:
+        raise RetryLater(
+            f"Another run has been writing this table for more than {LOCK_WAIT_S} s.",
+            where=facts.name,
+            code="target.busy",
+            remedy="wait for that run, or end it; then run this task again",
+        )
+    return name
+
+
+def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) -> WriteCounts:
+    facts, key = write.facts, file.layout.key
+    table, tombstones = table_name(facts), tombstones_name(facts)
+    joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}"
+    # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
+    cursor.execute(f"SELECT COUNT(*) FROM {joined} FOR UPDATE")
+    cursor.fetchall()
+    fresh = target_name(facts, write.freshness) if write.freshness else None
+    replaces = may_replace_sql(
+        "_l._v", f"r.{VERSION_COLUMN}", fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}"
+    )
+    by_version = newer_or_equal_sql("_l._v", f"r.{VERSION_COLUMN}")
+    wins = replaces if fresh is None else f"IF(_l._o = '{UPSERT}', {replaces}, {by_version})"
+    cursor.execute(f"UPDATE {joined} SET _l._s = IF({wins}, {THERE}, {STALE})")
+    cursor.execute(f"SELECT 1 FROM {tombstones} WHERE table_name = %s LIMIT 1", (facts.table,))
+    buried = cursor.fetchone() is not None
+    by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON d.table_name = %s AND d.row_key = _l._k"
+    if buried:
+        cursor.execute(f"SELECT COUNT(*) FROM {by_tombstone} FOR UPDATE", (facts.table,))
+        cursor.fetchall()
+        cursor.execute(
+            f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE NOT {newer_or_equal_sql('_l._v', 'd.version')}",
+            (facts.table,),
+        )
+    states = _states(cursor)
+    if any(states.get((op, state)) for op in (REMOVE, LEFT) for state in (NEW, THERE)):
+        if states.get((REMOVE, THERE)) or states.get((LEFT, THERE)):
+            cursor.execute(f"DELETE r FROM {joined} WHERE _l._o <> '{UPSERT}' AND _l._s = {THERE}")
+        cursor.execute(
+            f"INSERT INTO {tombstones} (table_name, row_key, version) SELECT %s, _l._k, _l._v FROM {TEMPORARY} _l "
+            f"WHERE _l._o <> '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v",
+            (facts.table,),
+        )
+    upserts = states.get((UPSERT, NEW), 0) + states.get((UPSERT, THERE), 0)
+    if upserts:
+        if careful:
+            take_out(cursor, facts, file.layout)
+        _upsert(cursor, write, file, careful=careful)
+        if careful:
+            restore_extra(cursor, facts, file.layout)
+        _verify(cursor, write, key, upserts, careful=careful)
+        if buried:
+            cursor.execute(
+                f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}", (facts.table,)
+            )
+    counts = WriteCounts(
+        write.logical,
+        facts.name,
+        written=upserts + states.get((REMOVE, THERE), 0),
+        stale=states.get((UPSERT, STALE), 0) + states.get((REMOVE, STALE), 0),
+        absent=states.get((REMOVE, NEW), 0),
+    )
+    if write.ledger:
+        _note(cursor, write, counts)
+    return counts
+
+
+def _states(cursor: Any) -> dict[tuple[str, int], int]:
+    cursor.execute(f"SELECT _o, _s, COUNT(*) FROM {TEMPORARY} GROUP BY _o, _s")
+    return {(str(op), int(state)): int(count) for op, state, count in cursor.fetchall()}
+
+
+def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) -> None:
+    try:
+        cursor.execute(_upsert_sql(write, file, ""))
+    except pymysql.err.MySQLError as error:
+        number = error.args[0]
+        if number == _DUPLICATE and not careful and needs_care(write.facts, file.layout):
+            raise _Collision from None
+        if not (number in _ROW_ERRORS or isinstance(error, pymysql.err.DataError | pymysql.err.IntegrityError)):
+            raise
+        # The statement was undone, the transaction goes on: find the row it stumbled over, then undo all.
+        key = _first_failing(cursor, lambda low, high: _upsert_sql(write, file, f"AND _l._n BETWEEN {low} AND {high}"))
+        raise row_error(write.facts, key, f"{error.args[-1]} ({number})") from error
+
+
+def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> str:
+    """The version goes first: assignments run from left to right, so that each other column sees who won."""
+    facts = write.facts
+    fresh = target_name(facts, write.freshness) if write.freshness else None
+    names = [target_name(facts, name) for name in file.layout.columns]
+    keys = {target_name(facts, name) for name in file.layout.key}
+    old = table_name(facts)
+    version = f"{old}.{VERSION_COLUMN}"
+    wins = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"{old}.{fresh}")
+    changes = [f"{version} = IF({wins}, _l._v, {version})"]
+    changes += [
+        f"{old}.{name} = IF({version} <=> _l._v, _l.{name}, {old}.{name})" for name in names if name not in keys
+    ]
+    return (
+        f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
+        f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l "
+        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} {extra} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
+    )
+
+
+def _first_failing(cursor: Any, statement: Callable[[int, int], str]) -> bytes | None:
+    """The key of a row that the table does not take, by halving; a handful of statements, all of them undone later."""
+    cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
+    low, high = (int(value) for value in cursor.fetchone())
+    while low < high:
+        middle = (low + high) // 2
+        try:
+            cursor.execute(statement(low, middle))
+            low = middle + 1
+        except pymysql.err.MySQLError:
+            high = middle
+    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (low,))
+    row = cursor.fetchone()
+    return bytes(row[0]) if row else None
+
+
+def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *, careful: bool) -> None:
+    cursor.execute(
+        f"SELECT COUNT(*) FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(write.facts)} r "
+        f"ON {on_key(write.facts, key)} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND r.{VERSION_COLUMN} = _l._v"
+    )
+    there = int(cursor.fetchone()[0])
+    if there == upserts:
+        return
+    if not careful:
+        raise _Collision
+    raise DataAtRisk(
+        f"After the write {there} of {upserts} rows stand in the table as they should.",
+        where=write.facts.name,
+        code="target.unique_conflict",
+        remedy="look for triggers of the target that change rows, or keys that are equal in the target's collation "
+        "only; nothing of this shard was written",
+    )
+
+
+def _note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> None:
+    cursor.execute(
+        f"REPLACE INTO {LEDGER} (run_id, table_name, logical, written, stale, absent) VALUES (%s, %s, %s, %s, %s, %s)",
+        (write.run_id, write.facts.table, write.logical, counts.written, counts.stale, counts.absent),
+    )
