@@ -1,0 +1,246 @@
+"""A stage in a local directory.
+
+Every file is written under a temporary name, fsynced, and linked or renamed into place; then its directory is
+fsynced. It may assume a POSIX file system with hard links. An Output alone is written under its final name from the
+start (nobody looks there before a manifest says so), which saves a second copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import time
+import uuid
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import BinaryIO
+from urllib.parse import unquote
+
+from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.stage.objects import ObjectInfo, checked_path, missing
+
+_TEMPORARY = ".tmp-"
+_CHUNK = 1 << 20
+_NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+class FileStore:
+    """See the module's docstring; `uri` is `file:///directory`."""
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self.root = Path(unquote(uri.removeprefix("file://")))
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def put(self, path: str, data: bytes) -> None:
+        self._place(path, [data], if_absent=False)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        return self._place(path, [data], if_absent=True)
+
+    def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
+        with local.open("rb") as source:
+            return self._place(path, iter(lambda: source.read(_CHUNK), b""), if_absent=if_absent)
+
+    def open_output(self, paths: Iterable[str], scratch: Path) -> FileOutput:
+        for path in paths:
+            with contextlib.suppress(FileExistsError), self._writing(path):
+                descriptor = self._open(self._local(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                return FileOutput(self, path, descriptor)
+        raise ValueError("no free name among the given paths")
+
+    def get(self, path: str) -> bytes:
+        try:
+            return self._local(path).read_bytes()
+        except FileNotFoundError:
+            raise missing(path, self.uri) from None
+        except OSError as error:
+            raise self._unreadable(path, error) from None
+
+    def stat(self, path: str) -> ObjectInfo | None:
+        try:
+            status = self._local(path).stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        return ObjectInfo(path, status.st_size, status.st_mtime)
+
+    def open_input(self, path: str) -> BinaryIO:
+        try:
+            return self._local(path).open("rb")
+        except FileNotFoundError:
+            raise missing(path, self.uri) from None
+        except OSError as error:
+            raise self._unreadable(path, error) from None
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        found = [info for info in self._walk(prefix) if not _name(info.path).startswith(_TEMPORARY)]
+        yield from sorted(found, key=lambda info: info.path.encode())
+
+    def delete(self, path: str) -> None:
+        local = self._local(path)
+        with self._writing(path), contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            local.unlink()
+            _sync(local.parent)
+        with contextlib.suppress(OSError):  # not empty, or gone: another writer's business
+            for parent in local.parents:
+                if parent == self.root:
+                    break
+                parent.rmdir()
+
+    def discard_leftovers(self, older_than_s: float) -> int:
+        limit = time.time() - older_than_s
+        old = [i.path for i in self._walk("") if _name(i.path).startswith(_TEMPORARY) and i.modified < limit]
+        for path in old:
+            self.delete(path)
+        return len(old)
+
+    def local_path(self, path: str) -> Path | None:
+        return self._local(path)
+
+    def uri_of(self, path: str) -> str:
+        return self._local(path).absolute().as_uri()
+
+    def spark_uri(self, path: str) -> str:
+        return f"file:{self._local(path).absolute()}"
+
+    def _local(self, path: str) -> Path:
+        return self.root / checked_path(path)
+
+    def _place(self, path: str, chunks: Iterable[bytes], *, if_absent: bool) -> bool:
+        """Writes under a temporary name, then links (if absent) or renames into place."""
+        final = self._local(path)
+        temporary = final.with_name(_TEMPORARY + uuid.uuid4().hex)
+        with self._writing(path):
+            if if_absent and final.exists():
+                return False
+            try:
+                descriptor = self._open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+                with open(descriptor, "wb") as file:
+                    for chunk in chunks:
+                        file.write(chunk)
+                    file.flush()
+                    os.fsync(file.fileno())
+                if if_absent:
+                    os.link(temporary, final)
+                else:
+                    temporary.replace(final)
+            except FileExistsError:
+                return False
+            finally:
+                temporary.unlink(missing_ok=True)
+            _sync(final.parent)
+        return True
+
+    def _open(self, local: Path, flags: int) -> int:
+        """Opens, making the directory; again when a deleter removed the empty directory in between."""
+        for attempt in range(20):
+            self._make(local.parent)
+            try:
+                return os.open(local, flags, 0o644)
+            except FileNotFoundError:
+                if attempt == 19:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _make(self, directory: Path) -> None:
+        """Makes a directory durably: each new entry is fsynced in its parent."""
+        if directory.is_dir():
+            return
+        new = [directory, *directory.parents]
+        new = new[: next(i for i, one in enumerate(new) if one.exists())]
+        directory.mkdir(parents=True, exist_ok=True)
+        for one in reversed(new):
+            with contextlib.suppress(FileNotFoundError):
+                _sync(one.parent)
+
+    def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+        top = self.root / prefix.rpartition("/")[0]
+        for directory, _, names in os.walk(top):
+            relative = Path(directory).relative_to(self.root).as_posix()
+            for name in names:
+                path = name if relative == "." else f"{relative}/{name}"
+                if path.startswith(prefix):
+                    info = self.stat(path)
+                    if info is not None:
+                        yield info
+
+    @contextlib.contextmanager
+    def _writing(self, path: str) -> Iterator[None]:
+        """Turns what the file system refuses into our errors; FileExistsError stays the caller's."""
+        try:
+            yield
+        except FileExistsError:
+            raise
+        except OSError as error:
+            raise self._unwritable(path, error) from error
+
+    def _unwritable(self, path: str, error: OSError) -> LockstepError:
+        if error.errno in _NO_LINKS and error.filename2 is not None:
+            return Refused(
+                f"The file system has no hard links, which put-if-absent needs: {error.strerror}.",
+                where=self.uri,
+                code="stage.not_linkable",
+                remedy="put the stage on a local POSIX file system (ext4, xfs, ...) or in a bucket",
+            )
+        return RetryLater(
+            f"Cannot write {path}: {error.strerror or error}.",
+            where=self.uri,
+            code="stage.unwritable",
+            remedy="make room on the disk, or let the account that runs Lockstep write there; then run again",
+        )
+
+    def _unreadable(self, path: str, error: OSError) -> LockstepError:
+        return RetryLater(
+            f"Cannot read {path}: {error.strerror or error}.",
+            where=self.uri,
+            code="stage.unreadable",
+            remedy="let the account that runs Lockstep read the stage's directory; then run again",
+        )
+
+
+class FileOutput:
+    """An Output that grows in its final place."""
+
+    def __init__(self, store: FileStore, path: str, descriptor: int) -> None:
+        self._store = store
+        self._path = path
+        self._descriptor = descriptor
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data)
+        with self._store._writing(self._path):
+            while len(view):
+                view = view[os.write(self._descriptor, view) :]
+        return len(data)
+
+    def publish(self) -> str:
+        with self._store._writing(self._path):
+            os.fsync(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+            local = self._store.local_path(self._path)
+            assert local is not None
+            _sync(local.parent)
+        return self._path
+
+    def discard(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+        self._store.delete(self._path)
+
+
+def _name(path: str) -> str:
+    return path.rpartition("/")[2]
+
+
+def _sync(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

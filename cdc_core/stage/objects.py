@@ -1,0 +1,145 @@
+"""Where the stage lies: the small interface that a directory and a bucket share, and the probe that both must pass.
+
+Paths are relative to the stage's root, with '/' between segments. A path is visible whole or not at all (an Output
+excepted: nobody may look for it before its manifest names it), and what a call has put is durable when it returns.
+
+Errors of every store: RetryLater (stage.unwritable, stage.unreachable), Refused (stage.denied, stage.no_bucket,
+stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), InternalError (stage.path).
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO, Protocol
+
+from cdc_core.errors import DataAtRisk, InternalError, Refused
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectInfo:
+    """`modified` is in seconds since 1970, by the store's clock."""
+
+    path: str
+    size_bytes: int
+    modified: float
+
+
+class Output(Protocol):
+    """A file being written. It counts only after `publish`; `discard` leaves nothing of it, before or after."""
+
+    def write(self, data: bytes | memoryview) -> int: ...
+
+    def publish(self) -> str:
+        """Makes it durable under the first of its names that was free; returns that path."""
+
+    def discard(self) -> None: ...
+
+
+class ObjectStore(Protocol):
+    """See the module's docstring."""
+
+    @property
+    def uri(self) -> str:
+        """The root, as the pipeline names it."""
+
+    def put(self, path: str, data: bytes) -> None:
+        """Writes or replaces."""
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        """Writes unless the path exists; of any number of writers exactly one gets True.
+
+        False may also mean that this very call succeeded and its answer was lost: read the path to know.
+        """
+
+    def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
+        """Copies a local file of any size; False, with `if_absent`, when the path exists."""
+
+    def open_output(self, paths: Iterable[str], scratch: Path) -> Output:
+        """A file to be written under the first free of `paths`; `scratch` is a local directory for what needs one."""
+
+    def get(self, path: str) -> bytes: ...
+
+    def stat(self, path: str) -> ObjectInfo | None: ...
+
+    def open_input(self, path: str) -> BinaryIO:
+        """A seekable file that pyarrow reads; only what is asked for is fetched."""
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        """What begins with the prefix, as text, in the order of UTF-8 bytes."""
+
+    def delete(self, path: str) -> None:
+        """Removes; a path that is not there is no error."""
+
+    def discard_leftovers(self, older_than_s: float) -> int:
+        """Removes what killed writers left that no listing shows; returns how many."""
+
+    def local_path(self, path: str) -> Path | None:
+        """The file of a store that is a directory; None for others."""
+
+    def uri_of(self, path: str) -> str:
+        """For people and for tools that take URIs."""
+
+    def spark_uri(self, path: str) -> str:
+        """As Hadoop's file systems read it: `file:` or `s3a:`, nothing percent-encoded beyond the path itself."""
+
+
+def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us-east-1") -> ObjectStore:
+    """The store of a stage URI (`file:///directory`, `s3://bucket/prefix`); nothing is touched yet.
+
+    Credentials of a bucket come from the environment, as boto3 finds them.
+    """
+    if uri.startswith("s3://"):
+        from cdc_core.stage.s3 import S3Store  # boto3 takes a third of a second to import
+
+        return S3Store(uri, endpoint=s3_endpoint, region=s3_region)
+    from cdc_core.stage.files import FileStore
+
+    return FileStore(uri)
+
+
+def checked_path(path: str) -> str:
+    """The path itself. Raises InternalError (stage.path) for one that could leave the root or be ambiguous."""
+    if not path or any(segment in ("", ".", "..") for segment in path.split("/")) or "\0" in path:
+        raise InternalError(
+            f"{path!r} is no path of a stage.",
+            code="stage.path",
+            remedy="report this; paths are made by cdc_core.stage.layout",
+        )
+    return path
+
+
+def missing(path: str, where: str) -> DataAtRisk:
+    """The error for a path that ought to exist."""
+    return DataAtRisk(
+        f"{path} is not in the stage.",
+        where=where,
+        code="stage.missing",
+        remedy="run `lockstep stage verify`; restore the file from a backup of the stage, or re-sync its tables",
+    )
+
+
+def check_writable(store: ObjectStore) -> None:
+    """Proves on a path of its own that the store writes, reads, lists, deletes and honours put-if-absent.
+
+    Raises Refused (stage.not_conditional) where a second put-if-absent wins too, else the store's own errors.
+    """
+    path = f".probe/{uuid.uuid4().hex}"
+    data = uuid.uuid4().bytes
+    try:
+        first = store.put_if_absent(path, data)
+        second = store.put_if_absent(path, b"second")
+        if not first or second or store.get(path) != data:
+            raise Refused(
+                "The store lets a second writer overwrite what must be written once.",
+                where=store.uri,
+                code="stage.not_conditional",
+                remedy="use a store that honours `If-None-Match: *` on PUT (AWS S3, s3proxy, versitygw, recent MinIO), "
+                "or a local directory",
+            )
+        if [info.path for info in store.list(path)] != [path]:
+            raise missing(path, store.uri)
+    finally:
+        store.delete(path)

@@ -1,0 +1,360 @@
+"""A stage in an S3 bucket, by boto3: conditional puts, multipart uploads, ranged reads.
+
+It may assume a server that honours `If-None-Match: *` on PutObject and CompleteMultipartUpload
+(`check_writable` proves the first). botocore's standard retries run below every call.
+"""
+
+from __future__ import annotations
+
+import io
+import time
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO, cast
+
+import boto3
+from botocore.config import Config
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    NoCredentialsError,
+    PartialCredentialsError,
+)
+
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.stage.objects import ObjectInfo, checked_path, missing
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+MULTIPART_BYTES = 16 << 20
+"""Files above this go up in pieces of at least this size."""
+_MAX_PIECES = 9_000
+_READ_AHEAD = 1 << 20
+_CONFLICTS = 10
+
+_TAKEN = frozenset({"PreconditionFailed", "412"})
+_CONFLICT = frozenset({"ConditionalRequestConflict", "409"})
+_ABSENT = frozenset({"NoSuchKey", "NotFound", "404", "NoSuchUpload"})
+_DENIED = frozenset(
+    {"AccessDenied", "InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken", "403", "Forbidden",
+     "AuthorizationHeaderMalformed", "AllAccessDisabled", "AccountProblem"}
+)  # fmt: skip
+
+
+class S3Store:
+    """See the module's docstring; `uri` is `s3://bucket` or `s3://bucket/prefix`."""
+
+    def __init__(self, uri: str, *, endpoint: str | None = None, region: str = "us-east-1") -> None:
+        bucket, _, prefix = uri.removeprefix("s3://").partition("/")
+        if not bucket:
+            raise UsageError(
+                f"{uri!r} names no bucket.",
+                code="stage.uri",
+                remedy="write stage.uri as s3://bucket or s3://bucket/prefix",
+            )
+        self._uri = uri
+        self._bucket = bucket
+        self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
+        self._endpoint = endpoint
+        config = Config(
+            retries={"mode": "standard", "max_attempts": 5},
+            connect_timeout=10,
+            read_timeout=60,
+            max_pool_connections=16,
+            s3={"addressing_style": "path"} if endpoint else {},
+            # The manifest holds a sha256 of every part; servers beside AWS do not all know the newer checksums.
+            request_checksum_calculation="when_required",
+            response_checksum_validation="when_required",
+        )
+        self._client: S3Client = boto3.session.Session().client(
+            "s3", endpoint_url=endpoint, region_name=region, config=config
+        )
+
+    @property
+    def uri(self) -> str:
+        return self._uri
+
+    def put(self, path: str, data: bytes) -> None:
+        with self._calling(path):
+            self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=data)
+
+    def put_if_absent(self, path: str, data: bytes) -> bool:
+        key = self._key(path)
+        return self._conditionally(
+            path,
+            lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*"),
+        )
+
+    def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
+        if local.stat().st_size > MULTIPART_BYTES:
+            return self._put_pieces(path, local, if_absent=if_absent)
+        data = local.read_bytes()
+        if if_absent:
+            return self.put_if_absent(path, data)
+        self.put(path, data)
+        return True
+
+    def open_output(self, paths: Iterable[str], scratch: Path) -> S3Output:
+        return S3Output(self, paths, scratch)
+
+    def get(self, path: str) -> bytes:
+        with self._calling(path):
+            return self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"].read()
+
+    def stat(self, path: str) -> ObjectInfo | None:
+        with self._calling(path):
+            try:
+                answer = self._client.head_object(Bucket=self._bucket, Key=self._key(path))
+            except ClientError as error:
+                if _code(error) in _ABSENT:
+                    return None
+                raise
+        return ObjectInfo(path, answer["ContentLength"], answer["LastModified"].timestamp())
+
+    def open_input(self, path: str) -> BinaryIO:
+        info = self.stat(path)
+        if info is None:
+            raise missing(path, self.uri)
+        return cast(BinaryIO, io.BufferedReader(_Ranges(self, path, info.size_bytes), _READ_AHEAD))
+
+    def read_range(self, path: str, start: int, stop: int) -> bytes:
+        """Bytes start..stop-1 of an object."""
+        with self._calling(path):
+            answer = self._client.get_object(
+                Bucket=self._bucket, Key=self._key(path), Range=f"bytes={start}-{stop - 1}"
+            )
+            return answer["Body"].read()
+
+    def list(self, prefix: str) -> Iterator[ObjectInfo]:
+        pages = self._client.get_paginator("list_objects_v2").paginate(
+            Bucket=self._bucket, Prefix=self._prefix + prefix
+        )
+        found: list[ObjectInfo] = []
+        with self._calling(prefix or "the stage"):
+            for page in pages:
+                for item in page.get("Contents", ()):
+                    name = item["Key"].removeprefix(self._prefix)
+                    found.append(ObjectInfo(name, item["Size"], item["LastModified"].timestamp()))
+        # AWS lists in this order; not every server does.
+        yield from sorted(found, key=lambda info: info.path.encode())
+
+    def delete(self, path: str) -> None:
+        with self._calling(path):
+            self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
+
+    def discard_leftovers(self, older_than_s: float) -> int:
+        """Aborts multipart uploads that nobody finished."""
+        limit = time.time() - older_than_s
+        count = 0
+        with self._calling("multipart uploads"):
+            pages = self._client.get_paginator("list_multipart_uploads").paginate(
+                Bucket=self._bucket, Prefix=self._prefix
+            )
+            for page in pages:
+                for upload in page.get("Uploads", ()):
+                    if upload["Initiated"].timestamp() < limit:
+                        self._client.abort_multipart_upload(
+                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
+                        )
+                        count += 1
+        return count
+
+    def local_path(self, path: str) -> Path | None:
+        return None
+
+    def uri_of(self, path: str) -> str:
+        return f"s3://{self._bucket}/{self._key(path)}"
+
+    def spark_uri(self, path: str) -> str:
+        return f"s3a://{self._bucket}/{self._key(path)}"
+
+    def _key(self, path: str) -> str:
+        return self._prefix + checked_path(path)
+
+    def _put_pieces(self, path: str, local: Path, *, if_absent: bool) -> bool:
+        """A multipart upload; nothing is visible, and nothing stays, unless it is completed."""
+        key, size = self._key(path), local.stat().st_size
+        piece = max(MULTIPART_BYTES, -(-size // _MAX_PIECES))
+        with self._calling(path):
+            upload = self._client.create_multipart_upload(Bucket=self._bucket, Key=key)["UploadId"]
+
+        def send(number: int) -> Any:
+            with local.open("rb") as file:
+                file.seek(number * piece)
+                body = file.read(piece)
+            answer = self._client.upload_part(
+                Bucket=self._bucket, Key=key, UploadId=upload, PartNumber=number + 1, Body=body
+            )
+            return {"ETag": answer["ETag"], "PartNumber": number + 1}
+
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
+        done = False
+        try:
+            with self._calling(path), ThreadPoolExecutor(4) as pool:
+                parts = list(pool.map(send, range(-(-size // piece))))
+            done = self._conditionally(
+                path,
+                lambda: self._client.complete_multipart_upload(
+                    Bucket=self._bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}, **condition
+                ),
+            )
+            return done
+        finally:
+            if not done:
+                self._abort(path, key, upload)
+
+    def _abort(self, path: str, key: str, upload: str) -> None:
+        with self._calling(path):
+            try:
+                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
+            except ClientError as error:
+                if _code(error) not in _ABSENT:
+                    raise
+
+    def _conditionally(self, path: str, call: Any) -> bool:
+        """False where the condition failed. A conflict with a writer that has not finished is asked again."""
+        with self._calling(path):
+            for attempt in range(_CONFLICTS):
+                try:
+                    call()
+                    return True
+                except ClientError as error:
+                    if _code(error) in _TAKEN:
+                        return False
+                    if _code(error) not in _CONFLICT or attempt == _CONFLICTS - 1:
+                        raise
+                    time.sleep(0.05 * (attempt + 1))
+        raise AssertionError("unreachable")
+
+    @contextmanager
+    def _calling(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except ClientError as error:
+            raise self._refusal(path, error) from error
+        except (NoCredentialsError, PartialCredentialsError) as error:
+            raise Refused(
+                f"There are no credentials for the bucket: {error}",
+                where=self.uri,
+                code="stage.denied",
+                remedy="export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role",
+            ) from None
+        except (HTTPClientError, BotoCoreError, OSError) as error:
+            raise RetryLater(
+                f"The bucket cannot be reached: {error}",
+                where=f"{self.uri} {self._endpoint or ''}".strip(),
+                code="stage.unreachable",
+                remedy="check stage.s3_endpoint and the network; the next attempt may succeed",
+            ) from error
+
+    def _refusal(self, path: str, error: ClientError) -> LockstepError:
+        code = _code(error)
+        text = error.response.get("Error", {}).get("Message", "") or code
+        if code == "NoSuchBucket":
+            return Refused(
+                f"There is no bucket {self._bucket!r}.",
+                where=self.uri,
+                code="stage.no_bucket",
+                remedy="create the bucket, or mend stage.uri",
+            )
+        if code in _ABSENT:
+            return missing(path, self.uri)
+        if code in _DENIED:
+            return Refused(
+                f"The server refused the credentials or the action ({code}): {text}",
+                where=f"{self.uri} {path}",
+                code="stage.denied",
+                remedy="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, and that they may get, put, list and "
+                "delete in the bucket",
+            )
+        return RetryLater(
+            f"The server answered {code}: {text}",
+            where=f"{self.uri} {path}",
+            code="stage.unreachable",
+            remedy="look at the server's state; the next attempt may succeed",
+        )
+
+
+class S3Output:
+    """An Output that grows in a scratch file and goes up when it is published."""
+
+    def __init__(self, store: S3Store, paths: Iterable[str], scratch: Path) -> None:
+        from tempfile import NamedTemporaryFile
+
+        self._store = store
+        self._paths = iter(paths)
+        self._published: str | None = None
+        try:
+            scratch.mkdir(parents=True, exist_ok=True)
+            self._file = NamedTemporaryFile(dir=scratch, prefix="part-", suffix=".parquet")  # noqa: SIM115
+        except OSError as error:
+            raise _scratch_full(scratch, error) from error
+
+    def write(self, data: bytes | memoryview) -> int:
+        try:
+            return self._file.write(data)
+        except OSError as error:
+            raise _scratch_full(Path(self._file.name).parent, error) from error
+
+    def publish(self) -> str:
+        try:
+            self._file.flush()
+        except OSError as error:
+            raise _scratch_full(Path(self._file.name).parent, error) from error
+        for path in self._paths:
+            if self._store.put_file(path, Path(self._file.name), if_absent=True):
+                self._published = path
+                self._file.close()
+                return path
+        raise ValueError("no free name among the given paths")
+
+    def discard(self) -> None:
+        self._file.close()
+        if self._published is not None:
+            self._store.delete(self._published)
+
+
+class _Ranges(io.RawIOBase):
+    """An object as a seekable file; every read is a ranged GET."""
+
+    def __init__(self, store: S3Store, path: str, size: int) -> None:
+        self._store, self._path, self._size, self._at = store, path, size, 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        self._at = offset + (0, self._at, self._size)[whence]
+        return self._at
+
+    def readinto(self, buffer: Any) -> int:
+        stop = min(self._at + len(buffer), self._size)
+        if stop <= self._at:
+            return 0
+        data = self._store.read_range(self._path, self._at, stop)
+        buffer[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+
+def _code(error: ClientError) -> str:
+    return str(error.response.get("Error", {}).get("Code", ""))
+
+
+def _scratch_full(scratch: Path, error: OSError) -> RetryLater:
+    return RetryLater(
+        f"Cannot write the scratch directory: {error.strerror or error}.",
+        where=str(scratch),
+        code="stage.unwritable",
+        remedy="make room there, or let TMPDIR name a directory with room; then run again",
+    )

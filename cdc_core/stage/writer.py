@@ -1,0 +1,270 @@
+"""A batch being written: blocks in, Parquet parts and a manifest's text out. `manifest.commit` makes it count.
+
+It may assume that blocks come in order, without gaps, and all belong to the batch's window. It must keep: a batch
+ends at a transaction's end (a transaction cut into PART entries streams into the open parts until its last piece);
+when `finish` returns, every part is durable; what is aborted or fails leaves nothing. Part names carry the epoch,
+and are taken only where free, so that no writer ever touches a file that a manifest may list.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_core.errors import InternalError
+from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.block import Block, EntryKind, TableRows
+from cdc_core.model.position import Checkpoint
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import OP, SEQ, staged_schema
+from cdc_core.stage.keychange import key_changes
+from cdc_core.stage.layout import PartName, part_path
+from cdc_core.stage.objects import ObjectStore, Output
+from cdc_core.stage.parquet import PartFile
+
+log = logging.getLogger(__name__)
+
+GATHER_BYTES = 256 << 20
+"""Weight of gathered rows over all tables of a batch at which the largest table's are written early."""
+_NUMBERS = 10_000
+"""Step between the part numbers that one part tries."""
+
+
+@dataclass(slots=True)
+class _OpenPart:
+    """A part and what its manifest entry will say."""
+
+    table: str
+    schema: TableSchema
+    file: PartFile
+    arrow: pa.Schema
+    rows: int = 0
+    ops: Counter[str] = field(default_factory=Counter)
+    key_changes: int = 0
+    min_seq: int = 2**63 - 1
+    max_seq: int = 0
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        seq = rows.column(SEQ).to_numpy()
+        self.rows += len(seq)
+        self.min_seq = min(self.min_seq, int(seq.min()))
+        self.max_seq = max(self.max_seq, int(seq.max()))
+        self.ops += _counts(rows.column(OP))
+        self.key_changes += key_changes(rows, self.schema.key)
+        self.file.add(rows)
+
+    def listed(self, path: str) -> Part:
+        return Part(
+            table=self.table,
+            path=path,
+            rows=self.rows,
+            size_bytes=self.file.size_bytes,
+            sha256=self.file.sha256,
+            schema_id=self.schema.id,
+            min_seq=self.min_seq,
+            max_seq=self.max_seq,
+            ops=dict(sorted(self.ops.items())),
+            key_changes=self.key_changes,
+        )
+
+
+class BatchWriter:
+    """See the module's docstring.
+
+    begin:       where the batch begins: the end of the one before.
+    window:      start and end, µs UTC, of the interval it belongs to.
+    level:       zstd level.
+    scratch_dir: where parts grow that cannot grow in their final place (buckets); the system's by default.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        *,
+        pipeline: str,
+        source: str,
+        epoch: int,
+        begin: Checkpoint,
+        window: tuple[int, int],
+        level: int = 1,
+        scratch_dir: Path | None = None,
+    ) -> None:
+        self._store = store
+        self._pipeline = pipeline
+        self._source = source
+        self._epoch = epoch
+        self._begin = begin
+        self._window = window
+        self._level = level
+        self._scratch = scratch_dir or Path(tempfile.gettempdir())
+        self._parts: dict[tuple[str, str], _OpenPart] = {}
+        self._began: float | None = None
+        self._done = False
+        self._carried_rows = 0
+        self._events = 0
+        self._transactions = 0
+        self._passed: Counter[str] = Counter()
+        self._notes: dict[str, None] = {}
+        self.position = begin.position
+        """Behind the last block that was added."""
+        self.open_transaction = False
+        """The last entry that was added is a PART: the batch cannot be finished here."""
+
+    @property
+    def rows(self) -> int:
+        """Changes added; one routed to two tables counts twice."""
+        return sum(part.rows for part in self._parts.values())
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes written, plus the weight of the rows gathered for the next row groups."""
+        return sum(part.file.size_bytes + part.file.pending_bytes for part in self._parts.values())
+
+    @property
+    def age_s(self) -> float:
+        """Seconds since the first block; 0 before it."""
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def add(self, block: Block) -> None:
+        """Takes a block. After any error the batch can only be aborted.
+
+        Raises InternalError (stage.batch_range) where the block does not continue the batch, and the store's errors.
+        """
+        if self._done or block.begin != self.position or block.source != self._source:
+            raise self._wrong(f"A block of {block.source} at {block.begin} does not continue it at {self.position}.")
+        if self._began is None:
+            self._began = time.monotonic()
+        for rows in block.tables:
+            if rows.rows.num_rows:
+                self._part_of(rows).add(rows.rows)
+        self._account(block)
+        self._relieve()
+        self.position = block.end
+
+    def finish(self, end: Checkpoint) -> Manifest:
+        """Makes every part durable; the manifest to commit. On an error everything is aborted.
+
+        end: where the batch ends: the end of the last block (any later position for a batch without blocks).
+        Raises InternalError (stage.batch_range), also inside an open transaction, and the store's errors.
+        """
+        ends_right = end.position == self.position if self._began is not None else end.position > self.position
+        if self._done or self.open_transaction or not ends_right or end.position == self._begin.position:
+            inside = " inside a transaction" if self.open_transaction else ""
+            raise self._wrong(f"It cannot end at {end.position}: its blocks end at {self.position}{inside}.")
+        try:
+            parts = self._publish()
+        except BaseException:
+            self.abort()
+            raise
+        self._done = True
+        manifest = Manifest(
+            pipeline=self._pipeline,
+            source=self._source,
+            epoch=self._epoch,
+            begin=self._begin,
+            end=end,
+            window_start_us=self._window[0],
+            window_end_us=self._window[1],
+            parts=parts,
+            events=self._events,
+            transactions=self._transactions,
+            created_us=time.time_ns() // 1000,
+            passed=dict(self._passed),
+            notes=tuple(self._notes),
+            schemas={part.schema.id: part.schema for part in self._parts.values()},
+        )
+        log.info(
+            "source %s: batch %s holds %d changes in %d parts",
+            self._source,
+            manifest.batch_id,
+            manifest.rows,
+            len(parts),
+        )
+        return manifest
+
+    def abort(self) -> None:
+        """Leaves nothing of the batch, also after `finish`: not to be called once its manifest is committed."""
+        self._done = True
+        for part in self._parts.values():
+            part.file.discard()
+
+    def _part_of(self, rows: TableRows) -> _OpenPart:
+        identity = (rows.logical, rows.schema.id)
+        part = self._parts.get(identity)
+        if part is None:
+            arrow, number = staged_schema(rows.schema), len(self._parts)
+
+            def open_output() -> Output:
+                return self._store.open_output(self._names(rows.logical, number), self._scratch)
+
+            file = PartFile(arrow, rows.schema.key, open_output, self._level)
+            part = self._parts[identity] = _OpenPart(rows.logical, rows.schema, file, arrow)
+        if not rows.rows.schema.equals(part.arrow):
+            raise InternalError(
+                f"Rows of {rows.schema.name} do not have the columns of their definition {rows.schema.id}.",
+                where=f"{self._source} {self.position}",
+                code="stage.schema",
+                remedy="report this with the table's definition",
+            )
+        return part
+
+    def _names(self, table: str, number: int) -> Iterator[str]:
+        """The part's path, and others to try where an earlier attempt of this epoch left a file."""
+        for attempt in count():
+            name = PartName(self._source, self._begin.position.seq, self._epoch, number + attempt * _NUMBERS)
+            yield part_path(table, self._window[0], name)
+
+    def _publish(self) -> tuple[Part, ...]:
+        parts = list(self._parts.values())
+        for part in parts:
+            part.file.close()
+        if len(parts) < 2:
+            return tuple(part.listed(part.file.publish()) for part in parts)
+        with ThreadPoolExecutor(min(4, len(parts))) as pool:
+            paths = list(pool.map(lambda part: part.file.publish(), parts))
+        return tuple(part.listed(path) for part, path in zip(parts, paths, strict=True))
+
+    def _account(self, block: Block) -> None:
+        entries = block.entries
+        self._events += int(entries.events.sum())
+        self._passed.update(block.passed)
+        self._notes |= dict.fromkeys(block.notes)
+        whole = np.flatnonzero(entries.kind != EntryKind.PART)
+        if len(whole):
+            starts = np.concatenate(([0], whole[:-1] + 1))
+            rows = np.add.reduceat(entries.rows, starts)
+            rows[-1] -= entries.rows[whole[-1] + 1 :].sum()  # pieces of the next transaction
+            rows[0] += self._carried_rows
+            self._transactions += int(np.count_nonzero((rows > 0) & (entries.kind[whole] == EntryKind.TRANSACTION)))
+            self._carried_rows = 0
+        behind = int(whole[-1]) + 1 if len(whole) else 0
+        self._carried_rows += int(entries.rows[behind:].sum())
+        self.open_transaction = bool(len(entries) and entries.kind[-1] == EntryKind.PART)
+
+    def _relieve(self) -> None:
+        """Bounds memory where many tables gather at once."""
+        while sum(part.file.pending_bytes for part in self._parts.values()) > GATHER_BYTES:
+            max(self._parts.values(), key=lambda part: part.file.pending_bytes).file.flush()
+
+    def _wrong(self, what: str) -> InternalError:
+        return InternalError(
+            f"The batch that begins at {self._begin.position} is used wrongly. {what}",
+            where=self._source,
+            code="stage.batch_range",
+            remedy="report this; the extractor resumes at the last staged position",
+        )
+
+
+def _counts(ops: pa.DictionaryArray) -> Counter[str]:
+    numbers = np.bincount(ops.indices.to_numpy(), minlength=len(ops.dictionary))
+    return Counter({op: int(n) for op, n in zip(ops.dictionary.to_pylist(), numbers, strict=True) if n})
