@@ -1,0 +1,40 @@
+"""What Lockstep remembers between tasks: leases, positions, batches, consume records, ledgers.
+
+The stage's manifests are the truth about batches (Meta.rebuild restores them from there); consume records and ledgers
+live only here. Everything goes through `Meta`, whose methods are one transaction each.
+"""
+
+from cdc_core.meta.meta import Meta
+from cdc_core.meta.rows import (
+    BatchRow,
+    Claim,
+    FileRow,
+    Lease,
+    LedgerRow,
+    RecordRow,
+    RunRow,
+    SourceStatus,
+    StateCount,
+    Status,
+    TargetStatus,
+)
+from cdc_core.meta.states import RecordState, RunState
+from cdc_core.meta.views import PlanView
+
+__all__ = [
+    "BatchRow",
+    "Claim",
+    "FileRow",
+    "Lease",
+    "LedgerRow",
+    "Meta",
+    "PlanView",
+    "RecordRow",
+    "RecordState",
+    "RunRow",
+    "RunState",
+    "SourceStatus",
+    "StateCount",
+    "Status",
+    "TargetStatus",
+]

@@ -1,0 +1,332 @@
+"""Batches and positions: what is staged, and up to where.
+
+Keeps true: the batches of a source and its ack position form one chain without gaps. A batch is recorded, together
+with its files, its definitions and the position it ends at, in one transaction of the lease's holder, and only when
+the stored position is where the batch begins.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from sqlalchemy import Connection, Row, exists, func, insert, select, update
+
+from cdc_core.errors import DataAtRisk, InternalError, RetryLater
+from cdc_core.meta import leases, tables
+from cdc_core.meta.database import now_us
+from cdc_core.meta.rows import BatchRow, FileRow, Lease
+from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import TableSchema
+
+_ack, _batch, _file, _schema, _lease = (
+    tables.ack_position,
+    tables.batch,
+    tables.batch_file,
+    tables.schema_version,
+    tables.lease,
+)
+_CHUNK = 500
+"""Values in one IN list: far below every database's limit."""
+
+
+def checkpoint(connection: Connection, source: str) -> Checkpoint | None:
+    row = connection.execute(select(_ack).where(_ack.c.source == source)).one_or_none()
+    return None if row is None else checkpoint_of(row)
+
+
+def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
+    return Checkpoint(
+        Position(row.timeline, row.file, row.pos),
+        gtid_set=row.gtid_set,
+        server=row.server,
+        watermark_us=row.watermark_us,
+    )
+
+
+def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
+    leases.held(connection, lease)
+    _belongs(lease, manifest)
+    stored = checkpoint(connection, lease.source)
+    if _recorded(connection, manifest):
+        return
+    begin = manifest.begin.position
+    if stored is not None and stored.position != begin:
+        raise DataAtRisk(
+            f"The batch begins at {begin}, but the source {lease.source!r} is staged up to {stored.position}.",
+            where=f"{manifest.path}",
+            code="meta.gap",
+            remedy="nothing has moved. Look which is right: `lockstep stage ls` shows the chain of manifests, "
+            "`lockstep meta rebuild` restores batches and positions from it",
+        )
+    _move(connection, lease, stored, manifest.end)
+    _insert(connection, manifest)
+
+
+def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) -> None:
+    leases.held(connection, lease)
+    stored = checkpoint(connection, lease.source)
+    if stored is not None and stored.position != seen.position:
+        raise DataAtRisk(
+            f"Without a batch the position cannot move from {stored.position} to {seen.position}.",
+            where=lease.source,
+            code="meta.gap",
+            remedy="nothing has moved; start the extractor again, it goes on from the stored position",
+        )
+    _move(connection, lease, stored, seen)
+
+
+def rebuild(connection: Connection, lease: Lease, manifests: Iterable[Manifest]) -> tuple[Lease, int]:
+    """See Meta.rebuild."""
+    leases.held(connection, lease)
+    stored = checkpoint(connection, lease.source)
+    previous: Manifest | None = None
+    added, highest, reached = 0, 0, stored is None
+    for manifest in manifests:
+        _belongs(lease, manifest, any_epoch=True)
+        if previous is not None and previous.end.position != manifest.begin.position:
+            raise _broken(manifest, f"the one before ends at {previous.end.position}")
+        reached = reached or stored is None or stored.position in (manifest.begin.position, manifest.end.position)
+        highest = max(highest, manifest.epoch)
+        if not _recorded(connection, manifest):
+            _insert(connection, manifest)
+            added += 1
+        previous = manifest
+    if previous is None:
+        return lease, 0
+    if not reached or (stored is not None and stored.position > previous.end.position):
+        place = stored.position if stored is not None else None
+        raise _broken(previous, f"the stored position {place} is not on the chain, which ends at its end")
+    if stored is None or stored.position != previous.end.position:
+        _move(connection, lease, stored, previous.end)
+    return leases.raise_epoch(connection, lease, highest), added
+
+
+def find(
+    connection: Connection, source: str, *, after: Position | None = None, until: Position | None = None
+) -> tuple[BatchRow, ...]:
+    """The batches of a source that begin at or after `after` and end at or before `until`, in stream order."""
+    query = select(_batch).where(_batch.c.source == source)
+    if after is not None:
+        query = query.where(_batch.c.begin_seq >= after.seq)
+    if until is not None:
+        query = query.where(_batch.c.end_seq <= until.seq)
+    return tuple(batch_of(row) for row in connection.execute(query.order_by(_batch.c.begin_seq)))
+
+
+def files(connection: Connection, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:
+    """The files of each batch, in their manifest's order; () for one without rows."""
+    found: dict[str, list[FileRow]] = defaultdict(list)
+    for start in range(0, len(batch_ids), _CHUNK):
+        chosen = _file.c.batch_id.in_(batch_ids[start : start + _CHUNK])
+        for row in connection.execute(select(_file).where(chosen).order_by(_file.c.batch_id, _file.c.part)):
+            found[row.batch_id].append(
+                FileRow(
+                    row.table_name, row.path, row.schema_id, row.row_count, row.key_changes, row.size_bytes, row.sha256
+                )
+            )
+    return {batch_id: tuple(found[batch_id]) for batch_id in batch_ids}
+
+
+def schemas(connection: Connection, schema_ids: Sequence[str]) -> Mapping[str, TableSchema]:
+    """The definitions that meta knows of those asked for."""
+    found = {}
+    for start in range(0, len(schema_ids), _CHUNK):
+        chosen = _schema.c.schema_id.in_(schema_ids[start : start + _CHUNK])
+        for row in connection.execute(select(_schema.c.schema_id, _schema.c.definition).where(chosen)):
+            found[row.schema_id] = TableSchema.from_json(json.loads(row.definition))
+    return found
+
+
+def sources_of(connection: Connection, pipeline: str) -> Mapping[str, Checkpoint]:
+    rows = connection.execute(select(_ack).where(_ack.c.pipeline == pipeline).order_by(_ack.c.source))
+    return {row.source: checkpoint_of(row) for row in rows}
+
+
+def batch_of(row: Row[tuple[object, ...]]) -> BatchRow:
+    return BatchRow(
+        batch_id=row.batch_id,
+        pipeline=row.pipeline,
+        source=row.source,
+        epoch=row.epoch,
+        begin=Position(row.begin_timeline, row.begin_file, row.begin_pos),
+        end=Position(row.end_timeline, row.end_file, row.end_pos),
+        window_start_us=row.window_start_us,
+        window_end_us=row.window_end_us,
+        rows=row.row_count,
+        events=row.event_count,
+        transactions=row.transaction_count,
+        size_bytes=row.size_bytes,
+        manifest=row.manifest,
+        notes=tuple(json.loads(row.notes)),
+        created_us=row.created_us,
+    )
+
+
+def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> None:
+    if (manifest.source, manifest.pipeline) != (lease.source, lease.pipeline):
+        raise InternalError(
+            f"A batch of {manifest.pipeline}/{manifest.source} under a lease of {lease.pipeline}/{lease.source}.",
+            where=manifest.path,
+            code="meta.wrong_lease",
+            remedy="if two pipelines share one stage directory, give each its own; else report this as a defect",
+        )
+    if not manifest.begin.position < manifest.end.position:
+        raise InternalError(
+            f"A batch must move forward, not from {manifest.begin.position} to {manifest.end.position}.",
+            where=manifest.path,
+            code="meta.empty_range",
+            remedy="report this as a defect of Lockstep, with the log of the task",
+        )
+    if not any_epoch and manifest.epoch > lease.epoch:
+        raise RetryLater(
+            f"The batch was written under epoch {manifest.epoch}; the lease of {lease.holder} is of {lease.epoch}.",
+            where=manifest.path,
+            code="meta.lease_lost",
+            remedy="start the extractor again. If no other one runs, meta is older than the stage: "
+            "`lockstep meta rebuild`",
+        )
+
+
+def _recorded(connection: Connection, manifest: Manifest) -> bool:
+    """Whether this very batch is recorded. DataAtRisk when another stands in its place."""
+    row = connection.execute(select(_batch).where(_batch.c.batch_id == manifest.batch_id)).one_or_none()
+    if row is None:
+        return False
+    known = files(connection, [manifest.batch_id])[manifest.batch_id]
+    same_files = [(file.path, file.sha256) for file in known] == [(part.path, part.sha256) for part in manifest.parts]
+    if batch_of(row).end == manifest.end.position and same_files:
+        return True
+    raise DataAtRisk(
+        f"Meta knows the batch {manifest.batch_id} with other contents: up to {batch_of(row).end}, {len(known)} files; "
+        f"the manifest goes up to {manifest.end.position} with {len(manifest.parts)} files.",
+        where=manifest.path,
+        code="meta.batch_differs",
+        remedy="nothing has moved. A manifest was changed or replaced after it was written: compare the stage with "
+        "its backup before going on",
+    )
+
+
+def _broken(manifest: Manifest, why: str) -> DataAtRisk:
+    return DataAtRisk(
+        f"The manifests of source {manifest.source!r} are not one chain with meta: {why}.",
+        where=manifest.path,
+        code="meta.chain",
+        remedy="nothing has moved. A manifest is missing or meta belongs to another stage: restore the missing "
+        "manifest from a backup, or start the source under a new name with a full sync",
+    )
+
+
+def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: Checkpoint) -> None:
+    values = {
+        "timeline": to.position.timeline,
+        "file": to.position.file,
+        "pos": to.position.offset,
+        "seq": to.position.seq,
+        "gtid_set": to.gtid_set,
+        "server": to.server,
+        "watermark_us": max(to.watermark_us, stored.watermark_us if stored is not None else 0),
+        "epoch": lease.epoch,
+        "updated_us": now_us(connection),
+    }
+    if stored is None:
+        connection.execute(insert(_ack).values(source=lease.source, pipeline=lease.pipeline, **values))
+        return
+    # The lease's row is locked, so the guard cannot fail; it stands here so that no other way to it can either.
+    mine = exists().where(
+        _lease.c.source == lease.source, _lease.c.epoch == lease.epoch, _lease.c.holder == lease.holder
+    )
+    moved = connection.execute(
+        update(_ack)
+        .where(
+            _ack.c.source == lease.source,
+            _ack.c.seq == stored.position.seq,
+            _ack.c.file == stored.position.file,
+            _ack.c.epoch <= lease.epoch,
+            mine,
+        )
+        .values(**values)
+    )
+    if moved.rowcount != 1:
+        raise InternalError(
+            f"The position of source {lease.source!r} moved under a held lease.",
+            where=lease.source,
+            code="meta.fence",
+            remedy="nothing of this call has moved; report this as a defect of Lockstep, with the log of the task",
+        )
+
+
+def _insert(connection: Connection, manifest: Manifest) -> None:
+    begin, end = manifest.begin.position, manifest.end.position
+    connection.execute(
+        insert(_batch).values(
+            batch_id=manifest.batch_id,
+            pipeline=manifest.pipeline,
+            source=manifest.source,
+            epoch=manifest.epoch,
+            begin_timeline=begin.timeline,
+            begin_file=begin.file,
+            begin_pos=begin.offset,
+            begin_seq=begin.seq,
+            end_timeline=end.timeline,
+            end_file=end.file,
+            end_pos=end.offset,
+            end_seq=end.seq,
+            window_start_us=manifest.window_start_us,
+            window_end_us=manifest.window_end_us,
+            row_count=manifest.rows,
+            event_count=manifest.events,
+            transaction_count=manifest.transactions,
+            size_bytes=manifest.size_bytes,
+            manifest=manifest.path,
+            notes=json.dumps(list(manifest.notes), ensure_ascii=False),
+            created_us=manifest.created_us,
+        )
+    )
+    if manifest.parts:
+        connection.execute(
+            insert(_file),
+            [
+                {
+                    "batch_id": manifest.batch_id,
+                    "part": number,
+                    "table_name": part.table,
+                    "path": part.path,
+                    "schema_id": part.schema_id,
+                    "row_count": part.rows,
+                    "key_changes": part.key_changes,
+                    "size_bytes": part.size_bytes,
+                    "sha256": part.sha256,
+                    "min_seq": part.min_seq,
+                    "max_seq": part.max_seq,
+                }
+                for number, part in enumerate(manifest.parts)
+            ],
+        )
+    _insert_schemas(connection, manifest)
+
+
+def _insert_schemas(connection: Connection, manifest: Manifest) -> None:
+    """A definition gets a row where it comes into force: at its first change in the batch."""
+    first: dict[str, int] = {}
+    for part in manifest.parts:
+        first[part.schema_id] = min(part.min_seq, first.get(part.schema_id, part.min_seq))
+    for schema_id, first_seq in sorted(first.items(), key=lambda item: item[1]):
+        schema = manifest.schemas[schema_id]
+        mine = (_schema.c.source == manifest.source) & (_schema.c.source_table == schema.name)
+        latest = select(func.max(_schema.c.first_seq)).where(mine, _schema.c.first_seq <= first_seq).scalar_subquery()
+        in_force = connection.execute(
+            select(_schema.c.schema_id).where(mine, _schema.c.first_seq == latest)
+        ).scalar_one_or_none()
+        if in_force != schema_id:
+            connection.execute(
+                insert(_schema).values(
+                    source=manifest.source,
+                    source_table=schema.name,
+                    first_seq=first_seq,
+                    schema_id=schema_id,
+                    definition=json.dumps(schema.to_json(), ensure_ascii=False),
+                )
+            )

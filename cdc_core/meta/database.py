@@ -1,0 +1,264 @@
+"""The meta database as a place of transactions: opening it, its clock, and its errors in our words.
+
+May assume a database that others write at the same time: extractors, tasks and the command line.
+Keeps true: a write is one transaction that happens as a whole or not at all; what the database refuses for a passing
+reason (a lock, a deadlock, a lost connection) is RetryLater; no password leaves this module.
+
+SQLite: write-ahead log, foreign keys on, and BEGIN IMMEDIATE for writes, so that two writers wait for each other
+instead of failing half-way. PostgreSQL and MySQL: writes at READ COMMITTED with the rows they depend on locked, reads
+from one snapshot.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, pool, text
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+_DRIVERS = {
+    "mysql": "mysql+pymysql",
+    "mariadb": "mariadb+pymysql",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "sqlite": "sqlite",
+}
+_FORMS = "sqlite:////path/meta.db, postgresql://user@host/database or mysql://user@host/database"
+_CLOCK: Mapping[str, str] = {
+    # strftime('%f') is '06.123': SQLite's clock has milliseconds, and all of its users share the host's.
+    "sqlite": "SELECT CAST(strftime('%s','now') AS INTEGER) * 1000000 "
+    "+ CAST(substr(strftime('%f','now'), 4) AS INTEGER) * 1000",
+    "postgresql": "SELECT CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT)",
+    "mysql": "SELECT timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))",
+}
+_ATTEMPTS = 5
+_DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
+_DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1698, "28P01", "28000", "3D000", "42501"})
+
+
+def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
+    """The URL of the pipeline file, or of the variable it names. Raises UsageError (meta.url, meta.unset)."""
+    where, literal = "meta.url", not url.startswith("env:")
+    if not literal:
+        variable = where = url.removeprefix("env:")
+        url = (os.environ if environ is None else environ).get(variable, "")
+        if not url:
+            raise UsageError(
+                f"The environment variable {variable} is not set.",
+                where="meta.url",
+                code="meta.unset",
+                remedy=f"export {variable} with the URL of the meta database: {_FORMS}",
+            )
+    try:
+        parsed = make_url(url)
+    except (ArgumentError, ValueError):
+        parsed = None
+    if parsed is None or parsed.drivername.partition("+")[0] not in _DRIVERS or not parsed.database:
+        raise _bad_url("The URL of the meta database cannot be used.", where, f"write it as {_FORMS}")
+    if literal and parsed.password is not None:
+        raise _bad_url(
+            "The URL of the meta database has a password in the pipeline file.",
+            where,
+            "put the URL into an environment variable and write env:VARIABLE",
+        )
+    if "+" not in parsed.drivername:
+        parsed = parsed.set(drivername=_DRIVERS[parsed.drivername])
+    in_memory = parsed.get_backend_name() == "sqlite" and ":memory:" in (parsed.database or "")
+    if in_memory or parsed.query.get("mode") == "memory":
+        raise _bad_url(
+            "A meta database in memory is lost with its process.",
+            where,
+            "give the path of a file: sqlite:////path/meta.db",
+        )
+    if parsed.get_backend_name() in ("mysql", "mariadb") and "charset" not in parsed.query:
+        parsed = parsed.update_query_dict({"charset": "utf8mb4"})
+    return parsed
+
+
+def _bad_url(what: str, where: str, remedy: str) -> UsageError:
+    return UsageError(what, where=where, code="meta.url", remedy=remedy)
+
+
+class Database:
+    """An open meta database. Threads may share it; a forked process opens its own."""
+
+    def __init__(self, url: URL, *, busy_timeout_s: float) -> None:
+        self._password = url.password
+        self.name = url.render_as_string(hide_password=True)
+        self.is_sqlite = url.get_backend_name() == "sqlite"
+        try:
+            self._engine = self._sqlite(url, busy_timeout_s) if self.is_sqlite else self._server(url, busy_timeout_s)
+        except (NoSuchModuleError, ImportError) as error:
+            raise UsageError(
+                f"The driver of the meta database is not installed: {self._safe(error)}.",
+                where=self.name,
+                code="meta.driver",
+                remedy="install it (PostgreSQL: pip install 'lockstep[postgres]')",
+            ) from None
+
+    def __repr__(self) -> str:
+        return f"Database({self.name!r})"
+
+    def close(self) -> None:
+        self._engine.dispose()
+
+    def read(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` on one consistent snapshot."""
+        return self._attempt(work, write=False)
+
+    def write(self, work: Callable[[Connection], T]) -> T:
+        """Run `work` as one transaction; again, from its start, after a deadlock or a race for the same new row."""
+        for attempt in range(1, _ATTEMPTS + 1):
+            try:
+                return self._attempt(work, write=True)
+            except _Collision as collision:
+                log.info("meta %s: attempt %d collided: %s", self.name, attempt, collision)
+                time.sleep(0.02 * attempt)
+        raise RetryLater(
+            f"{_ATTEMPTS} attempts collided with other writers of the meta database.",
+            where=self.name,
+            code="meta.busy",
+            remedy="nothing has moved; the next attempt may succeed",
+        )
+
+    def _attempt(self, work: Callable[[Connection], T], *, write: bool) -> T:
+        try:
+            with self._engine.connect() as connection:
+                if self.is_sqlite:
+                    connection = connection.execution_options(lockstep_write=write)
+                else:
+                    level = "READ COMMITTED" if write else "REPEATABLE READ"
+                    connection = connection.execution_options(isolation_level=level)
+                with connection.begin():
+                    return work(connection)
+        except DBAPIError as error:
+            raise self._translated(error, write=write) from None
+
+    def _server(self, url: URL, busy_timeout_s: float) -> Engine:
+        seconds = max(1, int(busy_timeout_s))
+        if url.get_backend_name() == "postgresql":
+            options: dict[str, Any] = {"connect_timeout": 10, "options": f"-c lock_timeout={seconds * 1000}"}
+        else:
+            options = {"connect_timeout": 10, "init_command": f"SET innodb_lock_wait_timeout={seconds}"}
+        return create_engine(
+            url, pool_size=2, pool_pre_ping=True, pool_recycle=1800, connect_args=options, hide_parameters=True
+        )
+
+    def _sqlite(self, url: URL, busy_timeout_s: float) -> Engine:
+        path = Path(str(url.database)).absolute()
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise self._refused("meta.unusable", f"cannot make its directory: {error.strerror}") from None
+        # A connection a transaction: nothing is shared with forked processes, and opening a file is cheap.
+        engine = create_engine(
+            url, poolclass=pool.NullPool, connect_args={"timeout": busy_timeout_s}, hide_parameters=True
+        )
+
+        @event.listens_for(engine, "connect")
+        def _connected(dbapi: sqlite3.Connection, _record: object) -> None:
+            dbapi.isolation_level = None  # we say BEGIN ourselves: the driver would only begin at the first write
+            dbapi.execute("PRAGMA foreign_keys = ON")
+            if dbapi.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+                dbapi.execute("PRAGMA journal_mode = WAL")
+
+        @event.listens_for(engine, "begin")
+        def _begun(connection: Connection) -> None:
+            write = connection.get_execution_options().get("lockstep_write", True)
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+        return engine
+
+    def _safe(self, error: object) -> str:
+        shown = " ".join(str(error).split())
+        return shown.replace(self._password, "***") if self._password else shown
+
+    def _refused(self, code: str, why: str) -> Refused:
+        return Refused(
+            f"The meta database cannot be used: {why}.",
+            where=self.name,
+            code=code,
+            remedy="check the URL, that the database and its account exist, and that the account may create and "
+            "change tables (a SQLite file: that its directory may be written)",
+        )
+
+    def _translated(self, error: DBAPIError, *, write: bool) -> LockstepError | _Collision:
+        original = error.orig
+        why = self._safe(original)
+        if self.is_sqlite:
+            return self._sqlite_error(why)
+        mysql_number = original.args[0] if original is not None and original.args else None
+        number = getattr(original, "sqlstate", None) or mysql_number
+        if write and (number in _DEADLOCKS or isinstance(error, IntegrityError)):
+            return _Collision(why)
+        if number in _DENIED or "authentication failed" in why or "does not exist" in why:
+            return self._refused("meta.denied", why)
+        if error.connection_invalidated or type(original).__name__ in ("OperationalError", "InterfaceError"):
+            return RetryLater(
+                f"The meta database cannot be reached: {why}.",
+                where=self.name,
+                code="meta.unreachable",
+                remedy="check that it runs and that host and port are right; the next attempt may succeed",
+            )
+        return _defect(why, self.name)
+
+    def _sqlite_error(self, why: str) -> LockstepError:
+        lowered = why.lower()
+        if "locked" in lowered or "busy" in lowered:
+            return RetryLater(
+                "Another process has been writing the meta database for longer than we wait.",
+                where=self.name,
+                code="meta.locked",
+                remedy="find the process that holds it if this lasts; the next attempt may succeed",
+            )
+        if "full" in lowered or "disk i/o" in lowered:
+            return RetryLater(
+                f"The meta database cannot be written: {why}.",
+                where=self.name,
+                code="meta.full",
+                remedy="free space on its disk; nothing has moved, the next attempt may succeed",
+            )
+        if "malformed" in lowered or "corrupt" in lowered:
+            return DataAtRisk(
+                f"The meta database is damaged: {why}.",
+                where=self.name,
+                code="meta.damaged",
+                remedy="restore it from a backup, or move it away and run `lockstep meta rebuild`: batches and "
+                "positions come back from the manifests",
+            )
+        if "unable to open" in lowered or "readonly" in lowered or "not a database" in lowered:
+            return self._refused("meta.unusable", why)
+        return _defect(why, self.name)
+
+
+class _Collision(Exception):
+    """A deadlock or a race for the same new row: the transaction left nothing and may run again."""
+
+
+def _defect(why: str, where: str) -> InternalError:
+    return InternalError(
+        f"The meta database refused a statement: {why}.",
+        where=where,
+        code="meta.statement",
+        remedy="report this as a defect of Lockstep, with the log of the task",
+    )
+
+
+def now_us(connection: Connection) -> int:
+    """The database's clock, µs UTC: hosts with differing clocks agree on when a lease expires."""
+    dialect = connection.dialect.name
+    statement = _CLOCK["mysql" if dialect == "mariadb" else dialect]
+    return int(connection.execute(text(statement)).scalar_one())

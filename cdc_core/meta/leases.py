@@ -1,0 +1,96 @@
+"""Leases: at most one extractor per source moves its position, whatever clocks, pauses and kills do.
+
+The epoch is a fencing token: taking a lease raises it, and every move of a source's position happens under
+`held`, which locks the lease's row and finds the mover's own epoch and name on it. An expired lease that nobody took
+still moves: expiry only lets another in. Times come from the database's clock.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import Connection, Update, insert, select, update
+
+from cdc_core.errors import InternalError, Refused, RetryLater
+from cdc_core.meta import tables
+from cdc_core.meta.database import now_us
+from cdc_core.meta.rows import Lease
+from cdc_core.windows import MICROSECONDS, from_us
+
+_lease = tables.lease
+
+
+def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
+    if not holder:
+        raise InternalError(
+            "A lease needs a holder.", where=source, code="meta.holder", remedy="report this as a defect"
+        )
+    row = connection.execute(select(_lease).where(_lease.c.source == source).with_for_update()).one_or_none()
+    now = now_us(connection)
+    expires_us = now + round(ttl_s * MICROSECONDS)
+    if row is None:
+        connection.execute(
+            insert(_lease).values(source=source, pipeline=pipeline, holder=holder, epoch=1, expires_us=expires_us)
+        )
+        return Lease(source, pipeline, holder, 1, expires_us)
+    if row.pipeline != pipeline:
+        raise Refused(
+            f"The source {source!r} belongs to the pipeline {row.pipeline!r}, not to {pipeline!r}.",
+            where=source,
+            code="meta.source_taken",
+            remedy="give the source another name in one of the two pipeline files, or use a meta database of its own",
+        )
+    if row.holder and row.expires_us > now:
+        raise RetryLater(
+            f"The source {source!r} is being extracted by {row.holder} until {from_us(row.expires_us).isoformat()} "
+            f"or longer (now {from_us(now).isoformat()}).",
+            where=source,
+            code="meta.lease_held",
+            remedy="wait for it to end, or, if it is dead, until its lease expires",
+        )
+    epoch = row.epoch + 1
+    connection.execute(
+        update(_lease)
+        .where(_lease.c.source == source, _lease.c.epoch == row.epoch)
+        .values(holder=holder, epoch=epoch, expires_us=expires_us)
+    )
+    return Lease(source, pipeline, holder, epoch, expires_us)
+
+
+def renew(connection: Connection, lease: Lease, ttl_s: float) -> Lease:
+    held(connection, lease)
+    expires_us = now_us(connection) + round(ttl_s * MICROSECONDS)
+    connection.execute(_mine(lease).values(expires_us=expires_us))
+    return Lease(lease.source, lease.pipeline, lease.holder, lease.epoch, expires_us)
+
+
+def release(connection: Connection, lease: Lease) -> None:
+    """The epoch stays: what this holder might still send is refused, because the holder is nobody now."""
+    held(connection, lease)
+    connection.execute(_mine(lease).values(holder="", expires_us=0))
+
+
+def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
+    """The same lease under an epoch higher than `above`: epochs in file names must not come back."""
+    held(connection, lease)
+    epoch = max(lease.epoch, above + 1)
+    connection.execute(_mine(lease).values(epoch=epoch))
+    return Lease(lease.source, lease.pipeline, lease.holder, epoch, lease.expires_us)
+
+
+def held(connection: Connection, lease: Lease) -> None:
+    """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when it is another's by now."""
+    row = connection.execute(select(_lease).where(_lease.c.source == lease.source).with_for_update()).one_or_none()
+    if row is not None and (row.epoch, row.holder, row.pipeline) == (lease.epoch, lease.holder, lease.pipeline):
+        return
+    owner = f"{row.holder or 'nobody'} with epoch {row.epoch}" if row is not None else "nobody"
+    raise RetryLater(
+        f"The lease of {lease.holder} on source {lease.source!r} (epoch {lease.epoch}) is lost: {owner} has it now.",
+        where=lease.source,
+        code="meta.lease_lost",
+        remedy="nothing of this extractor's has moved since; start it again, it goes on from the stored position",
+    )
+
+
+def _mine(lease: Lease) -> Update:
+    return update(_lease).where(
+        _lease.c.source == lease.source, _lease.c.epoch == lease.epoch, _lease.c.holder == lease.holder
+    )

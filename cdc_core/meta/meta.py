@@ -1,0 +1,239 @@
+"""`Meta`: every question and every move of the meta database, one transaction each.
+
+May assume nothing about who else is at work: extractors, tasks of several runs, the command line.
+Keeps true: a call that raises has moved nothing; frozen values go in and come out.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+
+from sqlalchemy import Connection
+
+from cdc_core.errors import Refused
+from cdc_core.meta import batches, leases, migrate, runs, views
+from cdc_core.meta.database import Database, parse
+from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RunRow, Status
+from cdc_core.meta.states import RecordState
+from cdc_core.meta.views import PlanView
+from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.run import LedgerEntry, WriteCounts
+
+log = logging.getLogger(__name__)
+
+
+class Meta:
+    """Open it with `Meta.open`, as a context manager. Threads may share one; a forked process opens its own."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    @classmethod
+    def open(
+        cls,
+        url: str,
+        *,
+        upgrade: bool = False,
+        busy_timeout_s: float = 30.0,
+        environ: Mapping[str, str] | None = None,
+    ) -> Meta:
+        """The meta database behind a SQLAlchemy URL, or behind `env:VAR` that holds one.
+
+        A new or empty SQLite file gets its tables; any other database gets them, or newer ones, by `upgrade` only.
+
+        Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.outdated, meta.newer, meta.denied,
+        meta.unusable), RetryLater (meta.unreachable, meta.locked).
+        """
+        database = Database(parse(url, environ), busy_timeout_s=busy_timeout_s)
+        try:
+            _check_version(database, upgrade=upgrade)
+        except BaseException:
+            database.close()
+            raise
+        return cls(database)
+
+    def __enter__(self) -> Meta:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Meta({self._database.name!r})"
+
+    def close(self) -> None:
+        self._database.close()
+
+    # Leases
+
+    def acquire_lease(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
+        """The right to extract a source, under a new epoch. A source belongs to the first pipeline that asks.
+
+        Raises RetryLater (meta.lease_held), Refused (meta.source_taken).
+        """
+        return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
+
+    def renew_lease(self, lease: Lease, ttl_s: float) -> Lease:
+        """Raises RetryLater (meta.lease_lost) when another has taken it."""
+        return self._database.write(lambda c: leases.renew(c, lease, ttl_s))
+
+    def release_lease(self, lease: Lease) -> None:
+        """Let the next one in at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
+        self._database.write(lambda c: leases.release(c, lease))
+
+    # Positions and batches
+
+    def checkpoint(self, source: str) -> Checkpoint | None:
+        """Up to where a source is staged; None for one that was never extracted."""
+        return self._database.read(lambda c: batches.checkpoint(c, source))
+
+    def checkpoints(self, pipeline: str) -> Mapping[str, Checkpoint]:
+        """By source, of those that were extracted before."""
+        return self._database.read(lambda c: batches.sources_of(c, pipeline))
+
+    def watermark(self, sources: Sequence[str]) -> int:
+        """µs UTC: windows that end at or before it are staged completely by all of them; 0 when one never began."""
+        found = self._database.read(lambda c: [batches.checkpoint(c, source) for source in sources])
+        return min((one.watermark_us if one is not None else 0 for one in found), default=0)
+
+    def commit_batch(self, lease: Lease, manifest: Manifest) -> None:
+        """Record a batch whose manifest is durable, and move the position to its end. Idempotent.
+
+        Serves adoption too: a manifest found in the chain behind the stored position, of this or an older epoch.
+        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap, meta.batch_differs).
+        """
+        self._database.write(lambda c: batches.commit(c, lease, manifest))
+
+    def advance_watermark(self, lease: Lease, checkpoint: Checkpoint) -> None:
+        """Progress without a batch: the position stays, the watermark never falls. The first call sets the position.
+
+        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) when the position differs from the stored one.
+        """
+        self._database.write(lambda c: batches.advance_watermark(c, lease, checkpoint))
+
+    def rebuild(self, lease: Lease, manifests: Iterable[Manifest]) -> tuple[Lease, int]:
+        """Restore a source's batches and position from its chain of manifests, given from the first one on.
+
+        Returns the lease, under an epoch above all of the chain's, and how many batches were missing.
+        Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
+        """
+        chain = tuple(manifests)
+        return self._database.write(lambda c: batches.rebuild(c, lease, chain))
+
+    def batches(
+        self, source: str, *, after: Position | None = None, until: Position | None = None
+    ) -> tuple[BatchRow, ...]:
+        """In stream order: those that begin at or after `after` and end at or before `until`."""
+        return self._database.read(lambda c: batches.find(c, source, after=after, until=until))
+
+    def files(self, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:
+        """The files of each batch, as in its manifest."""
+        return self._database.read(lambda c: batches.files(c, batch_ids))
+
+    # Runs and consume records
+
+    def plan_view(
+        self, run_id: str, sources: Sequence[str], targets: Sequence[str], window: tuple[int, int] | None
+    ) -> PlanView:
+        return self._database.read(lambda c: views.plan_view(c, run_id, sources, targets, window))
+
+    def claim(
+        self,
+        run_id: str,
+        pipeline: str,
+        window: tuple[int, int] | None,
+        claims: Sequence[Claim],
+        *,
+        plan_path: str,
+        plan_sha256: str,
+        airflow_run_id: str | None = None,
+    ) -> None:
+        """Register a run, and make it the owner of these records: new ones STAGED, others as they stand.
+
+        Raises RetryLater (meta.consumed) when one of them is committed, Refused (meta.run_differs).
+        """
+        self._database.write(
+            lambda c: runs.claim(
+                c,
+                run_id,
+                pipeline,
+                window,
+                claims,
+                plan_path=plan_path,
+                plan_sha256=plan_sha256,
+                airflow_run_id=airflow_run_id,
+            )
+        )
+
+    def run(self, run_id: str) -> RunRow | None:
+        return self._database.read(lambda c: runs.find(c, run_id))
+
+    def records(self, target: str, batch_ids: Sequence[str]) -> tuple[RecordRow, ...]:
+        """A target's consume records of these batches, by batch id and table."""
+        return self._database.read(lambda c: runs.records(c, target, batch_ids))
+
+    def mark_applied(self, run_id: str, target: str, batch_ids: Sequence[str]) -> int:
+        """STAGED → APPLIED for all of them; how many moved.
+
+        Raises RetryLater (meta.taken_over), Refused (meta.not_planned).
+        """
+        return self._database.write(lambda c: runs.move(c, run_id, target, batch_ids, RecordState.APPLIED))
+
+    def commit_run(
+        self,
+        run_id: str,
+        target: str,
+        batch_ids: Sequence[str],
+        entries: Sequence[LedgerEntry],
+        shards: Sequence[WriteCounts],
+    ) -> int:
+        """APPLIED → COMMITTED for all of them, together with the ledger; how many moved. Again: 0, no change.
+
+        Raises RetryLater (meta.taken_over), Refused (meta.not_planned, meta.not_applied).
+        """
+        return self._database.write(lambda c: runs.close(c, run_id, target, batch_ids, entries, shards))
+
+    def record_failure(self, run_id: str, error: str, *, target: str | None = None) -> None:
+        """Keep why a task of the run failed; states stay. Does nothing for a run that has committed."""
+        self._database.write(lambda c: runs.record_failure(c, run_id, target, error))
+
+    def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
+        return self._database.read(lambda c: runs.ledger(c, run_id, target))
+
+    def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
+        """`targets`: names to show even if nothing was planned for them yet."""
+        return self._database.read(lambda c: views.status(c, pipeline, targets))
+
+
+def _check_version(database: Database, *, upgrade: bool) -> None:
+    head = migrate.head()
+    revision = database.read(migrate.current)
+    if revision == head:
+        return
+    if revision is not None and not migrate.known(revision):
+        raise Refused(
+            f"The meta database is at migration {revision}, which this version of Lockstep (at {head}) does not know.",
+            where=database.name,
+            code="meta.newer",
+            remedy="upgrade Lockstep on this host to the version that upgraded the database",
+        )
+    if not upgrade and not (database.is_sqlite and revision is None and database.read(migrate.empty)):
+        raise Refused(
+            f"The meta database is at migration {revision or 'none'}; this version of Lockstep needs {head}.",
+            where=database.name,
+            code="meta.outdated",
+            remedy="run `lockstep meta upgrade PIPELINE` while no task of the pipeline runs",
+        )
+    database.write(lambda c: _upgrade(c, head))
+    log.info("meta %s: at migration %s", database.name, head)
+
+
+def _upgrade(connection: Connection, head: str) -> None:
+    """Another process may have been first: the check is repeated where no one else can write."""
+    if migrate.current(connection) != head:
+        migrate.upgrade(connection)

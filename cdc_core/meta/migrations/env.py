@@ -1,0 +1,14 @@
+"""Run by Alembic. The connection, inside a transaction of the caller's, comes in the config's attributes."""
+
+from __future__ import annotations
+
+from alembic import context
+
+from cdc_core.meta.migrate import VERSION_TABLE
+from cdc_core.meta.tables import metadata
+
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=metadata, version_table=VERSION_TABLE
+)
+with context.begin_transaction():
+    context.run_migrations()

@@ -1,0 +1,162 @@
+"""What goes in and out of the meta database: frozen values, times in µs UTC."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc_core.meta.states import RecordState, RunState
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.run import LedgerEntry, WriteCounts
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The right to extract a source. `epoch` fences: only the latest epoch moves anything."""
+
+    source: str
+    pipeline: str
+    holder: str
+    epoch: int
+    expires_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class FileRow:
+    """A part of a batch, as its manifest lists it."""
+
+    table: str
+    path: str
+    schema_id: str
+    rows: int
+    key_changes: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchRow:
+    """A batch as meta knows it. `manifest` is its path on the stage."""
+
+    batch_id: str
+    pipeline: str
+    source: str
+    epoch: int
+    begin: Position
+    end: Position
+    window_start_us: int
+    window_end_us: int
+    rows: int
+    events: int
+    transactions: int
+    size_bytes: int
+    manifest: str
+    notes: tuple[str, ...]
+    created_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A table of a batch that a run takes for a target; `table` is '' for a batch without rows.
+
+    taken: False where the target's configuration leaves the table out; its record moves along all the same.
+    """
+
+    target: str
+    batch_id: str
+    table: str
+    source: str
+    begin_seq: int
+    rows: int
+    taken: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRow:
+    """A consume record."""
+
+    target: str
+    batch_id: str
+    table: str
+    source: str
+    begin_seq: int
+    rows: int
+    taken: bool
+    state: RecordState
+    run_id: str
+    attempts: int
+    last_error: str | None
+    updated_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class RunRow:
+    """A run; window None stands for everything staged when it was planned."""
+
+    run_id: str
+    pipeline: str
+    window: tuple[int, int] | None
+    state: RunState
+    plan_path: str
+    plan_sha256: str
+    airflow_run_id: str | None
+    last_error: str | None
+    created_us: int
+    updated_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class LedgerRow:
+    """A closed account, and what each shard's transaction did."""
+
+    entry: LedgerEntry
+    shards: tuple[WriteCounts, ...]
+    closed_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class SourceStatus:
+    """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag."""
+
+    source: str
+    checkpoint: Checkpoint
+    lag_us: int
+    updated_us: int
+    epoch: int
+    holder: str | None
+    """Who extracts it now; None where nobody holds an unexpired lease."""
+    batches: int
+    rows: int
+    size_bytes: int
+    notes: tuple[str, ...]
+    """Distinct notes of its latest batches, newest first."""
+
+
+@dataclass(frozen=True, slots=True)
+class StateCount:
+    batches: int
+    rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class TargetStatus:
+    """records: by state of the consume records. pending: staged batches that no run took up for this target yet."""
+
+    target: str
+    pending: StateCount
+    records: Mapping[RecordState, StateCount]
+    last_error: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Status:
+    """What `lockstep status` shows of a pipeline."""
+
+    pipeline: str
+    now_us: int
+    watermark_us: int
+    """The lowest watermark of its sources: all windows that end at or before it are staged."""
+    sources: tuple[SourceStatus, ...]
+    targets: tuple[TargetStatus, ...]
+    runs: tuple[RunRow, ...]
+    ledgers: tuple[LedgerRow, ...]

@@ -1,0 +1,325 @@
+"""Runs and their consume records: who works on which batch for which target, and what is done for good.
+
+Keeps true: a record moves only as states.py draws it, only by the run whose id it carries, and all of a run's records
+for a target move in one transaction or none does. What another run has committed meanwhile counts as done and is left
+alone; what another run has taken over and not committed stops the one that lost it.
+Locks are taken in one order (run, then records by batch and table), so that runs wait rather than deadlock.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from sqlalchemy import Connection, Row, bindparam, exists, insert, select, update
+
+from cdc_core.errors import InternalError, Refused, RetryLater
+from cdc_core.meta import tables
+from cdc_core.meta.database import now_us
+from cdc_core.meta.rows import Claim, LedgerRow, RecordRow, RunRow
+from cdc_core.meta.states import RecordState, RunState, before, run_may_move
+from cdc_core.model.run import LedgerEntry, WriteCounts
+
+_run, _record, _ledger = tables.run, tables.consume_record, tables.apply_ledger
+_CHUNK = 500
+_ERROR_CHARS = 4000
+_LEDGER_FIGURES = ("staged_rows", "key_changes", "winners", "superseded", "written", "stale", "absent")
+
+UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
+
+
+def find(connection: Connection, run_id: str, *, lock: bool = False) -> RunRow | None:
+    query = select(_run).where(_run.c.run_id == run_id)
+    row = connection.execute(query.with_for_update() if lock else query).one_or_none()
+    return None if row is None else run_of(row)
+
+
+def records(
+    connection: Connection, target: str, batch_ids: Sequence[str], *, lock: bool = False
+) -> tuple[RecordRow, ...]:
+    """The target's records of these batches, by batch and table."""
+    found = []
+    ordered = sorted(batch_ids)
+    for start in range(0, len(ordered), _CHUNK):
+        chosen = (_record.c.target == target) & _record.c.batch_id.in_(ordered[start : start + _CHUNK])
+        query = select(_record).where(chosen).order_by(_record.c.batch_id, _record.c.table_name)
+        found += [record_of(row) for row in connection.execute(query.with_for_update() if lock else query)]
+    return tuple(found)
+
+
+def claim(
+    connection: Connection,
+    run_id: str,
+    pipeline: str,
+    window: tuple[int, int] | None,
+    claims: Sequence[Claim],
+    *,
+    plan_path: str,
+    plan_sha256: str,
+    airflow_run_id: str | None,
+) -> None:
+    """See Meta.claim."""
+    now = now_us(connection)
+    known = find(connection, run_id, lock=True)
+    if known is not None and (known.pipeline, known.window) != (pipeline, window):
+        raise Refused(
+            f"The run {run_id!r} exists for pipeline {known.pipeline!r} and window {known.window}, "
+            f"not for {pipeline!r} and {window}.",
+            where=run_id,
+            code="meta.run_differs",
+            remedy="start a run with an id of its own for another window",
+        )
+    state = RunState.PLANNED if claims else RunState.COMMITTED
+    if known is None:
+        start, end = window or (None, None)
+        connection.execute(
+            insert(_run).values(
+                run_id=run_id,
+                pipeline=pipeline,
+                window_start_us=start,
+                window_end_us=end,
+                state=state,
+                plan_path=plan_path,
+                plan_sha256=plan_sha256,
+                airflow_run_id=airflow_run_id,
+                created_us=now,
+                updated_us=now,
+            )
+        )
+    else:
+        _move_run(connection, known, state, now, plan_path=plan_path, plan_sha256=plan_sha256, last_error=None)
+    for target in sorted({one.target for one in claims}):
+        _claim_records(connection, run_id, pipeline, target, [one for one in claims if one.target == target], now)
+
+
+def _claim_records(
+    connection: Connection, run_id: str, pipeline: str, target: str, claims: Sequence[Claim], now: int
+) -> None:
+    ids = sorted({one.batch_id for one in claims})
+    known = {(row.batch_id, row.table): row for row in records(connection, target, ids, lock=True)}
+    done = next((row for row in known.values() if row.state.consumed), None)
+    if done is not None:
+        raise RetryLater(
+            f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this was planned.",
+            where=run_id,
+            code="meta.consumed",
+            remedy="nothing has moved; plan again",
+        )
+    fresh = [one for one in claims if (one.batch_id, one.table) not in known]
+    taken = [one for one in claims if (one.batch_id, one.table) in known]
+    if fresh:
+        connection.execute(
+            insert(_record),
+            [
+                {
+                    "target": target,
+                    "batch_id": one.batch_id,
+                    "table_name": one.table,
+                    "pipeline": pipeline,
+                    "source": one.source,
+                    "begin_seq": one.begin_seq,
+                    "row_count": one.rows,
+                    "taken": one.taken,
+                    "state": RecordState.STAGED,
+                    "run_id": run_id,
+                    "attempts": 1,
+                    "created_us": now,
+                    "updated_us": now,
+                }
+                for one in sorted(fresh, key=lambda one: (one.batch_id, one.table))
+            ],
+        )
+    if taken:
+        connection.execute(
+            update(_record)
+            .where(
+                _record.c.target == target,
+                _record.c.batch_id == bindparam("of_batch"),
+                _record.c.table_name == bindparam("of_table"),
+                _record.c.state.in_(UNCONSUMED),
+            )
+            .values(
+                run_id=run_id,
+                attempts=_record.c.attempts + 1,
+                taken=bindparam("is_taken"),
+                last_error=None,
+                updated_us=now,
+            ),
+            [{"of_batch": one.batch_id, "of_table": one.table, "is_taken": one.taken} for one in taken],
+        )
+
+
+def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[str], goal: RecordState) -> int:
+    """Move the run's records of these batches one step to `goal`; how many moved (0: they had been there before)."""
+    if find(connection, run_id, lock=True) is None:
+        raise _unplanned(run_id, target, "no plan of this run was registered")
+    rows = records(connection, target, batch_ids, lock=True)
+    missing = set(batch_ids) - {row.batch_id for row in rows}
+    if missing:
+        raise _unplanned(run_id, target, f"batch {min(missing)} was not claimed by it")
+    open_rows = [row for row in rows if not row.state.consumed]
+    lost = next((row for row in open_rows if row.run_id != run_id), None)
+    if lost is not None:
+        raise RetryLater(
+            f"The run {lost.run_id!r} has taken over the batch {lost.batch_id} of target {target!r} from {run_id!r}.",
+            where=run_id,
+            code="meta.taken_over",
+            remedy="nothing has moved, and nothing is lost: once that run commits, a retry here finds the work done; "
+            "if that run is dead, clear this one from its plan task on",
+        )
+    origin = before(goal)
+    early = next((row for row in open_rows if row.state not in (origin, goal)), None)
+    if early is not None and goal is RecordState.COMMITTED:
+        raise Refused(
+            f"The batch {early.batch_id} of target {target!r} is {early.state}: the write task of run {run_id!r} has "
+            "not finished.",
+            where=run_id,
+            code="meta.not_applied",
+            remedy="clear the run from its write task on",
+        )
+    now, moved = now_us(connection), 0
+    due = sorted({row.batch_id for row in open_rows if row.state is origin})
+    for start in range(0, len(due), _CHUNK):
+        changed = connection.execute(
+            update(_record)
+            .where(
+                _record.c.target == target,
+                _record.c.batch_id.in_(due[start : start + _CHUNK]),
+                _record.c.run_id == run_id,
+                _record.c.state == origin,
+            )
+            .values(state=goal, last_error=None, updated_us=now)
+        )
+        moved += changed.rowcount
+    expected = sum(row.state is origin for row in open_rows)
+    if moved != expected:
+        raise InternalError(
+            f"{moved} records of run {run_id!r} would have moved to {goal}, {expected} were locked.",
+            where=target,
+            code="meta.fence",
+            remedy="nothing has moved; report this as a defect of Lockstep, with the log of the task",
+        )
+    return moved
+
+
+def close(
+    connection: Connection,
+    run_id: str,
+    target: str,
+    batch_ids: Sequence[str],
+    entries: Sequence[LedgerEntry],
+    shards: Sequence[WriteCounts],
+) -> int:
+    """See Meta.commit_run."""
+    moved = move(connection, run_id, target, batch_ids, RecordState.COMMITTED)
+    now = now_us(connection)
+    if not moved and ledger(connection, run_id, target):
+        return 0
+    if entries:
+        connection.execute(
+            insert(_ledger),
+            [
+                {
+                    "run_id": run_id,
+                    "target": target,
+                    "table_name": entry.table,
+                    **{figure: getattr(entry, figure) for figure in _LEDGER_FIGURES},
+                    "shards": json.dumps([asdict(one) for one in shards if one.table == entry.table]),
+                    "closed_us": now,
+                }
+                for entry in entries
+            ],
+        )
+    open_records = exists().where(_record.c.run_id == run_id, _record.c.state.in_(UNCONSUMED))
+    known = find(connection, run_id, lock=True)
+    if known is not None and not connection.execute(select(open_records)).scalar_one():
+        _move_run(connection, known, RunState.COMMITTED, now, last_error=None)
+    return moved
+
+
+def record_failure(connection: Connection, run_id: str, target: str | None, error: str) -> None:
+    """See Meta.record_failure."""
+    known = find(connection, run_id, lock=True)
+    if known is None or known.state is RunState.COMMITTED:
+        return
+    now, error = now_us(connection), error[:_ERROR_CHARS]
+    _move_run(connection, known, RunState.FAILED, now, last_error=error)
+    mine = (_record.c.run_id == run_id) & _record.c.state.in_(UNCONSUMED)
+    if target is not None:
+        mine &= _record.c.target == target
+    connection.execute(update(_record).where(mine).values(last_error=error, updated_us=now))
+
+
+def closed(connection: Connection, run_id: str, target: str) -> bool:
+    """Whether this run has committed this target: it takes no further batches to it then."""
+    of_run = (_record.c.run_id == run_id) & (_record.c.target == target) & _record.c.state.not_in(UNCONSUMED)
+    if connection.execute(select(exists().where(of_run))).scalar_one():
+        return True
+    return bool(ledger(connection, run_id, target))
+
+
+def ledger(connection: Connection, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
+    query = select(_ledger).where(_ledger.c.run_id == run_id)
+    if target is not None:
+        query = query.where(_ledger.c.target == target)
+    return tuple(ledger_of(row) for row in connection.execute(query.order_by(_ledger.c.target, _ledger.c.table_name)))
+
+
+def _move_run(connection: Connection, known: RunRow, goal: RunState, now: int, **values: str | None) -> None:
+    if not run_may_move(known.state, goal):
+        raise InternalError(
+            f"A run cannot move from {known.state} to {goal}.",
+            where=known.run_id,
+            code="meta.move",
+            remedy="report this as a defect of Lockstep, with the log of the task",
+        )
+    connection.execute(update(_run).where(_run.c.run_id == known.run_id).values(state=goal, updated_us=now, **values))
+
+
+def _unplanned(run_id: str, target: str, why: str) -> Refused:
+    return Refused(
+        f"The run {run_id!r} has no claim on target {target!r}: {why}.",
+        where=run_id,
+        code="meta.not_planned",
+        remedy="clear the run from its plan task on",
+    )
+
+
+def run_of(row: Row[tuple[object, ...]]) -> RunRow:
+    window = None if row.window_start_us is None else (row.window_start_us, row.window_end_us)
+    return RunRow(
+        run_id=row.run_id,
+        pipeline=row.pipeline,
+        window=window,
+        state=RunState(row.state),
+        plan_path=row.plan_path,
+        plan_sha256=row.plan_sha256,
+        airflow_run_id=row.airflow_run_id,
+        last_error=row.last_error,
+        created_us=row.created_us,
+        updated_us=row.updated_us,
+    )
+
+
+def record_of(row: Row[tuple[object, ...]]) -> RecordRow:
+    return RecordRow(
+        target=row.target,
+        batch_id=row.batch_id,
+        table=row.table_name,
+        source=row.source,
+        begin_seq=row.begin_seq,
+        rows=row.row_count,
+        taken=row.taken,
+        state=RecordState(row.state),
+        run_id=row.run_id,
+        attempts=row.attempts,
+        last_error=row.last_error,
+        updated_us=row.updated_us,
+    )
+
+
+def ledger_of(row: Row[tuple[object, ...]]) -> LedgerRow:
+    figures = {figure: getattr(row, figure) for figure in _LEDGER_FIGURES}
+    entry = LedgerEntry(run_id=row.run_id, target=row.target, table=row.table_name, **figures)
+    return LedgerRow(entry, tuple(WriteCounts(**one) for one in json.loads(row.shards)), row.closed_us)

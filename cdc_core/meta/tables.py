@@ -1,0 +1,225 @@
+"""The tables of the meta database, as SQLAlchemy Core sees them. Migrations make them; a test proves both equal.
+
+All times are int64 microseconds UTC by the database's own clock, except windows and watermarks, which come from the
+log. Text compares byte by byte on every database, so that `Orders` and `orders` are two tables.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    ForeignKey,
+    Index,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import mysql
+from sqlalchemy.types import TypeEngine
+
+metadata = MetaData()
+
+
+def text(length: int) -> TypeEngine[str]:
+    exact = mysql.VARCHAR(length, charset="utf8mb4", collation="utf8mb4_bin")
+    return String(length).with_variant(exact, "mysql", "mariadb")
+
+
+def long_text() -> TypeEngine[str]:
+    exact = mysql.LONGTEXT(charset="utf8mb4", collation="utf8mb4_bin")
+    return Text().with_variant(exact, "mysql", "mariadb")
+
+
+NAME, BATCH_ID, TABLE_NAME, RUN_ID, PATH, HOLDER = 64, 128, 192, 250, 512, 250
+"""Lengths of text columns, in characters."""
+
+
+def _needed(name: str, kind: TypeEngine[int] | TypeEngine[str] | TypeEngine[bool]) -> Column[object]:
+    return Column(name, kind, nullable=False)
+
+
+def _position(prefix: str) -> tuple[Column[object], ...]:
+    """A position in columns; `seq` is its order key, which sorts as the log does."""
+    return (
+        _needed(f"{prefix}timeline", Integer()),
+        _needed(f"{prefix}file", text(PATH)),
+        _needed(f"{prefix}pos", BigInteger()),
+        _needed(f"{prefix}seq", BigInteger()),
+    )
+
+
+lease = Table(
+    "lease",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    _needed("holder", text(HOLDER)),
+    _needed("epoch", BigInteger()),
+    _needed("expires_us", BigInteger()),
+    comment="who may extract a source; epoch is the fencing token and never falls",
+)
+
+ack_position = Table(
+    "ack_position",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    *_position(""),
+    _needed("gtid_set", long_text()),
+    _needed("server", text(NAME)),
+    _needed("watermark_us", BigInteger()),
+    _needed("epoch", BigInteger()),
+    _needed("updated_us", BigInteger()),
+    comment="up to where a source is staged, durably",
+)
+
+batch = Table(
+    "batch",
+    metadata,
+    Column("batch_id", text(BATCH_ID), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    _needed("source", text(NAME)),
+    _needed("epoch", BigInteger()),
+    *_position("begin_"),
+    *_position("end_"),
+    _needed("window_start_us", BigInteger()),
+    _needed("window_end_us", BigInteger()),
+    _needed("row_count", BigInteger()),
+    _needed("event_count", BigInteger()),
+    _needed("transaction_count", BigInteger()),
+    _needed("size_bytes", BigInteger()),
+    _needed("manifest", text(PATH)),
+    _needed("notes", long_text()),
+    _needed("created_us", BigInteger()),
+    UniqueConstraint("source", "begin_seq", name="batch_order"),
+    comment="one row per manifest",
+)
+
+batch_file = Table(
+    "batch_file",
+    metadata,
+    Column("batch_id", text(BATCH_ID), ForeignKey("batch.batch_id", name="batch_file_batch"), primary_key=True),
+    Column("part", Integer(), primary_key=True, autoincrement=False),
+    _needed("table_name", text(TABLE_NAME)),
+    _needed("path", text(PATH)),
+    _needed("schema_id", text(NAME)),
+    _needed("row_count", BigInteger()),
+    _needed("key_changes", BigInteger()),
+    _needed("size_bytes", BigInteger()),
+    _needed("sha256", text(NAME)),
+    _needed("min_seq", BigInteger()),
+    _needed("max_seq", BigInteger()),
+    comment="one row per Parquet file of a batch, in the manifest's order",
+)
+
+schema_version = Table(
+    "schema_version",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    Column("source_table", text(TABLE_NAME), primary_key=True),
+    Column("first_seq", BigInteger(), primary_key=True, autoincrement=False),
+    _needed("schema_id", text(NAME)),
+    _needed("definition", long_text()),
+    Index("schema_version_id", "schema_id"),
+    comment="a source table's definition, in force from the order key first_seq to the next one's",
+)
+
+run = Table(
+    "run",
+    metadata,
+    Column("run_id", text(RUN_ID), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    Column("window_start_us", BigInteger()),
+    Column("window_end_us", BigInteger()),
+    _needed("state", text(16)),
+    _needed("plan_path", text(PATH)),
+    _needed("plan_sha256", text(NAME)),
+    Column("airflow_run_id", text(RUN_ID)),
+    Column("last_error", long_text()),
+    _needed("created_us", BigInteger()),
+    _needed("updated_us", BigInteger()),
+    comment="a pass of staged batches to the targets; no window: everything staged",
+)
+
+consume_record = Table(
+    "consume_record",
+    metadata,
+    Column("target", text(NAME), primary_key=True),
+    Column("batch_id", text(BATCH_ID), ForeignKey("batch.batch_id", name="consume_record_batch"), primary_key=True),
+    Column("table_name", text(TABLE_NAME), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    _needed("source", text(NAME)),
+    _needed("begin_seq", BigInteger()),
+    _needed("row_count", BigInteger()),
+    _needed("taken", Boolean()),
+    _needed("state", text(16)),
+    _needed("run_id", text(RUN_ID)),
+    _needed("attempts", Integer()),
+    Column("last_error", long_text()),
+    _needed("created_us", BigInteger()),
+    _needed("updated_us", BigInteger()),
+    UniqueConstraint("target", "source", "begin_seq", "table_name", name="consume_record_order"),
+    Index("consume_record_run", "run_id"),
+    comment="how far a target is with a batch's table ('' for a batch without rows), and whether it takes it",
+)
+
+apply_ledger = Table(
+    "apply_ledger",
+    metadata,
+    Column("run_id", text(RUN_ID), ForeignKey("run.run_id", name="apply_ledger_run"), primary_key=True),
+    Column("target", text(NAME), primary_key=True),
+    Column("table_name", text(TABLE_NAME), primary_key=True),
+    *(
+        _needed(name, BigInteger())
+        for name in ("staged_rows", "key_changes", "winners", "superseded", "written", "stale", "absent")
+    ),
+    _needed("shards", long_text()),
+    _needed("closed_us", BigInteger()),
+    comment="the account of one table and target in a run; shards: counts per shard, JSON",
+)
+
+snapshot_chunk = Table(
+    "snapshot_chunk",
+    metadata,
+    Column("snapshot_id", text(NAME), primary_key=True),
+    Column("source", text(NAME), primary_key=True),
+    Column("source_table", text(TABLE_NAME), primary_key=True),
+    Column("chunk", Integer(), primary_key=True, autoincrement=False),
+    _needed("pipeline", text(NAME)),
+    _needed("table_name", text(TABLE_NAME)),
+    _needed("state", text(16)),
+    _needed("key_from", long_text()),
+    _needed("key_to", long_text()),
+    *_position("low_"),
+    _needed("row_count", BigInteger()),
+    _needed("size_bytes", BigInteger()),
+    _needed("path", text(PATH)),
+    _needed("sha256", text(NAME)),
+    _needed("attempts", Integer()),
+    Column("last_error", long_text()),
+    _needed("created_us", BigInteger()),
+    _needed("updated_us", BigInteger()),
+    comment="a chunk of a full sync; low_*: its low watermark, whose order key its rows carry",
+)
+
+check_report = Table(
+    "check_report",
+    metadata,
+    Column("report_id", text(NAME), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    _needed("target", text(NAME)),
+    _needed("table_name", text(TABLE_NAME)),
+    _needed("kind", text(NAME)),
+    _needed("equal", Boolean()),
+    _needed("rows_checked", BigInteger()),
+    _needed("differences", BigInteger()),
+    _needed("detail", long_text()),
+    _needed("started_us", BigInteger()),
+    _needed("finished_us", BigInteger()),
+    comment="result of comparing a target's table with its source",
+)
