@@ -18,14 +18,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
+from typing import NoReturn
 
 from cdc_core import connections
 from cdc_core.config import Pipeline
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.errors import InternalError, LockstepError, Refused
 from cdc_core.extract.stager import Staged, Stager
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.ring import Ring
+from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.start import find_start
@@ -88,6 +89,7 @@ class Extractor:
         self._scratch = scratch
         self._cleanup = ExitStack()
         self._closing = threading.Event()
+        self._reader_error: BaseException | None = None
 
     def __enter__(self) -> Extractor:
         with ExitStack() as opened:
@@ -109,14 +111,14 @@ class Extractor:
         store = open_store(
             pipeline.stage.uri, s3_endpoint=pipeline.stage.s3_endpoint, s3_region=pipeline.stage.s3_region
         )
-        lease = self._meta.acquire_lease(
-            source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s
-        )
+        lease = self._meta.acquire_lease(source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s)
         opened.callback(self._release, lease)
         stored = recover(self._meta, store, lease)
         start = find_start(source, self._control, stored)
         if stored is None:
             log.info("%s: starting at %s", source.name, start.position)
+            # Kept at once: "latest" must mean the same moment after a crash.
+            self._meta.advance_watermark(lease, start)
         self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
         opened.callback(self._ring.close)
         scratch = self._scratch or Path(
@@ -154,8 +156,12 @@ class Extractor:
         try:
             for block in stream.blocks(self._closing.is_set):
                 self._ring.put(capture.apply(block))
+        except RingClosed:
+            return
         except BaseException as error:  # noqa: BLE001 - every error must reach the caller of drain
-            self._ring.fail(error)
+            self._reader_error = error
+        # What was read before the error can still be taken.
+        self._ring.close()
 
     def _keep(self, lease: Lease) -> None:
         ttl_s = self._pipeline.limits.lease_s
@@ -183,8 +189,9 @@ class Extractor:
         started_s = time.monotonic()
         fence: Position | None = None
         asked_now = until_us is None
+        clock_us = server.now_us(self._control) - time.monotonic_ns() // 1000
         while True:
-            now_us = server.now_us(self._control)
+            now_us = clock_us + time.monotonic_ns() // 1000
             if until_us is None:
                 until_us = now_us
             if fence is None and now_us >= until_us:
@@ -206,21 +213,31 @@ class Extractor:
 
     def _take(self, now_us: int) -> bool:
         """Move what the ring holds into the stager; False when nothing came within POLL_S."""
-        try:
-            taken = self._ring.take(timeout_s=POLL_S)
-        except BaseException:
-            if not self._stager.inside_transaction:
-                self._stager.commit()
-            raise
-        if taken is None:
-            if self._ring.starved:
-                self._stager.release()
-            else:
-                self._stager.tick()
-            return False
-        for block in taken.blocks:
-            self._stager.add(block, now_us=now_us)
-        return True
+        taken = self._ring.take(timeout_s=POLL_S)
+        if taken is not None:
+            for block in taken.blocks:
+                self._stager.add(block, now_us=now_us)
+            return True
+        if self._ring.starved:
+            self._stager.release()
+        elif self._ring.drained:
+            self._end_of_stream()
+        else:
+            self._stager.tick()
+        return False
+
+    def _end_of_stream(self) -> NoReturn:
+        """The reader thread has ended: keep what is complete, then say why."""
+        if not self._stager.inside_transaction:
+            self._stager.commit()
+        if self._reader_error is not None:
+            raise self._reader_error
+        raise InternalError(
+            "The stream ended without an error while it was being drained.",
+            where=f"{self._source.name} {self._stager.reached.position}",
+            code="extract.stream_ended",
+            remedy="run again, and report this with the log if it comes back",
+        )
 
     def _result(self, *, done: bool) -> DrainResult:
         durable = self._stager.durable

@@ -22,7 +22,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Checkpoint
 from cdc_core.ring import AckPoint
-from cdc_core.stage.manifest import commit_manifest
+from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.writer import BatchWriter
 
@@ -171,28 +171,26 @@ class Stager:
 
     def _commit_batch(self, writer: BatchWriter, end: Checkpoint) -> Manifest:
         manifest = writer.finish(end)
-        standing = commit_manifest(self._store, manifest)
-        if standing != manifest:
+        committed = manifests.commit(self._store, manifest)
+        if not committed.ours:
             writer.abort()
             raise RetryLater(
-                f"Another extractor (epoch {standing.epoch}) has already staged the batch that begins at "
+                f"Another extractor (epoch {committed.manifest.epoch}) has already staged the batch that begins at "
                 f"{manifest.begin.position}.",
                 where=manifest.batch_id,
                 code="extract.chain_moved",
                 remedy="nothing is lost; the next attempt adopts that batch and goes on behind it",
             )
         self._meta.commit_batch(self._lease, manifest)
+        parts = manifest.parts
         self.staged = Staged(
             self.staged.batches + 1,
-            self.staged.files + len(manifest.parts),
+            self.staged.files + len(parts),
             self.staged.rows + manifest.rows,
             self.staged.events + manifest.events,
             self.staged.size_bytes + manifest.size_bytes,
         )
-        log.info(
-            "%s: staged batch %s..%s: %d rows in %d files", manifest.source, manifest.begin.position,
-            end.position, manifest.rows, len(manifest.parts),
-        )  # fmt: skip
+        log.info("%s: staged up to %s: %d rows in %d files", manifest.source, end.position, manifest.rows, len(parts))
         return manifest
 
     def abort(self) -> None:

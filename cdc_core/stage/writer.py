@@ -104,7 +104,8 @@ class BatchWriter:
         self._source = source
         self._epoch = epoch
         self._begin = begin
-        self._window = window
+        self.window = window
+        """Start and end, µs UTC; may be moved as long as there are no rows."""
         self._level = level
         self._scratch = scratch_dir or Path(tempfile.gettempdir())
         self._parts: dict[tuple[str, str], _OpenPart] = {}
@@ -173,8 +174,8 @@ class BatchWriter:
             epoch=self._epoch,
             begin=self._begin,
             end=end,
-            window_start_us=self._window[0],
-            window_end_us=self._window[1],
+            window_start_us=self.window[0],
+            window_end_us=self.window[1],
             parts=parts,
             events=self._events,
             transactions=self._transactions,
@@ -222,7 +223,7 @@ class BatchWriter:
         """The part's path, and others to try where an earlier attempt of this epoch left a file."""
         for attempt in count():
             name = PartName(self._source, self._begin.position.seq, self._epoch, number + attempt * _NUMBERS)
-            yield part_path(table, self._window[0], name)
+            yield part_path(table, self.window[0], name)
 
     def _publish(self) -> tuple[Part, ...]:
         parts = list(self._parts.values())
