@@ -1,0 +1,92 @@
+"""MySQL 9 (or 8.4): the one that setup_mysql.py lays into the cache, or a `mysqld` on PATH."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from examples.sandbox.cache import SandboxError, cache_dir
+from examples.sandbox.sql_server import Flavor, Options, SqlServer, launch
+
+_OPTIONS: Options = {
+    "gtid-mode": "ON",
+    "enforce-gtid-consistency": "ON",
+    "mysqlx": "OFF",
+    "secure-file-priv": "",
+}
+_AS_ROOT = ("--user=root",) if os.geteuid() == 0 else ()
+
+
+class MySql(SqlServer):
+    @classmethod
+    def start(cls, directory: Path | str | None = None, *, server_id: int = 1, options: Options | None = None) -> Self:
+        """A server that answers; `options` are those of mysqld without the dashes, None for one without a value."""
+        return cls(**launch(_flavor(), directory, server_id, options or {}))
+
+    @staticmethod
+    def available() -> str | None:
+        """None when a server can be started, else the reason why not."""
+        try:
+            _find()
+        except SandboxError as error:
+            return str(error)
+        return None
+
+
+@dataclass(frozen=True)
+class _Installation:
+    command: tuple[str, ...]
+    version: str
+
+
+def mysql_root() -> Path:
+    """The Debian tree that setup_mysql.py makes. Its server runs with the tree's own loader: no chroot, no root."""
+    return cache_dir() / "mysql9"
+
+
+def _find() -> _Installation:
+    root = mysql_root()
+    if (root / "usr/sbin/mysqld").exists():
+        loader = next(root.glob("usr/lib*/ld-linux-*.so.*"), None)
+        if loader is None:
+            raise SandboxError(f"{root} has no dynamic loader. Remove the folder and run `make mysql` again.")
+        libraries = [str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")] + [f"{root}/usr/lib/mysql/private"]
+        command = (str(loader), "--library-path", ":".join(libraries), f"{root}/usr/sbin/mysqld", "--no-defaults")
+        command += (f"--basedir={root}/usr", f"--plugin-dir={root}/usr/lib/mysql/plugin")
+        command += (
+            f"--lc-messages-dir={root}/usr/share/mysql",
+            f"--character-sets-dir={root}/usr/share/mysql/charsets",
+        )
+    else:
+        found = shutil.which("mysqld", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
+        if found is None:
+            raise SandboxError("there is no MySQL 9: run `make mysql` (Debian, as root) or put a mysqld on PATH")
+        command = (found, "--no-defaults")
+    said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
+    version = re.search(r"Ver (\d+)\.(\d+)\.(\d+)", said)
+    if version is None or "MariaDB" in said or (int(version[1]), int(version[2])) < (8, 4):
+        raise SandboxError(f"{command[0]} is no MySQL 8.4 or newer: {said.strip()!r}. Run `make mysql` as root.")
+    return _Installation((*command, *_AS_ROOT), ".".join(version.groups()))
+
+
+def _flavor() -> Flavor:
+    installation = _find()
+
+    def install(data: Path) -> None:
+        command = [*installation.command, "--initialize-insecure", f"--datadir={data}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise SandboxError(f"mysqld --initialize-insecure failed:\n{(done.stdout + done.stderr)[-2000:]}")
+
+    return Flavor(
+        name="MySQL",
+        template=f"mysql-{installation.version}-uid{os.geteuid()}",
+        command=installation.command,
+        options=_OPTIONS,
+        install=install,
+    )

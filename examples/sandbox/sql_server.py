@@ -1,0 +1,217 @@
+"""What a private MariaDB and a private MySQL have in common: one handle, and data copied from a template."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import pymysql
+from pymysql.constants.ER import ACCESS_DENIED_ERROR as ER_ACCESS_DENIED
+
+from examples.sandbox.cache import SandboxError, cached
+from examples.sandbox.process import HOST, Directory, ServerProcess, free_port
+
+USER = "root"
+# A port is free when we look and may be taken when the server binds it: then another one is tried.
+PORT_ATTEMPTS = 5
+
+# Names as on the command line, without the dashes; None for an option without a value.
+Options = Mapping[str, str | None]
+
+# Durable against a crash of the server (kill -9), which is what tests do, not of the machine.
+COMMON_OPTIONS: Options = {
+    "bind-address": HOST,
+    "socket": "server.sock",  # relative to the data: a full path may exceed the 107 bytes of a socket's name
+    "pid-file": "server.pid",
+    "skip-name-resolve": None,
+    "log-bin": "binlog",
+    "binlog-row-metadata": "FULL",
+    "binlog-row-image": "FULL",
+    "sync-binlog": "0",
+    "innodb-flush-log-at-trx-commit": "2",
+    "innodb-buffer-pool-size": "64M",
+    "character-set-server": "utf8mb4",
+    "local-infile": "1",
+    "max-allowed-packet": "64M",
+}
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """How one kind of server is called and how its first data are made."""
+
+    name: str
+    template: str  # name of the template in the cache; holds the version
+    command: tuple[str, ...]
+    options: Options
+    install: Callable[[Path], None]  # fills an empty data folder; root has no password yet
+    env: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class SqlServer:
+    """A running server. `with` stops it and removes its temporary folder."""
+
+    host: str
+    port: int
+    user: str
+    password: str = field(repr=False)
+    directory: Path
+    log: Path
+    _process: ServerProcess = field(repr=False)
+    _directory: Directory = field(repr=False)
+
+    @property
+    def url(self) -> str:
+        """mysql://user:password@host:port"""
+        return f"mysql://{self.user}:{self.password}@{self.host}:{self.port}"
+
+    @property
+    def pid(self) -> int | None:
+        """The server's pid, None while it does not run."""
+        return self._process.pid
+
+    def connect(self, database: str | None = None, **options: Any) -> pymysql.Connection:
+        """A new connection as root; `options` go to pymysql.connect (autocommit, charset, cursorclass, ...)."""
+        return pymysql.connect(
+            host=self.host,
+            port=self.port,
+            user=self.user,
+            password=self.password,
+            database=database,
+            **options,
+        )
+
+    def stop(self) -> None:
+        """Orderly shutdown; the data stay until the `with` block ends."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash; the data stay."""
+        self._process.kill()
+
+    def restart(self) -> None:
+        """Stops it if it runs, and starts it again on the same port and data."""
+        self._process.stop()
+        self._process.start()
+
+    def close(self) -> None:
+        """Ends it and removes its temporary folder."""
+        if self._directory.temporary:
+            self._process.kill()
+        else:
+            self._process.stop()
+        self._directory.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def launch(flavor: Flavor, directory: Path | str | None, server_id: int, options: Options) -> dict[str, Any]:
+    """Starts a server on a copy of the flavor's template, or on the data that `directory` already has.
+
+    Returns the fields of its SqlServer.
+    """
+    template = cached(f"templates/{flavor.template}", lambda into: _make_template(flavor, into))
+    place = Directory(directory, flavor.name.lower())
+    data = place.path / "data"
+    if not data.exists():
+        shutil.copytree(template / "data", data)
+        shutil.copy(template / "password", place.path / "password")
+    password = (place.path / "password").read_text()
+    wanted = {
+        **COMMON_OPTIONS,
+        **flavor.options,
+        "server-id": str(server_id),
+        **{name.replace("_", "-"): value for name, value in options.items()},
+    }
+    log = place.path / "server.log"
+    for attempt in range(1, PORT_ATTEMPTS + 1):
+        port = free_port()
+        process = _process(flavor, place, data, port, wanted, password, log)
+        try:
+            process.start()
+            break
+        except SandboxError:
+            taken = log.exists() and "already in use" in log.read_text(errors="replace")
+            if attempt == PORT_ATTEMPTS or not taken:
+                place.remove()
+                raise
+            log.unlink()
+        except BaseException:
+            process.kill()
+            place.remove()
+            raise
+    return {
+        "host": HOST,
+        "port": port,
+        "user": USER,
+        "password": password,
+        "directory": place.path,
+        "log": log,
+        "_process": process,
+        "_directory": place,
+    }
+
+
+def _process(
+    flavor: Flavor, place: Directory, data: Path, port: int, options: Options, password: str, log: Path
+) -> ServerProcess:
+    def answers() -> bool:
+        try:
+            pymysql.connect(
+                host=HOST, port=port, user=USER, password=password, connect_timeout=5, read_timeout=5
+            ).close()
+        except pymysql.err.OperationalError as error:
+            if error.args[0] == ER_ACCESS_DENIED:
+                raise SandboxError(f"{flavor.name} does not know the password of {place.path}/password.") from error
+            return False
+        return True
+
+    flags = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
+    command = [*flavor.command, f"--datadir={data}", f"--port={port}", *flags]
+    return ServerProcess(flavor.name, command, directory=place, log=log, ready=answers, env=flavor.env)
+
+
+def _make_template(flavor: Flavor, into: Path) -> None:
+    """Installs the system tables once and gives root a password, so that each later start only copies."""
+    data = into / "data"
+    data.mkdir(mode=0o750)
+    flavor.install(data)
+    password = secrets.token_hex(12)
+    init = into / "init.sql"
+    init.touch(mode=0o600)
+    init.write_text(
+        f"CREATE USER IF NOT EXISTS root@'%' IDENTIFIED BY '{password}';\n"
+        f"GRANT ALL ON *.* TO root@'%' WITH GRANT OPTION;\n"
+        f"ALTER USER root@localhost IDENTIFIED BY '{password}';\n"
+        # MariaDB's installer makes these too, without a password, and they would go before '%'.
+        f"DROP USER IF EXISTS root@'127.0.0.1', root@'::1', root@'{socket.gethostname()}';\n"
+    )
+    place = Directory(into, flavor.name)
+    options = {**COMMON_OPTIONS, **flavor.options, "init-file": str(init), "server-id": "1"}
+    options.pop("log-bin")
+    options["skip-log-bin"] = None
+    log = into / "template.log"
+    process = _process(flavor, place, data, free_port(), options, password, log)
+    try:
+        process.start()
+    finally:
+        process.stop()
+        init.unlink()
+    # Two servers must not share an identity: a new one is made at the first start.
+    (data / "auto.cnf").unlink(missing_ok=True)
+    secret = into / "password"
+    secret.touch(mode=0o600)
+    secret.write_text(password)
