@@ -21,7 +21,7 @@ Intervals = tuple[tuple[int, int], ...]
 
 @dataclass(frozen=True)
 class GtidSet:
-    """intervals: MySQL, by `uuid` or `uuid:tag`, inclusive and in order. domains: MariaDB, domain -> (server, number)."""
+    """intervals: MySQL, by `uuid` or `uuid:tag`, inclusive, in order. domains: MariaDB, domain -> (server, number)."""
 
     intervals: tuple[tuple[str, Intervals], ...] = ()
     domains: tuple[tuple[int, tuple[int, int]], ...] = ()
