@@ -1,4 +1,4 @@
-"""A staged batch: what its manifest says. The manifest is the commit point and the truth; meta can be rebuilt from it."""
+"""A staged batch: what its manifest says. It is the commit point and the truth; meta can be rebuilt from it."""
 
 from __future__ import annotations
 

@@ -15,11 +15,11 @@ A task that runs again replaces its own folder and nothing else.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
+from cdc_core.model.paths import segment
 from cdc_core.model.schema import TableSchema
 
 
@@ -65,17 +65,23 @@ class TargetRun:
 
 
 def run_root(run_id: str) -> str:
-    """The run's folder on the stage. Two runs never share one: what Hadoop, S3 or a shell might read otherwise, such
-    as the `:` and `+` of Airflow's `manual__2026-11-21T04:00:00+00:00`, becomes `~` and hex digits."""
-    return "runs/" + _UNSAFE.sub(lambda match: "".join(f"~{byte:02x}" for byte in match[0].encode()), run_id)
-
-
-_UNSAFE = re.compile(r"^\.|[^A-Za-z0-9_.-]")
+    """The run's folder on the stage."""
+    return f"runs/{segment(run_id)}"
 
 
 def plan_path(run_id: str) -> str:
     """Where the plan of a run lies on the stage."""
     return f"{run_root(run_id)}/plan.json"
+
+
+def counts_path(folder: str) -> str:
+    """The counts of the task that made a merged, filtered or written folder."""
+    return f"{folder}/counts.json"
+
+
+def table_folder(folder: str, table: str) -> str:
+    """The files of one logical table in a merged, filtered or rejected folder."""
+    return f"{folder}/table={segment(table)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,18 +105,20 @@ class RunPlan:
     def path(self) -> str:
         return plan_path(self.run_id)
 
-    def merge_counts_path(self, merge_set: str) -> str:
-        return f"{self.root}/merged/set={merge_set}/counts.json"
+    def merged_folder(self, merge_set: str) -> str:
+        return f"{self.root}/merged/set={merge_set}"
 
-    def filter_counts_path(self, target: str) -> str:
-        return f"{self.root}/filtered/target={target}/counts.json"
+    def filtered_folder(self, target: str) -> str:
+        return f"{self.root}/filtered/target={target}"
 
-    def write_counts_path(self, target: str) -> str:
-        return f"{self.root}/written/target={target}/counts.json"
+    def rejected_folder(self, target: str) -> str:
+        return f"{self.root}/rejected/target={target}"
 
-    def quality_prefix(self, target: str) -> str:
-        """Folder of the target's quality results, with its closing slash."""
-        return f"{self.root}/quality/target={target}/"
+    def written_folder(self, target: str) -> str:
+        return f"{self.root}/written/target={target}"
+
+    def quality_folder(self, target: str) -> str:
+        return f"{self.root}/quality/target={target}"
 
     def merge_set(self, name: str) -> MergeSet:
         return next(one for one in self.merge_sets if one.name == name)

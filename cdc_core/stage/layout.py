@@ -1,35 +1,17 @@
-"""The paths of the stage, and nothing else: what lies where, and how names become path segments.
-
-A segment keeps ASCII letters, digits, '_', '-' and '.'; every other byte of the name's UTF-8 is %XX, which Spark
-reads back as the partition's value. Different names never share a segment. Names whose segment would be longer than
-file systems allow end in '~' and a hash instead ('~' itself is always written %7E).
-"""
+"""The paths of the stage, and nothing else: what lies where. Those of a run are in `model.run.RunPlan`."""
 
 from __future__ import annotations
 
-import hashlib
 import re
 from dataclasses import dataclass
-from urllib.parse import quote
 
+from cdc_core.model.paths import segment
 from cdc_core.model.position import Position
 from cdc_core.windows import window_label
 
 CHANGES = "changes/"
 MANIFESTS = "manifests/"
-RUNS = "runs/"
-_LONGEST = 200
-_HASH = 16
 _PART = re.compile(r"^changes/table=[^/]+/window=[^/]+/([a-z][a-z0-9_]*)-(\d{19})-(\d+)-(\d+)\.parquet$")
-
-
-def segment(name: str) -> str:
-    """A name as a part of a path; see the module's docstring."""
-    text = quote(name, safe="").replace("~", "%7E")
-    if len(text) <= _LONGEST:
-        return text
-    kept = re.sub(r"%.?$", "", text[: _LONGEST - _HASH - 1])
-    return f"{kept}~{hashlib.sha256(name.encode()).hexdigest()[:_HASH]}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,13 +48,3 @@ def manifests_prefix(source: str) -> str:
 def manifest_path(source: str, begin: Position) -> str:
     """The commit point of the batch that begins there."""
     return f"{manifests_prefix(source)}{begin.name}.json"
-
-
-def run_folder(run_id: str, *parts: str) -> str:
-    """A folder of a run, such as `runs/<id>/merged/table=...`; parts like `table=x` are quoted behind the '='."""
-    return "/".join([f"{RUNS}{segment(run_id)}", *(_keyed(part) for part in parts)])
-
-
-def _keyed(part: str) -> str:
-    key, sign, value = part.partition("=")
-    return f"{segment(key)}={segment(value)}" if sign else segment(key)
