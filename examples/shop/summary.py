@@ -1,0 +1,136 @@
+"""The demo's last page: what was read, staged and applied, and whether source and target are equal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import duckdb
+import pymysql
+from rich.console import Console
+from rich.table import Table
+
+from cdc_core.meta import LedgerRow, Meta
+from cdc_core.stage.manifest import chain, verify
+from cdc_core.stage.objects import open_store
+from cdc_core.windows import from_us
+from examples.shop.compare import TableComparison, compare
+from examples.shop.place import PIPELINE, Place
+
+if TYPE_CHECKING:
+    from examples.shop.workload import Shop
+
+SOURCE = "shop"
+
+QUERY = """SELECT _cdc_op AS op, count(*) AS changes, count(DISTINCT order_id) AS orders, max(_cdc_ts) AS latest
+FROM '{files}'
+GROUP BY op ORDER BY op"""
+
+
+def show(
+    console: Console,
+    place: Place,
+    shop: Shop,
+    source: pymysql.Connection,
+    target: pymysql.Connection,
+    *,
+    unchanged: bool,
+) -> bool:
+    """Print the summary; True when everything adds up."""
+    console.rule("[bold]What happened")
+    console.print(
+        "Transactions at the shop: " + ", ".join(f"{kind} {count:,}" for kind, count in shop.done.most_common())
+    )
+    with Meta.open(place.meta_url) as meta:
+        status = meta.status(PIPELINE)
+    ledgers = [row for run in reversed(status.runs) for row in status.ledgers if row.entry.run_id == run.run_id]
+    checks = {
+        "the stage verifies: files, sizes, checksums, no gap in positions": _staged(console, place),
+        "every ledger adds up": bool(ledgers) and not any(row.entry.problems() for row in ledgers),
+        "running the first interval again changed no row of the target": unchanged,
+    }
+    console.print(_ledger_table(ledgers))
+    comparisons = compare(source, target)
+    console.print(_comparison_table(comparisons))
+    checks["source and target are equal, row by row, in all columns"] = all(
+        one.differing == 0 and one.source_rows == one.target_rows > 0 for one in comparisons
+    )
+    for what, holds in checks.items():
+        console.print(f"[green]✓[/] {what}" if holds else f"[red]✗ NOT:[/] {what}")
+    return all(checks.values())
+
+
+def show_next(console: Console, place: Place) -> None:
+    """What to look at now: a query over the staged files, run here, and the commands."""
+    console.rule("[bold]What to look at next")
+    query = QUERY.format(files=place.stage.relative_to(place.root.parents[1]) / "changes/table=orders/*/*.parquet")
+    console.print("The staged changes are plain Parquet. This query ran just now, in DuckDB:\n")
+    console.print(query, style="cyan", markup=False)
+    console.print(duckdb.sql(query), markup=False)
+    console.print(
+        "The table as it is, folded from the files alone:\n"
+        f"  [cyan].venv/bin/lockstep stage export {place.pipeline_file.relative_to(place.root.parents[1])} orders "
+        "-o /tmp/orders.parquet[/]\n"
+        "Airflow's UI with this pipeline, to trigger and backfill by hand:\n"
+        "  [cyan]make ui[/]"
+    )
+
+
+def _staged(console: Console, place: Place) -> bool:
+    store = open_store(place.stage_uri)
+    table = Table(title="Staged batches", title_justify="left")
+    for column in ("window", "from", "to"):
+        table.add_column(column)
+    for column in ("binlog events", "transactions", "changes", "files", "KiB"):
+        table.add_column(column, justify="right")
+    for batch in chain(store, SOURCE):
+        table.add_row(
+            f"{from_us(batch.window_start_us):%H:%M} to {from_us(batch.window_end_us):%H:%M}",
+            str(batch.begin.position),
+            str(batch.end.position),
+            f"{batch.events:,}",
+            f"{batch.transactions:,}",
+            f"{batch.rows:,}",
+            str(len(batch.parts)),
+            f"{batch.size_bytes / 1024:,.0f}",
+        )
+    console.print(table)
+    problems = verify(store, SOURCE, deep=True)
+    for problem in problems:
+        console.print(f"[red]{problem.code}[/] {problem.path}: {problem.what}")
+    return not problems and table.row_count > 0
+
+
+def _ledger_table(ledgers: list[LedgerRow]) -> Table:
+    columns = ("staged rows", "key changes", "winners", "superseded", "written", "stale", "already absent")
+    table = Table(title="Ledgers: staged + key changes = winners + superseded", title_justify="left")
+    table.add_column("run")
+    table.add_column("table")
+    for column in columns:
+        table.add_column(column, justify="right")
+    table.add_column("adds up")
+    for row in ledgers:
+        entry = row.entry
+        figures = (
+            entry.staged_rows, entry.key_changes, entry.winners, entry.superseded, entry.written, entry.stale,
+            entry.absent,
+        )  # fmt: skip
+        table.add_row(
+            entry.run_id, entry.table, *(f"{figure:,}" for figure in figures),
+            "; ".join(entry.problems()) or "[green]yes[/]",
+        )  # fmt: skip
+    return table
+
+
+def _comparison_table(comparisons: list[TableComparison]) -> Table:
+    table = Table(title="Source against target, by checksum of all columns of each row", title_justify="left")
+    for column in ("table", "source rows", "target rows", "differing", "rows per shard"):
+        table.add_column(column, justify="left" if column in ("table", "rows per shard") else "right")
+    for one in comparisons:
+        table.add_row(
+            one.table,
+            f"{one.source_rows:,}",
+            f"{one.target_rows:,}",
+            f"[green]{one.differing}[/]" if one.differing == 0 else f"[red]{one.differing:,}[/]",
+            "  ".join(f"{shard} {rows:,}" for shard, rows in one.shards.items()),
+        )
+    return table
