@@ -1,0 +1,84 @@
+"""Preflight: whether a pipeline can run, as findings that each say how to mend them.
+
+It calls the very functions by which `extract` and `run` refuse, and goes on after one has failed, so that all is
+seen at once. It changes nothing but for the probe object that shows the stage can be written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cdc_core.check.findings import Finding, Findings, Report, connected
+from cdc_core.check.sources import check_server, check_tables
+from cdc_core.check.targets import check_target, identity
+from cdc_core.config import Pipeline
+from cdc_core.meta import Meta
+from cdc_core.model.position import Checkpoint
+from cdc_core.model.schema import TableSchema
+from cdc_core.sink import Capture
+from cdc_core.stage.objects import check_writable, open_store
+
+__all__ = ["Finding", "Report", "check"]
+
+
+def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Report:
+    """Look at everything that the pipeline needs. `environ` stands for the process environment."""
+    findings = Findings()
+    stored = _meta(pipeline, findings)
+    _stage(pipeline, findings)
+    captured: list[TableSchema] = []
+    sources: set[str] = set()
+    for source in pipeline.sources:
+        with connected(findings, f"source {source.name}", source.connection, environ) as connection:
+            if connection is not None:
+                check_server(source, connection, stored.get(source.name), findings)
+                captured += check_tables(pipeline, source, connection, findings)
+                sources.add(identity(connection))
+    logical = _logical(pipeline, captured)
+    for target in pipeline.targets:
+        check_target(pipeline, target, logical, sources, environ, findings)
+    _untaken(pipeline, logical, findings)
+    return Report(pipeline.pipeline, tuple(findings.made))
+
+
+def _meta(pipeline: Pipeline, findings: Findings) -> dict[str, Checkpoint]:
+    """The stored positions, by source."""
+
+    def look() -> dict[str, Checkpoint]:
+        with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+            found = {source.name: meta.checkpoint(source.name) for source in pipeline.sources}
+            return {name: checkpoint for name, checkpoint in found.items() if checkpoint is not None}
+
+    stored = findings.attempt("meta", look, lambda found: f"current, with positions of {len(found)} source(s)")
+    return stored or {}
+
+
+def _stage(pipeline: Pipeline, findings: Findings) -> None:
+    stage = pipeline.stage
+
+    def probe() -> str:
+        store = open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
+        check_writable(store)
+        return store.uri
+
+    findings.attempt("stage", probe, lambda uri: f"{uri} can be written, with conditional writes")
+
+
+def _logical(pipeline: Pipeline, captured: list[TableSchema]) -> dict[str, list[TableSchema]]:
+    """Captured tables by the logical table that they feed."""
+    capture = Capture(pipeline.tables, pipeline.routes)
+    logical: dict[str, list[TableSchema]] = {}
+    for schema in captured:
+        for name in capture.route(schema.database, schema.table):
+            logical.setdefault(name, []).append(schema)
+    return logical
+
+
+def _untaken(pipeline: Pipeline, logical: Mapping[str, list[TableSchema]], findings: Findings) -> None:
+    for name in logical:
+        if pipeline.targets and all(target.table(name) is None for target in pipeline.targets):
+            findings.warn(
+                f"table {name}",
+                "it is staged, but no target takes it",
+                "add it to targets.*.tables, or leave it out by tables.exclude",
+            )

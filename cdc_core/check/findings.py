@@ -1,0 +1,103 @@
+"""Findings: what a preflight has looked at, and what it would take to mend it. A failed one stops nothing."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+import pymysql
+
+from cdc_core import connections
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
+"""Worst first: what decides the exit code of a check with several findings."""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at. `error`: what `extract` or `run` would raise; only where status is 'fail'."""
+
+    status: Literal["ok", "warn", "fail"]
+    subject: str
+    what: str
+    remedy: str = ""
+    error: LockstepError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """All findings, in the order in which they were looked at."""
+
+    pipeline: str
+    findings: tuple[Finding, ...]
+
+    @property
+    def worst(self) -> LockstepError | None:
+        """The error that decides; None where nothing failed."""
+        errors = [finding.error for finding in self.findings if finding.error is not None]
+        ranked = {kind: place for place, kind in enumerate(SEVERITY)}
+        return min(errors, key=lambda error: ranked.get(type(error), 1), default=None)
+
+
+class Findings:
+    """Collects findings; what fails does not stop what comes after it."""
+
+    def __init__(self) -> None:
+        self.made: list[Finding] = []
+
+    def ok(self, subject: str, what: str) -> None:
+        self.made.append(Finding("ok", subject, what))
+
+    def warn(self, subject: str, what: str, remedy: str) -> None:
+        self.made.append(Finding("warn", subject, what, remedy))
+
+    def fail(self, subject: str, error: LockstepError) -> None:
+        place = f" [{error.where}]" if error.where and error.where not in subject else ""
+        self.made.append(Finding("fail", subject, error.what + place, error.remedy, error))
+
+    def attempt(self, subject: str, work: Callable[[], T], say: Callable[[T], str] | None = None) -> T | None:
+        """The value of `work`, None when it failed. `say` makes the finding of a success; without it there is none."""
+        try:
+            value = work()
+            if say is not None:
+                self.ok(subject, say(value))
+        except LockstepError as error:
+            self.fail(subject, error)
+            return None
+        except Exception as error:
+            log.debug("check of %s", subject, exc_info=True)
+            self.fail(
+                subject,
+                InternalError(
+                    f"Unexpected {type(error).__name__}: {error}",
+                    where=subject,
+                    code="internal.unexpected",
+                    remedy="run `lockstep -vv check` and report the traceback",
+                ),
+            )
+            return None
+        return value
+
+
+@contextmanager
+def connected(
+    findings: Findings, subject: str, reference: str, environ: Mapping[str, str] | None
+) -> Iterator[pymysql.Connection[Any] | None]:
+    """An open connection, or None after the finding of why there is none."""
+    connection = findings.attempt(
+        f"{subject}: connection",
+        lambda: connections.connect(connections.resolve(reference, environ), where=subject),
+        lambda made: f"{made.user.decode()}@{made.host}:{made.port}, {made.get_server_info()}",
+    )
+    try:
+        yield connection
+    finally:
+        if connection is not None:
+            connection.close()

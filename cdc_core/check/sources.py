@@ -1,0 +1,74 @@
+"""Preflight of a source: its server, our position in its log, and the tables that match."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pymysql
+
+from cdc_core.check.findings import Findings
+from cdc_core.config import Pipeline, Source
+from cdc_core.model.position import Checkpoint
+from cdc_core.model.schema import TableSchema
+from cdc_core.sink import Capture
+from cdc_core.source import server
+from cdc_core.source.definitions import survey
+from cdc_core.source.start import find_start
+
+
+def check_server(
+    source: Source, connection: pymysql.Connection[Any], stored: Checkpoint | None, findings: Findings
+) -> None:
+    subject = f"source {source.name}"
+    facts = findings.attempt(f"{subject}: server", lambda: server.facts(connection))
+    if facts is None:
+        return
+    for name, requirement in server.PREFLIGHT:
+        findings.attempt(f"{subject}: {name}", lambda: requirement(facts, source), lambda _: "as it must be")  # noqa: B023 - called at once
+    for advise in server.ADVICE:
+        advice = advise(facts)
+        if advice is not None:
+            what, _, remedy = advice.rpartition(". ")
+            findings.warn(subject, what or remedy, remedy if what else "")
+    start = findings.attempt(
+        f"{subject}: position",
+        lambda: find_start(source, connection, stored),
+        lambda found: f"{'goes on' if stored else 'begins'} at {found.position}, which the server still has",
+    )
+    if start is not None and stored is not None and facts.retention_s:
+        age_s = (facts.clock_us - stored.watermark_us) / 1e6
+        if age_s > facts.retention_s / 2:
+            findings.warn(
+                f"{subject}: retention",
+                f"our position is {age_s / 3600:.1f} h old, and the server keeps its log for "
+                f"{facts.retention_s / 3600:.1f} h",
+                "extract soon, or SET GLOBAL binlog_expire_logs_seconds higher",
+            )
+
+
+def check_tables(
+    pipeline: Pipeline, source: Source, connection: pymysql.Connection[Any], findings: Findings
+) -> list[TableSchema]:
+    """The captured tables as they are now."""
+    subject = f"source {source.name}: tables"
+    capture = Capture(pipeline.tables, pipeline.routes)
+    found = findings.attempt(subject, lambda: survey(connection, capture.captures))
+    if found is None:
+        return []
+    tables = [one for one in found if one.kind == "table"]
+    if not tables:
+        findings.warn(subject, "no table matches tables.include yet", "those that appear and match will be captured")
+    else:
+        findings.ok(subject, f"{len(tables)} match")
+    for one in tables:
+        if one.schema is None:
+            findings.warn(
+                subject, f"{one.name}: {one.problem}", "the first change of it stops the pipeline: tables.exclude"
+            )
+        elif not one.schema.key:
+            findings.warn(
+                subject,
+                f"{one.name} has no key: its changes are staged, but no target can take them without one",
+                "give it a primary key, or name the key columns at the target (targets.*.tables.*.key)",
+            )
+    return [one.schema for one in tables if one.schema is not None]

@@ -1,0 +1,143 @@
+"""The typer application, and the one place where errors become messages and exit codes."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import signal
+import sys
+import traceback
+from importlib.metadata import version
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+from typer.exceptions import TyperException
+
+from cdc_core.cli import check, config, extract, init, meta, run, stage, status
+from cdc_core.cli.output import print_error
+from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
+
+app = typer.Typer(
+    name="lockstep",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+    context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "LOCKSTEP"},
+    epilog="Exit codes: 0 done, 2 usage, 3 refused, 4 data at risk, 75 retry later, 70 internal (docs/errors.md).",
+)
+for module in (init, check, extract, run, status):
+    module.register(app)
+for module in (stage, meta, config):
+    app.add_typer(module.app)
+
+
+def unwrapped(text: str) -> str:
+    """A docstring whose paragraphs fit any terminal: their lines joined, except in blocks marked with \\b."""
+    paragraphs = inspect.cleandoc(text).split("\n\n")
+    return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in paragraphs)
+
+
+for typed in (app, stage.app, meta.app, config.app):
+    for command in typed.registered_commands:
+        command.help = unwrapped((command.callback and command.callback.__doc__) or "")
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        sys.stdout.write(f"lockstep {version('lockstep')}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def lockstep(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_envvar=False)
+    ] = False,
+    verbose: Annotated[
+        int, typer.Option("--verbose", "-v", count=True, envvar="LOCKSTEP_VERBOSE", help="Log what happens; -vv more.")
+    ] = 0,
+    debug: Annotated[bool, typer.Option("--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors.")] = False,
+) -> None:
+    """Every committed change of MySQL and MariaDB: to staged Parquet files, and from there to targets, proven equal.
+
+    A first pipeline:
+
+    \b
+      export SHOP=mysql://cdc:secret@db:3306
+      lockstep init shop --source env:SHOP --include 'shop\\..*' -o shop.yaml
+      lockstep check shop.yaml
+      lockstep extract shop.yaml --until now
+      lockstep stage ls shop.yaml
+    """
+    levels = (logging.WARNING, logging.INFO, logging.DEBUG)
+    handler = RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
+    logging.basicConfig(level=levels[min(verbose, 2)], handlers=[handler], format="%(message)s", force=True)
+    if debug:
+        os.environ["LOCKSTEP_DEBUG"] = "1"
+
+
+def _terminated(number: int, frame: object) -> None:
+    raise SystemExit(128 + number)
+
+
+def main() -> None:
+    """The console script: runs a command and leaves with the exit code of docs/errors.md."""
+    signal.signal(signal.SIGTERM, _terminated)
+    as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
+    try:
+        code = app(standalone_mode=False)
+    except LockstepError as error:
+        code = _fail(error, as_json)
+    except TyperException as error:
+        code = _fail(_usage(error), as_json)
+    except (KeyboardInterrupt, typer.Abort):
+        _fail(_interrupted(), as_json)
+        code = 130
+    except BrokenPipeError:
+        # The reader of our answer has left (`| head`): nothing more to say, not even at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except Exception as error:  # noqa: BLE001 - the last line of defence: say how to report it
+        code = _fail(_unexpected(error), as_json)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _switch(variable: str) -> bool:
+    return os.environ.get(variable, "").lower() not in ("", "0", "false", "no", "off")
+
+
+def _fail(error: LockstepError, as_json: bool) -> int:
+    if _switch("LOCKSTEP_DEBUG") and sys.exc_info()[0] is not None:
+        sys.stderr.write(traceback.format_exc())
+    print_error(error, as_json=as_json)
+    return error.exit_code
+
+
+def _usage(error: TyperException) -> UsageError:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "lockstep"
+    return UsageError(
+        error.format_message(), where=command, code="cli.usage", remedy=f"see `{command} --help` for how it is used"
+    )
+
+
+def _interrupted() -> RetryLater:
+    return RetryLater(
+        "Stopped by a signal; what was not committed is dropped and will be read again.",
+        code="cli.interrupted",
+        remedy="run the same command again when you like",
+    )
+
+
+def _unexpected(error: Exception) -> InternalError:
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    return InternalError(
+        f"Unexpected {type(error).__name__}: {error}",
+        where=f"{last.filename}:{last.lineno}",
+        code="internal.unexpected",
+        remedy="nothing staged is lost; run again with --debug and report the traceback to the project's issue tracker",
+    )

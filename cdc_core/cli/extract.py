@@ -1,0 +1,195 @@
+"""`lockstep extract`: from the sources' logs to staged files, without Airflow."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    choose,
+    load_pipeline,
+    moment_us,
+)
+from cdc_core.cli.output import Output, duration, moment, size, table
+from cdc_core.config import Pipeline
+from cdc_core.errors import UsageError
+from cdc_core.windows import to_us
+
+if TYPE_CHECKING:
+    from cdc_core.extract import DrainResult
+    from cdc_core.meta import Meta
+
+FOREVER_US = 1 << 62
+Progressed = Callable[["DrainResult"], None]
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(extract)
+
+
+def extract(
+    pipeline: PipelineArgument,
+    source: Annotated[
+        list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
+    ] = None,
+    until: Annotated[
+        str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or to an ISO 8601 time with a zone.")
+    ] = "now",
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Read the sources' logs and stage what changed, then return.
+
+    \b
+      lockstep extract shop --until now                    all that is committed at this moment
+      lockstep extract shop --until 2026-11-21T04:00:00Z   waits for that time if it is still to come
+      lockstep extract shop --follow                       until Ctrl-C
+
+    Begins where the last extract, here or in Airflow, has ended. An interrupt drops the batch that is not yet
+    committed (it will be read again) and releases the source.
+    """
+    output = Output(as_json)
+    _, parsed = load_pipeline(pipeline, pipelines)
+    names = choose([one.name for one in parsed.sources], source, "source")
+    until_us = moment_us(until)
+    if follow:
+        if until != "now":
+            raise UsageError(
+                "--follow reads until it is interrupted; --until says where to end.",
+                where="lockstep extract",
+                code="cli.usage",
+                remedy="give one of the two",
+            )
+        until_us = FOREVER_US
+    results = extract_sources(parsed, names, until_us, output, endless=follow)
+    document = {"pipeline": parsed.pipeline, "sources": [describe(name, result) for name, result in results]}
+    columns = ("source", "rows", "batches", "files", "size", "position", "complete to (UTC)", "lag")
+    rows = [
+        (
+            name, result.staged.rows, result.staged.batches, result.staged.files, size(result.staged.size_bytes),
+            result.position, moment(result.watermark_us), duration(_lag_s(result)),
+        )
+        for name, result in results
+    ]  # fmt: skip
+    output.answer(document, table("staged", columns, rows, numbers=("rows", "batches", "files", "size", "lag")))
+
+
+def describe(name: str, result: DrainResult) -> dict[str, Any]:
+    """What a source's extract has reached, for --json."""
+    staged = result.staged
+    return {
+        "source": name,
+        "done": result.done,
+        "rows": staged.rows,
+        "events": staged.events,
+        "batches": staged.batches,
+        "files": staged.files,
+        "size_bytes": staged.size_bytes,
+        "position": result.position.to_json(),
+        "complete_to": moment(result.watermark_us),
+        "lag_s": round(_lag_s(result), 3),
+    }
+
+
+def _lag_s(result: DrainResult) -> float:
+    return max(0.0, (to_us(datetime.now(UTC)) - result.watermark_us) / 1e6)
+
+
+class _StopError(Exception):
+    """Raised inside a drain's progress call: leaves the extractor in good order."""
+
+
+def extract_sources(
+    pipeline: Pipeline, names: list[str], until_us: int | None, output: Output, *, endless: bool = False
+) -> list[tuple[str, DrainResult]]:
+    """Drain the sources side by side, a thread each, until all are done, one fails, or a signal comes.
+
+    The first error is raised after the others have come to rest. A signal is an answer only where `endless`.
+    """
+    from cdc_core.meta import Meta
+
+    latest: dict[str, DrainResult] = {}
+    errors: list[BaseException] = []
+    stop = threading.Event()
+    interrupted: BaseException | None = None
+    with Meta.open(pipeline.meta.url) as meta, _watch(output, names) as watch:
+
+        def work(name: str) -> None:
+            def progressed(result: DrainResult) -> None:
+                latest[name] = result
+                watch(name, result)
+                if stop.is_set():
+                    raise _StopError
+
+            try:
+                _drain(pipeline, name, meta, until_us, progressed)
+            except _StopError:
+                pass
+            except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
+                errors.append(error)
+                stop.set()
+
+        threads = [threading.Thread(target=work, args=(name,), name=f"extract-{name}", daemon=True) for name in names]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            try:
+                for thread in threads:
+                    thread.join(timeout=0.2)
+            except (KeyboardInterrupt, SystemExit) as signalled:
+                if interrupted is not None:
+                    raise  # asked twice: the lease expires by itself
+                interrupted = signalled
+                stop.set()
+    if errors:
+        raise errors[0]
+    if interrupted is not None and not endless:
+        raise interrupted
+    return [(name, latest[name]) for name in names if name in latest]
+
+
+def _drain(pipeline: Pipeline, name: str, meta: Meta, until_us: int | None, progressed: Progressed) -> None:
+    from cdc_core.extract import Extractor
+
+    with Extractor(pipeline, name, meta=meta) as extractor:
+        progressed(extractor.drain(until_us=until_us, progress=progressed))
+
+
+def _watch(output: Output, names: list[str]) -> AbstractContextManager[Callable[[str, DrainResult], None]]:
+    if not output.animated:
+        return nullcontext(lambda name, result: None)
+    return _Bars(output, names)
+
+
+class _Bars:
+    """A line a source on the terminal: what is staged so far, and where in the log."""
+
+    def __init__(self, output: Output, names: list[str]) -> None:
+        self._progress = Progress(
+            SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[reached]}"),
+            TimeElapsedColumn(), console=output.err, transient=True,
+        )  # fmt: skip
+        self._tasks = {name: self._progress.add_task(name, total=None, reached="connecting") for name in names}
+
+    def __enter__(self) -> Callable[[str, DrainResult], None]:
+        self._progress.start()
+        return self._update
+
+    def __exit__(self, *_: object) -> None:
+        self._progress.stop()
+
+    def _update(self, name: str, result: DrainResult) -> None:
+        staged = result.staged
+        reached = f"{staged.rows:,} rows in {staged.batches} batches, up to {result.position}"
+        self._progress.update(self._tasks[name], reached=reached)

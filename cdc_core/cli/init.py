@@ -1,0 +1,106 @@
+"""`lockstep init`: a pipeline file from what the source has."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdc_core.cli.options import JsonOption
+from cdc_core.cli.output import Output, table
+from cdc_core.errors import UsageError
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(init)
+
+
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline: a-z, 0-9 and _.")],
+    source: Annotated[str, typer.Option("--source", metavar="env:VAR", help="Where the source's mysql:// URL stands.")],
+    include: Annotated[
+        list[str], typer.Option("--include", metavar="REGEX", help="Tables to capture: matches a whole database.table.")
+    ],
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="REGEX", help="Tables to leave out; may be repeated.")
+    ] = None,
+    stage: Annotated[
+        str | None,
+        typer.Option("--stage", metavar="URI", help="file:///directory or s3://bucket/prefix for the staged files."),
+    ] = None,
+    meta: Annotated[
+        str | None, typer.Option("--meta", metavar="URL", help="Meta database: URL without password, or env:VAR.")
+    ] = None,
+    target: Annotated[
+        list[str] | None,
+        typer.Option("--target", metavar="env:VAR", help="A MySQL to apply the changes to; may be repeated."),
+    ] = None,
+    start: Annotated[
+        str, typer.Option("--start", metavar="latest|earliest", help="Begin at this moment, or at the oldest log kept.")
+    ] = "latest",
+    to: Annotated[
+        Path | None,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FILE",
+            envvar="LOCKSTEP_INIT_OUTPUT",
+            help="The file to write; default NAME.yaml.",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask a source for its tables and keys, and write a commented pipeline that passes `lockstep check`.
+
+    \b
+      export SHOP=mysql://cdc:secret@db:3306
+      lockstep init shop --source env:SHOP --include 'shop\\..*'
+      lockstep init shop --source env:SHOP --include 'shop\\..*' \\
+        --exclude '.*_tmp' --target env:COPY -o dags/pipelines/shop.yaml
+
+    Without --stage and --meta both lie under ./.lockstep/NAME. Tables that cannot be captured (views, no key,
+    unsupported types) are left out, each with the reason in a comment. Passwords stay in the environment.
+    """
+    from cdc_core.init import Wishes, draft
+
+    output = Output(as_json)
+    file = to or Path(f"{name}.yaml")
+    if file.exists() and not force:
+        raise UsageError(
+            f"{file} exists already.", where=str(file), code="init.exists", remedy="choose another -o FILE, or --force"
+        )
+    made = draft(
+        Wishes(
+            name=name, source=source, include=tuple(include), exclude=tuple(exclude or ()), stage=stage, meta=meta,
+            targets=tuple(target or ()), start=start, directory=Path.cwd(),
+        )
+    )  # fmt: skip
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(made.text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"Cannot write the pipeline file: {error.strerror}.",
+            where=str(file),
+            code="init.unwritable",
+            remedy="choose another -o FILE",
+        ) from None
+    document = {
+        "pipeline": name,
+        "file": str(file),
+        "captured": [{"table": one, "key": list(key)} for one, key in made.captured],
+        "left_out": [{"table": one, "why": why} for one, why in made.left_out],
+        "start": made.start,
+        "server_id": made.server_id,
+        "warnings": list(made.warnings),
+    }
+    rows = [(one, f"captured, key ({', '.join(key)})") for one, key in made.captured]
+    rows += [(one, f"left out: {why}") for one, why in made.left_out]
+    output.answer(
+        document,
+        *([table("", ("table", ""), rows)] if rows else []),
+        *(f"note: {warning}" for warning in made.warnings),
+        f"wrote {file}, starting at {made.start}. Next: lockstep check {file}",
+    )

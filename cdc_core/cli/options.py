@@ -1,0 +1,83 @@
+"""Options and arguments that several commands share, so that they read the same everywhere."""
+
+from __future__ import annotations
+
+import os
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from cdc_core.config import Pipeline, load
+from cdc_core.errors import UsageError
+from cdc_core.windows import to_us
+
+PipelineArgument = Annotated[
+    str, typer.Argument(metavar="PIPELINE", help="A pipeline's YAML file, or its name in the pipelines folder.")
+]
+PipelinesOption = Annotated[
+    Path,
+    typer.Option(
+        "--pipelines", metavar="DIR", envvar="LOCKSTEP_PIPELINES", help="Where names of pipelines are looked up."
+    ),
+]
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Answer with one JSON document on stdout.")
+]
+DEFAULT_PIPELINES = Path("dags/pipelines")
+
+
+def pipeline_path(name: str, folder: Path) -> Path:
+    """The file behind PIPELINE. Raises UsageError (cli.no_pipeline) with the names that exist."""
+    given = Path(name)
+    if given.suffix in (".yaml", ".yml") or os.sep in name:
+        return given
+    found = folder / f"{name}.yaml"
+    if found.is_file():
+        return found
+    names = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
+    raise UsageError(
+        f"There is no pipeline {name!r} in {folder}.",
+        where=str(found),
+        code="cli.no_pipeline",
+        remedy=f"give one of {', '.join(names)}, or a path" if names else "give the path of a YAML file, or name the "
+        "folder with --pipelines or LOCKSTEP_PIPELINES; `lockstep init` makes a pipeline",
+    )  # fmt: skip
+
+
+def load_pipeline(name: str, folder: Path) -> tuple[Path, Pipeline]:
+    """The parsed pipeline behind PIPELINE and its file."""
+    path = pipeline_path(name, folder)
+    return path, load(path)
+
+
+def moment_us(text: str) -> int | None:
+    """`now` -> None (the server's present position); an ISO 8601 time with a zone -> µs UTC."""
+    if text == "now":
+        return None
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise UsageError(
+            f"{text!r} is neither 'now' nor an ISO 8601 time with a zone.",
+            where="--until",
+            code="cli.usage",
+            remedy="write for example 2026-11-21T04:00:00Z",
+        )
+    return to_us(moment.astimezone(UTC))
+
+
+def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:
+    """The wanted names, or all. Raises UsageError (cli.usage) for one that does not exist."""
+    for name in wanted or ():
+        if name not in names:
+            raise UsageError(
+                f"The pipeline has no {what} {name!r}.",
+                where=f"--{what}",
+                code="cli.usage",
+                remedy=f"give one of: {', '.join(names) or '(it has none)'}",
+            )
+    return list(dict.fromkeys(wanted)) if wanted else names

@@ -1,0 +1,126 @@
+"""What a command answers: tables for people, one JSON document for programs.
+
+The answer goes to stdout, everything else (progress, notes, errors) to stderr, so that a pipe gets only the answer.
+With --json stdout holds exactly one document, also when the command fails.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rich.console import Console, RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from cdc_core.errors import LockstepError
+from cdc_core.windows import from_us
+
+WIDE = 200
+"""Columns of a table that goes into a file or a pipe: nobody's terminal is there to be fitted."""
+
+
+def _console(*, stderr: bool = False) -> Console:
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    if not console.is_terminal:
+        console.width = max(console.width, WIDE)
+    return console
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """Where a command's answer goes. `as_json`: one JSON document instead of tables, and no progress."""
+
+    as_json: bool
+    out: Console = field(default_factory=_console)
+    err: Console = field(default_factory=lambda: _console(stderr=True))
+
+    def answer(self, document: Mapping[str, Any], *shown: RenderableType) -> None:
+        """Print the document, or what a person sees in its place."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+        else:
+            self.out.print(*shown, sep="\n")
+
+    def note(self, text: str) -> None:
+        """A line beside the answer."""
+        self.err.print(Text(text, style="dim"))
+
+    @property
+    def animated(self) -> bool:
+        """Whether somebody watches: progress bars are for terminals."""
+        return self.err.is_terminal and not self.as_json
+
+
+def table(
+    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], *, numbers: Collection[str] = ()
+) -> Table:
+    """A table; the columns `numbers` are aligned to the right."""
+    made = Table(title=title or None, title_justify="left", header_style="bold", pad_edge=False)
+    for column in columns:
+        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
+    for row in rows:
+        made.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in row))
+    return made
+
+
+def shown(value: object) -> str:
+    """A cell's text: thousands are separated, nothing is a dash."""
+    if value is None or value == "":
+        return "–"
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    return str(value)
+
+
+def size(count: int) -> str:
+    """Bytes for people."""
+    amount = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if amount < 1024 or unit == "GiB":
+            break
+        amount /= 1024
+    return f"{count} B" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def error_document(error: LockstepError) -> dict[str, Any]:
+    """The JSON form of an error, the same for every command."""
+    return {
+        "error": {
+            "code": error.code,
+            "class": error.exit_class,
+            "what": error.what,
+            "where": error.where,
+            "remedy": error.remedy,
+        }
+    }
+
+
+def print_error(error: LockstepError, *, as_json: bool) -> None:
+    """On stderr for people; with --json the document on stdout."""
+    if as_json:
+        Output(as_json=True).answer(error_document(error))
+        return
+    console = _console(stderr=True)
+    console.print(Text.assemble((f"{error.exit_class}: ", "bold red"), error.what), soft_wrap=True)
+    if error.where:
+        console.print(Text.assemble(("  at   ", "bold"), error.where), soft_wrap=True)
+    console.print(Text.assemble(("  fix  ", "bold green"), error.remedy), soft_wrap=True)
+    console.print(Text(f"  code {error.code} (docs/errors.md)", style="dim"), soft_wrap=True)
+
+
+def moment(moment_us: int) -> str:
+    """A time in UTC; "" for none."""
+    return from_us(moment_us).strftime("%Y-%m-%dT%H:%M:%SZ") if moment_us else ""
+
+
+def duration(seconds: float) -> str:
+    """A time span for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"

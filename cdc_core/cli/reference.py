@@ -1,0 +1,129 @@
+"""The reference parts of docs/: generated from the commands and the models, so that they cannot lag behind.
+
+`python -m cdc_core.cli.reference` writes docs/cli.md, docs/pipeline.schema.json, and the tables between the
+markers of docs/configuration.md; a contract test compares them with what this module makes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from typer.main import get_command
+
+from cdc_core import config
+
+BEGIN, END = "<!-- keys: generated -->", "<!-- end of keys -->"
+
+_CLI_HEAD = """# Command line
+
+Generated from the commands by `python -m cdc_core.cli.reference`; `lockstep COMMAND --help` says the same.
+The answer goes to stdout, progress and errors to stderr; `--json` makes stdout exactly one JSON document, also when
+a command fails. Exit codes and error codes: [errors.md](errors.md). Every option can be given by the environment
+variable in brackets.
+"""
+
+
+def cli_markdown() -> str:
+    """docs/cli.md."""
+    from cdc_core.cli.app import app
+
+    parts = [_CLI_HEAD]
+    for path, command in commands(get_command(app), "lockstep"):
+        parts.append(f"## {path}\n\n{_prose(command.help or '')}\n")
+        rows = [_parameter(path, one) for one in command.params if one.name != "help"]
+        if rows:
+            parts.append("| | | default |\n|---|---|---|\n" + "\n".join(rows) + "\n")
+    return "\n".join(parts)
+
+
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+    yield path, command
+    for name, one in getattr(command, "commands", {}).items():
+        yield from commands(one, f"{path} {name}")
+
+
+def _prose(text: str) -> str:
+    """Help text to Markdown: a block that typer must not wrap becomes a code block."""
+    paragraphs = []
+    for paragraph in inspect.cleandoc(text).split("\n\n"):
+        block = paragraph.strip("\n")
+        if block.startswith("\b"):
+            lines = block.splitlines()[1:]
+            block = "```\n" + "\n".join(line.removeprefix("  ") for line in lines) + "\n```"
+        paragraphs.append(block.replace("\\[", "["))
+    return "\n\n".join(paragraphs)
+
+
+def _parameter(path: str, one: Any) -> str:
+    names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
+    if one.param_type_name == "argument":
+        return f"| `{one.human_readable_name}` | {_cell(one.help)} | |"
+    variable = one.envvar or "_".join([*path.split(), one.name]).upper()
+    text = _cell(one.help)
+    if one.name != "version":
+        text += f" [{variable}]"
+    default = "" if one.default in (None, False, 0, ()) or callable(one.default) else f"`{one.default}`"
+    return f"| {names} | {text} | {default} |"
+
+
+def _cell(text: str | None) -> str:
+    return (text or "").replace("\\[", "[").replace("|", "\\|")
+
+
+def configuration_keys() -> str:
+    """The tables of docs/configuration.md: one a model, one row a key."""
+    parts = []
+    for path, model in models(config.Pipeline, ""):
+        title = f"### {path}" if path else "### top level"
+        rows = [_key(name, field) for name, field in model.model_fields.items()]
+        table = "| key | default | meaning |\n|---|---|---|\n" + "\n".join(rows)
+        parts.append(f"{title}\n\n{inspect.cleandoc(model.__doc__ or '')}\n\n{table}\n")
+    return "\n".join(parts)
+
+
+def models(model: type[BaseModel], path: str) -> Iterator[tuple[str, type[BaseModel]]]:
+    yield path, model
+    for name, field in model.model_fields.items():
+        for one in config.models_in(field.annotation):
+            kind = str(field.annotation)
+            suffix = "[]" if "tuple" in kind else ".<name>" if "Mapping" in kind else ""
+            yield from models(one, f"{path}.{name}{suffix}".lstrip("."))
+
+
+def _key(name: str, field: FieldInfo) -> str:
+    if field.is_required():
+        default = "required"
+    else:
+        value = field.get_default(call_default_factory=True, validated_data={})
+        default = "" if value is None or value == () or isinstance(value, BaseModel | dict) else f"`{value}`"
+    return f"| `{name}` | {default} | {_cell(field.description)} |"
+
+
+def with_keys(text: str) -> str:
+    """A text with the tables between its markers brought up to date."""
+    pattern = re.compile(re.escape(BEGIN) + ".*?" + re.escape(END), re.DOTALL)
+    return pattern.sub(lambda _: f"{BEGIN}\n\n{configuration_keys()}\n{END}", text, count=1)
+
+
+def schema_json() -> str:
+    """docs/pipeline.schema.json."""
+    return json.dumps(config.json_schema(), indent=1, ensure_ascii=False) + "\n"
+
+
+def write(docs: Path) -> None:
+    """Bring the reference parts of docs/ up to date."""
+    (docs / "cli.md").write_text(cli_markdown(), encoding="utf-8")
+    (docs / "pipeline.schema.json").write_text(schema_json(), encoding="utf-8")
+    configuration = docs / "configuration.md"
+    configuration.write_text(with_keys(configuration.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write(Path("docs"))

@@ -1,0 +1,150 @@
+"""`lockstep status`: how far sources and targets of a pipeline are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
+from cdc_core.cli.output import Output, duration, moment, size, table
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cdc_core.meta import SourceStatus, StateCount, Status
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(status)
+
+
+def status(
+    pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
+) -> None:
+    """How far a pipeline is: positions and lag of its sources, what its targets have taken, its latest runs.
+
+    \b
+      lockstep status shop
+      lockstep status shop --json
+
+    Asks the meta database only, neither source nor target.
+    """
+    from cdc_core.meta import Meta
+
+    _, parsed = load_pipeline(pipeline, pipelines)
+    with Meta.open(parsed.meta.url) as meta:
+        found = meta.status(parsed.pipeline, [target.name for target in parsed.targets])
+    known = {one.source for one in found.sources}
+    waiting = [source.name for source in parsed.sources if source.name not in known]
+    Output(as_json).answer(_document(found, waiting), *_tables(found, waiting))
+
+
+def _document(found: Status, waiting: list[str]) -> dict[str, Any]:
+    return {
+        "pipeline": found.pipeline,
+        "now": moment(found.now_us),
+        "complete_to": moment(found.watermark_us),
+        "sources": [_source(one) for one in found.sources] + [{"source": name, "position": None} for name in waiting],
+        "targets": [
+            {
+                "target": one.target,
+                "pending": _count(one.pending),
+                "records": {state.value: _count(count) for state, count in one.records.items()},
+                "last_error": one.last_error,
+            }
+            for one in found.targets
+        ],
+        "runs": [
+            {
+                "run_id": one.run_id,
+                "state": one.state.value,
+                "window": [moment(edge) for edge in one.window] if one.window else None,
+                "last_error": one.last_error,
+                "updated": moment(one.updated_us),
+            }
+            for one in found.runs
+        ],
+        "ledgers": [ledger_document(one.entry) for one in found.ledgers],
+    }
+
+
+def _source(one: SourceStatus) -> dict[str, Any]:
+    return {
+        "source": one.source,
+        "position": one.checkpoint.position.to_json(),
+        "gtid_set": one.checkpoint.gtid_set,
+        "complete_to": moment(one.checkpoint.watermark_us),
+        "lag_s": one.lag_us / 1e6,
+        "holder": one.holder,
+        "epoch": one.epoch,
+        "batches": one.batches,
+        "rows": one.rows,
+        "size_bytes": one.size_bytes,
+        "notes": list(one.notes),
+    }
+
+
+def _count(count: StateCount) -> Mapping[str, int]:
+    return {"batches": count.batches, "rows": count.rows}
+
+
+LEDGER_COLUMNS = (
+    "target", "table", "staged", "key changes", "winners", "superseded", "written", "stale", "absent", "adds up",
+)  # fmt: skip
+
+
+def ledger_document(entry: Any) -> dict[str, Any]:
+    """An account of a run, for --json."""
+    names = ("run_id", "target", "table", "staged_rows", "key_changes", "winners", "superseded", "written", "stale")
+    return {name: getattr(entry, name) for name in (*names, "absent")} | {"problems": list(entry.problems())}
+
+
+def ledger_row(entry: Any) -> tuple[object, ...]:
+    """The same as a table's row, in LEDGER_COLUMNS."""
+    return (
+        entry.target, entry.table, entry.staged_rows, entry.key_changes, entry.winners, entry.superseded,
+        entry.written, entry.stale, entry.absent, "; ".join(entry.problems()) or "yes",
+    )  # fmt: skip
+
+
+def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
+    sources: list[tuple[object, ...]] = [
+        (
+            one.source, str(one.checkpoint.position), moment(one.checkpoint.watermark_us), duration(one.lag_us / 1e6),
+            one.batches, one.rows, size(one.size_bytes), one.holder or "nobody",
+        )
+        for one in found.sources
+    ]  # fmt: skip
+    sources += [(name, "not extracted yet", "", "", 0, 0, "", "nobody") for name in waiting]
+    shown: list[RenderableType] = [
+        table(
+            f"{found.pipeline}: sources",
+            ("source", "position", "complete to (UTC)", "lag", "batches", "rows", "size", "read by"),
+            sources,
+            numbers=("lag", "batches", "rows", "size"),
+        )
+    ]
+    shown += [f"note ({one.source}): {note}" for one in found.sources for note in one.notes]
+    if found.targets:
+        rows = [
+            (
+                one.target, one.pending.batches, one.pending.rows,
+                ", ".join(f"{state.value} {count.batches}" for state, count in one.records.items() if count.batches),
+                one.last_error,
+            )
+            for one in found.targets
+        ]  # fmt: skip
+        columns = ("target", "batches to take", "rows to take", "batches taken", "last error")
+        shown.append(table("targets", columns, rows, numbers=("batches to take", "rows to take")))
+    if found.runs:
+        rows = [
+            (one.run_id, one.state.value, " – ".join(moment(e) for e in one.window or ()), moment(one.updated_us))
+            for one in found.runs
+        ]
+        shown.append(table("latest runs", ("run", "state", "window (UTC)", "updated (UTC)"), rows))
+    if found.ledgers:
+        rows = [ledger_row(one.entry) for one in found.ledgers]
+        shown.append(table("ledger of the latest run", LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1]))
+    return shown

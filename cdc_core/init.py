@@ -1,0 +1,235 @@
+"""A pipeline file drafted from a live source: what can be captured, from where on, and what is left out and why.
+
+The text it makes is parsed by `config` before anybody sees it, and it asks the source only; nothing is written.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from cdc_core import config, connections
+from cdc_core.errors import UsageError
+from cdc_core.model.schema import TableSchema
+from cdc_core.sink import Capture
+from cdc_core.source import server
+from cdc_core.source.definitions import FoundTable, survey
+
+SERVER_IDS = range(700_000_000, 800_000_000)
+"""Where `init` picks a server_id from, at random: far from the small numbers that people give by hand."""
+REFERENCE = re.compile(r"^(env|airflow):[A-Za-z0-9_.-]+$")
+
+
+@dataclass(frozen=True, slots=True)
+class Wishes:
+    """What the command line asked for. `directory` is where the default stage and meta lie below."""
+
+    name: str
+    source: str
+    include: tuple[str, ...]
+    directory: Path
+    exclude: tuple[str, ...] = ()
+    stage: str | None = None
+    meta: str | None = None
+    targets: tuple[str, ...] = ()
+    start: str = "latest"
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """The file's text, and what it says in short. captured: table and key; left_out: table and reason."""
+
+    text: str
+    captured: tuple[tuple[str, tuple[str, ...]], ...]
+    left_out: tuple[tuple[str, str], ...]
+    start: str
+    server_id: int
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Catalogue:
+    """What matches the wishes on the source: tables to capture, and what is left out with the reason.
+
+    excluded: tables that would be logged, so that the file must exclude them; never_logged: views and the like.
+    """
+
+    captured: tuple[TableSchema, ...]
+    excluded: tuple[tuple[str, str], ...]
+    never_logged: tuple[tuple[str, str], ...]
+
+
+def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
+    captured, excluded, never_logged = [], [], []
+    for one in found:
+        if one.kind != "table":
+            never_logged.append((one.name, one.problem))
+        elif one.schema is None or one.problem:
+            excluded.append((one.name, one.problem))
+        else:
+            captured.append(one.schema)
+    return Catalogue(tuple(captured), tuple(excluded), tuple(never_logged))
+
+
+def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
+    """The pipeline of the wishes. Raises UsageError for wishes that cannot be, and what connecting raises."""
+    _require_references(wishes)
+    tables = config.Tables(include=_patterns(wishes.include), exclude=_patterns(wishes.exclude))
+    address = connections.resolve(wishes.source, environ)
+    with connections.connect(address, where=wishes.source) as connection:
+        facts = server.facts(connection)
+        server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
+        catalogue = _catalogue(survey(connection, Capture(tables).captures))
+        start = ["    start: earliest"]
+        shown = "the oldest log that the server has"
+        if wishes.start == "latest":
+            end = server.end_position(connection, 0)
+            shown = str(end)
+            start = [
+                "    # The end of the log when this file was made; only changes after it are read.",
+                f"    start: {{position: {{file: {quoted(end.file)}, offset: {end.offset}}}}}",
+            ]
+    warnings = []
+    if not catalogue.captured:
+        warnings.append("no table matches yet; those that appear later and match are captured")
+    text = _render(wishes, catalogue, server_id, start)
+    config.parse(text, where=f"the draft of {wishes.name}")
+    return Draft(
+        text,
+        tuple((schema.name, schema.key) for schema in catalogue.captured),
+        (*catalogue.excluded, *catalogue.never_logged),
+        shown,
+        server_id,
+        tuple(warnings),
+    )
+
+
+def _require_references(wishes: Wishes) -> None:
+    """Before anything else, so that a password typed here goes no further. Raises UsageError (init.reference)."""
+    for option, value in (("--source", wishes.source), *(("--target", target) for target in wishes.targets)):
+        if not REFERENCE.match(value):
+            raise UsageError(
+                f"{option} names where a URL stands, never the URL itself: env:VARIABLE or airflow:CONNECTION_ID.",
+                where=option,
+                code="init.reference",
+                remedy="export SHOP=mysql://user:password@host:3306, then give env:SHOP",
+            )
+    if wishes.start not in ("latest", "earliest"):
+        raise UsageError(
+            f"--start {wishes.start!r} is neither latest nor earliest.",
+            where="--start",
+            code="init.start",
+            remedy="give one of the two; positions, times and GTID sets can be written into the file afterwards",
+        )
+
+
+def _patterns(patterns: tuple[str, ...]) -> tuple[str, ...]:
+    for pattern in patterns:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise UsageError(
+                f"{pattern!r} is not a regular expression: {error}.",
+                where="--include, --exclude",
+                code="init.pattern",
+                remedy=r"write for example 'shop\..*', in single quotes for the shell",
+            ) from None
+    return patterns
+
+
+def free_server_id(taken: set[int]) -> int:
+    """A random number of SERVER_IDS that no known server has."""
+    while (server_id := secrets.choice(SERVER_IDS)) in taken:
+        pass
+    return server_id
+
+
+def quoted(text: str) -> str:
+    """A YAML string in single quotes, where only the quote itself is special."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[str]) -> str:
+    home = wishes.directory.absolute() / ".lockstep" / wishes.name
+    stage = _stage_uri(wishes.stage, home, wishes.directory)
+    meta = wishes.meta or f"sqlite:///{home / 'meta.db'}"
+    lines = [
+        f"# Pipeline {wishes.name}, drafted by `lockstep init`. Every key: docs/configuration.md",
+        "# Next: lockstep check FILE, then lockstep extract FILE --until now",
+        f"pipeline: {wishes.name}",
+        "",
+        "# The windows of the batches, and the DAG's schedule: a cron expression in UTC.",
+        "schedule: '0 * * * *'",
+        "",
+        "sources:",
+        f"  - name: {wishes.name}",
+        "    # The URL with its password stays outside of this file.",
+        f"    connection: {quoted(wishes.source)}",
+        f"    # Our id as a replica; picked at random from {SERVER_IDS.start} to {SERVER_IDS.stop - 1} and unused now.",
+        f"    server_id: {server_id}",
+        *start,
+        "",
+        "tables:",
+        "  # Regular expressions on the whole `database.table`. Tables that appear later and match are captured too.",
+        *_list("include", wishes.include),
+    ]
+    lines += _left_out(wishes.exclude, catalogue)
+    lines += [
+        "  # DDL that changes rows without logging them: stop, or record it in the manifest and go on.",
+        "  on_unlogged_change: stop",
+        "",
+    ]
+    lines += ["# Captured now, with their keys:"] if catalogue.captured else ["# No table matches yet."]
+    lines += [f"#   {_comment(schema.name)} ({_comment(', '.join(schema.key))})" for schema in catalogue.captured]
+    lines += ["", "stage:", f"  uri: {quoted(stage)}", "", "meta:", f"  url: {quoted(meta)}"]
+    lines += _targets(wishes.targets, catalogue)
+    return "\n".join(lines) + "\n"
+
+
+def _stage_uri(asked: str | None, home: Path, directory: Path) -> str:
+    if asked is None:
+        return (home / "stage").as_uri()
+    return asked if "://" in asked else (directory / asked).absolute().as_uri()
+
+
+def _list(key: str, patterns: Iterable[str]) -> list[str]:
+    return [f"  {key}:", *(f"    - {quoted(pattern)}" for pattern in patterns)]
+
+
+def _comment(text: str) -> str:
+    """Text that cannot end the comment it stands in."""
+    return " ".join(text.split())
+
+
+def _left_out(exclude: tuple[str, ...], catalogue: Catalogue) -> list[str]:
+    lines = ["  exclude:" if exclude or catalogue.excluded else "  exclude: []"]
+    lines += [f"    - {quoted(pattern)}" for pattern in exclude]
+    for name, why in catalogue.excluded:
+        lines += [f"    # {_comment(why)}", f"    - {quoted(re.escape(name))}"]
+    lines += [f"    # {_comment(name)}: {_comment(why)}" for name, why in catalogue.never_logged]
+    return lines
+
+
+def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
+    if not references:
+        return [
+            "",
+            "# No targets: changes are staged only. Give `lockstep init` a --target, or write one here.",
+            "targets: []",
+        ]
+    lines = ["", "targets:"]
+    for number, reference in enumerate(references, 1):
+        lines += [
+            f"  - name: target{number if len(references) > 1 else ''}",
+            "    # Tables of the same names must exist there, with the same columns and keys.",
+            f"    connections: [{quoted(reference)}]",
+            "    tables:",
+        ]
+        for schema in catalogue.captured:
+            lines += [f"      # key ({_comment(', '.join(schema.key))})", f"      {quoted(schema.name)}: {{}}"]
+        if not catalogue.captured:
+            lines += ["      # None matches yet; '*' takes all that come.", "      '*': {}"]
+    return lines

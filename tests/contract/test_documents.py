@@ -1,0 +1,131 @@
+"""The documents say what the code does: no key, command or error code that only one of them knows."""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.main import get_command
+
+from cdc_core import config
+from cdc_core.cli import reference
+from cdc_core.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+CODE = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*\.[a-z][a-z0-9_]*$")
+STALE = "run `python -m cdc_core.cli.reference`"
+
+
+def sources() -> Iterator[tuple[Path, ast.AST]]:
+    for folder in ("cdc_core", "spark_jobs", "plugins", "expectations"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            yield path, ast.parse(path.read_text(encoding="utf-8"))
+
+
+def raised_codes() -> dict[str, str]:
+    """Every literal that is given as `code=`, and where."""
+    found = {}
+    for path, tree in sources():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.keyword) and node.arg == "code":
+                for part in ast.walk(node.value):
+                    if isinstance(part, ast.Constant) and isinstance(part.value, str):
+                        found[part.value] = f"{path.relative_to(ROOT)}:{part.lineno}"
+    return found
+
+
+def literals() -> set[str]:
+    return {
+        node.value
+        for _, tree in sources()
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    }
+
+
+def documented_codes() -> list[str]:
+    return re.findall(r"^### (\S+)$", (DOCS / "errors.md").read_text(encoding="utf-8"), re.MULTILINE)
+
+
+def test_every_code_that_is_raised_is_a_name_of_room_and_slug() -> None:
+    assert [f"{code} ({place})" for code, place in raised_codes().items() if not CODE.match(code)] == []
+
+
+def test_every_code_that_is_raised_is_documented() -> None:
+    known = set(documented_codes())
+    assert [f"{code} ({place})" for code, place in raised_codes().items() if code not in known] == []
+
+
+def test_every_documented_code_exists() -> None:
+    existing = literals()
+    assert [code for code in documented_codes() if code not in existing] == []
+
+
+def test_every_documented_code_stands_once_under_its_room_with_a_text() -> None:
+    text = (DOCS / "errors.md").read_text(encoding="utf-8")
+    assert [code for code, times in Counter(documented_codes()).items() if times > 1] == []
+    for section in text.split("\n## ")[2:]:
+        room, *entries = section.split("\n### ")
+        for entry in entries:
+            code, _, meaning = entry.partition("\n")
+            assert code.startswith(f"{room.splitlines()[0].strip()}."), code
+            assert len(meaning.split()) >= 8, f"{code} says too little"
+
+
+def test_configuration_md_lists_the_keys_of_the_models() -> None:
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    assert reference.with_keys(text) == text, STALE
+    assert reference.configuration_keys() in text
+
+
+def test_every_key_of_the_models_has_a_description() -> None:
+    missing = [
+        f"{model.__name__}.{name}"
+        for _, model in reference.models(config.Pipeline, "")
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert missing == []
+
+
+def test_the_example_of_configuration_md_is_a_pipeline() -> None:
+    text = (DOCS / "configuration.md").read_text(encoding="utf-8")
+    example = text.split("```yaml\n")[1].split("```")[0]
+    assert config.parse(example, where="docs/configuration.md").pipeline == "shop"
+
+
+def test_the_schema_file_is_the_schema_of_the_models() -> None:
+    assert json.loads((DOCS / "pipeline.schema.json").read_text(encoding="utf-8")) == config.json_schema(), STALE
+
+
+def test_every_pipeline_file_of_the_repository_is_valid() -> None:
+    for path in (ROOT / "dags").rglob("*.yaml"):
+        if "pipeline" in (yaml.safe_load(path.read_text(encoding="utf-8")) or {}):
+            config.load(path)
+
+
+def test_cli_md_is_the_reference_of_the_commands() -> None:
+    assert (DOCS / "cli.md").read_text(encoding="utf-8") == reference.cli_markdown(), STALE
+
+
+LEAVES = [
+    (path, command)
+    for path, command in reference.commands(get_command(app), "lockstep")
+    if not getattr(command, "commands", None)
+]
+
+
+@pytest.mark.parametrize(("path", "command"), LEAVES, ids=[path for path, _ in LEAVES])
+def test_every_command_teaches_and_answers_in_json(path: str, command: object) -> None:
+    options = {name for one in command.params for name in one.opts}  # type: ignore[attr-defined]
+    assert "--json" in options
+    text = command.help or ""  # type: ignore[attr-defined]
+    assert f"\n  {path}" in text, "its help shows no example"
+    assert [one.name for one in command.params if not one.help and one.name != "help"] == []  # type: ignore[attr-defined]

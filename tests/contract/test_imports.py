@@ -1,0 +1,151 @@
+"""Imports point one way, whether at the top of a module, inside a function or for types only."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BASE = {"errors", "model", "windows", "config", "connections"}
+ROOMS = {"binlog", "sink", "ring", "stage", "meta", "target"}
+JOINED = BASE | ROOMS | {"source", "apply", "extract"}
+MAY_IMPORT: dict[str, set[str]] = {
+    "errors": set(),
+    "model": {"errors"},
+    "windows": {"errors"},
+    "connections": {"errors", "model"},
+    "config": {"errors", "model", "windows"},
+    **dict.fromkeys(ROOMS, BASE),
+    "source": BASE | {"binlog"},
+    "apply": BASE | {"target", "stage", "meta"},
+    "extract": JOINED - {"extract", "apply", "target"},
+    "check": JOINED,
+    "init": JOINED | {"check"},
+    "run": JOINED | {"check"},
+    "cli": JOINED | {"check", "init", "run"},
+}
+"""Room of cdc_core -> rooms it may import, besides itself."""
+PURE = {"apply.guard": {"target"}}
+"""A module of a room that others may import all the same, because it knows nothing but BASE: it must stay so."""
+
+
+def imported(path: Path) -> Iterator[tuple[str, int]]:
+    """Dotted names that a module imports, wherever in it, with the line."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, node.lineno) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: a relative import"
+            yield from ((f"{node.module}.{alias.name}", node.lineno) for alias in node.names)
+        elif isinstance(node, ast.Call) and getattr(node.func, "attr", getattr(node.func, "id", "")) in (
+            "import_module",
+            "__import__",
+        ):
+            argument = node.args[0]
+            assert isinstance(argument, ast.Constant), f"{path}:{node.lineno}: imports what nobody can check"
+            yield str(argument.value), node.lineno
+
+
+def modules(folder: str) -> list[Path]:
+    return sorted((ROOT / folder).rglob("*.py"))
+
+
+def room_of(name: str) -> str | None:
+    """The room of a dotted name below cdc_core; None for other packages and for cdc_core itself."""
+    parts = name.split(".")
+    return parts[1] if parts[0] == "cdc_core" and len(parts) > 1 else None
+
+
+def test_every_room_has_a_place_in_the_order() -> None:
+    rooms = {path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py") for path in modules("cdc_core")}
+    assert rooms - {"__init__"} <= set(MAY_IMPORT)
+
+
+def allowed(importer: str, name: str) -> bool:
+    """Whether a room may import a dotted name of cdc_core."""
+    other = room_of(name)
+    if other is None or other == importer or other in MAY_IMPORT.get(importer, set()):
+        return True
+    return importer in PURE.get(".".join(name.split(".")[1:3]), set())
+
+
+@pytest.mark.parametrize("module", PURE)
+def test_a_module_that_lower_rooms_share_knows_only_the_contracts(module: str) -> None:
+    path = ROOT / "cdc_core" / (module.replace(".", "/") + ".py")
+    assert {room_of(name) for name, _ in imported(path)} - {None} <= BASE
+
+
+def test_rooms_import_only_what_lies_before_them() -> None:
+    wrong = []
+    for path in modules("cdc_core"):
+        room = path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py")
+        for name, line in imported(path):
+            if not allowed(room, name):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    ("folder", "others"),
+    [
+        ("cdc_core", {"airflow", "pyspark", "spark_jobs", "lockstep_airflow", "plugins", "expectations", "examples"}),
+        ("spark_jobs", {"airflow", "lockstep_airflow", "plugins", "examples"}),
+        ("plugins", {"pyspark", "spark_jobs", "expectations", "examples"}),
+        ("expectations", {"airflow", "lockstep_airflow", "plugins", "spark_jobs", "examples"}),
+        ("dags", {"pyspark", "spark_jobs", "expectations", "examples"}),
+    ],
+)
+def test_the_core_knows_neither_airflow_nor_spark_and_plugin_and_jobs_not_each_other(
+    folder: str, others: set[str]
+) -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for path in modules(folder)
+        for name, line in imported(path)
+        if name.split(".")[0] in others
+    ]
+    assert wrong == []
+
+
+HEAVY = (
+    "pyspark",
+    "numba",
+    "pyarrow",
+    "numpy",
+    "pandas",
+    "great_expectations",
+    "airflow",
+    "boto3",
+    "duckdb",
+    "sqlalchemy",
+)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["extract", "--help"], ["config", "schema"]])
+def test_help_of_the_command_line_imports_nothing_heavy(arguments: list[str]) -> None:
+    script = (
+        f"import sys; sys.argv = ['lockstep', *{arguments!r}]\n"
+        "from cdc_core.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as left: assert left.code == 0, left.code\n"
+        f"print('LOADED', *(name for name in {HEAVY!r} if name in sys.modules))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "LOADED"
+
+
+def test_no_module_of_the_library_prints() -> None:
+    wrong = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for folder in ("cdc_core", "spark_jobs", "plugins", "expectations")
+        for path in modules(folder)
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
+    ]
+    assert wrong == []
