@@ -28,6 +28,7 @@ class PlanView:
     chain:       batches by source, in stream order: from the one before the first that any target lacks, to the last.
     pending:     ids of the batches in reach that each target has not consumed.
     consumed:    ids of the batches of the window that each target has consumed, in stream order.
+    own:         ids of the batches in reach whose open records this run holds, by target.
     closed:      targets that this run has committed already.
     files, schemas: of the pending batches; a definition that meta does not know is missing.
     """
@@ -36,6 +37,7 @@ class PlanView:
     chain: Mapping[str, tuple[BatchRow, ...]]
     pending: Mapping[str, frozenset[str]]
     consumed: Mapping[str, tuple[str, ...]]
+    own: Mapping[str, frozenset[str]]
     closed: frozenset[str]
     files: Mapping[str, tuple[FileRow, ...]]
     schemas: Mapping[str, TableSchema]
@@ -76,6 +78,7 @@ def plan_view(
         chain,
         {target: frozenset(ids) for target, ids in pending.items()},
         {target: tuple(ids) for target, ids in consumed.items()},
+        {target: frozenset(pending[target]) & _own(connection, run_id, target) for target in targets},
         frozenset(target for target in targets if runs.closed(connection, run_id, target)),
         files,
         batches.schemas(connection, schema_ids),
@@ -86,6 +89,11 @@ def _lacks(target: str) -> ColumnElement[bool]:
     """A batch that the target has not consumed: nobody took it up, or some record of it is not committed yet."""
     mine = and_(_record.c.target == target, _record.c.batch_id == _batch.c.batch_id)
     return or_(~exists().where(mine), exists().where(mine, _record.c.state.in_(runs.UNCONSUMED)))
+
+
+def _own(connection: Connection, run_id: str, target: str) -> frozenset[str]:
+    mine = and_(_record.c.run_id == run_id, _record.c.target == target, _record.c.state.in_(runs.UNCONSUMED))
+    return frozenset(connection.execute(select(_record.c.batch_id).where(mine)).scalars())
 
 
 def _chain(connection: Connection, source: str, first_seq: int | None) -> tuple[BatchRow, ...]:

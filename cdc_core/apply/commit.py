@@ -1,0 +1,209 @@
+"""The end of a run for one target: what was done is checked, accounted for, and only then counts as consumed.
+
+May assume that the tasks before it left their counts and quality results in the run's folder.
+Keeps true: consume records reach COMMITTED only together with a ledger that adds up, after quality passed, all of a
+target's batches in one transaction; a second call changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from cdc_core.apply import ledger
+from cdc_core.apply.plan import sha256
+from cdc_core.config import Pipeline
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.meta import LedgerRow, Meta
+from cdc_core.model.run import (
+    Counts,
+    FilterCounts,
+    MergeCounts,
+    RunPlan,
+    WriteCounts,
+    counts_from_bytes,
+    counts_path,
+)
+from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class TableSummary:
+    """Figures of one table, as its ledger entry has them."""
+
+    table: str
+    staged_rows: int
+    key_changes: int
+    winners: int
+    superseded: int
+    written: int
+    stale: int
+    absent: int
+
+
+@dataclass(frozen=True, slots=True)
+class CommitSummary:
+    """What the commit of a target came to: ids and counts only.
+
+    batches: of the plan. moved: consume records that this very call moved; 0 when they had been committed before.
+    """
+
+    run_id: str
+    target: str
+    window_start_us: int
+    window_end_us: int
+    batches: int
+    moved: int
+    tables: tuple[TableSummary, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """For XCom and `--json`."""
+        return {**asdict(self), "tables": [asdict(table) for table in self.tables]}
+
+
+def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
+    """After the write task: every table and shard of the target's batches is written. How many records moved.
+
+    Raises RetryLater (meta.taken_over), Refused (meta.not_planned, commit.plan_differs).
+    """
+    _require_same_plan(meta, plan)
+    batches = plan.target(target).batches
+    moved = meta.mark_applied(plan.run_id, target, batches) if batches else 0
+    log.info("run %s: target %s: %d records applied", plan.run_id, target, moved)
+    return moved
+
+
+def commit(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, target: str) -> CommitSummary:
+    """Close the ledger and move the target's records APPLIED -> COMMITTED, in one transaction.
+
+    Raises DataAtRisk (ledger.unbalanced, commit.quality_failed, commit.unreadable), Refused (commit.quality_missing,
+    commit.counts_missing, commit.plan_differs, commit.wrong_pipeline, meta.not_applied, meta.not_planned),
+    RetryLater (meta.taken_over).
+    """
+    if pipeline.pipeline != plan.pipeline:
+        raise Refused(
+            f"The run {plan.run_id!r} is of pipeline {plan.pipeline!r}, not of {pipeline.pipeline!r}.",
+            where=plan.path,
+            code="commit.wrong_pipeline",
+            remedy="give the pipeline that the run was planned for",
+        )
+    _require_same_plan(meta, plan)
+    batches = plan.target(target).batches
+    closed = meta.ledger(plan.run_id, target)
+    if not batches or (closed and all(record.state.consumed for record in meta.records(target, batches))):
+        return _summary(plan, target, 0, closed)
+    if plan.merge_set(plan.target(target).merge_set).tables:
+        entries, written = _account(store, plan, target)
+    else:
+        # Only batches without rows, or of tables that the target leaves out: there was nothing to write or check.
+        meta.mark_applied(plan.run_id, target, batches)
+        entries, written = [], []
+    moved = meta.commit_run(plan.run_id, target, batches, entries, written)
+    summary = _summary(plan, target, moved, meta.ledger(plan.run_id, target))
+    log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
+    return summary
+
+
+def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[ledger.LedgerEntry], list[WriteCounts]]:
+    merge_set = plan.target(target).merge_set
+    merged = _counts(store, "merge", counts_path(plan.merged_folder(merge_set)), MergeCounts)
+    filtered = _counts(store, "filter", counts_path(plan.filtered_folder(target)), FilterCounts)
+    written = _counts(store, "write", counts_path(plan.written_folder(target)), WriteCounts)
+    entries = ledger.close(plan, target, merged, filtered, written)
+    _require_quality(store, plan, target)
+    return entries, written
+
+
+def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
+    known = meta.run(plan.run_id)
+    if known is None or known.plan_sha256 != sha256(plan):
+        raise Refused(
+            f"The plan of run {plan.run_id!r} is not the one that meta has registered.",
+            where=plan.path,
+            code="commit.plan_differs",
+            remedy="clear the run from its plan task on; the guard in the target makes writing again harmless",
+        )
+
+
+def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
+    """At least one result, and `"success": true` in each. What the suites check is theirs to say."""
+    folder = f"{plan.quality_folder(target)}/"
+    paths = [found.path for found in store.list(folder) if found.path.endswith(".json")]
+    if not paths:
+        raise Refused(
+            f"There are no quality results of target {target!r}.",
+            where=folder,
+            code="commit.quality_missing",
+            remedy="clear the run from its quality task on",
+        )
+    failed = [path for path in paths if not _succeeded(store, path)]
+    if failed:
+        raise DataAtRisk(
+            f"Quality failed for target {target!r}: {', '.join(path.removeprefix(folder) for path in failed)}.",
+            where=folder,
+            code="commit.quality_failed",
+            remedy="no batch was marked as consumed. Read these results: they name each expectation that failed; then "
+            "mend the target or the suite and clear the run from its write task on",
+        )
+
+
+def _succeeded(store: ObjectStore, path: str) -> bool:
+    try:
+        result = json.loads(store.get(path))
+        return result["success"] is True
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error, "quality") from None
+
+
+def _counts(store: ObjectStore, task: str, path: str, kind: type[Counts]) -> list[Counts]:
+    try:
+        return counts_from_bytes(store.get(path), kind)
+    except LockstepError as error:
+        if error.code != "stage.missing":
+            raise
+        raise Refused(
+            f"The {task} task has left no counts.",
+            where=path,
+            code="commit.counts_missing",
+            remedy=f"clear the run from its {task} task on",
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unreadable(path, error, task) from None
+
+
+def _unreadable(path: str, error: Exception, task: str) -> DataAtRisk:
+    return DataAtRisk(
+        f"The result of the {task} task cannot be read: {type(error).__name__}: {error}.",
+        where=path,
+        code="commit.unreadable",
+        remedy=f"no batch was marked as consumed; clear the run from its {task} task on",
+    )
+
+
+def _summary(plan: RunPlan, target: str, moved: int, rows: tuple[LedgerRow, ...]) -> CommitSummary:
+    tables = tuple(
+        TableSummary(
+            table=entry.table,
+            staged_rows=entry.staged_rows,
+            key_changes=entry.key_changes,
+            winners=entry.winners,
+            superseded=entry.superseded,
+            written=entry.written,
+            stale=entry.stale,
+            absent=entry.absent,
+        )
+        for entry in (row.entry for row in rows)
+    )
+    return CommitSummary(
+        plan.run_id,
+        target,
+        plan.window_start_us,
+        plan.window_end_us,
+        len(plan.target(target).batches),
+        moved,
+        tables,
+    )

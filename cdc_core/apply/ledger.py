@@ -1,0 +1,115 @@
+"""The account of a run, per table of a target: it adds up, or the run stops (invariant 8).
+
+    changes staged (a key change counts as two) = winners + superseded
+    winners = written + stale + already absent
+
+May assume counts that each task made on its own. Keeps true: how many rows were staged comes from the manifests, by
+way of the plan, and never from the task that read them; each border between two tasks is checked, so that the message
+names the task that lost something.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.run import FilterCounts, LedgerEntry, MergeCounts, MergeTable, RunPlan, WriteCounts
+
+
+def close(
+    plan: RunPlan,
+    target: str,
+    merge_counts: Sequence[MergeCounts],
+    filter_counts: Sequence[FilterCounts],
+    write_counts: Sequence[WriteCounts],
+) -> list[LedgerEntry]:
+    """One entry per table of the target's merge set, in the plan's order.
+
+    Raises DataAtRisk (ledger.unbalanced) with every figure that does not fit.
+    """
+    tables = plan.merge_set(plan.target(target).merge_set).tables
+    names = {table.table for table in tables}
+    problems = [
+        *_strangers("merge", merge_counts, names),
+        *_strangers("filter", filter_counts, names),
+        *_strangers("write", write_counts, names),
+        *_twice("merge", [one.table for one in merge_counts]),
+        *_twice("filter", [one.table for one in filter_counts]),
+        *_twice("write", [f"{one.table} on {one.shard}" for one in write_counts]),
+        *_negative([*merge_counts, *filter_counts, *write_counts]),
+    ]
+    merged = {one.table: one for one in merge_counts}
+    filtered = {one.table: one for one in filter_counts}
+    entries = []
+    for table in tables:
+        name = table.table
+        if name not in merged or name not in filtered:
+            problems += [f"{name}: merge counted nothing"] if name not in merged else []
+            problems += [f"{name}: filter counted nothing"] if name not in filtered else []
+            continue
+        written = [one for one in write_counts if one.table == name]
+        entry, found = _entry(plan.run_id, target, table, merged[name], filtered[name], written)
+        entries.append(entry)
+        problems += [f"{name}: {problem}" for problem in found]
+    if problems:
+        raise DataAtRisk(
+            f"The ledger of run {plan.run_id!r} does not add up: {'; '.join(problems)}.",
+            where=f"target {target}",
+            code="ledger.unbalanced",
+            remedy="no batch was marked as consumed. Clear the run from its merge task on; if the figures stay wrong, "
+            f"keep {plan.root} and report them",
+        )
+    return entries
+
+
+def _entry(
+    run_id: str,
+    target: str,
+    table: MergeTable,
+    merge: MergeCounts,
+    filtered: FilterCounts,
+    written: Sequence[WriteCounts],
+) -> tuple[LedgerEntry, list[str]]:
+    passed = filtered.insert + filtered.update + filtered.delete + filtered.revived + filtered.absent
+    wrote, stale, absent = (sum(getattr(one, what) for one in written) for what in ("written", "stale", "absent"))
+    entry = LedgerEntry(
+        run_id=run_id,
+        target=target,
+        table=table.table,
+        staged_rows=table.rows,
+        key_changes=merge.key_changes,
+        winners=merge.winners,
+        superseded=merge.superseded,
+        written=wrote,
+        stale=filtered.stale + stale,
+        absent=absent,
+    )
+    problems = []
+    if merge.rows != table.rows:
+        problems.append(f"merge read {merge.rows} rows of {table.rows} staged")
+    if passed + filtered.stale != merge.winners:
+        problems.append(f"filter saw {passed + filtered.stale} of {merge.winners} winners")
+    if wrote + stale + absent != passed:
+        problems.append(f"write did {wrote + stale + absent} of {passed} rows that passed the filter")
+    return entry, [*problems, *entry.problems()]
+
+
+def _strangers(
+    task: str, counts: Sequence[MergeCounts] | Sequence[FilterCounts] | Sequence[WriteCounts], names: set[str]
+) -> list[str]:
+    return [f"{task} counted {table!r}, which the plan does not have" for table in {c.table for c in counts} - names]
+
+
+def _twice(task: str, things: Iterable[str]) -> list[str]:
+    return [f"{task} counted {thing} {times} times" for thing, times in Counter(things).items() if times > 1]
+
+
+def _negative(counts: Sequence[MergeCounts | FilterCounts | WriteCounts]) -> list[str]:
+    return [
+        f"{one.table}: {name} is {figure}"
+        for one in counts
+        for name, figure in asdict(one).items()
+        if isinstance(figure, int) and figure < 0
+    ]

@@ -1,0 +1,308 @@
+"""Which staged batches a run takes to which target, written down once as the run's plan.
+
+A target takes every batch that it has not committed and that begins before the window ends, in stream order, so a
+missed interval is made up for by the next run. Consumed batches are skipped and named.
+
+May assume that meta's rows equal the manifests (Meta.rebuild restores them).
+Keeps true: no plan over a gap in a source's positions, nor over a window that is not staged completely. The claim in
+meta comes before plan.json: a plan that can be read owns its records, until another run takes them over.
+
+Planned again, a run gets the very same plan as long as its records are its own and the pipeline file says the same.
+A target that the run has committed gets nothing more in it: later batches belong to later runs.
+
+Batches that another run holds, which failed, died, or is still at work, are taken over. That is safe because the
+target's version guard lets no older change overwrite a newer row, however many runs write it, and because the run
+that lost them cannot commit them any more.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from cdc_core.config import Pipeline, Target
+from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlanView
+from cdc_core.model.batch import Manifest
+from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun, plan_path
+from cdc_core.model.schema import TableSchema
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.windows import from_us
+
+log = logging.getLogger(__name__)
+
+_ATTEMPTS = 3
+_RUN_ID_CHARS = 250
+
+
+def plan(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    *,
+    window: tuple[int, int] | None,
+    run_id: str,
+    targets: Sequence[str] | None = None,
+    airflow_run_id: str | None = None,
+) -> RunPlan:
+    """Choose the batches, claim them in meta, write plan.json; returns the plan.
+
+    window:  [start, end) in µs UTC; None takes everything staged.
+    targets: names; None for all of the pipeline's.
+
+    Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column,
+    plan.key_differs, meta.run_differs), UsageError (plan.run_id, plan.window, plan.unknown_target).
+    """
+    chosen = _checked(pipeline, window, run_id, targets)
+    for attempt in range(1, _ATTEMPTS + 1):
+        try:
+            return _plan(meta, store, pipeline, window, run_id, chosen, airflow_run_id)
+        except RetryLater as error:
+            # Another run committed between our look and our claim: look again.
+            if error.code != "meta.consumed" or attempt == _ATTEMPTS:
+                raise
+            log.info("run %s: %s", run_id, error)
+    raise AssertionError  # the loop returns or raises
+
+
+def load(store: ObjectStore, run_id: str) -> RunPlan:
+    """The plan that a run's tasks read."""
+    return RunPlan.from_bytes(store.get(plan_path(run_id)))
+
+
+def sha256(plan: RunPlan) -> str:
+    """What meta keeps of a plan, so that no task works on another one than was claimed."""
+    return hashlib.sha256(plan.to_bytes()).hexdigest()
+
+
+def _checked(
+    pipeline: Pipeline, window: tuple[int, int] | None, run_id: str, targets: Sequence[str] | None
+) -> tuple[Target, ...]:
+    if not 0 < len(run_id) <= _RUN_ID_CHARS:
+        raise UsageError(
+            f"A run id has 1 to {_RUN_ID_CHARS} characters, not {len(run_id)}.",
+            where=run_id[:80],
+            code="plan.run_id",
+            remedy="give the run a shorter id",
+        )
+    if window is not None and window[0] >= window[1]:
+        raise UsageError(
+            f"The window {from_us(window[0])} to {from_us(window[1])} is empty.",
+            where=run_id,
+            code="plan.window",
+            remedy="give a start before the end; both in UTC",
+        )
+    known = {target.name: target for target in pipeline.targets}
+    unknown = [name for name in targets or () if name not in known]
+    if unknown:
+        raise UsageError(
+            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r}.",
+            where="targets",
+            code="plan.unknown_target",
+            remedy=f"choose of: {', '.join(known) or '(it has none)'}",
+        )
+    return pipeline.targets if targets is None else tuple(known[name] for name in dict.fromkeys(targets))
+
+
+def _plan(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    window: tuple[int, int] | None,
+    run_id: str,
+    targets: Sequence[Target],
+    airflow_run_id: str | None,
+) -> RunPlan:
+    known = meta.run(run_id)
+    sources = [source.name for source in pipeline.sources]
+    view = meta.plan_view(run_id, sources, [target.name for target in targets], window)
+    _require_staged(view, sources, window)
+    for source in sources:
+        _require_chain(view, source)
+    schemas = _schemas(view, store)
+    plan: RunPlan | None = None
+    if known is not None and any(view.own.values()):
+        plan = _composed(pipeline, window, run_id, targets, view, view.own, schemas)
+    if plan is None or known is None or sha256(plan) != known.plan_sha256:
+        open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
+        plan = _composed(pipeline, window, run_id, targets, view, open_, schemas)
+    claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
+    meta.claim(
+        run_id,
+        pipeline.pipeline,
+        window,
+        claims,
+        plan_path=plan.path,
+        plan_sha256=sha256(plan),
+        airflow_run_id=airflow_run_id,
+    )
+    store.put(plan.path, plan.to_bytes())
+    for one in plan.targets:
+        skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
+        log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)
+    return plan
+
+
+def _require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None) -> None:
+    if window is None:
+        return
+    for source in sources:
+        checkpoint = view.checkpoints.get(source)
+        watermark_us = checkpoint.watermark_us if checkpoint is not None else 0
+        if watermark_us < window[1]:
+            reached = f"only up to {from_us(watermark_us).isoformat()}" if watermark_us else "not at all yet"
+            raise RetryLater(
+                f"The window ends at {from_us(window[1]).isoformat()}; source {source!r} is staged {reached}.",
+                where=source,
+                code="plan.not_staged",
+                remedy="let the extraction of this window finish: the DAG's extract task, or `lockstep extract`",
+            )
+
+
+def _require_chain(view: PlanView, source: str) -> None:
+    """From the batch before the first that is wanted to the stored position: each begins where the last one ended."""
+    chain = view.chain.get(source, ())
+    ends = [(batch.batch_id, batch.end) for batch in chain]
+    begins = [(batch.batch_id, batch.begin) for batch in chain[1:]]
+    checkpoint = view.checkpoints.get(source)
+    if checkpoint is not None:
+        begins.append(("the stored position", checkpoint.position))
+    for (batch_id, end), (what, begin) in zip(ends, begins, strict=bool(checkpoint)):
+        if end != begin:
+            raise DataAtRisk(
+                f"The batch {batch_id} ends at {end}, but what follows ({what}) begins at {begin}: changes between "
+                "them would be left out.",
+                where=source,
+                code="plan.gap",
+                remedy="nothing was planned. `lockstep stage ls` shows the chain of manifests; `lockstep meta rebuild` "
+                "restores meta from it; a manifest that is missing there must come back from a backup",
+            )
+
+
+def _schemas(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
+    """Every definition of the pending files; from the manifests where meta does not have it."""
+    found = dict(view.schemas)
+    manifests = {batch.batch_id: batch.manifest for chain in view.chain.values() for batch in chain}
+    for batch_id, files in view.files.items():
+        if any(file.schema_id not in found for file in files):
+            found |= Manifest.from_bytes(store.get(manifests[batch_id])).schemas
+    return found
+
+
+def _composed(
+    pipeline: Pipeline,
+    window: tuple[int, int] | None,
+    run_id: str,
+    targets: Sequence[Target],
+    view: PlanView,
+    chosen: Mapping[str, frozenset[str]],
+    schemas: Mapping[str, TableSchema],
+) -> RunPlan:
+    """A pure function of its arguments: equal claims under an equal configuration make equal plans."""
+    sets: dict[tuple[MergeTable, ...], MergeSet] = {}
+    runs, taken = [], []
+    for target in targets:
+        batches = [batch for chain in view.chain.values() for batch in chain if batch.batch_id in chosen[target.name]]
+        tables = _merge_tables(target, batches, view, schemas)
+        merge_set = sets.setdefault(tables, MergeSet(str(len(sets)), tables))
+        ids = tuple(batch.batch_id for batch in batches)
+        runs.append(TargetRun(target.name, merge_set.name, ids, view.consumed[target.name]))
+        taken += batches
+    start_us, end_us = window or (
+        min((batch.window_start_us for batch in taken), default=0),
+        max((batch.window_end_us for batch in taken), default=0),
+    )
+    used = {file.schema_id for tables in sets for table in tables for file in table.files}
+    return RunPlan(
+        run_id=run_id,
+        pipeline=pipeline.pipeline,
+        stage_uri=pipeline.stage.uri,
+        window_start_us=start_us,
+        window_end_us=end_us,
+        merge_sets=tuple(sets.values()),
+        targets=tuple(runs),
+        schemas={schema_id: schemas[schema_id] for schema_id in sorted(used)},
+    )
+
+
+def _merge_tables(
+    target: Target, batches: Sequence[BatchRow], view: PlanView, schemas: Mapping[str, TableSchema]
+) -> tuple[MergeTable, ...]:
+    """The tables that the target takes, by name; files in stream order within each source."""
+    files: dict[str, list[StagedFile]] = defaultdict(list)
+    for batch in batches:
+        for file in view.files[batch.batch_id]:
+            if target.table(file.table) is not None:
+                files[file.table].append(StagedFile(file.path, file.rows, file.schema_id, batch.batch_id))
+    return tuple(
+        MergeTable(table, _key(target, table, [schemas[file.schema_id] for file in files[table]]), tuple(files[table]))
+        for table in sorted(files)
+    )
+
+
+def _key(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
+    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables."""
+    rule = target.table(table)
+    configured = rule.key if rule is not None else None
+    where = f"targets.{target.name}.tables.{table}.key"
+    found: dict[tuple[str, ...], TableSchema] = {}
+    for schema in dict.fromkeys(schemas):
+        names = {column.name for column in schema.columns}
+        key = configured or schema.key
+        missing = [column for column in key if column not in names]
+        if missing:
+            raise Refused(
+                f"The key column {missing[0]!r} of {table!r} is not in its source table {schema.name}, which has "
+                f"{', '.join(sorted(names))}.",
+                where=where,
+                code="plan.key_column",
+                remedy="name columns that every source table of this logical table has",
+            )
+        if not key:
+            raise Refused(
+                f"The source table {schema.name} has no primary key and no unique key without nulls, so the rows of "
+                f"{table!r} cannot be told apart.",
+                where=where,
+                code="plan.no_key",
+                remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or "
+                f"leave {table!r} out of the target's tables",
+            )
+        found.setdefault(key, schema)
+    if len(found) > 1:
+        shown = "; ".join(f"{schema.name}: {', '.join(key)}" for key, schema in found.items())
+        raise Refused(
+            f"The rows of {table!r} have different keys in this run: {shown}.",
+            where=where,
+            code="plan.key_differs",
+            remedy=f"set {where} to the columns that identify a row in all of them",
+        )
+    return next(iter(found))
+
+
+def _claims(target: Target, batch_ids: Sequence[str], view: PlanView) -> list[Claim]:
+    by_id = {batch.batch_id: batch for chain in view.chain.values() for batch in chain}
+    claims = []
+    for batch_id in batch_ids:
+        batch, rows = by_id[batch_id], _rows_by_table(view.files[batch_id])
+        claims += [
+            Claim(
+                target=target.name,
+                batch_id=batch_id,
+                table=table,
+                source=batch.source,
+                begin_seq=batch.begin.seq,
+                rows=count,
+                taken=target.table(table) is not None if table else True,
+            )
+            for table, count in (rows or {"": 0}).items()
+        ]
+    return claims
+
+
+def _rows_by_table(files: Sequence[FileRow]) -> dict[str, int]:
+    rows: dict[str, int] = defaultdict(int)
+    for file in files:
+        rows[file.table] += file.rows
+    return dict(rows)
