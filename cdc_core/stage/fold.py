@@ -1,0 +1,235 @@
+"""SQL, for DuckDB, over staged files: all changes of a table under one schema, and the table's state folded from them.
+
+A row's state is its last change by (`_cdc_seq`, `_cdc_row`); between sources by commit time, then source name.
+A delete removes the row; an update that moves it to another key removes the old key as well; a truncate removes what
+its source table wrote before it. Without a key, whole rows are matched with multiplicity.
+Only texts are made here: no file is opened.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from cdc_core.errors import Refused
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, SEQ, TS
+from cdc_core.stage.unify import unified_columns
+
+_TYPES = {
+    pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT", pa.uint16(): "USMALLINT", pa.uint32(): "UINTEGER", pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT", pa.float64(): "DOUBLE", pa.bool_(): "BOOLEAN", pa.date32(): "DATE",
+    pa.timestamp("us"): "TIMESTAMP", pa.timestamp("us", tz="UTC"): "TIMESTAMPTZ",
+    pa.string(): "VARCHAR", pa.binary(): "BLOB", pa.list_(pa.float32()): "FLOAT[]",
+}  # fmt: skip
+
+_AFTER_LITERAL = (
+    "map_from_entries(list_filter(map_entries(_cdc_literal), lambda e: NOT starts_with(e.key, '_before.')))"
+)
+_BEFORE_LITERAL = (
+    "map_from_entries([{'key': e.key[9:], 'value': e.value} FOR e IN map_entries(_cdc_literal)"
+    " IF starts_with(e.key, '_before.')])"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """Local files of one definition."""
+
+    schema: TableSchema
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Folded:
+    """What a fold needs to know of a table.
+
+    columns:     the state's columns: those of the last definitions.
+    all_columns: those of every definition.
+    literals:    some value stands in `_cdc_literal`.
+    truncated:   some change is a truncate.
+    """
+
+    groups: tuple[FileGroup, ...]
+    columns: tuple[pa.Field, ...]
+    all_columns: tuple[pa.Field, ...]
+    key: tuple[str, ...]
+    literals: bool
+    truncated: bool
+    several_sources: bool
+
+
+def quoted(name: str) -> str:
+    """A SQL identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def text(value: str) -> str:
+    """A SQL string."""
+    return "'" + value.replace("'", "''") + "'"
+
+
+def duck_type(kind: pa.DataType) -> str:
+    if pa.types.is_decimal(kind):
+        return f"DECIMAL({kind.precision},{kind.scale})"
+    return _TYPES[kind]
+
+
+def key_of(table: str, definitions: Sequence[TableSchema], groups: Sequence[FileGroup]) -> tuple[str, ...]:
+    """The key of the last definitions; () where they have none, or not the same.
+
+    Raises Refused (stage.key) where an older definition lacks one of its columns.
+    """
+    keys = {schema.key for schema in definitions}
+    key = keys.pop() if len(keys) == 1 else ()
+    for group in groups:
+        check_key(table, key, group.schema)
+    return key
+
+
+def check_key(table: str, key: Sequence[str], schema: TableSchema) -> None:
+    lacking = [name for name in key if name not in {column.name for column in schema.columns}]
+    if lacking:
+        raise Refused(
+            f"The key column {lacking[0]!r} is not in every definition of the table.",
+            where=f"{table}: {schema.name} as of definition {schema.id}",
+            code="stage.key",
+            remedy="give a key that all staged definitions have, or read only the batches since the change",
+        )
+
+
+def changes_sql(groups: Sequence[FileGroup], columns: Sequence[pa.Field]) -> str:
+    """All changes under one schema: row columns, `_before`, bookkeeping, and `_table` (the source's table)."""
+    return "\nUNION ALL BY NAME\n".join(_group_sql(group, columns) for group in groups)
+
+
+def state_sql(folded: Folded) -> str:
+    """The table's state: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, ordered by the key."""
+    changes = changes_sql(folded.groups, folded.all_columns)
+    return _keyed_sql(changes, folded) if folded.key else _keyless_sql(changes, folded)
+
+
+def state_schema(columns: Sequence[pa.Field]) -> pa.Schema:
+    bookkeeping = [field for field in BOOKKEEPING if field.name in (SEQ, TS, LITERAL)]
+    order = {SEQ: 0, TS: 1, LITERAL: 2}
+    return pa.schema([*columns, *sorted(bookkeeping, key=lambda field: order[field.name])])
+
+
+def columns_of_state(table: str, definitions: Sequence[TableSchema], every: Sequence[pa.Field]) -> list[pa.Field]:
+    """The columns of the last definitions, with types that hold older values too."""
+    types = {field.name: field.type for field in every}
+    return [field.with_type(types[field.name]) for field in unified_columns(table, definitions)]
+
+
+def _group_sql(group: FileGroup, columns: Sequence[pa.Field]) -> str:
+    own = {column.name: column.type.arrow for column in group.schema.columns}
+    chosen = [f"{_cast(quoted(field.name), own.get(field.name), field)}" for field in columns]
+    if [(field.name, field.type) for field in columns] == list(own.items()):
+        before = BEFORE
+    else:
+        inner = ", ".join(
+            f"{quoted(field.name)} := {_bare_cast(_old(field.name), own.get(field.name), field)}" for field in columns
+        )
+        before = f"CASE WHEN {BEFORE} IS NOT NULL THEN struct_pack({inner}) END AS {BEFORE}"
+    names = [field.name for field in BOOKKEEPING]
+    files = ", ".join(text(file) for file in group.files)
+    return (
+        f"SELECT {', '.join([*chosen, before, *names])}, {text(group.schema.name)} AS _table "
+        f"FROM read_parquet([{files}], hive_partitioning = false)"
+    )
+
+
+def _bare_cast(value: str, have: pa.DataType | None, field: pa.Field) -> str:
+    if have is None:
+        return f"NULL::{duck_type(field.type)}"
+    return value if have == field.type else f"CAST({value} AS {duck_type(field.type)})"
+
+
+def _cast(value: str, have: pa.DataType | None, field: pa.Field) -> str:
+    return f"{_bare_cast(value, have, field)} AS {quoted(field.name)}"
+
+
+def _old(name: str) -> str:
+    return f"struct_extract({BEFORE}, {text(name)})"
+
+
+def _keyed_sql(changes: str, folded: Folded) -> str:
+    new = [quoted(name) for name in folded.key]
+    old = [_old(name) for name in folded.key]
+    if folded.literals:
+        new += [f"_cdc_literal[{text(name)}]" for name in folded.key]
+        old += [f"_cdc_literal[{text(f'{BEFORE}.{name}')}]" for name in folded.key]
+    keys = [f"k{index}" for index in range(len(new))]
+    new_keys = ", ".join(f"{value} AS {key}" for value, key in zip(new, keys, strict=True))
+    old_keys = ", ".join(f"{value} AS {key}" for value, key in zip(old, keys, strict=True))
+    moved = " OR ".join(f"{a} IS DISTINCT FROM {b}" for a, b in zip(new, old, strict=True))
+    key_list = ", ".join(keys)
+    place = "_cdc_seq::HUGEINT * 4294967296 + _cdc_row"
+    kept = ""
+    if folded.truncated:
+        kept = (
+            "WHERE NOT EXISTS (SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source"
+            " AND t._table = e._table AND t.place >= e.place)"
+        )
+    last = "per_source"
+    across = ""
+    if folded.several_sources:
+        last = "per_key"
+        across = f""", per_key AS (
+  SELECT {key_list}, arg_max(_cdc_source, {{'a': ts, 'b': _cdc_source}}) AS _cdc_source,
+         arg_max(gone, {{'a': ts, 'b': _cdc_source}}) AS gone, arg_max(place, {{'a': ts, 'b': _cdc_source}}) AS place
+  FROM per_source GROUP BY {key_list})"""
+    columns = ", ".join(f"c.{quoted(field.name)}" for field in folded.columns)
+    return f"""WITH changes AS ({changes}),
+truncates AS (
+  SELECT _cdc_source, _table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
+events AS (
+  SELECT {new_keys}, _cdc_source, _table, {place} AS place, _cdc_ts AS ts, _cdc_op = 'd' AS gone
+  FROM changes WHERE _cdc_op <> 't'
+  UNION ALL
+  SELECT {old_keys}, _cdc_source, _table, {place} AS place, _cdc_ts AS ts, true AS gone
+  FROM changes WHERE _cdc_op = 'u' AND ({moved})),
+per_source AS (
+  SELECT {key_list}, _cdc_source, max(place) AS place, arg_max(gone, place) AS gone, arg_max(ts, place) AS ts
+  FROM events AS e {kept} GROUP BY {key_list}, _cdc_source){across}
+SELECT {columns}, c._cdc_seq, c._cdc_ts, {_literal(folded)} AS _cdc_literal
+FROM changes AS c JOIN {last} AS w
+  ON c._cdc_source = w._cdc_source AND c._cdc_seq::HUGEINT * 4294967296 + c._cdc_row = w.place
+WHERE NOT w.gone AND c._cdc_op <> 't'
+ORDER BY {", ".join(f"c.{quoted(name)}" for name in folded.key)}"""
+
+
+def _literal(folded: Folded) -> str:
+    empty = "NULL::MAP(VARCHAR, VARCHAR)"
+    if not folded.literals:
+        return empty
+    return f"CASE WHEN len(map_keys({_AFTER_LITERAL})) > 0 THEN {_AFTER_LITERAL} ELSE {empty} END"
+
+
+def _keyless_sql(changes: str, folded: Folded) -> str:
+    new = ", ".join(quoted(field.name) for field in folded.columns)
+    old = ", ".join(f"{_old(field.name)} AS {quoted(field.name)}" for field in folded.columns)
+    place = "_cdc_seq::HUGEINT * 4294967296 + _cdc_row"
+    empty = "NULL::MAP(VARCHAR, VARCHAR)"
+    after = f"coalesce({_AFTER_LITERAL}, MAP {{}})" if folded.literals else empty
+    before = f"coalesce({_BEFORE_LITERAL}, MAP {{}})" if folded.literals else empty
+    shown = f"CASE WHEN len(map_keys(lit)) > 0 THEN lit ELSE {empty} END" if folded.literals else empty
+    return f"""WITH changes AS ({changes}),
+truncates AS (
+  SELECT _cdc_source, _table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
+kept AS (
+  SELECT * FROM changes AS e WHERE _cdc_op <> 't' AND NOT EXISTS (
+    SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source AND t._table = e._table
+    AND t.place >= e._cdc_seq::HUGEINT * 4294967296 + e._cdc_row)),
+moves AS (
+  SELECT {new}, {after} AS lit, CASE WHEN _cdc_op = 'd' THEN -1 ELSE 1 END AS n, _cdc_seq, _cdc_ts FROM kept
+  UNION ALL
+  SELECT {old}, {before} AS lit, -1 AS n, _cdc_seq, _cdc_ts FROM kept WHERE _cdc_op = 'u'),
+counted AS (
+  SELECT {new}, lit, sum(n) AS n, max(_cdc_seq) FILTER (n > 0) AS _cdc_seq, max(_cdc_ts) FILTER (n > 0) AS _cdc_ts
+  FROM moves GROUP BY {new}, lit HAVING sum(n) > 0)
+SELECT {new}, _cdc_seq, _cdc_ts, {shown} AS _cdc_literal
+FROM (SELECT *, unnest(range(n::BIGINT)) AS copy FROM counted) ORDER BY _cdc_seq, {new}"""

@@ -1,0 +1,238 @@
+"""Reading staged batches: the changes of a table, its state folded from them, an export, and SQL over all of it.
+
+It goes by the manifests it is given and never lists. Files in a bucket are fetched into a temporary directory; those
+of a directory are read where they lie. DuckDB does the work, and spills to disk where memory is short.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_core.errors import RetryLater, UsageError
+from cdc_core.model.batch import Manifest
+from cdc_core.model.schema import TableSchema
+from cdc_core.stage.fold import (
+    FileGroup,
+    Folded,
+    changes_sql,
+    check_key,
+    columns_of_state,
+    key_of,
+    quoted,
+    state_schema,
+    state_sql,
+    text,
+)
+from cdc_core.stage.objects import ObjectStore, missing
+from cdc_core.stage.unify import StagedPart, align, latest_definitions, parts_of, unified_columns, unified_schema
+
+log = logging.getLogger(__name__)
+
+_BATCH_ROWS = 122_880
+
+
+def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa.Table:
+    """Every staged change of a logical table, in the order of the manifests, under one schema.
+
+    Added columns are null where they did not exist yet, widened types are widened.
+    Raises Refused (stage.no_table, stage.schema_conflict), DataAtRisk (stage.missing).
+    """
+    parts = parts_of(manifests, table)
+    schema = unified_schema(table, _definitions(parts))
+    tables = []
+    for one in parts:
+        with store.open_input(one.part.path) as file:
+            tables.append(align(pq.ParquetFile(file).read(), schema))
+    return pa.concat_tables(tables)
+
+
+def table_state(
+    store: ObjectStore, manifests: Sequence[Manifest], table: str, key: Sequence[str] | None = None
+) -> pa.Table:
+    """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, ordered by key.
+
+    manifests: of one or more sources, each source's in stream order and complete.
+    key:       columns that identify a row; by default the table's own key. Without any, whole rows are matched.
+    Raises Refused (stage.no_table, stage.schema_conflict, stage.key), DataAtRisk (stage.missing).
+    """
+    with _state(store, manifests, table, key) as (relation, schema):
+        return relation.to_arrow_table().cast(schema)
+
+
+def export(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    path: Path,
+    key: Sequence[str] | None = None,
+    *,
+    level: int = 3,
+) -> int:
+    """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
+
+    Raises what `table_state` does, and RetryLater (stage.unwritable).
+    """
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    rows = 0
+    try:
+        with (
+            _state(store, manifests, table, key) as (relation, schema),
+            pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer,
+        ):
+            for batch in relation.to_arrow_reader(_BATCH_ROWS):
+                writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+                rows += batch.num_rows
+        os.replace(temporary, path)
+    except OSError as error:
+        raise RetryLater(
+            f"Cannot write the export: {error.strerror or error}.",
+            where=str(path),
+            code="stage.unwritable",
+            remedy="make the directory, make room in it, or let the account write there",
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+    return rows
+
+
+def sql(store: ObjectStore, manifests_by_source: Mapping[str, Sequence[Manifest]], query: str) -> pa.Table:
+    """The answer of a DuckDB query over the staged files.
+
+    Each logical table has two views: `<table>_changes`, every change, and `<table>`, its state. A name `a.b` is the
+    quoted view "a.b", and also view b of schema a. Only the tables whose names occur in the query are prepared.
+    Raises UsageError (stage.sql) with DuckDB's message, and what `table_state` raises.
+    """
+    manifests = [manifest for chain in manifests_by_source.values() for manifest in chain]
+    tables = sorted({part.table for manifest in manifests for part in manifest.parts})
+    asked = query.casefold()
+    named = [table for table in tables if table.rpartition(".")[2].casefold() in asked]
+    with ExitStack() as stack:
+        connection = stack.enter_context(_duckdb())
+        for table in named or tables:
+            folded = stack.enter_context(_fold(connection, store, manifests, table, None))
+            _views(connection, table, folded)
+        try:
+            relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
+            return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
+        except duckdb.Error as error:
+            names = ", ".join(quoted(table) for table in tables)
+            raise UsageError(
+                f"DuckDB refuses the query: {error}",
+                code="stage.sql",
+                remedy=f"mend the query; staged are {names or '(none yet)'}, and each of them with _changes appended",
+            ) from None
+
+
+def _definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:
+    """Definitions in stream order, each at its last appearance, so that the newest comes last."""
+    last: dict[str, TableSchema] = {}
+    for one in parts:
+        last.pop(one.schema.id, None)
+        last[one.schema.id] = one.schema
+    return list(last.values())
+
+
+@contextmanager
+def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
+    """A private in-memory database that spills to a temporary directory and never reaches for the network."""
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        connection = duckdb.connect(
+            config={
+                "temp_directory": scratch,
+                "autoinstall_known_extensions": False,
+                "autoload_known_extensions": False,
+                "preserve_insertion_order": False,
+            }
+        )
+        try:
+            connection.execute("SET TimeZone = 'UTC'")
+            yield connection
+        finally:
+            connection.close()
+
+
+@contextmanager
+def _state(
+    store: ObjectStore, manifests: Sequence[Manifest], table: str, key: Sequence[str] | None
+) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
+    with _duckdb() as connection, _fold(connection, store, manifests, table, key) as folded:
+        yield connection.sql(state_sql(folded)), state_schema(folded.columns)
+
+
+@contextmanager
+def _fold(
+    connection: duckdb.DuckDBPyConnection,
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None,
+) -> Iterator[Folded]:
+    """What a fold of the table needs, its files being local as long as the context lasts."""
+    parts = parts_of(manifests, table)
+    definitions = latest_definitions(parts)
+    every = unified_columns(table, _definitions(parts))
+    with _local_files(store, parts) as groups:
+        if key is None:
+            chosen = key_of(table, definitions, groups)
+        else:
+            chosen = tuple(key)
+            for group in groups:
+                check_key(table, chosen, group.schema)
+        files = ", ".join(text(file) for group in groups for file in group.files)
+        literal = connection.execute(
+            f"SELECT 1 FROM read_parquet([{files}], hive_partitioning = false, union_by_name = true) "
+            "WHERE _cdc_literal IS NOT NULL LIMIT 1"
+        ).fetchone()
+        yield Folded(
+            groups=groups,
+            columns=tuple(columns_of_state(table, definitions, every)),
+            all_columns=tuple(every),
+            key=chosen,
+            literals=literal is not None,
+            truncated=any(one.part.ops.get("t") for one in parts),
+            several_sources=len({one.source for one in parts}) > 1,
+        )
+
+
+@contextmanager
+def _local_files(store: ObjectStore, parts: Sequence[StagedPart]) -> Iterator[tuple[FileGroup, ...]]:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        groups: dict[str, tuple[TableSchema, list[str]]] = {}
+        for number, one in enumerate(parts):
+            local = store.local_path(one.part.path)
+            if local is None:
+                local = Path(scratch) / f"{number}.parquet"
+                with store.open_input(one.part.path) as source, local.open("wb") as copy:
+                    shutil.copyfileobj(source, copy, 1 << 20)
+            elif not local.exists():
+                raise missing(one.part.path, store.uri)
+            groups.setdefault(one.schema.id, (one.schema, []))[1].append(str(local))
+        yield tuple(FileGroup(schema, tuple(files)) for schema, files in groups.values())
+
+
+def _views(connection: duckdb.DuckDBPyConnection, table: str, folded: Folded) -> None:
+    database, dot, short = table.partition(".")
+    for suffix, body in (("_changes", changes_sql(folded.groups, folded.all_columns)), ("", state_sql(folded))):
+        names = [quoted(table + suffix)]
+        if dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS:
+            connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(database)}")
+            names.append(f"{quoted(database)}.{quoted(short + suffix)}")
+        for name in names:
+            try:
+                connection.execute(f"CREATE VIEW {name} AS {body}")
+            except duckdb.CatalogException:
+                log.warning("%s: no view %s, for another table has it (DuckDB ignores case)", table, name)
+
+
+_RESERVED_SCHEMAS = frozenset({"main", "temp", "system", "information_schema", "pg_catalog"})

@@ -1,0 +1,162 @@
+"""One schema for the parts of a table that were written under several definitions.
+
+Columns are matched by name. A column that a definition lacks is null there; widened types are widened, exactly.
+What has no exact common type is a conflict, and is refused: nothing is ever cast silently.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.errors import Refused
+from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import BEFORE, BOOKKEEPING, row_field
+
+_SIGNED = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
+_UNSIGNED = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
+_LONGEST_DECIMAL = 38
+
+
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """A part, with the definition of its rows and the source it came from."""
+
+    part: Part
+    source: str
+    schema: TableSchema
+
+
+def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
+    """The parts of a logical table: batch by batch as given, within a batch in stream order.
+
+    Raises Refused (stage.no_table) where there is none, with the names that are there.
+    """
+    found: list[StagedPart] = []
+    others: set[str] = set()
+    for manifest in manifests:
+        mine = [part for part in manifest.parts if part.table == table]
+        found += [
+            StagedPart(part, manifest.source, manifest.schemas[part.schema_id])
+            for part in sorted(mine, key=lambda part: part.max_seq)
+        ]
+        others.update(part.table for part in manifest.parts)
+    if not found:
+        raise Refused(
+            f"Nothing is staged for the table {table!r}.",
+            code="stage.no_table",
+            remedy=f"name one of those that are: {', '.join(sorted(others)) or '(none yet)'}",
+        )
+    return found
+
+
+def latest_definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:
+    """The last definition of each source table that feeds the logical one, in the order of first appearance."""
+    latest = {(part.source, part.schema.name): part.schema for part in parts}
+    return list({schema.id: schema for schema in latest.values()}.values())
+
+
+def unified_columns(table: str, schemas: Sequence[TableSchema]) -> list[pa.Field]:
+    """The row columns of all definitions: those of the last one first, in its order, then what only others have.
+
+    Raises Refused (stage.schema_conflict) for a column without an exact common type.
+    """
+    columns: dict[str, pa.Field] = {}
+    for schema in reversed(schemas):
+        for column in schema.columns:
+            field = row_field(column)
+            known = columns.get(column.name)
+            if known is None:
+                columns[column.name] = field
+                continue
+            common = common_type(known.type, field.type)
+            if common is None:
+                raise _conflict(table, column.name, schemas)
+            columns[column.name] = known.with_type(common)
+    return list(columns.values())
+
+
+def unified_schema(table: str, schemas: Sequence[TableSchema]) -> pa.Schema:
+    """The schema of all staged changes of a table: unified row columns, `_before`, bookkeeping."""
+    columns = unified_columns(table, schemas)
+    return pa.schema([*columns, pa.field(BEFORE, pa.struct(columns)), *BOOKKEEPING])
+
+
+def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    """The narrowest type that holds every value of both exactly; None where there is none."""
+    if one == other:
+        return one
+    if pa.types.is_integer(one) and pa.types.is_integer(other):
+        return _common_integer(one, other)
+    if pa.types.is_floating(one) and pa.types.is_floating(other):
+        return pa.float64()
+    if all(pa.types.is_decimal(kind) or pa.types.is_integer(kind) for kind in (one, other)):
+        return _common_decimal(one, other)
+    return None
+
+
+def align(rows: pa.Table, target: pa.Schema) -> pa.Table:
+    """Staged rows of one definition under a unified schema."""
+    columns = []
+    for field in target:
+        if field.name == BEFORE:
+            columns.append(_align_before(rows.column(BEFORE), field.type))
+        elif field.name in rows.column_names:
+            columns.append(rows.column(field.name).cast(field.type))
+        else:
+            columns.append(pa.nulls(len(rows), field.type))
+    return pa.Table.from_arrays(columns, schema=target)
+
+
+def _align_before(before: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
+    have = before.type
+    chunks = []
+    for chunk in before.chunks:
+        children = []
+        for field in target:
+            index = have.get_field_index(field.name)
+            child = pc.struct_field(chunk, [index]).cast(field.type) if index >= 0 else pa.nulls(len(chunk), field.type)
+            children.append(child)
+        chunks.append(pa.StructArray.from_arrays(children, fields=list(target), mask=pc.is_null(chunk)))
+    return pa.chunked_array(chunks, target)
+
+
+def _common_integer(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+    signs = [pa.types.is_signed_integer(kind) for kind in (one, other)]
+    widths = [kind.bit_width // 8 for kind in (one, other)]
+    if all(signs) or not any(signs):
+        return (_SIGNED if all(signs) else _UNSIGNED)[max(widths)]
+    signed, unsigned = (widths[0], widths[1]) if signs[0] else (widths[1], widths[0])
+    needed = max(signed, unsigned * 2)
+    return _SIGNED[needed] if needed <= 8 else pa.decimal128(20, 0)
+
+
+def _common_decimal(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
+    shapes = [(kind.precision, kind.scale) if pa.types.is_decimal(kind) else _digits(kind) for kind in (one, other)]
+    scale = max(scale for _, scale in shapes)
+    precision = max(precision - own for precision, own in shapes) + scale
+    return pa.decimal128(precision, scale) if precision <= _LONGEST_DECIMAL else None
+
+
+def _digits(integer: pa.DataType) -> tuple[int, int]:
+    return {8: 3, 16: 5, 32: 10, 64: 20}[integer.bit_width], 0
+
+
+def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refused:
+    kinds: dict[str, list[str]] = {}
+    for schema in schemas:
+        for one in schema.columns:
+            if one.name == column:
+                kinds.setdefault(str(one.type), []).append(f"{schema.name} ({schema.id})")
+    text = "; ".join(f"{kind} in {', '.join(dict.fromkeys(where))}" for kind, where in kinds.items())
+    return Refused(
+        f"The column {column!r} has types without an exact common one: {text}.",
+        where=table,
+        code="stage.schema_conflict",
+        remedy="read the batches before and after the change separately, or route the source tables to different "
+        "logical tables",
+    )

@@ -1,0 +1,326 @@
+"""One suite for every place a stage may lie in: a directory, and a bucket of a real S3 server."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.stage import s3
+from cdc_core.stage.objects import ObjectStore, check_writable, open_store
+
+SPECIAL = [
+    "changes/table=a%2Fb%25/part-1.parquet",
+    "with space/and+plus/and=equals&amp",
+    "emoji-😀/ünïcode/名前",
+    "quote'and\"double/back\\slash/[glob]*?{x}",
+    "a" * 180,
+]
+
+
+@pytest.fixture
+def bucket(s3_server, monkeypatch) -> str:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", s3_server.access_key)
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", s3_server.secret_key)
+    return s3_server.create_bucket(f"stage-{uuid.uuid4().hex}")
+
+
+@pytest.fixture(params=["file", "s3"])
+def store(request, tmp_path) -> ObjectStore:
+    if request.param == "file":
+        return open_store(f"file://{tmp_path}/stage")
+    name = request.getfixturevalue("bucket")
+    return open_store(f"s3://{name}/deep/er", s3_endpoint=request.getfixturevalue("s3_server").endpoint)
+
+
+def paths(store: ObjectStore, prefix: str = "") -> list[str]:
+    return [info.path for info in store.list(prefix)]
+
+
+def test_what_is_put_is_got_and_replaced(store):
+    store.put("a/b.json", b"one")
+    assert store.get("a/b.json") == b"one"
+    store.put("a/b.json", b"two and more")
+    assert store.get("a/b.json") == b"two and more"
+    assert paths(store) == ["a/b.json"]
+
+
+@pytest.mark.parametrize("path", SPECIAL)
+def test_special_characters_in_paths_are_kept(store, path):
+    assert store.put_if_absent(path, b"x")
+    assert not store.put_if_absent(path, b"y")
+    assert store.get(path) == b"x"
+    assert paths(store) == [path]
+    assert paths(store, path) == [path]
+    with store.open_input(path) as file:
+        assert file.read() == b"x"
+    store.delete(path)
+    assert paths(store) == []
+
+
+@pytest.mark.parametrize("path", ["", "/a", "a//b", "a/../b", "./a", "a/"])
+def test_a_path_that_could_leave_the_root_is_refused(store, path):
+    for call in (store.get, store.delete, store.stat, lambda path: store.put(path, b"")):
+        with pytest.raises(InternalError) as caught:
+            call(path)
+        assert caught.value.code == "stage.path"
+
+
+def test_put_if_absent_never_replaces(store):
+    assert store.put_if_absent("m/1.json", b"first")
+    assert not store.put_if_absent("m/1.json", b"second")
+    assert store.get("m/1.json") == b"first"
+
+
+def test_of_twelve_concurrent_writers_of_one_name_exactly_one_wins(store):
+    with ThreadPoolExecutor(12) as pool:
+        for attempt in range(5):
+            path = f"race/{attempt}.json"
+            texts = [f"writer {n} ".encode() * 2000 for n in range(12)]
+            won = list(pool.map(lambda text, path=path: store.put_if_absent(path, text), texts))
+            assert sum(won) == 1
+            assert store.get(path) == texts[won.index(True)]
+    assert len(paths(store)) == 5
+
+
+def test_a_prefix_is_text_and_listings_are_in_byte_order(store):
+    for path in ("b/2", "b/10", "b-x/1", "ba", "b/é", "c/1"):
+        store.put(path, path.encode())
+    assert paths(store, "b") == ["b-x/1", "b/10", "b/2", "b/é", "ba"]
+    assert paths(store, "b/") == ["b/10", "b/2", "b/é"]
+    assert paths(store, "b/1") == ["b/10"]
+    assert paths(store, "nothing/here/") == []
+
+
+def test_a_listing_tells_size_and_time(store):
+    store.put("a", b"12345")
+    (info,) = store.list("")
+    assert info.size_bytes == 5
+    assert abs(info.modified - time.time()) < 60
+    assert store.stat("a") == info
+    assert store.stat("b") is None
+    assert store.stat("b/c") is None
+
+
+def test_more_than_a_page_of_objects_is_listed(store):
+    names = [f"many/{n:05d}" for n in range(1050)]
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda name: store.put(name, b""), names))
+    assert paths(store, "many/") == names
+
+
+def test_what_is_missing_is_data_at_risk(store):
+    for call in (store.get, store.open_input):
+        with pytest.raises(DataAtRisk) as caught:
+            call("gone.parquet")
+        assert caught.value.code == "stage.missing"
+        assert "gone.parquet" in str(caught.value)
+
+
+def test_deleting_what_is_not_there_is_no_error(store):
+    store.delete("x/y")
+    store.put("x/y", b"1")
+    store.delete("x/y")
+    store.delete("x/y")
+    assert paths(store) == []
+
+
+@pytest.mark.parametrize("size", [0, 100, s3.MULTIPART_BYTES + 12345])
+def test_a_file_of_any_size_is_put_and_only_once_where_asked(store, tmp_path, size):
+    local = tmp_path / "big"
+    data = os.urandom(size)
+    local.write_bytes(data)
+    assert store.put_file("big", local, if_absent=True)
+    local.write_bytes(b"other")
+    assert not store.put_file("big", local, if_absent=True)
+    local.write_bytes(data[::-1])
+    assert not store.put_file("big", local, if_absent=True)
+    assert store.get("big") == data
+    assert store.put_file("big", local)
+    assert store.get("big") == data[::-1]
+    assert paths(store) == ["big"]
+
+
+def test_a_big_file_is_read_from_any_place(store, tmp_path):
+    data = os.urandom(5 << 20)
+    store.put("big", data)
+    with store.open_input("big") as file:
+        file.seek(-100, os.SEEK_END)
+        assert file.read() == data[-100:]
+        file.seek(3 << 20)
+        assert file.read(10) == data[3 << 20 : (3 << 20) + 10]
+        assert file.seek(0) == 0
+        assert file.read() == data
+
+
+def test_an_output_takes_the_first_free_name(store, tmp_path):
+    store.put("t/1", b"listed by a manifest")
+    output = store.open_output(["t/1", "t/2", "t/3"], tmp_path / "scratch")
+    output.write(b"abc")
+    output.write(memoryview(b"def"))
+    assert output.publish() == "t/2"
+    assert store.get("t/2") == b"abcdef"
+    assert store.get("t/1") == b"listed by a manifest"
+
+
+@pytest.mark.parametrize("published", [True, False])
+def test_a_discarded_output_leaves_nothing(store, tmp_path, published):
+    output = store.open_output(["t/w=1/1"], tmp_path / "scratch")
+    output.write(b"abc")
+    if published:
+        output.publish()
+    output.discard()
+    assert paths(store) == []
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_a_discarded_output_leaves_other_files_alone(store, tmp_path):
+    store.put("t/w=1/other", b"1")
+    store.open_output(["t/w=1/1"], tmp_path / "scratch").discard()
+    assert paths(store) == ["t/w=1/other"]
+
+
+def test_the_probe_passes_and_leaves_nothing(store):
+    check_writable(store)
+    assert paths(store) == []
+
+
+def test_the_probe_refuses_a_store_that_ignores_the_condition(store):
+    class Careless(type(store)):
+        def put_if_absent(self, path: str, data: bytes) -> bool:
+            self.put(path, data)
+            return True
+
+    careless = store
+    careless.__class__ = Careless
+    with pytest.raises(Refused) as caught:
+        check_writable(careless)
+    assert caught.value.code == "stage.not_conditional"
+    assert paths(store) == []
+
+
+def test_uris_name_the_object_for_people_and_for_spark(tmp_path, bucket, s3_server):
+    directory = open_store(f"file://{tmp_path}")
+    assert directory.uri_of("table=a%2Fb/x") == f"file://{tmp_path}/table%3Da%252Fb/x"
+    assert directory.spark_uri("table=a%2Fb/x") == f"file:{tmp_path}/table=a%2Fb/x"
+    in_bucket = open_store(f"s3://{bucket}/pre/", s3_endpoint=s3_server.endpoint)
+    assert in_bucket.uri_of("a b") == f"s3://{bucket}/pre/a b"
+    assert in_bucket.spark_uri("a b") == f"s3a://{bucket}/pre/a b"
+
+
+def test_leftovers_of_killed_writers_are_hidden_and_discarded_when_old(tmp_path):
+    store = open_store(f"file://{tmp_path}")
+    store.put("m/1", b"1")
+    (tmp_path / "m/.tmp-0123").write_bytes(b"half")
+    assert paths(store) == ["m/1"]
+    assert store.discard_leftovers(3600) == 0
+    assert store.discard_leftovers(-1) == 1
+    assert not (tmp_path / "m/.tmp-0123").exists()
+    assert paths(store) == ["m/1"]
+
+
+def test_unfinished_multipart_uploads_are_discarded_when_old(bucket, s3_server):
+    store = open_store(f"s3://{bucket}/x", s3_endpoint=s3_server.endpoint)
+    client = s3_server.client()
+    upload = client.create_multipart_upload(Bucket=bucket, Key="x/part")["UploadId"]
+    client.upload_part(Bucket=bucket, Key="x/part", UploadId=upload, PartNumber=1, Body=b"abc")
+    assert store.discard_leftovers(3600) == 0
+    assert store.discard_leftovers(-3600) == 1
+    assert not client.list_multipart_uploads(Bucket=bucket).get("Uploads")
+
+
+def refusal(store: ObjectStore) -> LockstepError:
+    with pytest.raises(LockstepError) as caught:
+        check_writable(store)
+    return caught.value
+
+
+def test_a_wrong_secret_is_refused_and_not_shown(bucket, s3_server, monkeypatch):
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "wrong-and-private")
+    error = refusal(open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint))
+    assert (type(error), error.code) == (Refused, "stage.denied")
+    assert "wrong-and-private" not in str(error)
+
+
+def test_missing_credentials_are_refused(bucket, s3_server, monkeypatch, tmp_path):
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    error = refusal(open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint))
+    assert (type(error), error.code) == (Refused, "stage.denied")
+    assert "AWS_ACCESS_KEY_ID" in str(error)
+
+
+def test_a_bucket_that_does_not_exist_is_refused(bucket, s3_server):
+    error = refusal(open_store("s3://there-is-no-such-bucket", s3_endpoint=s3_server.endpoint))
+    assert (type(error), error.code) == (Refused, "stage.no_bucket")
+    assert "there-is-no-such-bucket" in str(error)
+
+
+def test_a_server_that_does_not_answer_is_worth_a_retry(bucket):
+    error = refusal(open_store(f"s3://{bucket}", s3_endpoint="http://127.0.0.1:9"))
+    assert (type(error), error.code) == (RetryLater, "stage.unreachable")
+
+
+def test_a_uri_without_a_bucket_is_a_usage_error():
+    with pytest.raises(UsageError) as caught:
+        open_store("s3:///prefix")
+    assert caught.value.code == "stage.uri"
+
+
+def test_a_directory_that_cannot_be_written_is_worth_a_retry(tmp_path):
+    (tmp_path / "file").write_text("not a directory")
+    store = open_store(f"file://{tmp_path}/file/stage")
+    error = refusal(store)
+    assert (type(error), error.code) == (RetryLater, "stage.unwritable")
+    with pytest.raises(RetryLater):
+        store.open_output(["a"], tmp_path)
+
+
+FULL = """
+import sys
+from pathlib import Path
+from cdc_core.errors import RetryLater
+from cdc_core.stage.objects import open_store
+root = Path(sys.argv[1])
+store = open_store(f"file://{root}")
+for call in (lambda: store.put("m/1", b"x" * 100_000), lambda: store.put_if_absent("m/2", b"x" * 100_000)):
+    try:
+        call()
+    except RetryLater as error:
+        assert error.code == "stage.unwritable", error
+    else:
+        raise SystemExit("the full disk was not noticed")
+output = store.open_output(["p/1"], root)
+try:
+    output.write(b"x" * 100_000)
+except RetryLater as error:
+    print(error)
+output.discard()
+print(sorted(str(path) for path in root.rglob("*") if path.is_file()))
+"""
+
+
+def test_a_full_disk_is_worth_a_retry_and_leaves_nothing(tmp_path):
+    """The operating system refuses writes behind 64 KiB of a file (EFBIG), as it would on a full disk (ENOSPC)."""
+    answer = subprocess.run(
+        [sys.executable, "-c", FULL, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (65536, 65536)),
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert "stage.unwritable" in answer.stdout
+    assert answer.stdout.splitlines()[-1] == "[]"
