@@ -1,0 +1,67 @@
+"""Reads rows back from the target and compares them with what should stand there, value by value, in the server.
+
+The rows go up as for a write. Text is compared byte by byte, whatever the collation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+
+from cdc_core.apply.guard import newer_or_equal_sql
+from cdc_core.model.schema import TEXT_BASES
+from cdc_core.target.facts import VERSION_COLUMN, TableFacts
+from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, load, target_name
+from cdc_core.target.versions import on_key, table_name, tombstones_name
+
+SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
+"""same: as it should be. newer: a later change stands there (or its tombstone). missing: an upserted row is not
+there. differs: the row has our version and other values. older: the row is older than what was written.
+left behind: a deleted or moved row is still there."""
+
+_AS_BYTES = TEXT_BASES | {"enum", "set"}
+
+
+def outcomes(
+    connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch, layout: Layout, *, scratch: Path
+) -> list[str]:
+    """One of the words above for each row. `rows` are what a write takes; the connection is load.open_session's."""
+    found = [""] * rows.num_rows
+    with connection.cursor() as cursor, LoadFile(scratch, f"compare-{facts.database}-{facts.table}", layout) as file:
+        create_temporary(cursor, facts, layout)
+        file.add(rows)
+        load(cursor, facts, file)
+        version = f"r.{VERSION_COLUMN}"
+        mine, theirs = newer_or_equal_sql("_l._v", version), newer_or_equal_sql("d.version", "_l._v")
+        first_key = f"r.{target_name(facts, layout.key[0])}"
+        cursor.execute(
+            f"SELECT _l._n, CASE "
+            f"WHEN {first_key} IS NULL AND _l._o <> 'u' THEN '{SAME}' "
+            f"WHEN {first_key} IS NULL THEN IF(d.version IS NOT NULL AND {theirs}, '{NEWER}', '{MISSING}') "
+            f"WHEN NOT {mine} THEN '{NEWER}' "
+            f"WHEN _l._o <> 'u' THEN IF({version} = _l._v, '{SAME}', '{LEFT_BEHIND}') "
+            f"WHEN NOT {version} <=> _l._v THEN '{OLDER}' "
+            f"WHEN {_all_equal(facts, layout.columns)} THEN '{SAME}' ELSE '{DIFFERS}' END "
+            f"FROM {TEMPORARY} _l LEFT JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
+            f"LEFT JOIN {tombstones_name(facts)} d ON d.table_name = %s AND d.row_key = _l._k",
+            (facts.table,),
+        )
+        for number, outcome in cursor.fetchall():
+            found[number - 1] = str(outcome)
+        cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
+    return found
+
+
+def _all_equal(facts: TableFacts, columns: Sequence[str]) -> str:
+    terms = []
+    for name in columns:
+        column = target_name(facts, name)
+        if facts.by_name[name.lower()].type.base in _AS_BYTES:
+            terms.append(f"CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY)")
+        else:
+            terms.append(f"r.{column} <=> _l.{column}")
+    return " AND ".join(terms)

@@ -1,0 +1,167 @@
+"""A logical table at one target, ready to be written: its physical tables, their servers and facts.
+
+Made once, by the driver; it travels to Spark's workers inside closures (it holds logins: never in a Spark setting,
+never in a file).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pymysql
+
+from cdc_core.config import Target, TargetTable
+from cdc_core.connections import Server, connect, resolve
+from cdc_core.errors import Refused
+from cdc_core.model.schema import TableSchema
+from cdc_core.target.facts import (
+    TableFacts,
+    require_grants,
+    require_server,
+    require_table,
+    table_facts,
+    written_columns,
+)
+from cdc_core.target.load import Layout, open_session
+from cdc_core.target.prepare import prepare
+from cdc_core.target.sharding import ShardTable, shard_tables, shards_of
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One physical table on its server."""
+
+    place: ShardTable
+    server: Server
+    facts: TableFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """See the module's docstring. columns: what is written, key columns included, as the rows name them."""
+
+    target: str
+    logical: str
+    rule: TargetTable
+    key: tuple[str, ...]
+    columns: tuple[str, ...]
+    shards: tuple[Shard, ...]
+
+    @property
+    def layout(self) -> Layout:
+        return Layout(self.key, self.columns)
+
+    @property
+    def moving(self) -> str | None:
+        """The shard key, if a row can change it without changing its key."""
+        sharding = self.rule.sharding
+        return None if sharding is None or sharding.key in self.key else sharding.key
+
+    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
+        """The shard of each row."""
+        if self.rule.sharding is None:
+            return np.zeros(rows.num_rows, dtype=np.int64)
+        return shards_of(rows.column(self.rule.sharding.key), self.rule.sharding)
+
+
+def open_destination(
+    target: Target,
+    logical: str,
+    schemas: Sequence[TableSchema],
+    *,
+    key: Sequence[str] | None = None,
+    ready: bool,
+    environ: Mapping[str, str] | None = None,
+) -> Destination:
+    """Looks at every physical table, and with `ready` adds what Lockstep needs there.
+
+    schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
+    first schema's. Raises what sharding, facts.require_* and prepare raise; `lockstep check` calls it with
+    ready=False.
+    """
+    places = shard_tables(target, logical)
+    rule = target.table(logical)
+    assert rule is not None  # shard_tables has refused it
+    key = tuple(key or rule.key or schemas[0].key)
+    if rule.sharding is not None and any(rule.sharding.key not in _names(schema) for schema in schemas):
+        raise Refused(
+            f"The shard key {rule.sharding.key!r} is not a column of every source table of {logical!r}.",
+            where=f"targets.{target.name}.tables",
+            code="target.shard_key",
+            remedy="name a column that all of them have",
+        )
+    shards: list[Shard] = []
+    for number, reference in enumerate(target.connections):
+        mine = [place for place in places if place.connection == number]
+        if mine:
+            server = resolve(reference, environ)
+            with connect(server, where=reference) as connection:
+                require_server(connection, where=f"{reference} ({server})")
+                shards += [
+                    Shard(place, server, facts)
+                    for place, facts in _inspect(connection, mine, schemas, key, rule, reference)
+                ]
+                if ready:
+                    shards = [
+                        replace(shard, facts=prepare(connection, shard.facts)) if shard.place in mine else shard
+                        for shard in shards
+                    ]
+    columns: dict[str, None] = {}
+    for schema in schemas:
+        columns |= dict.fromkeys(written_columns(shards[0].facts, schema))
+    return Destination(
+        target.name, logical, rule, key, tuple(columns), tuple(sorted(shards, key=lambda shard: shard.place.shard))
+    )
+
+
+def _names(schema: TableSchema) -> set[str]:
+    return {column.name for column in schema.columns}
+
+
+def _inspect(
+    connection: pymysql.Connection[Any],
+    places: Sequence[ShardTable],
+    schemas: Sequence[TableSchema],
+    key: Sequence[str],
+    rule: TargetTable,
+    where: str,
+) -> Iterator[tuple[ShardTable, TableFacts]]:
+    for database in dict.fromkeys(place.database for place in places):
+        here = [place for place in places if place.database == database]
+        found = table_facts(connection, database, [place.table for place in here])
+        for place in here:
+            facts = found.get(place.table)
+            for schema in schemas:
+                facts = require_table(facts, schema, key, name=place.name, freshness=rule.freshness)
+            assert facts is not None  # require_table has refused it
+            yield place, facts
+        require_grants(connection, found.values(), temporary_in=database, where=where)
+
+
+class Sessions:
+    """Bulk connections of one worker, opened when first used: one per server and database."""
+
+    def __init__(self, destination: Destination) -> None:
+        self._destination = destination
+        self._open: dict[tuple[int, str], pymysql.Connection[Any]] = {}
+
+    def __enter__(self) -> Sessions:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for connection in self._open.values():
+            connection.close()
+
+    def of(self, shard: Shard) -> pymysql.Connection[Any]:
+        at = (shard.place.connection, shard.place.database)
+        if at not in self._open:
+            self._open[at] = open_session(shard.server, shard.place.database, where=shard.place.name)
+        return self._open[at]

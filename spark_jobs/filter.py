@@ -1,0 +1,171 @@
+"""Filter: of the winners, those that the target should take; what becomes of each; and why the others are left.
+
+The versions that the target holds are read by the workers, shard by shard, for the touched keys only. Files under
+filtered/ hold the rows to write with `_cdc_shard` and `_cdc_class`; files under rejected/ the stale ones with
+`_cdc_reason`. A row that left a shard (its shard key changed, its key did not) is there once more with operation x
+for the shard that it left: also when its winner is stale, for the old place must be emptied in any case.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from pyspark import StorageLevel
+from pyspark.sql import DataFrame, Observation
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
+from cdc_core.model.staged import OP
+from cdc_core.target.destination import Destination, Sessions
+from cdc_core.target.text import version_hex
+from cdc_core.target.versions import ABSENT, DELETE, INSERT, REVIVED, STALE, UPDATE, classify, versions_of
+from cdc_core.target.write import LEFT, UPSERT
+from spark_jobs.columns import c
+from spark_jobs.failures import carried
+from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.merge import BORN, MOVED
+from spark_jobs.session import size_shuffles
+
+SHARD, CLASS, REASON = "_cdc_shard", "_cdc_class", "_cdc_reason"
+MOVE = "moved"
+Batches = Iterable[pa.RecordBatch]
+
+
+def classified(winners: DataFrame, destination: Destination) -> DataFrame:
+    """The winners, and a row for each shard left, with shard, class and reason."""
+    kept = [field for field in winners.schema if field.name != MOVED]
+    schema = T.StructType(
+        [
+            *kept,
+            T.StructField(SHARD, T.IntegerType()),
+            T.StructField(CLASS, T.StringType()),
+            T.StructField(REASON, T.StringType()),
+        ]
+    )
+    return winners.mapInArrow(_classifier(destination), schema)
+
+
+def _classifier(destination: Destination) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
+            for batch in batches:
+                if batch.num_rows:
+                    yield _judged(destination, sessions, Path(scratch), batch)
+                    if destination.moving and MOVED in batch.schema.names:
+                        yield from _departures(destination, batch)
+
+    return work
+
+
+def _judged(destination: Destination, sessions: Sessions, scratch: Path, batch: pa.RecordBatch) -> pa.RecordBatch:
+    shards = destination.shard_numbers(batch)
+    verdicts = np.empty(batch.num_rows, dtype=object)
+    for number in np.unique(shards):
+        rows = np.flatnonzero(shards == number)
+        part = batch.take(pa.array(rows))
+        shard = destination.shards[number]
+        held = versions_of(
+            sessions.of(shard),
+            shard.facts,
+            part,
+            key=destination.key,
+            freshness=destination.rule.freshness,
+            scratch=scratch,
+        )
+        versions = version_hex(part).to_pylist()
+        upserts = [op == UPSERT for op in part.column(OP).to_pylist()]
+        born = part.column(BORN).to_pylist()
+        for at, row in enumerate(rows):
+            verdicts[row] = classify(
+                held[at],
+                bytes.fromhex(versions[at]),
+                upsert=upserts[at],
+                born=bool(born[at]),
+                by_column=destination.rule.freshness is not None,
+            )
+    return _with_notes(
+        batch, shards, [verdict[0] for verdict in verdicts], [verdict[1] or None for verdict in verdicts]
+    )
+
+
+def _departures(destination: Destination, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    """Rows with operation x: the winner's key and version at each shard that it once was in and is not now."""
+    name = destination.moving
+    assert name is not None
+    moved = batch.column(MOVED).field(name)
+    lengths = np.diff(np.asarray(moved.offsets))
+    if not lengths.sum():
+        return
+    owner = np.repeat(np.arange(batch.num_rows), lengths)
+    there = batch.take(pa.array(owner))
+    at = there.schema.get_field_index(name)
+    there = there.set_column(at, there.schema.field(at), moved.flatten().cast(there.schema.field(at).type))
+    shards = destination.shard_numbers(there)
+    left = np.flatnonzero(shards != destination.shard_numbers(batch)[owner])
+    if len(left):
+        there = there.take(pa.array(left))
+        ops = there.schema.get_field_index(OP)
+        there = there.set_column(ops, there.schema.field(ops), pa.array([LEFT] * len(left)))
+        yield _with_notes(there, shards[left], [MOVE] * len(left), [None] * len(left))
+
+
+def _with_notes(
+    batch: pa.RecordBatch, shards: np.ndarray, classes: Sequence[str], reasons: Sequence[str | None]
+) -> pa.RecordBatch:
+    columns = {name: batch.column(name) for name in batch.schema.names if name != MOVED}
+    return pa.record_batch(
+        {
+            **columns,
+            SHARD: pa.array(shards.astype(np.int32)),
+            CLASS: pa.array(list(classes), pa.string()),
+            REASON: pa.array(list(reasons), pa.string()),
+        }
+    )
+
+
+def filter_table(job: Job, table: MergeTable) -> FilterCounts:
+    """Writes filtered/ and rejected/ of one table; its counts."""
+    rows = classified(job.read(job.merged(table.table)), job.destination(table))
+    seen = Observation()
+    classes = (INSERT, UPDATE, DELETE, REVIVED, ABSENT, STALE)
+    rows = rows.observe(seen, *[F.sum((c(CLASS) == name).cast("bigint")).alias(name) for name in classes])
+    # Kept, so that the target is asked once: its answer could be another the second time.
+    rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
+    try:
+        passed = rows.where(c(CLASS) != STALE).drop(REASON)
+        passed.write.mode("overwrite").parquet(job.store.spark_uri(job.filtered(table.table)))
+        counts = FilterCounts(table.table, **{name: int(seen.get[name] or 0) for name in classes})
+        rejected = job.rejected(table.table)
+        if counts.stale:
+            stale = rows.where(c(CLASS) == STALE).drop(CLASS)
+            stale.write.mode("overwrite").parquet(job.store.spark_uri(rejected))
+        else:
+            job.clear(rejected)
+    finally:
+        rows.unpersist()
+    return counts
+
+
+def apply_filter(job: Job) -> None:
+    """Filters a set for one target; counts.json comes last."""
+    path = counts_path(job.plan.filtered_folder(job.target.name))
+    job.store.delete(path)
+    tables = [table for table in job.tables() if table.files]
+    size_shuffles(job.spark, max((table.rows for table in tables), default=0))
+    counts = each_table(lambda table: filter_table(job, table), tables)
+    for one in counts:
+        log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)
+    job.store.put(path, counts_to_bytes(counts))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    return run("filter", apply_filter, argv)
+
+
+if __name__ == "__main__":
+    leave(main())

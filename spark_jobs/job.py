@@ -1,0 +1,165 @@
+"""What every job shares: its arguments, the plan and pipeline they name, the paths of the run, its exit status.
+
+Arguments: --plan PATH --pipeline FILE [--set N] [--target NAME]; PATH is a run's plan.json, relative to the stage's
+root or as a URI below it. Exit status: that of the LockstepError (cdc_core.errors), 1 for what nobody foresaw.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame, SparkSession
+
+from cdc_core.config import Pipeline, Target, load
+from cdc_core.errors import LockstepError, UsageError
+from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
+from cdc_core.model.schema import TableSchema
+from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.target.destination import Destination, open_destination
+from spark_jobs.failures import found
+from spark_jobs.session import open_session
+
+log = logging.getLogger(__name__)
+TABLES_AT_ONCE = 4
+Result = TypeVar("Result")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One task of one run."""
+
+    spark: SparkSession
+    pipeline: Pipeline
+    plan: RunPlan
+    store: ObjectStore
+    set_name: str | None = None
+    target_name: str | None = None
+
+    @property
+    def target(self) -> Target:
+        return self.pipeline.target(self._given(self.target_name, "--target"))
+
+    @property
+    def target_run(self) -> TargetRun:
+        return self.plan.target(self.target.name)
+
+    @property
+    def merge_set(self) -> MergeSet:
+        if self.set_name is None and self.target_name is not None:
+            return self.plan.merge_set(self.target_run.merge_set)
+        return self.plan.merge_set(self._given(self.set_name, "--set"))
+
+    @staticmethod
+    def _given(value: str | None, option: str) -> str:
+        if value is None:
+            raise UsageError(
+                f"{option} is missing.", code="spark.arguments", remedy="give it; see the head of spark_jobs/job.py"
+            )
+        return value
+
+    def merged(self, table: str) -> str:
+        return table_folder(self.plan.merged_folder(self.merge_set.name), table)
+
+    def filtered(self, table: str) -> str:
+        return table_folder(self.plan.filtered_folder(self.target.name), table)
+
+    def rejected(self, table: str) -> str:
+        return table_folder(self.plan.rejected_folder(self.target.name), table)
+
+    def tables(self) -> tuple[MergeTable, ...]:
+        """The tables of the set that the target takes; all of them when no target is named."""
+        if self.target_name is None:
+            return self.merge_set.tables
+        return tuple(table for table in self.merge_set.tables if self.target.table(table.table) is not None)
+
+    def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
+        """The last definition of each source table that feeds the logical one."""
+        last: dict[tuple[str, str], TableSchema] = {}
+        for file in table.files:
+            schema = self.plan.schemas[file.schema_id]
+            last[file.batch_id.partition("/")[0], schema.name] = schema
+        return tuple(last.values())
+
+    def destination(self, table: MergeTable) -> Destination:
+        return open_destination(self.target, table.table, self.current_schemas(table), key=table.key, ready=True)
+
+    def clear(self, folder: str) -> None:
+        for info in list(self.store.list(folder + "/")):
+            self.store.delete(info.path)
+
+    def rows_in(self, folder: str) -> int:
+        """Rows of the Parquet files that lie in a folder, from their footers."""
+        count = 0
+        for info in self.store.list(folder + "/"):
+            if info.path.endswith(".parquet"):
+                with self.store.open_input(info.path) as file:
+                    count += pq.ParquetFile(file).metadata.num_rows
+        return count
+
+    def read(self, folder: str) -> DataFrame:
+        return self.spark.read.parquet(self.store.spark_uri(folder))
+
+
+def each_table(work: Callable[[MergeTable], Result], tables: Iterable[MergeTable]) -> list[Result]:
+    """The work of every table, some at a time in one application; the first error, after all have ended."""
+    with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="table") as pool:
+        futures = [pool.submit(work, table) for table in tables]
+    return [future.result() for future in futures]
+
+
+def run(name: str, work: Callable[[Job], None], argv: Sequence[str] | None = None) -> int:
+    """Entry point of a job: its exit status. Errors are logged, with what to do."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    for noisy in ("py4j", "great_expectations", "botocore"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
+    parser = argparse.ArgumentParser(prog=name)
+    parser.add_argument("--plan", required=True)
+    parser.add_argument("--pipeline", required=True, type=Path)
+    parser.add_argument("--set", dest="set_name")
+    parser.add_argument("--target", dest="target_name")
+    arguments = parser.parse_args(argv)
+    try:
+        perform(name, work, arguments)
+    except Exception as error:
+        known = error if isinstance(error, LockstepError) else found(error)
+        if known is None:
+            log.exception("%s failed", name)
+            return 1
+        log.error("%s: %s", name, known)
+        return known.exit_code
+    return 0
+
+
+def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespace) -> None:
+    """Reads plan and pipeline, runs the work. Raises LockstepError also for what a worker raised."""
+    pipeline = load(arguments.pipeline)
+    stage = pipeline.stage
+    store = open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
+    path = arguments.plan.removeprefix(store.uri).lstrip("/")
+    plan = RunPlan.from_bytes(store.get(path))
+    job = Job(
+        open_session(f"lockstep {name} {plan.run_id}"), pipeline, plan, store, arguments.set_name, arguments.target_name
+    )
+    try:
+        work(job)
+    except LockstepError:
+        raise
+    except Exception as error:
+        known = found(error)
+        if known is None:
+            raise
+        raise known from error
+
+
+def leave(status: int) -> None:
+    """Ends the process of an entry point."""
+    sys.stdout.flush()
+    sys.exit(status)
