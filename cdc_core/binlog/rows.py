@@ -16,10 +16,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc_core.binlog.events import Event
+from cdc_core.binlog import scan
+from cdc_core.binlog.columns import Literals, decode_column
+from cdc_core.binlog.definition import SCHEMA_REMEDY
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap
+from cdc_core.binlog.wire import malformed
+from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, row_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +36,9 @@ class RowImages:
     kind:        uint8, INSERT, UPDATE or DELETE of rows_event.
     event:       int32, the caller's number of the event, copied to its rows.
     bitmaps:     the distinct pairs of (present, present_after) bitmaps; shape: int32, index into them.
+    columns:     how many columns the events say that the table has.
     offset:      int64, where each event starts in `file`, for errors.
+    partial:     some after images hold differences of JSON (PARTIAL_UPDATE_ROWS).
     """
 
     buffer: npt.NDArray[np.uint8]
@@ -41,12 +48,17 @@ class RowImages:
     event: npt.NDArray[np.int32]
     bitmaps: tuple[tuple[bytes, bytes], ...]
     shape: npt.NDArray[np.int32]
+    columns: int
     offset: npt.NDArray[np.int64]
     file: str = ""
     partial: bool = False
 
     def __len__(self) -> int:
         return len(self.start)
+
+    def where(self, event: int) -> str:
+        """`file:offset` of an event, by its index here."""
+        return f"{self.file}:{self.offset[event]}"
 
     @property
     def size_bytes(self) -> int:
@@ -60,7 +72,9 @@ class RowImages:
         pairs = [(event.present, event.present_after) for event in events]
         distinct = tuple(dict.fromkeys(pairs))
         index = {pair: i for i, pair in enumerate(distinct)}
-        places: list[Event] = [event.event for event in events]
+        columns = {event.columns for event in events}
+        if len(columns) > 1:
+            raise malformed(f"row events of one table with {sorted(columns)} columns", events[0].event.where)
         return cls(
             buffer=np.frombuffer(b"".join(event.images for event in events), dtype=np.uint8),
             start=stop - sizes,
@@ -69,8 +83,9 @@ class RowImages:
             event=np.array(range(len(events)) if numbers is None else numbers, dtype=np.int32),
             bitmaps=distinct,
             shape=np.array([index[pair] for pair in pairs], dtype=np.int32),
-            offset=np.array([place.start for place in places], dtype=np.int64),
-            file=places[0].file if places else "",
+            columns=columns.pop() if columns else 0,
+            offset=np.array([event.event.start for event in events], dtype=np.int64),
+            file=events[0].event.file if events else "",
             partial=any(event.partial for event in events),
         )
 
@@ -101,15 +116,161 @@ class DecodedRows:
 
 
 def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | None = None) -> npt.NDArray[np.int64]:
-    """Rows in each event, without decoding a value. `schema` is needed only for temporal columns of the old codes
-    (7, 11, 12), whose width MariaDB does not log. Raises as decode_rows does."""
-    raise NotImplementedError
+    """Rows in each event, without decoding a value, whatever columns the images hold.
+
+    `schema` is needed only for temporal columns of the old codes (7, 11, 12), whose width MariaDB does not log.
+    Raises DataAtRisk `binlog.malformed`.
+    """
+    _check_columns(table_map, images)
+    buffer = _read_only(images.buffer)
+    rows = np.zeros(len(images), np.int64)
+    for number, (present, after) in enumerate(images.bitmaps):
+        events = np.flatnonzero(images.shape == number)
+        shape = scan.shape_of(table_map, _fsps(schema, table_map), present, after, images.partial)
+        counted, bad = scan.count(buffer, images.start[events], images.stop[events], images.kind[events], shape)
+        if bad[0] >= 0:
+            event = int(events[bad[0]])
+            raise malformed(
+                f"A row image of {table_map.name} does not fit the table's shape, {bad[1] - images.start[event]} bytes "
+                f"into the {images.stop[event] - images.start[event]} bytes of images",
+                images.where(event),
+            )
+        rows[events] = counted
+    return rows
 
 
 def decode_rows(schema: TableSchema, table_map: TableMap, images: RowImages) -> DecodedRows:
     """All rows of `images`, as `schema` (of `schema_of` for this table map) types them.
 
     Raises Refused `binlog.row_image` when a column is absent from the images, Refused `binlog.charset` for a
-    character set that is not converted exactly, DataAtRisk `binlog.malformed` for bytes of another shape.
+    character set that is not converted exactly, DataAtRisk `binlog.partial_update` for differences of JSON,
+    DataAtRisk `binlog.malformed` for bytes of another shape.
     """
-    raise NotImplementedError
+    _check_full(schema, table_map, images)
+    rows = count_rows(table_map, images, schema)
+    buffer = _read_only(images.buffer)
+    full = bytes([255]) * ((table_map.columns + 7) // 8)
+    shape = scan.shape_of(table_map, _fsps(schema, table_map), full, full, False)
+    places = scan.find(buffer, images.start, images.stop, images.kind, shape, rows)
+    ends = np.cumsum(rows)
+
+    def where(row: int) -> str:
+        return images.where(int(np.searchsorted(ends, row, side="right")))
+
+    def where_before(update: int) -> str:
+        return where(int(places.before_row[update]))
+
+    after: list[pa.Array] = []
+    before: list[pa.Array] = []
+    literals: list[tuple[str, Literals]] = []
+    for i, column in enumerate(schema.columns):
+        code, metadata = table_map.types[i], table_map.metadata[i]
+        array, found = decode_column(column, code, metadata, buffer, places.offset[i], places.length[i], where)
+        after.append(array)
+        if found is not None:
+            literals.append((column.name, found))
+        if len(places.before_row):
+            array, found = decode_column(
+                column, code, metadata, buffer, places.before_offset[i], places.before_length[i], where_before
+            )
+            before.append(array)
+            if found is not None:
+                literals.append((f"{BEFORE}.{column.name}", Literals(places.before_row[found.row], found.text)))
+    kinds = np.repeat(images.kind, rows).astype(np.int32)
+    return DecodedRows(
+        after=tuple(after),
+        before=_before(schema, before, places.before_row, places.rows),
+        op=pa.DictionaryArray.from_arrays(pa.array(kinds), pa.array(["c", "u", "d"])),
+        literal=_literal_map(literals, places.rows),
+        event=np.repeat(images.event, rows),
+        rows_per_event=rows,
+    )
+
+
+def _read_only(buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
+    """The kernels are compiled for arrays that cannot be written, and only once."""
+    view = buffer.view()
+    view.flags.writeable = False
+    return view
+
+
+def _fsps(schema: TableSchema | None, table_map: TableMap) -> list[int | None]:
+    return [None] * table_map.columns if schema is None else [column.type.fsp for column in schema.columns]
+
+
+def _check_columns(table_map: TableMap, images: RowImages) -> None:
+    if len(images) and images.columns != table_map.columns:
+        raise malformed(
+            f"Rows of {images.columns} columns behind a table map of {table_map.name} with {table_map.columns}",
+            images.where(0),
+        )
+
+
+def _check_full(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
+    if len(schema.columns) != table_map.columns:
+        raise Refused(
+            f"{table_map.name} is known with {len(schema.columns)} columns, and the log has {table_map.columns}.",
+            where=images.where(0) if len(images) else "",
+            code="binlog.schema_mismatch",
+            remedy=SCHEMA_REMEDY,
+        )
+    _check_columns(table_map, images)
+    if images.partial:
+        raise DataAtRisk(
+            f"Updates of {table_map.name} are logged as differences of JSON values, which Lockstep does not apply yet.",
+            where=images.where(0),
+            code="binlog.partial_update",
+            remedy="SET GLOBAL binlog_row_value_options = '' on the source (and in sessions that set it), then start "
+            "after this transaction with a full sync of the table",
+        )
+    for number, bitmaps in enumerate(images.bitmaps):
+        absent = sorted({
+            schema.columns[i].name
+            for bitmap in bitmaps
+            if bitmap
+            for i in np.flatnonzero(~scan.present_columns(bitmap, table_map.columns))
+        })  # fmt: skip
+        if absent:
+            raise Refused(
+                f"Row images of {table_map.name} lack the columns {', '.join(absent)}.",
+                where=images.where(int(np.flatnonzero(images.shape == number)[0])),
+                code="binlog.row_image",
+                remedy="SET GLOBAL binlog_row_image = FULL on the source (sessions keep the old value until they "
+                "reconnect), then start after this transaction with a full sync of the table",
+            )
+
+
+def _before(schema: TableSchema, columns: list[pa.Array], row: npt.NDArray[np.int64], rows: int) -> pa.StructArray:
+    fields = [row_field(column) for column in schema.columns]
+    if not len(row):
+        return pa.nulls(rows, pa.struct(fields))
+    images = pa.StructArray.from_arrays(columns, fields=fields)
+    if len(row) == rows:
+        return images
+    index = np.zeros(rows, np.int64)
+    index[row] = np.arange(len(row))
+    absent = np.ones(rows, np.bool_)
+    absent[row] = False
+    return images.take(pa.array(index, mask=absent))
+
+
+_LITERAL_TYPE = next(field.type for field in BOOKKEEPING if field.name == LITERAL)
+
+
+def _literal_map(literals: list[tuple[str, Literals]], rows: int) -> pa.MapArray:
+    if not literals:
+        return pa.nulls(rows, _LITERAL_TYPE)
+    row = np.concatenate([found.row for _, found in literals])
+    names = pa.array([name for name, _ in literals])
+    name = names.take(pa.array(np.repeat(np.arange(len(literals)), [len(found.row) for _, found in literals])))
+    text = pa.concat_arrays([found.text for _, found in literals])
+    order = np.argsort(row, kind="stable")
+    counts = np.bincount(row, minlength=rows)
+    ends = np.zeros(rows + 1, np.int32)
+    np.cumsum(counts, out=ends[1:])
+    entries = pa.StructArray.from_arrays(
+        [name.take(pa.array(order)), text.take(pa.array(order))],
+        fields=[_LITERAL_TYPE.key_field, _LITERAL_TYPE.item_field],
+    )
+    present = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+    return pa.Array.from_buffers(_LITERAL_TYPE, rows, [present, pa.py_buffer(ends)], children=[entries])

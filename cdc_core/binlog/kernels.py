@@ -1,0 +1,245 @@
+"""Column kernels: the values of one column, wherever they lie in the buffer, into an Arrow buffer.
+
+One kernel per form of value, never per table, so that all can be compiled before (warm.py). Each reads only inside
+[offset, offset + length), which scan.py has checked; a length of -1 is a null. None makes a Python object.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+# mypy: disable-error-code="no-untyped-def"
+
+
+@nb.njit(nogil=True, cache=True)
+def little(buf, off, length, out):
+    """Integers of 1 to 8 bytes, little-endian, zero-extended to uint64."""
+    for i in range(off.shape[0]):
+        o = off[i]
+        n = length[i]
+        if n == 8:
+            out[i] = (
+                np.uint64(buf[o])
+                | np.uint64(buf[o + 1]) << np.uint64(8)
+                | np.uint64(buf[o + 2]) << np.uint64(16)
+                | np.uint64(buf[o + 3]) << np.uint64(24)
+                | np.uint64(buf[o + 4]) << np.uint64(32)
+                | np.uint64(buf[o + 5]) << np.uint64(40)
+                | np.uint64(buf[o + 6]) << np.uint64(48)
+                | np.uint64(buf[o + 7]) << np.uint64(56)
+            )
+        elif n == 4:
+            out[i] = (
+                np.uint64(buf[o])
+                | np.uint64(buf[o + 1]) << np.uint64(8)
+                | np.uint64(buf[o + 2]) << np.uint64(16)
+                | np.uint64(buf[o + 3]) << np.uint64(24)
+            )
+        else:
+            v = np.uint64(0)
+            for k in range(n):
+                v |= np.uint64(buf[o + k]) << np.uint64(8 * k)
+            out[i] = v
+
+
+@nb.njit(nogil=True, cache=True)
+def big(buf, off, length, out):
+    """The same, big-endian (BIT)."""
+    for i in range(off.shape[0]):
+        v = np.uint64(0)
+        for k in range(length[i]):
+            v = v << np.uint64(8) | np.uint64(buf[off[i] + k])
+        out[i] = v
+
+
+@nb.njit(nogil=True, cache=True)
+def copy(buf, off, length, ends, out):
+    """Bytes of each value to out[ends[i]:ends[i + 1]], shorter ones followed by zeros.
+
+    Returns whether a byte above 127 was among them.
+    """
+    high = np.uint8(0)
+    for i in range(off.shape[0]):
+        o = off[i]
+        d = np.int64(ends[i])
+        n = length[i]
+        if n < 0:
+            n = 0
+        for k in range(n):
+            b = buf[o + k]
+            out[d + k] = b
+            high |= b
+        for k in range(d + n, np.int64(ends[i + 1])):
+            out[k] = 0
+    return high > 127
+
+
+@nb.njit(nogil=True, cache=True)
+def has_gap(buf, off, length, width):
+    """Whether a value holds a code without a character."""
+    for i in range(off.shape[0]):
+        for k in range(length[i]):
+            if width[buf[off[i] + k]] == 0:
+                return True
+    return False
+
+
+@nb.njit(nogil=True, cache=True)
+def widened_sizes(buf, off, length, width, out):
+    """Bytes that each value takes in UTF-8, by the width of each of the 256 codes."""
+    for i in range(off.shape[0]):
+        n = np.int64(0)
+        for k in range(length[i]):
+            n += width[buf[off[i] + k]]
+        out[i] = n
+
+
+@nb.njit(nogil=True, cache=True)
+def widen(buf, off, length, width, utf8, ends, out):
+    """Text of a single-byte character set as UTF-8; utf8: [256, 4], the bytes of each code."""
+    for i in range(off.shape[0]):
+        d = np.int64(ends[i])
+        for k in range(length[i]):
+            c = buf[off[i] + k]
+            for j in range(width[c]):
+                out[d] = utf8[c, j]
+                d += 1
+
+
+@nb.njit(nogil=True, cache=True)
+def set_sizes(value, valid, label_end, out):
+    """Bytes of each SET's text; -1 for a member that the definition does not have."""
+    members = label_end.shape[0] - 1
+    for i in range(value.shape[0]):
+        n = np.int64(0)
+        if valid[i]:
+            v = value[i]
+            if members < 64 and v >> np.uint64(members):
+                out[i] = -1
+                continue
+            for m in range(members):
+                if v >> np.uint64(m) & np.uint64(1):
+                    n += label_end[m + 1] - label_end[m]
+                    if v & ((np.uint64(1) << np.uint64(m)) - np.uint64(1)):
+                        n += 1
+        out[i] = n
+
+
+@nb.njit(nogil=True, cache=True)
+def set_text(value, valid, label, label_end, ends, out):
+    """Labels of each SET, joined by commas."""
+    members = label_end.shape[0] - 1
+    for i in range(value.shape[0]):
+        if not valid[i]:
+            continue
+        d = np.int64(ends[i])
+        first = True
+        for m in range(members):
+            if value[i] >> np.uint64(m) & np.uint64(1):
+                if not first:
+                    out[d] = 44
+                    d += 1
+                first = False
+                for k in range(label_end[m], label_end[m + 1]):
+                    out[d] = label[k]
+                    d += 1
+
+
+@nb.njit(nogil=True, cache=True)
+def _group(buf, at, n, mask):
+    """A group of n bytes, big-endian, of a DECIMAL; `mask` is 255 for a negative number."""
+    v = np.uint64(0)
+    for k in range(n):
+        v = v << np.uint64(8) | np.uint64(buf[at + k] ^ mask)
+    return v
+
+
+@nb.njit(nogil=True, cache=True)
+def decimals(buf, off, length, sizes, digits, out):
+    """DECIMAL of up to 38 digits as 128-bit integers, [i, 0] the low and [i, 1] the high half.
+
+    sizes, digits: bytes and decimal digits of each group, first to last. Returns the first row whose groups hold
+    more than their digits can, else -1.
+    """
+    tens = np.empty(10, np.uint64)
+    tens[0] = 1
+    for k in range(1, 10):
+        tens[k] = tens[k - 1] * np.uint64(10)
+    low32 = np.uint64(0xFFFFFFFF)
+    for i in range(off.shape[0]):
+        out[i, 0] = 0
+        out[i, 1] = 0
+        if length[i] < 0:
+            continue
+        at = off[i]
+        negative = buf[at] & np.uint8(0x80) == 0
+        mask = np.uint8(255) if negative else np.uint8(0)
+        lo = np.uint64(0)
+        hi = np.uint64(0)
+        for g in range(sizes.shape[0]):
+            v = _group(buf, at, sizes[g], mask)
+            if g == 0:
+                v ^= np.uint64(0x80) << np.uint64(8 * (sizes[0] - 1))
+            at += sizes[g]
+            ten = tens[digits[g]]
+            if v >= ten:
+                return i
+            # (hi, lo) = (hi, lo) * ten + v, in halves of 32 bits: ten is below 2^30.
+            a = (lo & low32) * ten + v
+            b = (lo >> np.uint64(32)) * ten + (a >> np.uint64(32))
+            lo = (a & low32) | (b << np.uint64(32))
+            hi = hi * ten + (b >> np.uint64(32))
+        if negative:
+            lo = ~lo + np.uint64(1)
+            hi = ~hi + (np.uint64(1) if lo == 0 else np.uint64(0))
+        out[i, 0] = lo
+        out[i, 1] = hi
+    return -1
+
+
+@nb.njit(nogil=True, cache=True)
+def decimal_text(buf, off, length, sizes, digits, whole_groups, scale, width, size, out):
+    """DECIMAL of any size as the server prints it, to out[i * width:]; size[i]: bytes written. As decimals()."""
+    tens = np.empty(10, np.uint64)
+    tens[0] = 1
+    for k in range(1, 10):
+        tens[k] = tens[k - 1] * np.uint64(10)
+    for i in range(off.shape[0]):
+        size[i] = 0
+        if length[i] < 0:
+            continue
+        at = off[i]
+        negative = buf[at] & np.uint8(0x80) == 0
+        mask = np.uint8(255) if negative else np.uint8(0)
+        base = np.int64(i) * width
+        d = base
+        if negative:
+            out[d] = 45
+            d += 1
+        begun = False
+        for g in range(sizes.shape[0]):
+            v = _group(buf, at, sizes[g], mask)
+            if g == 0:
+                v ^= np.uint64(0x80) << np.uint64(8 * (sizes[0] - 1))
+            at += sizes[g]
+            if v >= tens[digits[g]]:
+                return i
+            if g == whole_groups:
+                if not begun:
+                    out[d] = 48
+                    d += 1
+                out[d] = 46
+                d += 1
+                begun = True
+            for k in range(digits[g] - 1, -1, -1):
+                digit = v // tens[k] % np.uint64(10)
+                if begun or digit:
+                    out[d] = np.uint8(48 + digit)
+                    d += 1
+                    begun = True
+        if not begun:
+            out[d] = 48
+            d += 1
+        size[i] = d - base
+    return -1

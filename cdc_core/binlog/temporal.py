@@ -1,0 +1,210 @@
+"""Kernels of DATE, DATETIME, TIMESTAMP and TIME, in every form in which MySQL and MariaDB have written them.
+
+A date that the calendar does not have (zero, 2024-02-31, year 0) has no place in Arrow: it is flagged, and its text
+comes from `text`, as the server prints it. Sources: MySQL mysys/my_time.cc, MariaDB sql/field.cc (pack_time,
+sec_part_shift), verified against both servers by tests/integration/test_binlog_types.py.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+
+# mypy: disable-error-code="no-untyped-def"
+
+DATE, DATETIME2, TIME2, DATETIME_OLD, TIME_OLD, DATETIME_HIRES, TIME_HIRES = range(7)
+"""Forms. DATE: u24 LE year<<9 | month<<5 | day. DATETIME2: u40 BE - 2^39: (year * 13 + month) 17 bits, day 5, hour 5,
+minute 6, second 6; fraction BE. TIME2: one BE integer - 0x800000 << fraction bits: hour 10, minute 6, second 6,
+fraction. OLD: the digits YYYYMMDDhhmmss (u64 LE) or hhmmss (i24 LE). HIRES (MariaDB): BE units of 10^-fsp, of
+((((year * 13 + month) * 32 + day) * 24 + hour) * 60 + minute) * 60 + second, or of hours to seconds + 3020400."""
+
+DATE_TEXT, DATETIME_TEXT, TIME_TEXT = range(3)
+TEXT_WIDTH = 32
+"""Bytes that the longest text may take, and more than hours that no server writes could need."""
+
+_TIME_ZERO = 3020400  # seconds: MariaDB's TIME_MAX_VALUE_SECONDS + 1
+
+
+@nb.njit(nogil=True, cache=True)
+def _unsigned(buf, o, n, little):
+    v = np.int64(0)
+    for k in range(n):
+        if little:
+            v |= np.int64(buf[o + k]) << (8 * k)
+        else:
+            v = v << 8 | np.int64(buf[o + k])
+    return v
+
+
+@nb.njit(nogil=True, cache=True)
+def _split(form, fsp, buf, o, n):
+    """(negative, year, month, day, hour, minute, second, microsecond) of one value."""
+    y = mo = d = h = mi = s = us = np.int64(0)
+    negative = False
+    if form == DATE:
+        v = _unsigned(buf, o, 3, True)
+        y, mo, d = v >> 9, v >> 5 & 15, v & 31
+    elif form == DATETIME2:
+        v = _unsigned(buf, o, 5, False) - 0x8000000000
+        k = n - 5
+        us = _unsigned(buf, o + 5, k, False)
+        for _ in range(3 - k):
+            us *= 100
+        ym = v >> 22
+        y, mo = ym // 13, ym % 13
+        d, h, mi, s = v >> 17 & 31, v >> 12 & 31, v >> 6 & 63, v & 63
+    elif form == TIME2:
+        k = n - 3
+        v = _unsigned(buf, o, n, False) - (np.int64(0x800000) << (8 * k))
+        negative = v < 0
+        v = abs(v)
+        us = v & ((np.int64(1) << (8 * k)) - 1)
+        for _ in range(3 - k):
+            us *= 100
+        v = v >> (8 * k)
+        h, mi, s = v >> 12, v >> 6 & 63, v & 63
+    elif form == DATETIME_OLD:
+        v = _unsigned(buf, o, 8, True)
+        y, mo, d = v // 10000000000, v // 100000000 % 100, v // 1000000 % 100
+        h, mi, s = v // 10000 % 100, v // 100 % 100, v % 100
+    elif form == TIME_OLD:
+        v = _unsigned(buf, o, 3, True)
+        if v >= 0x800000:
+            v -= 0x1000000
+        negative = v < 0
+        v = abs(v)
+        h, mi, s = v // 10000, v // 100 % 100, v % 100
+    else:
+        scale = np.int64(1)
+        for _ in range(fsp):
+            scale *= 10
+        v = _unsigned(buf, o, n, False)
+        if form == TIME_HIRES:
+            v -= _TIME_ZERO * scale
+            negative = v < 0
+            v = abs(v)
+        us = v % scale * (1000000 // scale)
+        v //= scale
+        s, v = v % 60, v // 60
+        mi, v = v % 60, v // 60
+        if form == TIME_HIRES:
+            h = v
+        else:
+            h, v = v % 24, v // 24
+            d, v = v % 32, v // 32
+            mo, y = v % 13, v // 13
+    return negative, y, mo, d, h, mi, s, us
+
+
+@nb.njit(nogil=True, cache=True)
+def _in_calendar(y, mo, d):
+    if y < 1 or y > 9999 or mo < 1 or mo > 12 or d < 1:
+        return False
+    if mo == 2:
+        return d <= (29 if y % 4 == 0 and (y % 100 != 0 or y % 400 == 0) else 28)
+    return d <= (30 if mo == 4 or mo == 6 or mo == 9 or mo == 11 else 31)
+
+
+@nb.njit(nogil=True, cache=True)
+def _days(y, mo, d):
+    """Days since 1970-01-01 in the proleptic Gregorian calendar; years count from March here."""
+    if mo <= 2:
+        y -= 1
+        mo += 12
+    era = y // 400
+    of_era = y - era * 400
+    return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + (153 * (mo - 3) + 2) // 5 + d - 1 - 719468
+
+
+@nb.njit(nogil=True, cache=True)
+def dates(form, fsp, buf, off, length, days, out, bad):
+    """days: out gets days since 1970, else microseconds. bad: 1 where the value is no moment of the calendar.
+
+    Returns how many are bad.
+    """
+    found = 0
+    for i in range(off.shape[0]):
+        bad[i] = 0
+        out[i] = 0
+        if length[i] < 0:
+            continue
+        _, y, mo, d, h, mi, s, us = _split(form, fsp, buf, off[i], length[i])
+        if not _in_calendar(y, mo, d) or h > 23 or mi > 59 or s > 59 or us > 999999:
+            bad[i] = 1
+            found += 1
+        elif days:
+            out[i] = _days(y, mo, d)
+        else:
+            out[i] = (((_days(y, mo, d) * 24 + h) * 60 + mi) * 60 + s) * 1000000 + us
+    return found
+
+
+@nb.njit(nogil=True, cache=True)
+def timestamps(little, unit_us, buf, off, length, out, bad):
+    """TIMESTAMP: 4 bytes of seconds (little: the old form), then a fraction in units of unit_us. 0 is the zero date."""
+    found = 0
+    for i in range(off.shape[0]):
+        bad[i] = 0
+        out[i] = 0
+        if length[i] < 0:
+            continue
+        s = _unsigned(buf, off[i], 4, little)
+        us = _unsigned(buf, off[i] + 4, length[i] - 4, False) * unit_us
+        if (s == 0 and us == 0) or us > 999999:
+            bad[i] = 1
+            found += 1
+        out[i] = s * 1000000 + us
+    return found
+
+
+@nb.njit(nogil=True, cache=True)
+def _digits(out, at, value, least):
+    """Decimal digits of `value`, at least `least` of them; returns the place after them."""
+    n = 1
+    top = np.int64(10)
+    while value >= top and n < 18:
+        n += 1
+        top *= 10
+    n = max(n, least)
+    for k in range(n - 1, -1, -1):
+        out[at + k] = np.uint8(48 + value % 10)
+        value //= 10
+    return at + n
+
+
+@nb.njit(nogil=True, cache=True)
+def text(form, kind, fsp, buf, off, length, size, out):
+    """What the server prints, to out[i * TEXT_WIDTH:]; size[i]: bytes written. The fraction has exactly fsp digits."""
+    for i in range(off.shape[0]):
+        size[i] = 0
+        if length[i] < 0:
+            continue
+        negative, y, mo, d, h, mi, s, us = _split(form, fsp, buf, off[i], length[i])
+        base = np.int64(i) * TEXT_WIDTH
+        at = base
+        if negative:
+            out[at] = 45
+            at += 1
+        if kind != TIME_TEXT:
+            at = _digits(out, at, y, 4)
+            out[at] = 45
+            at = _digits(out, at + 1, mo, 2)
+            out[at] = 45
+            at = _digits(out, at + 1, d, 2)
+        if kind == DATETIME_TEXT:
+            out[at] = 32
+            at += 1
+        if kind != DATE_TEXT:
+            at = _digits(out, at, h, 2)
+            out[at] = 58
+            at = _digits(out, at + 1, mi, 2)
+            out[at] = 58
+            at = _digits(out, at + 1, s, 2)
+            if fsp:
+                out[at] = 46
+                at += 1
+                for _ in range(6 - fsp):
+                    us //= 10
+                _digits(out, at, us, fsp)
+                at += fsp
+        size[i] = at - base

@@ -1,0 +1,88 @@
+"""Character sets: bytes of a column to UTF-8, exactly as the server itself converts them, or not at all.
+
+data/single_byte.tsv and data/collations.tsv were written by real servers (MySQL 9.7, MariaDB 11.4). A code without a
+character, and bytes that are no text of their set, are never replaced by '?': the caller gets to know the row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+
+import numpy as np
+import numpy.typing as npt
+
+UTF8 = frozenset({"utf8mb4", "utf8mb3", "utf8"})
+PYTHON_CODECS = {"ucs2": "utf-16-be", "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be"}
+"""Sets whose Python codec agrees with the server on every valid text; a lone surrogate is not valid in either."""
+BINARY = "binary"
+
+
+@dataclass(frozen=True, slots=True)
+class SingleByte:
+    """width: bytes in UTF-8 of each of the 256 codes, 0 for a code without a character. utf8: [256, 4], those bytes."""
+
+    width: npt.NDArray[np.int64]
+    utf8: npt.NDArray[np.uint8]
+
+    @property
+    def complete(self) -> bool:
+        return bool((self.width > 0).all())
+
+    def decode(self, raw: bytes) -> str | None:
+        """One text; None when a code has no character."""
+        if any(self.width[code] == 0 for code in raw):
+            return None
+        return b"".join(self.utf8[code, : self.width[code]].tobytes() for code in raw).decode()
+
+
+def _lines(name: str) -> list[list[str]]:
+    text = resources.files("cdc_core.binlog").joinpath("data", name).read_text("ascii")
+    return [line.split("\t") for line in text.splitlines() if not line.startswith("#")]
+
+
+@cache
+def collations() -> dict[int, tuple[str, str]]:
+    """Collation id -> (collation, character set)."""
+    return {int(number): (collation, charset) for number, collation, charset in _lines("collations.tsv")}
+
+
+@cache
+def _codes() -> dict[str, str]:
+    return dict(_lines("single_byte.tsv"))
+
+
+@cache
+def single_byte(charset: str) -> SingleByte | None:
+    """The table of a single-byte character set, None for any other."""
+    codes = _codes().get(charset)
+    if codes is None:
+        return None
+    width = np.zeros(256, np.int64)
+    utf8 = np.zeros((256, 4), np.uint8)
+    for code, point in enumerate(codes.split(" ")):
+        if point != "-":
+            raw = chr(int(point, 16)).encode()
+            width[code] = len(raw)
+            utf8[code, : len(raw)] = list(raw)
+    return SingleByte(width, utf8)
+
+
+def convertible(charset: str) -> bool:
+    """Whether texts of this set are converted exactly."""
+    return charset in UTF8 or charset in PYTHON_CODECS or charset == BINARY or single_byte(charset) is not None
+
+
+def decode(raw: bytes, charset: str) -> str | None:
+    """One text; None where the bytes are none of this set, or the set is not convertible."""
+    table = single_byte(charset)
+    if table is not None:
+        return table.decode(raw)
+    codec = "utf-8" if charset in UTF8 or charset == BINARY else PYTHON_CODECS.get(charset)
+    if codec is None:
+        return None
+    try:
+        return raw.decode(codec)
+    except UnicodeDecodeError:
+        return None
