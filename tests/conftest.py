@@ -1,0 +1,94 @@
+"""Real servers for the tests, each started once, when the first test asks for it."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from examples.sandbox import setup_mysql
+from examples.sandbox.cache import SandboxError
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
+from examples.sandbox.postgres import Postgres
+from examples.sandbox.s3 import S3Server
+
+_missing = pytest.StashKey[dict[str, str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.stash[_missing] = {}
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """What was not tested here is the last thing one reads before pytest's closing line."""
+    for server, reason in config.stash[_missing].items():
+        terminalreporter.write_line(f"not tested: {server}: {reason}", yellow=True)
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDb]:
+    """A MariaDB source: server id 1, binlog ROW with FULL metadata and images."""
+    with MariaDb.start(server_id=1) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb_target() -> Iterator[MariaDb]:
+    """A second MariaDB, to write to."""
+    with MariaDb.start(server_id=2) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql9(request: pytest.FixtureRequest) -> Iterator[MySql]:
+    """A MySQL 9 source with GTIDs. Set up when absent; skipped, with the reason, only where that can't be done."""
+    try:
+        setup_mysql.setup()
+    except SandboxError as error:
+        request.config.stash[_missing]["MySQL 9"] = str(error)
+        pytest.skip(str(error))
+    with MySql.start(server_id=3) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """An S3 server without buckets: `s3_server.create_bucket(name)`."""
+    with S3Server.start() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """A PostgreSQL: `postgres.url()` is a SQLAlchemy URL."""
+    with Postgres.start() as server:
+        yield server
+
+
+@dataclass(frozen=True)
+class SourceDatabase:
+    """A database of one test on the shared source."""
+
+    server: MariaDb
+    name: str
+
+    def execute(self, *statements: str) -> None:
+        """Runs the statements in the database, each committed by itself."""
+        with self.server.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+
+@pytest.fixture
+def source_database(mariadb: MariaDb) -> Iterator[SourceDatabase]:
+    """A new, empty database on `mariadb`, dropped after the test."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with mariadb.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{name}`")
+        yield SourceDatabase(mariadb, name)
+        connection.ping()
+        cursor.execute(f"DROP DATABASE `{name}`")
