@@ -105,7 +105,8 @@ class LogReader:
                 server, where=self._source, init_command=session, read_timeout=self._read_timeout_s
             )
             opened.append(connection)
-            if "mariadb" in connection.get_server_info().lower():
+            version = str(connection.get_server_info())  # type: ignore[no-untyped-call]
+            if "mariadb" in version.lower():
                 _ask_for_annotations(connection)
             return connection
 

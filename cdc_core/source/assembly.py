@@ -1,0 +1,396 @@
+"""Transactions: the state machine between raw events and the block that is being gathered. It does no I/O itself.
+
+A group is what lies between two places to resume from. It begins with a GTID event of any kind, and ends with
+  XID | QUERY COMMIT | a single statement outside BEGIN      -> TRANSACTION or DDL, or PASSED without captured rows
+  QUERY ROLLBACK                                             -> PASSED: what it held never happened
+  XA PREPARE                                                 -> PASSED; its rows are held by xid until
+  XA COMMIT / XA ROLLBACK of that xid, a group of its own    -> TRANSACTION at the place of the commit / PASSED
+Outside a group only events that belong to the file itself may come. SAVEPOINT and ROLLBACK TO cut back the rows of
+an open group. A group that grows too large leaves the gather in pieces (PART), unless it may still be undone.
+It must keep true that every event is put into an entry or raises, and that nothing is skipped for being unknown.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
+from cdc_core.binlog.events import Event, EventType, parse_query, parse_rotate, parse_xa_prepare, type_name
+from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
+from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
+from cdc_core.model.block import Block, EntryKind
+from cdc_core.model.position import FIRST_OFFSET, Position
+from cdc_core.source import faults
+from cdc_core.source.gather import NOT_INCLUDED, Gather, HeldRows, TableUse
+from cdc_core.source.statements import Action, Statement, classify, first_words
+from cdc_core.source.tables import Tables
+
+log = logging.getLogger(__name__)
+
+STATEMENT_PASSED = "statement on a table not included"
+
+_FILE_EVENTS = frozenset({
+    EventType.FORMAT_DESCRIPTION, EventType.PREVIOUS_GTIDS, EventType.STOP, EventType.MARIADB_GTID_LIST,
+    EventType.MARIADB_BINLOG_CHECKPOINT, EventType.MARIADB_START_ENCRYPTION,
+})  # fmt: skip
+_ASIDE = frozenset({
+    EventType.ROWS_QUERY, EventType.MARIADB_ANNOTATE_ROWS, EventType.INTVAR, EventType.RAND, EventType.USER_VAR,
+    EventType.BEGIN_LOAD_QUERY, EventType.APPEND_BLOCK, EventType.DELETE_FILE, EventType.TRANSACTION_CONTEXT,
+    EventType.VIEW_CHANGE,
+})  # fmt: skip
+"""Beside a statement or its rows: what they do is judged by the statement or row event itself."""
+_MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
+_QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
+_COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
+
+
+@dataclass(slots=True)
+class _Group:
+    """The open group. seq, gtid, commit_ts_us: from its first event. rows: of captured tables, in order.
+
+    open: goes on until its end, not just to the next statement. xa: may stay prepared. redundant: the first of the
+    two groups of a MariaDB ALTER. ordinal: row events so far. pieces: how many PARTs have left. defines: holds DDL of
+    a captured table. marks: savepoint -> how many rows were held when it was set.
+    """
+
+    start: int
+    seq: int
+    gtid: str
+    commit_ts_us: int
+    open: bool = False
+    xa: bool = False
+    redundant: bool = False
+    rows: list[HeldRows] = field(default_factory=list)
+    size_bytes: int = 0
+    ordinal: int = 0
+    events: int = 1
+    pieces: int = 0
+    defines: bool = False
+    marks: dict[str, int] = field(default_factory=dict)
+    maps: dict[bytes, TableUse | None] = field(default_factory=dict)
+
+
+class Assembly:
+    """Feed it events in order; take blocks from `ready`.
+
+    triggers:    whether a table has triggers; asked for DML in statement format on tables that are not captured.
+    prepared:    rows of an XA transaction that was prepared before this stream began; None if they are not found.
+    block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        begin: Position,
+        tables: Tables,
+        *,
+        on_unlogged_change: Literal["stop", "record"],
+        triggers: Callable[[str, str], bool],
+        prepared: Callable[[str], list[HeldRows] | None],
+        block_bytes: int,
+    ) -> None:
+        self.mariadb = False
+        self.gather = Gather(source, begin)
+        self.ready: list[Block] = []
+        self.held: dict[str, list[HeldRows]] = {}
+        """Rows of XA transactions that were prepared and not ended yet, by xid."""
+        self._source = source
+        self._tables = tables
+        self._on_unlogged_change = on_unlogged_change
+        self._triggers = triggers
+        self._find_prepared = prepared
+        self._block_bytes = block_bytes
+        self._file = begin.file
+        self._end = begin.offset
+        self._group: _Group | None = None
+        self._in_payload = False
+
+    def feed(self, event: Event) -> None:
+        """One event of the log, or the artificial ROTATE that says in which file the next ones lie."""
+        if event.start < 0:
+            self._switch(parse_rotate(event).file)
+            return
+        self._end = event.start + event.header.length
+        if self._group is not None:
+            self._group.events += 1
+        self._dispatch(event)
+        if self.gather.size_bytes >= self._block_bytes:
+            self._close()
+
+    def flush(self) -> None:
+        """Makes a block of all complete groups, if the position moved."""
+        if self.gather:
+            self._close()
+
+    def _dispatch(self, event: Event) -> None:
+        code = event.header.type
+        if code == EventType.TABLE_MAP:
+            self._require_group(event).maps[event.body[:6]] = self._tables.use(event, mariadb=self.mariadb)
+        elif code in ROW_EVENTS:
+            self._rows(event)
+        elif code in _COMPRESSED_ROWS:
+            self._rows(plain(event))
+        elif code == EventType.XID:
+            self._require_group(event)
+            self._finish(EntryKind.TRANSACTION)
+        elif code in _MYSQL_GTIDS:
+            gtid = parse_gtid(event)
+            self._begin(event, gtid.text, gtid.immediate_commit_ts_us)
+        elif code == EventType.MARIADB_GTID:
+            self._begin_mariadb(event)
+        elif code in _QUERIES:
+            self._query(event)
+        elif code in _ASIDE:
+            self._require_group(event)
+        elif code == EventType.TRANSACTION_PAYLOAD:
+            self._payload(event)
+        elif code == EventType.XA_PREPARE:
+            self._prepare(event)
+        elif code == EventType.ROTATE:
+            self._pass_outside(event)
+            self._close(parse_rotate(event).file)
+        elif code in _FILE_EVENTS:
+            self._pass_outside(event)
+        elif code == EventType.INCIDENT:
+            raise faults.incident(event, self._where(event))
+        else:
+            raise faults.unknown_event(event, self._where(event))
+
+    # The file
+
+    def _switch(self, file: str) -> None:
+        """What comes next lies in another file. Without a ROTATE before it the server stopped or crashed there."""
+        if file == self._file:
+            return
+        if self._group is not None:
+            # The server crashed while it wrote the group, and so never committed it.
+            self._require_undoable(self._group, "its file ends in it, because the server crashed")
+            log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
+            self._finish(EntryKind.PASSED, rows=[])
+        self._close(file)
+
+    def _close(self, next_file: str = "") -> None:
+        """Ends the block; the next one begins where it ended."""
+        block = self.gather.block(next_file)
+        self.ready.append(block)
+        self.gather = Gather(self._source, block.end)
+        if next_file:
+            self._file = next_file
+            self._end = FIRST_OFFSET
+
+    def _pass_outside(self, event: Event) -> None:
+        if self._group is not None:
+            raise faults.grammar(
+                f"{type_name(event.header.type)} stands in the one that began at {self._group.start}",
+                self._where(event),
+            )
+        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1)
+
+    # Groups
+
+    def _begin(self, event: Event, gtid: str, commit_ts_us: int) -> _Group:
+        if self._group is not None:
+            raise faults.grammar(
+                f"a transaction begins while the one that began at {self._group.start} is open", self._where(event)
+            )
+        # Before MySQL 8 the log knows whole seconds only, as MariaDB does.
+        moment = commit_ts_us or event.header.timestamp * 1_000_000
+        self._group = _Group(event.start, self._seq(event), gtid, moment)
+        return self._group
+
+    def _begin_mariadb(self, event: Event) -> None:
+        gtid = parse_mariadb_gtid(event)
+        group = self._begin(event, gtid.text, 0)
+        group.open = not gtid.standalone and not gtid.xa_completed
+        group.xa = gtid.xa_prepared
+        group.redundant = gtid.start_alter or gtid.rollback_alter
+
+    def _finish(self, kind: EntryKind, rows: list[HeldRows] | None = None) -> None:
+        """Ends the group with an entry; a transaction without captured rows is only passed, or is DDL."""
+        group = self._group
+        assert group is not None
+        self._group = None
+        held = group.rows if rows is None else rows
+        if kind == EntryKind.TRANSACTION and not held and not group.pieces:
+            kind = EntryKind.DDL if group.defines else EntryKind.PASSED
+        self._add(group, kind, held)
+        if kind == EntryKind.DDL:
+            self._close()
+
+    def _piece(self, group: _Group) -> None:
+        """Lets go what the group holds so far, as a PART."""
+        self._add(group, EntryKind.PART, group.rows)
+        group.rows, group.size_bytes, group.events = [], 0, 0
+        group.pieces += 1
+        self._close()
+
+    def _add(self, group: _Group, kind: EntryKind, rows: list[HeldRows]) -> None:
+        self.gather.add(
+            kind, self._end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
+            rows=rows,
+        )  # fmt: skip
+
+    def _rows(self, event: Event) -> None:
+        group = self._require_group(event)
+        ordinal = group.ordinal
+        group.ordinal += 1
+        try:
+            use = group.maps[event.body[:6]]
+        except KeyError:
+            rows = parse_rows(event)
+            if rows.table_id == DUMMY_TABLE_ID and not rows.images:
+                return
+            raise faults.inside_transaction(event, self._where(event)) from None
+        if use is None:
+            self.gather.pass_over(NOT_INCLUDED)
+            return
+        held = HeldRows(use, parse_rows(event), ordinal)
+        group.rows.append(held)
+        group.size_bytes += held.size_bytes
+        # The bytes of a payload belong to one entry. What may be rolled back must be kept.
+        divisible = not self._in_payload and not group.xa and not group.marks
+        if divisible and group.size_bytes >= self._block_bytes:
+            self._piece(group)
+
+    def _payload(self, event: Event) -> None:
+        self._require_group(event)
+        self._in_payload = True
+        for inner in payload_events(event):
+            self._dispatch(inner)
+        self._in_payload = False
+
+    # Statements
+
+    def _query(self, event: Event) -> None:
+        if event.body.endswith(b"\0BEGIN"):
+            self._require_group(event).open = True
+            return
+        code = event.header.type
+        if code == EventType.MARIADB_QUERY_COMPRESSED:
+            event = plain(event)
+        elif code == EventType.EXECUTE_LOAD_QUERY:
+            # A QUERY whose post-header of 13 bytes is followed by 13 more: file id, where its name lies, duplicates.
+            event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
+        query = parse_query(event)
+        statement = classify(
+            query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode
+        )
+        self._statement(event, statement, first_words(query.sql, query.client_collation))
+
+    def _statement(self, event: Event, statement: Statement, words: str) -> None:
+        group = self._require_group(event)
+        action = statement.action
+        if action in (Action.BEGIN, Action.XA_START):
+            group.open = True
+            group.xa = action == Action.XA_START
+        elif action == Action.COMMIT:
+            self._finish(EntryKind.TRANSACTION)
+        elif action == Action.ROLLBACK:
+            self._require_undoable(group, "it was rolled back")
+            self._finish(EntryKind.PASSED, rows=[])
+        elif action == Action.SAVEPOINT:
+            group.marks.pop(statement.name, None)
+            group.marks[statement.name] = len(group.rows)
+        elif action == Action.ROLLBACK_TO:
+            self._cut_back(event, group, statement.name)
+        elif action == Action.XA_END:
+            pass
+        elif action == Action.XA_COMMIT:
+            self._xa_commit(event, statement.name)
+        elif action == Action.XA_ROLLBACK:
+            self.held.pop(statement.name, None)
+            self._finish(EntryKind.PASSED, rows=[])
+        elif action == Action.DATA:
+            self._data(event, statement, words)
+            self._single(group)
+        elif action == Action.DEFINITION:
+            if not group.redundant:
+                self._definition(event, group, statement, words)
+            self._single(group)
+        elif action == Action.HARMLESS:
+            self._single(group)
+        else:
+            raise faults.unknown_statement(words, self._where(event))
+
+    def _single(self, group: _Group) -> None:
+        """A statement outside BEGIN is a group of its own."""
+        if not group.open:
+            self._finish(EntryKind.DDL if group.defines else EntryKind.PASSED)
+
+    def _cut_back(self, event: Event, group: _Group, savepoint: str) -> None:
+        mark = group.marks.get(savepoint)
+        if mark is None:
+            raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._where(event))
+        group.size_bytes -= sum(held.size_bytes for held in group.rows[mark:])
+        del group.rows[mark:]
+        names = list(group.marks)
+        for later in names[names.index(savepoint) + 1 :]:
+            del group.marks[later]
+
+    def _definition(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
+        """DDL: forget what we know of its tables; judge what it did to rows."""
+        tables, where = statement.tables, self._where(event)
+        if statement.database:
+            tables = self._tables.seen(statement.database)
+        self._tables.forget(tables)
+        captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
+        if captured == []:
+            return
+        group.defines = True
+        names = "unknown tables" if captured is None else ", ".join(captured)
+        why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
+        if not why:
+            log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
+            if statement.verb in ("DROP TABLE", "DROP DATABASE"):
+                self.gather.note(f"{names} dropped on the source at {where}; the rows stay in the targets")
+        elif self._on_unlogged_change == "stop":
+            raise faults.unlogged_change(statement.verb, names, why, words, where)
+        else:
+            log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
+            self.gather.note(f"needs re-sync of table {names}: {why}, at {where}: {words}")
+
+    def _data(self, event: Event, statement: Statement, words: str) -> None:
+        """DML as a statement: what it did to rows is not in the log."""
+        tables = statement.tables
+        if tables is None or any(self._tables.captures(*table) or self._triggers(*table) for table in tables):
+            raise faults.statement_dml(words, self._where(event))
+        self.gather.pass_over(STATEMENT_PASSED)
+
+    # XA
+
+    def _prepare(self, event: Event) -> None:
+        group = self._require_group(event)
+        prepared = parse_xa_prepare(event)
+        if prepared.one_phase:
+            self._finish(EntryKind.TRANSACTION)
+            return
+        self.held[prepared.xid.text] = group.rows
+        self._finish(EntryKind.PASSED, rows=[])
+
+    def _xa_commit(self, event: Event, xid: str) -> None:
+        rows = self.held.pop(xid, None)
+        if rows is None:
+            rows = self._find_prepared(xid)
+        if rows is None:
+            raise faults.xa_unknown(xid, self._where(event))
+        self._finish(EntryKind.TRANSACTION, rows=rows)
+
+    # What must hold
+
+    def _seq(self, event: Event) -> int:
+        return Position(self.gather.begin.timeline, event.file, event.start).seq
+
+    def _where(self, event: Event) -> str:
+        return f"{self._source}, {event.file}:{event.start}"
+
+    def _require_group(self, event: Event) -> _Group:
+        if self._group is None:
+            raise faults.inside_transaction(event, self._where(event))
+        return self._group
+
+    def _require_undoable(self, group: _Group, why: str) -> None:
+        if group.pieces:
+            raise faults.undone_after_parts(why, f"{self._source}, {self._file}:{group.start}")
