@@ -54,10 +54,12 @@ servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests an
 mysql: setup ## set up a MySQL 9 beside the system (Debian, root; else put a mysqld on PATH)
 	@$(PY) -m examples.sandbox.setup_mysql
 
-demo: servers ## a shop's changes from MariaDB to Parquet and to shards, shown on the terminal
+demo: setup ## a shop's changes from MariaDB to Parquet and to shards, shown on the terminal
+	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.shop.demo
 
-ui: servers ## Airflow with Lockstep's pipelines and pages on this machine
+ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
+	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.shop.ui
 
 # pytest's closing line is the last output: nothing may be printed after it.

@@ -1,8 +1,13 @@
-"""python -m examples.sandbox fetch: downloads every server that needs no root, so that nothing later waits for it."""
+"""Downloads the servers that need no root, so that nothing later waits for them.
+
+python -m examples.sandbox fetch [mariadb] [postgres] [s3]      all of them when none is named
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 from examples.sandbox.artifacts import S3PROXY, fetch
 from examples.sandbox.cache import SandboxError
@@ -10,14 +15,20 @@ from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.postgres import Postgres
 
 
+FETCH: dict[str, Callable[[], Path]] = {
+    "mariadb": MariaDb.fetch,
+    "postgres": Postgres.fetch,
+    "s3": lambda: fetch(S3PROXY),
+}
+
+
 def main(arguments: list[str]) -> int:
-    if arguments != ["fetch"]:
+    if arguments[:1] != ["fetch"] or not set(arguments[1:]) <= FETCH.keys():
         print(__doc__, file=sys.stderr)
         return 2
     try:
-        MariaDb.fetch()
-        Postgres.fetch()
-        fetch(S3PROXY)
+        for name in arguments[1:] or FETCH:
+            FETCH[name]()
     except SandboxError as error:
         print(error, file=sys.stderr)
         return 1
