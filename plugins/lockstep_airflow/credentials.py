@@ -1,0 +1,104 @@
+"""Airflow connections as the environment variables that cdc_core.connections reads, for one task and its children.
+
+`airflow:ID` in a pipeline file means the Airflow connection ID, of type mysql (or mariadb). Nothing is written to
+this process's own environment: the variables go to the calls and the children that need them. Every password is
+given to Airflow's masker first, so that it cannot stand in a log, also not percent-encoded as in the URL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote, urlencode, urlsplit
+
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.log import mask_secret
+
+from cdc_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+    from cdc_core.config import Pipeline
+
+TYPES = ("mysql", "mariadb")
+_PROVIDER_SSL = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
+"""Extras under `ssl`, as Airflow's MySQL connections have them."""
+
+
+def environment(pipeline: Pipeline) -> dict[str, str]:
+    """This process's environment with the connections of all sources and targets of a pipeline.
+
+    Raises UsageError (airflow.connection) for a connection that Airflow does not have, or of another kind.
+    """
+    environ = dict(os.environ)
+    for reference in references(pipeline):
+        environ.update(_variable(reference))
+    return environ
+
+
+def references(pipeline: Pipeline) -> Iterable[str]:
+    """Every server that a pipeline names, once."""
+    named = [source.connection for source in pipeline.sources]
+    named += [connection for target in pipeline.targets for connection in target.connections]
+    return dict.fromkeys(named)
+
+
+def _variable(reference: str) -> Mapping[str, str]:
+    from cdc_core.connections import variable_of
+
+    kind, _, name = reference.partition(":")
+    variable = variable_of(reference)
+    if kind == "env":
+        _mask(os.environ.get(variable, ""))
+        return {}
+    url = url_of(_connection(name, reference), reference)
+    _mask(url)
+    return {variable: url}
+
+
+def _connection(name: str, where: str) -> Connection:
+    try:
+        return BaseHook.get_connection(name)
+    except AirflowNotFoundException:
+        raise UsageError(
+            f"Airflow has no connection {name!r}.",
+            where=where,
+            code="airflow.connection",
+            remedy=f"add it: airflow connections add {name} --conn-type mysql --conn-host HOST --conn-port 3306 "
+            "--conn-login USER --conn-password PASSWORD",
+        ) from None
+
+
+def url_of(connection: Connection, where: str) -> str:
+    """`mysql://user:password@host:port?ssl_ca=...` of an Airflow connection. Raises UsageError (airflow.connection)."""
+    if connection.conn_type not in TYPES or not connection.host or not connection.login:
+        raise UsageError(
+            f"The Airflow connection {connection.conn_id!r} has type {connection.conn_type!r}, "
+            f"{'a' if connection.host else 'no'} host and {'a' if connection.login else 'no'} login.",
+            where=where,
+            code="airflow.connection",
+            remedy="give it type mysql, host, port, login and password",
+        )
+    extra: dict[str, Any] = connection.extra_dejson
+    ssl = {key: str(value) for key, value in extra.items() if key.startswith("ssl_") and key != "ssl_mode"}
+    nested = extra.get("ssl")
+    if isinstance(nested, dict):
+        ssl |= {_PROVIDER_SSL[key]: str(value) for key, value in nested.items() if key in _PROVIDER_SSL}
+    host = f"[{connection.host}]" if ":" in connection.host else connection.host
+    login = f"{quote(connection.login, safe='')}:{quote(connection.password or '', safe='')}"
+    options = f"/?{urlencode(ssl)}" if ssl else ""
+    return f"mysql://{login}@{host}:{connection.port or 3306}{options}"
+
+
+def _mask(url: str) -> None:
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        password = None
+    if password:
+        mask_secret(password)
+        mask_secret(unquote(password))
+        mask_secret(url)

@@ -1,0 +1,305 @@
+"""plan, the Spark tasks and commit. Each finds all it needs in the pipeline file, the run's plan and meta; XCom
+carries the run's id and counts.
+
+What each does when it runs again is the business of cdc_core.apply: the same answer, and nothing twice.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Asset, BaseHook, BaseOperator, SkipMixin
+from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException, AirflowSkipException
+
+from cdc_core import config
+from cdc_core.errors import LockstepError, Refused, UsageError
+from lockstep_airflow.child import die_with_parent
+from lockstep_airflow.credentials import environment
+from lockstep_airflow.failures import as_airflow_failures, of_spark
+from lockstep_airflow.run_context import is_dry_run, run_name, targets_of, window_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from cdc_core.apply.commit import CommitSummary
+    from cdc_core.apply.jobs import SparkJob
+    from cdc_core.config import Pipeline
+    from cdc_core.meta import Meta
+    from cdc_core.model.batch import Manifest
+    from cdc_core.model.run import RunPlan
+    from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+MERGE, WRITE = "merge", "write"
+
+
+class _PipelineOperator(BaseOperator):
+    """Of one pipeline file."""
+
+    ui_color = "#e8eefb"
+
+    def __init__(self, *, file: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+
+    @contextmanager
+    def rooms(self) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
+        """The pipeline, its meta database and its stage."""
+        from cdc_core.meta import Meta
+        from cdc_core.stage.objects import open_store
+
+        pipeline = config.load(Path(self.file))
+        stage = pipeline.stage
+        store = open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
+        with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+            yield pipeline, meta, store
+
+
+class PlanOperator(_PipelineOperator, SkipMixin):
+    """Registers the run. XCom: {run_id, window, batches, rows, targets: {name: batches}}.
+
+    target_tasks: the first task of each target; it is skipped, and what follows it, when the target has nothing.
+    """
+
+    def __init__(self, *, target_tasks: Mapping[str, str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.target_tasks = dict(target_tasks)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        with as_airflow_failures("plan"), self.rooms() as (pipeline, meta, store):
+            dry = is_dry_run(context)
+            planned = self._look(context, pipeline, meta) if dry else self._plan(context, pipeline, meta, store)
+        for target, batches in planned["targets"].items():
+            log.info("%s: %d batches to apply%s", target, batches, "" if batches else ": all are consumed already")
+        idle = [target for target in self.target_tasks if not planned["targets"].get(target)]
+        if dry or len(idle) == len(self.target_tasks):
+            log.info("The rest of this run is skipped: %s.", "a dry run" if dry else "there is nothing to apply")
+            self._skip(context, planned, list(self.downstream_task_ids))
+        elif idle:
+            log.info("Skipped: %s.", ", ".join(idle))
+            self._skip(context, planned, [self.target_tasks[target] for target in idle])
+        return planned
+
+    def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
+        from cdc_core.apply.plan import plan
+
+        window = window_of(context)
+        made = plan(
+            meta,
+            store,
+            pipeline,
+            window=None if window.open else (window.start_us, window.end_us),
+            run_id=run_name(context, pipeline),
+            targets=targets_of(context, pipeline),
+            airflow_run_id=context["dag_run"].run_id,
+        )
+        return {
+            "run_id": made.run_id,
+            "window": str(window),
+            "batches": len({batch for one in made.targets for batch in one.batches}),
+            "rows": sum(table.rows for one in made.merge_sets for table in one.tables),
+            "targets": {one.target: len(one.batches) for one in made.targets},
+        }
+
+    def _look(self, context: Context, pipeline: Pipeline, meta: Meta) -> dict[str, Any]:
+        """What a plan would choose, without registering it."""
+        window, targets = window_of(context), targets_of(context, pipeline)
+        run_id = run_name(context, pipeline)
+        bounds = None if window.open else (window.start_us, window.end_us)
+        view = meta.plan_view(run_id, [source.name for source in pipeline.sources], targets, bounds)
+        return {
+            "run_id": run_id,
+            "window": str(window),
+            "dry_run": True,
+            "batches": len(view.files),
+            "rows": sum(file.rows for files in view.files.values() for file in files),
+            "targets": {target: len(view.pending[target]) for target in targets},
+        }
+
+    def _skip(self, context: Context, planned: Mapping[str, Any], task_ids: list[str]) -> None:
+        # `skip` ends the task by an exception, so its answer has to be pushed before.
+        context["ti"].xcom_push(key="return_value", value=dict(planned))
+        self.skip(context["ti"], [self.dag.get_task(task_id) for task_id in task_ids])
+
+
+class _RunOperator(_PipelineOperator):
+    """Works on the plan that the plan task registered.
+
+    target:    "" for merge, which all targets share.
+    plan_task: the task whose XCom says what each target has in this run.
+    """
+
+    def __init__(self, *, target: str, plan_task: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.target = target
+        self.plan_task = plan_task
+
+    @contextmanager
+    def planned(self, context: Context, doing: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore, RunPlan]]:
+        """Rooms and plan; a failure is kept in meta beside the run and becomes one of Airflow's."""
+        from cdc_core.apply.plan import load
+
+        self._skip_without_batches(context)
+        with as_airflow_failures(doing), self.rooms() as (pipeline, meta, store):
+            run_id = run_name(context, pipeline)
+            try:
+                yield pipeline, meta, store, load(store, run_id)
+            except LockstepError as error:
+                self._record(meta, run_id, error)
+                raise
+
+    def _record(self, meta: Meta, run_id: str, error: LockstepError) -> None:
+        try:
+            meta.record_failure(run_id, str(error), target=self.target or None)
+        except LockstepError as unrecorded:
+            log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
+
+    def _skip_without_batches(self, context: Context) -> None:
+        """A task that is cleared by hand, of a target that had nothing in this run, ends as skipped."""
+        planned = context["ti"].xcom_pull(task_ids=self.plan_task) or {}
+        targets = planned.get("targets", {})
+        if planned.get("dry_run") or not (targets.get(self.target) if self.target else any(targets.values())):
+            raise AirflowSkipException(f"This run has no batches for {self.target or 'any target'}.")
+
+
+class SparkJobOperator(_RunOperator):
+    """Runs a Spark application by spark-submit, through the Spark connection. No XCom: its counts are files.
+
+    job:        merge (one application for each merge set), filter, write or quality.
+    connection: Airflow connection id of the Spark cluster; its deploy-mode must be client.
+    """
+
+    ui_color = "#fbe9d7"
+
+    def __init__(self, *, job: str, connection: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+        self.connection = connection
+        self._hook: Any = None
+
+    def execute(self, context: Context) -> None:
+        with self.planned(context, f"{self.job} {self.target}".strip()) as (pipeline, meta, _, plan):
+            local = self._is_local()
+            environ = environment(pipeline)
+            for job in self._jobs(pipeline, plan, local=local):
+                self._submit(job, environ)
+            if self.job == WRITE:
+                from cdc_core.apply.commit import mark_applied
+
+                mark_applied(meta, plan, self.target)
+
+    def _jobs(self, pipeline: Pipeline, plan: RunPlan, *, local: bool) -> list[SparkJob]:
+        """None where the planned batches hold no row of a table that is taken."""
+        from cdc_core.apply.jobs import spark_job
+
+        file = Path(self.file)
+        if self.job == MERGE:
+            sets = [one for one in plan.merge_sets if one.tables]
+            return [spark_job(MERGE, plan.path, file, pipeline, merge_set=one.name, local=local) for one in sets]
+        if not plan.merge_set(plan.target(self.target).merge_set).tables:
+            log.info("The batches of this run have no rows for %s: nothing to %s.", self.target, self.job)
+            return []
+        return [spark_job(self.job, plan.path, file, pipeline, target=self.target, local=local)]
+
+    def _submit(self, job: SparkJob, environ: Mapping[str, str]) -> None:
+        """spark-submit of a job, with the environment for it and its children alone; its output goes to the log."""
+        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+        self._hook = SparkSubmitHook(
+            conn_id=self.connection,
+            name=job.name,
+            conf=dict(job.conf),
+            packages=",".join(job.packages) or None,
+            exclude_packages=",".join(job.excluded) or None,
+            application_args=list(job.arguments),
+        )
+        try:
+            self._hook.submit(job.application, env=dict(environ), preexec_fn=die_with_parent)
+        except AirflowException as failure:
+            raise of_spark(failure, self.job, str(failure).splitlines()) from None
+        finally:
+            self._hook = None
+
+    def _is_local(self) -> bool:
+        """Whether the master is in this machine. The hook would quietly take YARN for a connection not there."""
+        try:
+            connection = BaseHook.get_connection(self.connection)
+        except AirflowNotFoundException:
+            raise UsageError(
+                f"Airflow has no connection {self.connection!r}.",
+                where="spark.connection",
+                code="airflow.spark_connection",
+                remedy=f"add it: airflow connections add {self.connection} --conn-type spark --conn-host 'local[*]', "
+                "or the URL of your cluster's master",
+            ) from None
+        if connection.extra_dejson.get("deploy-mode") == "cluster":
+            raise Refused(
+                f"The Spark connection {self.connection!r} has deploy-mode cluster.",
+                where="spark.connection",
+                code="airflow.deploy_mode",
+                remedy="set deploy-mode to client: the driver then runs beside the task, with its environment",
+            )
+        return (connection.host or "").startswith("local")
+
+    def on_kill(self) -> None:
+        if self._hook is not None:
+            self._hook.on_kill()
+
+
+class CommitOperator(_RunOperator):
+    """Closes the run for one target. XCom: the ids and counts of its ledger.
+
+    Emits an asset event for each table through the asset alias that is its outlet: again when it runs again, for a
+    process that died after the commit must not lose them.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.apply.commit import commit
+
+        with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
+            summary = commit(meta, store, pipeline, plan, self.target)
+            positions = _positions(store, plan, self.target)
+        for table in summary.tables:
+            log.info("%s", table)
+        log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
+        self._publish(context, summary, positions)
+        return summary.to_json()
+
+    def _publish(self, context: Context, summary: CommitSummary, positions: Mapping[str, list[str]]) -> None:
+        events = context["outlet_events"][self.outlets[0]]
+        pipeline = config.load(Path(self.file)).pipeline
+        window = {"window_start_us": summary.window_start_us, "window_end_us": summary.window_end_us}
+        common: dict[str, Any] = {"run_id": summary.run_id, **window, "positions": dict(positions)}
+        for table in summary.to_json()["tables"]:
+            events.add(Asset(asset_name(pipeline, self.target, table["table"])), extra={**common, **table})
+
+
+def asset_name(pipeline: str, target: str, table: str) -> str:
+    """Name and URI of the asset that is a logical table in a target."""
+    return f"lockstep/{pipeline}/{target}/{table}"
+
+
+def _positions(store: ObjectStore, plan: RunPlan, target: str) -> dict[str, list[str]]:
+    """By source: where the run's first batch begins and its last one ends."""
+    ends: dict[str, tuple[str, str]] = {}
+    for batch_id in plan.target(target).batches:
+        source = batch_id.partition("/")[0]
+        ends[source] = (ends.get(source, (batch_id, ""))[0], batch_id)
+    return {
+        source: [str(_manifest(store, first).begin.position), str(_manifest(store, last).end.position)]
+        for source, (first, last) in ends.items()
+    }
+
+
+def _manifest(store: ObjectStore, batch_id: str) -> Manifest:
+    from cdc_core.stage.layout import manifests_prefix
+    from cdc_core.stage.manifest import parse
+
+    source, _, begin = batch_id.partition("/")
+    path = f"{manifests_prefix(source)}{begin}.json"
+    return parse(store.get(path), path, store.uri)

@@ -1,0 +1,137 @@
+"""Task specs become Airflow operators: the one place that knows both.
+
+It imports Airflow's SDK and nothing that works: no Spark, no numba, no pandas, no database drivers. Those are
+imported by a task when it runs.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
+
+from lockstep_airflow.operators import CommitOperator, PlanOperator, SparkJobOperator
+from lockstep_airflow.sensor import ExtractSensor
+from lockstep_airflow.specs import PLAN, DagSpec, Kind, TaskSpec
+from lockstep_airflow.window import DRY_RUN, TARGETS, WINDOW_END, WINDOW_START
+
+MAX_RETRY_DELAY = timedelta(minutes=10)
+# Without catchup it only has to lie in the past; a constant, so that a DAG is the same each time it is parsed.
+START_DATE = datetime.fromisoformat("2020-01-01T00:00:00+00:00")
+
+
+def render(spec: DagSpec) -> DAG:
+    """The DAG of a spec."""
+    dag = DAG(
+        dag_id=spec.dag_id,
+        description=spec.description,
+        doc_md=_about(spec),
+        schedule=CronDataIntervalTimetable(spec.schedule, timezone="UTC"),
+        start_date=START_DATE,
+        catchup=False,
+        # Two runs of a pipeline at once would be right, but the later would wait for the earlier one's lease.
+        max_active_runs=1,
+        tags=list(spec.tags),
+        params=_params(spec),
+        default_args=_default_args(spec),
+        render_template_as_native_obj=False,
+    )
+    groups = {name: TaskGroup(name, dag=dag) for name in dict.fromkeys(task.group for task in spec.tasks) if name}
+    rendered: dict[str, Any] = {}
+    for task in spec.tasks:
+        rendered[task.task_id] = _operator(spec, task, {"dag": dag, "task_group": groups.get(task.group)})
+        for before in task.upstream:
+            rendered[before] >> rendered[task.task_id]
+    return dag
+
+
+def asset_alias(pipeline: str, target: str) -> str:
+    """Name of the asset alias under which a target's commits publish their tables; DAGs can be scheduled on it."""
+    return f"lockstep_{pipeline}_{target}"
+
+
+def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
+    common: dict[str, Any] = {key: value for key, value in place.items() if value is not None}
+    common |= {"task_id": task.name, "doc_md": task.doc}
+    match task.kind:
+        case Kind.EXTRACT:
+            return ExtractSensor.partial(
+                file=spec.file,
+                mode=spec.airflow.sensor,
+                poke_interval=spec.airflow.poke_interval_s,
+                timeout=spec.airflow.timeout_s,
+                map_index_template="{{ task.source }}",
+                **common,
+            ).expand(source=list(task.sources))
+        case Kind.PLAN:
+            heads = {other.target: other.task_id for other in reversed(spec.tasks) if other.target}
+            return PlanOperator(file=spec.file, target_tasks=heads, **common)
+        case Kind.SPARK:
+            return SparkJobOperator(
+                file=spec.file,
+                job=task.job,
+                target=task.target,
+                plan_task=PLAN,
+                connection=spec.spark_connection,
+                **common,
+            )
+        case Kind.COMMIT:
+            alias = asset_alias(spec.pipeline, task.target)
+            return CommitOperator(
+                file=spec.file, target=task.target, plan_task=PLAN, outlets=[AssetAlias(alias)], **common
+            )
+
+
+def _default_args(spec: DagSpec) -> dict[str, Any]:
+    args: dict[str, Any] = {
+        "owner": "lockstep",
+        "retries": spec.airflow.retries,
+        "retry_delay": timedelta(seconds=spec.airflow.retry_delay_s),
+        "retry_exponential_backoff": True,
+        "max_retry_delay": MAX_RETRY_DELAY,
+    }
+    return args | ({"pool": spec.airflow.pool} if spec.airflow.pool else {})
+
+
+def _params(spec: DagSpec) -> dict[str, Param]:
+    params = {
+        WINDOW_START: Param(
+            None,
+            type=["null", "string"],
+            format="date-time",
+            title="Window start",
+            description="Empty: the run's data interval; without one, the beginning.",
+        ),
+        WINDOW_END: Param(
+            None,
+            type=["null", "string"],
+            format="date-time",
+            title="Window end",
+            description="Empty: the end of the run's data interval; without one, the moment of triggering.",
+        ),
+        DRY_RUN: Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Only say which staged batches a run would apply: reads no source, changes nothing.",
+        ),
+    }
+    if spec.targets:
+        params[TARGETS] = Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string", "enum": list(spec.targets)},
+            examples=list(spec.targets),
+            title="Targets",
+            description="Empty: all targets of the pipeline.",
+        )
+    return params
+
+
+def _about(spec: DagSpec) -> str:
+    return (
+        f"Pipeline `{spec.pipeline}`: {spec.description}. Intervals: `{spec.schedule}` (UTC).\n\n"
+        "Clearing or repeating any task, or a whole run, changes nothing that is applied already: "
+        "every batch is consumed once by each target, and no older change overwrites a newer row."
+    )

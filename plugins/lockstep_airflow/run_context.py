@@ -1,0 +1,59 @@
+"""What a task learns of its DAG run: its window, its targets, and the names under which it is known elsewhere."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from lockstep_airflow.window import DRY_RUN, RunWindow, chosen_targets, run_window
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from cdc_core.config import Pipeline
+
+MAX_RUN_NAME = 200
+
+
+def window_of(context: Context) -> RunWindow:
+    """The window of the DAG run. Raises UsageError (airflow.window)."""
+    run = context["dag_run"]
+    asked_at = run.run_after or run.start_date or datetime.now(UTC)
+    return run_window(_params(context), context.get("data_interval_start"), context.get("data_interval_end"), asked_at)
+
+
+def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
+    """The targets that the DAG run is for. Raises UsageError (airflow.targets)."""
+    return chosen_targets(_params(context), tuple(target.name for target in pipeline.targets))
+
+
+def is_dry_run(context: Context) -> bool:
+    return bool(_params(context).get(DRY_RUN))
+
+
+def run_name(context: Context, pipeline: Pipeline) -> str:
+    """The run's id in meta, stage and ledger: the same in every try and clear of a DAG run, and fit for a path."""
+    name = f"{pipeline.pipeline}-{context['dag_run'].run_id}"
+    fit = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
+    return fit if len(fit) <= MAX_RUN_NAME else f"{fit[: MAX_RUN_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
+
+
+def holder_name(context: Context) -> str:
+    """Who holds a source's lease: this try of this task instance, in this process.
+
+    A process that was killed could not give its lease back: its next try waits until the lease expires
+    (limits.lease_s after its last renewal), poking meanwhile. A name shared by all tries could take over at once,
+    but also while the process before it, which Airflow only believes dead, still reads as the same replica.
+    """
+    ti = context["ti"]
+    index = f"[{ti.map_index}]" if ti.map_index is not None and ti.map_index >= 0 else ""
+    process = f"{socket.gethostname()}:{os.getpid()}"
+    return f"{ti.dag_id}/{ti.run_id}/{ti.task_id}{index} try {ti.try_number} on {process}"[:250]
+
+
+def _params(context: Context) -> dict[str, Any]:
+    return dict(context.get("params") or {})

@@ -1,0 +1,152 @@
+"""The extract task: each poke drains a source's log towards the end of the run's window.
+
+mode poke        the extractor (stream, ring, lease) stays open in this process between pokes.
+mode reschedule  it is opened and closed in each poke; the worker slot is free in between.
+
+A window that is staged already, as meta says, is done without a connection to the source. While another task or
+`lockstep extract` holds the source, a poke returns False and the next one asks again. Killed at any moment, the
+next try goes on where the last durable batch ends: what was not durable is read again.
+"""
+
+from __future__ import annotations
+
+import logging
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseSensorOperator, PokeReturnValue
+
+from cdc_core import config
+from cdc_core.errors import RetryLater
+from lockstep_airflow.credentials import environment
+from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.run_context import holder_name, is_dry_run, window_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from cdc_core.config import Pipeline
+    from cdc_core.extract import DrainResult, Extractor
+
+log = logging.getLogger(__name__)
+
+DRAIN_S = 120.0
+"""Longest time in one poke. Between pokes the sensor's own timeout is looked at; reading goes on meanwhile."""
+
+
+class ExtractSensor(BaseSensorOperator):
+    """Drains one source of a pipeline file.
+
+    XCom: {source, rows, batches, files, events, position, watermark_us}; counts are those of the last process.
+    """
+
+    ui_color = "#d7ece2"
+
+    def __init__(self, *, file: str, source: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+        self.source = source
+        self._open: ExitStack | None = None
+        self._extractor: Extractor | None = None
+
+    def execute(self, context: Context) -> Any:
+        try:
+            return super().execute(context)
+        finally:
+            self._close()
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        with as_airflow_failures(f"extract {self.source}"):
+            try:
+                return self._poke(context)
+            finally:
+                if self.reschedule:
+                    self._close()
+
+    def _poke(self, context: Context) -> PokeReturnValue:
+        pipeline = config.load(Path(self.file))
+        window = window_of(context)
+        if is_dry_run(context):
+            log.info("%s: a dry run reads nothing from the source", self.source)
+            return PokeReturnValue(True, {"source": self.source, "dry_run": True})
+        if self._extractor is None:
+            staged = self._staged_already(pipeline, window.end_us)
+            if staged is not None:
+                log.info("%s: everything up to the end of %s is staged; the source is not asked", self.source, window)
+                return PokeReturnValue(True, staged)
+            try:
+                self._extractor = self._start(pipeline, context)
+            except RetryLater as error:
+                if error.code != "meta.lease_held":
+                    raise
+                log.info("%s: waiting: %s", self.source, error)
+                return PokeReturnValue(False)
+        result = self._extractor.drain(until_us=window.end_us, budget_s=DRAIN_S)
+        log.info(
+            "%s: %s %s; staged %s rows in %s batches of this try, at %s",
+            self.source,
+            "complete up to the end of" if result.done else "not yet at the end of",
+            window,
+            result.staged.rows,
+            result.staged.batches,
+            result.position,
+        )
+        return PokeReturnValue(result.done, _counts(self.source, result) if result.done else None)
+
+    def _staged_already(self, pipeline: Pipeline, until_us: int) -> dict[str, Any] | None:
+        from cdc_core.extract import already_staged
+        from cdc_core.meta import Meta
+
+        with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+            if not already_staged(meta, self.source, until_us):
+                return None
+            checkpoint = meta.checkpoint(self.source)
+        return {
+            "source": self.source,
+            "already_staged": True,
+            "rows": 0,
+            "batches": 0,
+            "position": str(checkpoint.position) if checkpoint else "",
+            "watermark_us": checkpoint.watermark_us if checkpoint else 0,
+        }
+
+    def _start(self, pipeline: Pipeline, context: Context) -> Extractor:
+        from cdc_core.extract import Extractor
+        from cdc_core.meta import Meta
+
+        holder = holder_name(context)
+        log.info("%s: opening as %s", self.source, holder)
+        with ExitStack() as opening:
+            meta = opening.enter_context(Meta.open(pipeline.meta.url, upgrade=True))
+            extractor = opening.enter_context(
+                Extractor(pipeline, self.source, meta=meta, environ=environment(pipeline), holder=holder)
+            )
+            self._open = opening.pop_all()
+        return extractor
+
+    def _close(self) -> None:
+        opened, self._open, self._extractor = self._open, None, None
+        if opened is not None:
+            opened.close()
+
+    def on_kill(self) -> None:
+        """Airflow calls this from its signal handler and then lets the task go on: leave, releasing the lease.
+
+        SystemExit unwinds to `execute`, which closes; what was not durable is read again by the next try.
+        """
+        if self._extractor is not None:
+            raise SystemExit(143)
+
+
+def _counts(source: str, result: DrainResult) -> dict[str, Any]:
+    staged = result.staged
+    return {
+        "source": source,
+        "rows": staged.rows,
+        "batches": staged.batches,
+        "files": staged.files,
+        "events": staged.events,
+        "position": str(result.position),
+        "watermark_us": result.watermark_us,
+    }

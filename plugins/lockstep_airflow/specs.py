@@ -1,0 +1,154 @@
+"""The tasks of a pipeline as plain values: what there is, after what, for which target. No Airflow here.
+
+Everything follows from the pipeline file alone, so that a DAG looks the same whenever it is parsed (Airflow stores
+a new version of a DAG for each difference). render.py turns the values into operators.
+
+    extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cdc_core.config import Airflow, Pipeline
+
+PLAN = "plan"
+MERGE = "merge"
+EXTRACT = "extract"
+
+
+class Kind(StrEnum):
+    """What a task does; render.py knows an operator for each."""
+
+    EXTRACT = "extract"
+    """Drains the log of a source to the end of the window; a sensor, mapped over the sources."""
+    PLAN = "plan"
+    """Chooses the staged batches that the run applies."""
+    SPARK = "spark"
+    """Runs one Spark application, `job`."""
+    COMMIT = "commit"
+    """Closes the ledger and moves the consume records of one target."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSpec:
+    """One task.
+
+    name:     within its group.
+    job:      of a Spark task: merge, filter, write or quality.
+    target:   the target it belongs to; "" for those that all targets share.
+    sources:  what a mapped task is mapped over.
+    upstream: task ids it waits for.
+    doc:      what the task does, shown in Airflow's UI.
+    """
+
+    kind: Kind
+    name: str
+    upstream: tuple[str, ...]
+    doc: str
+    job: str = ""
+    target: str = ""
+    sources: tuple[str, ...] = ()
+
+    @property
+    def group(self) -> str:
+        return group_of(self.target) if self.target else ""
+
+    @property
+    def task_id(self) -> str:
+        return f"{self.group}.{self.name}" if self.group else self.name
+
+
+@dataclass(frozen=True, slots=True)
+class DagSpec:
+    """One DAG. `schedule` is a cron expression whose intervals are the windows; `file` is the pipeline file."""
+
+    dag_id: str
+    pipeline: str
+    file: str
+    description: str
+    schedule: str
+    targets: tuple[str, ...]
+    tags: tuple[str, ...]
+    airflow: Airflow
+    spark_connection: str
+    tasks: tuple[TaskSpec, ...]
+
+    def task(self, task_id: str) -> TaskSpec:
+        return next(task for task in self.tasks if task.task_id == task_id)
+
+
+def dag_id_of(pipeline: str) -> str:
+    return f"cdc_{pipeline}"
+
+
+def group_of(target: str) -> str:
+    """Task group of a target. The prefix keeps a target named `plan` or `merge` apart from the tasks."""
+    return f"to_{target}"
+
+
+def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
+    """The DAG `cdc_<pipeline>` of a pipeline file. Without targets it stages, and no more."""
+    sources = tuple(source.name for source in pipeline.sources)
+    targets = tuple(target.name for target in pipeline.targets)
+    tasks = [
+        TaskSpec(
+            Kind.EXTRACT,
+            EXTRACT,
+            (),
+            "Reads the source's binlog up to the end of the window and stages it. A window that is staged already "
+            "is not read again.",
+            sources=sources,
+        )
+    ]
+    if targets:
+        tasks += [
+            TaskSpec(
+                Kind.PLAN,
+                PLAN,
+                (EXTRACT,),
+                "Chooses the staged batches of the window, and earlier ones not applied yet, for each target.",
+            ),
+            TaskSpec(
+                Kind.SPARK, MERGE, (PLAN,), "Finds the last change of each key among the planned batches.", job="merge"
+            ),
+        ]
+    for target in targets:
+        tasks += _target_tasks(target)
+    return DagSpec(
+        dag_id=dag_id_of(pipeline.pipeline),
+        pipeline=pipeline.pipeline,
+        file=str(file),
+        description=f"Changes of {', '.join(sources)} to {', '.join(targets) or 'the stage'}",
+        schedule=pipeline.schedule,
+        targets=targets,
+        tags=("lockstep", pipeline.pipeline),
+        airflow=pipeline.airflow,
+        spark_connection=pipeline.spark.connection,
+        tasks=tuple(tasks),
+    )
+
+
+def _target_tasks(target: str) -> list[TaskSpec]:
+    group = group_of(target)
+    steps = (
+        ("filter", "Compares the last changes with the versions that the target holds."),
+        ("write", "Writes what is newer, guarded, in one transaction a shard."),
+        ("quality", "Runs the expectations on staged, merged and written rows."),
+    )
+    tasks, before = [], MERGE
+    for job, doc in steps:
+        tasks.append(TaskSpec(Kind.SPARK, job, (before,), doc, job=job, target=target))
+        before = f"{group}.{job}"
+    tasks.append(
+        TaskSpec(
+            Kind.COMMIT,
+            "commit",
+            (before,),
+            "Closes the ledger, which must add up, and marks the batches as applied.",
+            target=target,
+        )
+    )
+    return tasks

@@ -1,0 +1,91 @@
+"""Which interval a DAG run is about.
+
+1. The params window_start and window_end of a triggered run, when given: what the operator asks for wins.
+2. The run's data interval: scheduled and backfilled runs, and runs triggered with a logical date.
+3. Neither (a run triggered without a logical date has no interval in Airflow 3): everything up to the moment the
+   run was asked for. That moment is the run's own, so that a retry means the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from cdc_core.errors import UsageError
+from cdc_core.windows import from_us, to_us
+
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+TARGETS = "targets"
+DRY_RUN = "dry_run"
+
+
+@dataclass(frozen=True, slots=True)
+class RunWindow:
+    """[start, end) in µs UTC. open: nobody named a window; it stands for everything up to its end."""
+
+    start_us: int
+    end_us: int
+    open: bool = False
+
+    def __str__(self) -> str:
+        start = from_us(self.start_us).isoformat() if self.start_us else "the beginning"
+        return f"[{start}, {from_us(self.end_us).isoformat()})"
+
+
+def run_window(
+    params: Mapping[str, Any],
+    interval_start: datetime | None,
+    interval_end: datetime | None,
+    asked_at: datetime,
+) -> RunWindow:
+    """The window of a run; the module's docstring has the order. Raises UsageError (airflow.window)."""
+    start, end = _moment(params, WINDOW_START), _moment(params, WINDOW_END)
+    if start is not None or end is not None:
+        window = RunWindow(start or 0, end if end is not None else to_us(asked_at))
+    elif interval_start is not None and interval_end is not None and interval_start < interval_end:
+        window = RunWindow(to_us(interval_start), to_us(interval_end))
+    else:
+        window = RunWindow(0, to_us(asked_at), open=True)
+    if window.start_us >= window.end_us:
+        raise UsageError(
+            f"The window {window} is empty.",
+            where=f"params {WINDOW_START}, {WINDOW_END}",
+            code="airflow.window",
+            remedy=f"give a {WINDOW_END} after {WINDOW_START}, or leave both out",
+        )
+    return window
+
+
+def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:
+    """The targets that the run is for, in the pipeline's order; all by default. Raises UsageError (airflow.targets)."""
+    asked = tuple(params.get(TARGETS) or known)
+    unknown = [name for name in asked if name not in known]
+    if unknown:
+        raise UsageError(
+            f"The pipeline has no target {unknown[0]!r}.",
+            where=f"param {TARGETS}",
+            code="airflow.targets",
+            remedy=f"choose among {', '.join(known)}, or leave it empty for all",
+        )
+    return tuple(name for name in known if name in asked)
+
+
+def _moment(params: Mapping[str, Any], name: str) -> int | None:
+    text = params.get(name)
+    if text is None or text == "":
+        return None
+    try:
+        moment = datetime.fromisoformat(str(text))
+    except ValueError:
+        moment = None
+    if moment is None or moment.tzinfo is None:
+        raise UsageError(
+            f"{str(text)!r} is not an ISO 8601 time with a zone.",
+            where=f"param {name}",
+            code="airflow.window",
+            remedy="write it like 2026-11-21T04:00:00Z",
+        )
+    return to_us(moment)

@@ -1,0 +1,98 @@
+"""Airflow for the tests: a home of its own, before anything imports Airflow, and a database made once."""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from examples.shop.airflow_env import REPOSITORY, airflow_environment
+
+_HOME = Path(tempfile.mkdtemp(prefix="lockstep-airflow-"))
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+# Airflow reads these when it is first imported, in this process as in the children.
+os.environ.update(airflow_environment(_HOME, _HOME / "pipelines", {}))
+
+PIPELINE = """\
+pipeline: {name}
+schedule: "{schedule}"
+sources:
+  - {{name: {source}, connection: "{connection}", server_id: 5001, start: earliest, heartbeat_s: 1, read_timeout_s: 10}}
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+targets:
+  - {{name: main, connections: ["airflow:target_db"], tables: {{"*": {{}}}}}}
+"""
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="session")
+def airflow_home() -> Path:
+    """A home with a migrated SQLite database."""
+    (_HOME / "pipelines").mkdir(exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "airflow", "db", "migrate"], capture_output=True, text=True, check=False, cwd=REPOSITORY
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return _HOME
+
+
+@pytest.fixture
+def pipelines(tmp_path: Path) -> Iterator[Path]:
+    """An empty pipelines folder that LOCKSTEP_PIPELINES names."""
+    folder = tmp_path / "pipelines"
+    folder.mkdir()
+    before = os.environ["LOCKSTEP_PIPELINES"]
+    os.environ["LOCKSTEP_PIPELINES"] = str(folder)
+    yield folder
+    os.environ["LOCKSTEP_PIPELINES"] = before
+
+
+@pytest.fixture
+def write_pipeline(pipelines: Path, tmp_path: Path) -> Callable[..., Path]:
+    """Writes a pipeline file with one source and one target; returns its path."""
+
+    def write(
+        name: str = "shop",
+        *,
+        source: str | None = None,
+        schedule: str = "0 * * * *",
+        connection: str = "airflow:source_db",
+        more: str = "",
+        file: str | None = None,
+    ) -> Path:
+        path = pipelines / (file or f"{name}.yaml")
+        text = PIPELINE.format(
+            name=name, source=source or f"{name}_db", schedule=schedule, connection=connection, folder=tmp_path
+        )
+        path.write_text(text + more)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def python(airflow_home: Path) -> Run:
+    """Runs Python code in a fresh process with Airflow's environment; returns it when it has ended."""
+
+    def run(code: str, *args: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-c", code, *args],
+            capture_output=True,
+            text=True,
+            check=False,
+            cwd=REPOSITORY,
+            env={**os.environ, "PYTHONPATH": f"{REPOSITORY}:{REPOSITORY / 'plugins'}", **environ},
+            timeout=240,
+        )
+
+    return run

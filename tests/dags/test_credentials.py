@@ -1,0 +1,74 @@
+"""Airflow connections become the variables that cdc_core reads, and their passwords never reach a log."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import config, connections
+from cdc_core.errors import UsageError
+from lockstep_airflow.credentials import environment
+
+SECRET = "p@ss/w%rd:1"
+
+
+@pytest.fixture
+def pipeline(write_pipeline: Callable[..., Path]) -> Any:
+    return config.load(write_pipeline("shop"))
+
+
+@pytest.fixture
+def connection_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(extra='{"ssl": {"ca": "/ca.pem"}, "charset": "utf8"}'))
+    monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json(extra='{"ssl_disabled": true}'))
+
+
+def _json(*, conn_type: str = "mysql", extra: str = "{}") -> str:
+    return (
+        f'{{"conn_type": "{conn_type}", "host": "db.example", "port": 3307, "login": "cdc@x", "password": "{SECRET}", '
+        f'"extra": {extra}}}'
+    )
+
+
+@pytest.mark.usefixtures("connection_ids")
+def test_a_connection_arrives_whole_at_the_core_and_this_process_keeps_its_environment(pipeline: Any) -> None:
+    before = dict(os.environ)
+    environ = environment(pipeline)
+    assert dict(os.environ) == before
+    server = connections.resolve("airflow:source_db", environ)
+    assert (server.host, server.port, server.user, server.password) == ("db.example", 3307, "cdc@x", SECRET)
+    assert server.ssl == {"ssl_ca": "/ca.pem"}
+    assert connections.resolve("airflow:target_db", environ).ssl == {"ssl_disabled": True}
+
+
+def test_a_connection_that_airflow_does_not_have_is_named_with_the_command_that_adds_it(pipeline: Any) -> None:
+    with pytest.raises(UsageError) as raised:
+        environment(pipeline)
+    assert raised.value.code == "airflow.connection"
+    assert "airflow connections add source_db" in str(raised.value)
+
+
+def test_a_connection_of_another_type_is_refused_without_its_password(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(conn_type="postgres"))
+    with pytest.raises(UsageError, match="postgres") as raised:
+        environment(pipeline)
+    assert SECRET not in str(raised.value)
+
+
+@pytest.mark.usefixtures("connection_ids")
+def test_passwords_are_masked_in_logs_also_as_they_stand_in_urls(pipeline: Any) -> None:
+    from airflow.sdk.log import redact
+
+    environ = environment(pipeline)
+    url = environ["LOCKSTEP_CONN_SOURCE_DB"]
+    for text in (f"login with {SECRET} failed", f"cannot open {url}"):
+        shown = redact(text)
+        assert SECRET not in shown
+        assert "p%40ss" not in shown
+        assert "***" in shown

@@ -1,0 +1,55 @@
+"""What is retried, what fails at once, and what a failed Spark application says."""
+
+from __future__ import annotations
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
+
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from lockstep_airflow.failures import as_airflow_failures, of_spark
+
+
+@pytest.mark.parametrize("kind", [UsageError, Refused, DataAtRisk, InternalError])
+def test_only_a_passing_condition_is_retried(kind: type[LockstepError]) -> None:
+    with pytest.raises(AirflowFailException) as raised, as_airflow_failures("plan"):
+        raise kind("It broke.", where="table a.b", code="x.y", remedy="mend it")
+    for part in ("plan", "It broke.", "table a.b", "mend it", "x.y"):
+        assert part in str(raised.value)
+
+
+def test_a_passing_condition_is_left_to_airflows_retries() -> None:
+    with pytest.raises(AirflowException) as raised, as_airflow_failures("plan"):
+        raise RetryLater("Away.", code="x.y", remedy="wait")
+    assert not isinstance(raised.value, AirflowFailException)
+
+
+def test_an_unforeseen_error_fails_at_once_and_airflows_own_pass() -> None:
+    with pytest.raises(AirflowFailException, match=r"KeyError.*internal\.unexpected"), as_airflow_failures("plan"):
+        raise KeyError("x")
+    with pytest.raises(AirflowSkipException), as_airflow_failures("plan"):
+        raise AirflowSkipException("nothing to do")
+
+
+@pytest.mark.parametrize("kind", [UsageError, Refused, DataAtRisk, InternalError, RetryLater])
+def test_an_error_of_a_spark_application_comes_back_as_what_it_was(kind: type[LockstepError]) -> None:
+    error = kind("Shard 3 is full.", where="shop_1.orders_0", code="write.full", remedy="free some space")
+    output = [
+        "26/11/21 04:00:00 INFO SparkContext: Running",
+        f"2026-11-21 04:00:00,123 ERROR spark_jobs.job write: {error}",
+        "26/11/21 04:00:01 INFO ShutdownHookManager",
+    ]
+    failure = AirflowException(f"Cannot execute: spark-submit x. Error code is: {kind.exit_code}.")
+    found = of_spark(failure, "write", output)
+    assert type(found) is kind
+    assert str(found) == str(error)
+    assert found.code == "write.full"
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "output"), [(1, ["Traceback", "ValueError: x (no.code) here"]), (-9, []), (137, []), (75, ["lost"])]
+)
+def test_a_spark_application_that_ends_without_a_word_is_tried_again(exit_code: int, output: list[str]) -> None:
+    found = of_spark(AirflowException(f"Cannot execute: x. Error code is: {exit_code}."), "merge", output)
+    assert isinstance(found, RetryLater)
+    assert str(exit_code) in str(found)
+    assert found.code == "airflow.spark_ended"

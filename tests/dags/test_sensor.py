@@ -1,0 +1,161 @@
+"""When the sensor opens, keeps and closes its extractor. The extractor is a stand-in here; tests/dags/test_runs.py
+runs the same sensor in Airflow against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+import cdc_core.extract
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.extract import DrainResult, Staged
+from cdc_core.model.position import Position
+from lockstep_airflow.sensor import ExtractSensor
+
+HELD = RetryLater("Held by another.", code="meta.lease_held", remedy="wait")
+POSITION = Position(0, "binlog.000007", 1234)
+
+
+@dataclass
+class Extraction:
+    """What the stand-in did, and what its drains will answer: a result of `done`, or an error to raise."""
+
+    answers: list[bool | LockstepError] = field(default_factory=list)
+    refuse: LockstepError | None = None
+    events: list[str] = field(default_factory=list)
+    holders: list[str] = field(default_factory=list)
+    until_us: list[int | None] = field(default_factory=list)
+
+
+@pytest.fixture
+def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
+    record = Extraction()
+
+    class StandIn:
+        def __init__(self, pipeline: Any, source: str, *, meta: Any, environ: Any, holder: str) -> None:
+            record.holders.append(holder)
+
+        def __enter__(self) -> Any:
+            if record.refuse is not None:
+                raise record.refuse
+            record.events.append("open")
+            return self
+
+        def __exit__(self, *_: object) -> None:
+            record.events.append("close")
+
+        def drain(self, *, until_us: int | None, budget_s: float) -> DrainResult:
+            record.events.append("drain")
+            record.until_us.append(until_us)
+            answer = record.answers.pop(0)
+            if isinstance(answer, LockstepError):
+                raise answer
+            return DrainResult(answer, Staged(batches=1, files=2, rows=3, events=4), POSITION, 99)
+
+    monkeypatch.setattr(cdc_core.extract, "Extractor", StandIn)
+    monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", "mysql://u:p@127.0.0.1:1/")
+    monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", "mysql://u:p@127.0.0.1:1/")
+    return record
+
+
+@pytest.fixture
+def sensor(write_pipeline: Callable[..., Path]) -> Callable[[str], ExtractSensor]:
+    file = write_pipeline("shop")
+    return lambda mode: ExtractSensor(task_id="extract", file=str(file), source="shop_db", mode=mode, poke_interval=0)
+
+
+@pytest.fixture
+def context() -> Any:
+    five, six = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (5, 6))
+    ti = SimpleNamespace(dag_id="cdc_shop", run_id="scheduled__5", task_id="extract", map_index=0, try_number=2)
+    run = SimpleNamespace(run_after=six, start_date=six, run_id="scheduled__5")
+    return {"ti": ti, "dag_run": run, "params": {}, "data_interval_start": five, "data_interval_end": six}
+
+
+def pokes(sensor: ExtractSensor, context: Any) -> Any:
+    """The sensor's own loop, without Airflow's guard against calling `execute` by hand."""
+    return ExtractSensor.execute.__wrapped__(sensor, context)  # type: ignore[attr-defined]
+
+
+def test_poke_mode_keeps_the_extractor_open_between_pokes_and_closes_it_in_the_end(
+    extraction: Extraction, sensor: Any, context: Any
+) -> None:
+    extraction.answers = [False, False, True]
+    task = sensor("poke")
+    try:
+        while not (answer := task.poke(context)):
+            pass
+    finally:
+        task._close()
+    assert extraction.events == ["open", "drain", "drain", "drain", "close"]
+    assert extraction.until_us == [1795240800000000] * 3
+    assert answer.xcom_value == {
+        "source": "shop_db", "rows": 3, "batches": 1, "files": 2, "events": 4,
+        "position": "binlog.000007:1234", "watermark_us": 99,
+    }  # fmt: skip
+
+
+def test_reschedule_mode_opens_and_closes_in_each_poke(extraction: Extraction, sensor: Any, context: Any) -> None:
+    extraction.answers = [False, True]
+    assert not sensor("reschedule").poke(context)
+    assert sensor("reschedule").poke(context)
+    assert extraction.events == ["open", "drain", "close"] * 2
+
+
+def test_a_source_that_another_holds_is_waited_for(extraction: Extraction, sensor: Any, context: Any) -> None:
+    extraction.answers = [True]
+    extraction.refuse = HELD
+    task = sensor("poke")
+    assert not task.poke(context)
+    extraction.refuse = None
+    assert task.poke(context)
+    assert extraction.holders[0].startswith("cdc_shop/scheduled__5/extract[0] try 2 on ")
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [
+        (RetryLater("The connection is lost.", code="source.lost", remedy="wait"), AirflowException),
+        (DataAtRisk("The log is purged.", code="source.purged", remedy="sync"), AirflowFailException),
+    ],
+)
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+def test_an_error_closes_the_extractor(
+    extraction: Extraction, sensor: Any, context: Any, mode: str, error: LockstepError, kind: type[Exception]
+) -> None:
+    extraction.answers = [error]
+    task = sensor(mode)
+    with pytest.raises(kind) as raised:
+        task.execute(context)
+    assert type(raised.value) is kind
+    assert extraction.events == ["open", "drain", "close"]
+
+
+def test_a_termination_leaves_by_way_of_closing_and_only_while_something_is_open(
+    extraction: Extraction, sensor: Any, context: Any
+) -> None:
+    task = sensor("poke")
+    task.on_kill()
+    extraction.answers = [False]
+    task.poke(context)
+    with pytest.raises(SystemExit):
+        task.on_kill()
+    task._close()
+    task.on_kill()
+    assert extraction.events == ["open", "drain", "close"]
+
+
+def test_a_dry_run_and_a_staged_window_do_not_open_the_source(
+    extraction: Extraction, sensor: Any, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert sensor("poke").poke({**context, "params": {"dry_run": True}}).xcom_value["dry_run"] is True
+    monkeypatch.setattr(cdc_core.extract, "already_staged", lambda meta, source, until_us: until_us == 1795240800000000)
+    assert sensor("poke").poke(context).xcom_value["already_staged"] is True
+    assert extraction.holders == []

@@ -1,0 +1,98 @@
+"""From a pipeline file to tasks, and from tasks to operators."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import config
+from cdc_core.windows import Windows, from_us, to_us
+from lockstep_airflow.specs import Kind, dag_spec
+
+
+@pytest.fixture
+def spec(write_pipeline: Callable[..., Path]) -> Any:
+    file = write_pipeline("shop", more="airflow: {sensor: reschedule, poke_interval_s: 7, retries: 2, pool: cdc}\n")
+    return dag_spec(config.load(file), file)
+
+
+@pytest.fixture
+def dag(spec: Any) -> Any:
+    from lockstep_airflow.render import render
+
+    return render(spec)
+
+
+def test_every_target_has_a_group_of_its_own_behind_one_merge(write_pipeline: Callable[..., Path]) -> None:
+    file = write_pipeline("shop")
+    second = '  - {name: plan, connections: ["airflow:target_db"], tables: {"*": {}}}\n'
+    file.write_text(file.read_text() + second)
+    spec = dag_spec(config.load(file), file)
+    assert spec.task("to_plan.filter").upstream == ("merge",)
+    assert spec.task("to_main.commit").upstream == ("to_main.quality",)
+    assert len({task.task_id for task in spec.tasks}) == len(spec.tasks) == 3 + 2 * 4
+
+
+def test_a_pipeline_without_targets_only_stages(write_pipeline: Callable[..., Path]) -> None:
+    file = write_pipeline("shop")
+    file.write_text(file.read_text().partition("targets:")[0])
+    spec = dag_spec(config.load(file), file)
+    assert [task.kind for task in spec.tasks] == [Kind.EXTRACT]
+
+
+def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:
+    assert dag.dag_id == "cdc_shop"
+    for task in spec.tasks:
+        assert dag.get_task(task.task_id).upstream_task_ids == set(task.upstream)
+
+
+def test_extract_is_mapped_over_the_sources_with_the_sensor_settings_of_the_file(spec: Any, dag: Any) -> None:
+    extract = dag.get_task("extract")
+    assert extract.is_mapped
+    assert extract.expand_input.value == {"source": ["shop_db"]}
+    kwargs = extract.partial_kwargs
+    assert (kwargs["mode"], kwargs["poke_interval"], kwargs["file"]) == ("reschedule", 7, spec.file)
+
+
+def test_runs_do_not_overlap_catch_up_or_retry_without_delay(dag: Any) -> None:
+    assert (dag.max_active_runs, dag.catchup) == (1, False)
+    for task_id in ("plan", "merge", "to_main.commit"):
+        task = dag.get_task(task_id)
+        assert (task.retries, task.pool, bool(task.retry_exponential_backoff)) == (2, "cdc", True)
+        assert task.retry_delay == timedelta(seconds=10)
+
+
+@pytest.mark.parametrize("schedule", ["0 * * * *", "* * * * *", "*/15 * * * *", "30 2 * * *", "0 0 * * 1", "0 4 1 * *"])
+def test_the_intervals_of_the_dag_are_the_windows_of_the_batches(
+    write_pipeline: Callable[..., Path], schedule: str
+) -> None:
+    """The scheduler's own timetable, as it reads it from the stored DAG."""
+    from airflow.serialization.serialized_objects import DagSerialization
+    from airflow.timetables.base import TimeRestriction
+
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop", schedule=schedule)
+    dag = render(dag_spec(config.load(file), file))
+    timetable = DagSerialization.from_dict(DagSerialization.to_dict(dag)).timetable
+    windows = Windows(schedule)
+    chance = random.Random(7)
+    for _ in range(50):
+        moment = datetime(2026, 1, 1, tzinfo=UTC) + timedelta(microseconds=chance.randrange(10**6 * 86400 * 365))
+        start_us, end_us = windows.containing(to_us(moment))
+        import pendulum
+
+        manual = timetable.infer_manual_data_interval(run_after=pendulum.instance(from_us(end_us)))
+        assert (to_us(manual.start), to_us(manual.end)) == (start_us, end_us)
+        following = timetable.next_dagrun_info(
+            last_automated_data_interval=manual,
+            restriction=TimeRestriction(earliest=None, latest=None, catchup=True),
+        )
+        assert following is not None
+        assert to_us(following.data_interval.start) == end_us
+        assert windows.containing(end_us)[1] == to_us(following.data_interval.end)
