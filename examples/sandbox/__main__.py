@@ -14,7 +14,6 @@ from examples.sandbox.cache import SandboxError
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.postgres import Postgres
 
-
 FETCH: dict[str, Callable[[], Path]] = {
     "mariadb": MariaDb.fetch,
     "postgres": Postgres.fetch,

@@ -64,11 +64,8 @@ def _ivy_jar() -> Path:
 
 def _retrieve(artifact: Artifact, into: Path) -> None:
     coordinates = f"{artifact.group}:{artifact.name}:{artifact.version}"
-    print(
-        f"fetching {coordinates} ({artifact.size_mb} MB){', many small files, a few minutes' if artifact.transitive else ''}",
-        file=sys.stderr,
-        flush=True,
-    )
+    patience = ", many small files, a few minutes" if artifact.transitive else ""
+    print(f"fetching {coordinates} ({artifact.size_mb} MB{patience})", file=sys.stderr, flush=True)
     # Ivy locks nothing in its cache: a cache of one's own per download lets two of them run at once.
     with tempfile.TemporaryDirectory(prefix=".ivy-", dir=cache_dir()) as ivy_cache:
         command = [java(), "-jar", str(_ivy_jar()), "-cache", ivy_cache, "-confs", "default"]
