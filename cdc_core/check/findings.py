@@ -91,11 +91,14 @@ def connected(
     findings: Findings, subject: str, reference: str, environ: Mapping[str, str] | None
 ) -> Iterator[pymysql.Connection[Any] | None]:
     """An open connection, or None after the finding of why there is none."""
-    connection = findings.attempt(
-        f"{subject}: connection",
-        lambda: connections.connect(connections.resolve(reference, environ), where=subject),
-        lambda made: f"{made.user.decode()}@{made.host}:{made.port}, {made.get_server_info()}",
-    )
+
+    def connect() -> pymysql.Connection[Any]:
+        address = connections.resolve(reference, environ)
+        made = connections.connect(address, where=subject)
+        findings.ok(f"{subject}: connection", f"{address}, {made.get_server_info()}")  # type: ignore[no-untyped-call]
+        return made
+
+    connection = findings.attempt(f"{subject}: connection", connect)
     try:
         yield connection
     finally:

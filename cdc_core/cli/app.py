@@ -80,6 +80,10 @@ def lockstep(
         os.environ["LOCKSTEP_DEBUG"] = "1"
 
 
+INTERRUPTED, TERMINATED = 128 + signal.SIGINT, 128 + signal.SIGTERM
+"""Exit codes of a command that a signal has ended, as shells have them."""
+
+
 def _terminated(number: int, frame: object) -> None:
     raise SystemExit(128 + number)
 
@@ -89,20 +93,22 @@ def main() -> None:
     signal.signal(signal.SIGTERM, _terminated)
     as_json = "--json" in sys.argv[1:] or _switch("LOCKSTEP_JSON")
     try:
-        code = app(standalone_mode=False)
+        code = app(prog_name="lockstep", standalone_mode=False)
     except LockstepError as error:
         code = _fail(error, as_json)
     except TyperException as error:
-        code = _fail(_usage(error), as_json)
-    except (KeyboardInterrupt, typer.Abort):
-        _fail(_interrupted(), as_json)
-        code = 130
+        # A group without a command has shown its help by raising this.
+        code = 2 if type(error).__name__ == "NoArgsIsHelpError" else _fail(_usage(error), as_json)
+    except SystemExit as left:
+        code = left.code
     except BrokenPipeError:
         # The reader of our answer has left (`| head`): nothing more to say, not even at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
     except Exception as error:  # noqa: BLE001 - the last line of defence: say how to report it
         code = _fail(_unexpected(error), as_json)
+    if code in (INTERRUPTED, TERMINATED):
+        _fail(_interrupted(), as_json)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -10,6 +10,7 @@ import json
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import date, time
 from typing import Any
 
 from rich.console import Console, RenderableType
@@ -41,7 +42,7 @@ class Output:
     def answer(self, document: Mapping[str, Any], *shown: RenderableType) -> None:
         """Print the document, or what a person sees in its place."""
         if self.as_json:
-            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=str) + "\n")
+            sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n")
         else:
             self.out.print(*shown, sep="\n")
 
@@ -53,6 +54,15 @@ class Output:
     def animated(self) -> bool:
         """Whether somebody watches: progress bars are for terminals."""
         return self.err.is_terminal and not self.as_json
+
+
+def _plain(value: object) -> object:
+    """What JSON has no form for: times in ISO 8601, bytes in hexadecimal, numbers of any length as text."""
+    if isinstance(value, date | time):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        return value.hex()
+    return str(value)
 
 
 def table(

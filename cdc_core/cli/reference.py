@@ -64,7 +64,7 @@ def _prose(text: str) -> str:
 def _parameter(path: str, one: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*one.opts, *one.secondary_opts))
     if one.param_type_name == "argument":
-        return f"| `{one.human_readable_name}` | {_cell(one.help)} | |"
+        return f"| `{one.metavar or one.name.upper()}` | {_cell(one.help)} | |"
     variable = one.envvar or "_".join([*path.split(), one.name]).upper()
     text = _cell(one.help)
     if one.name != "version":

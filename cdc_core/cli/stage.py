@@ -225,23 +225,74 @@ def verify(
         raise typer.Exit(DataAtRisk.exit_code)
 
 
-def staged_table(pipeline: Pipeline, found: Iterable[Manifest], name: str) -> str:
-    """The name of a staged logical table. Raises UsageError (cli.no_table)."""
-    known = sorted({part.table for manifest in found for part in manifest.parts})
-    if name not in known:
+@app.command()
+def export(
+    pipeline: PipelineArgument,
+    name: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table, as `stage ls` names it.")],
+    to: Annotated[
+        Path,
+        typer.Option(
+            "--output", "-o", metavar="FILE", envvar="LOCKSTEP_STAGE_EXPORT_OUTPUT", help="The Parquet file to write."
+        ),
+    ],
+    key: Annotated[
+        list[str] | None, typer.Option("--key", metavar="COLUMN", help="Key columns; default: the table's own key.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a table as the staged changes leave it to one Parquet file: its columns, _cdc_seq, _cdc_ts, _cdc_literal.
+
+    \b
+      lockstep stage export shop shop.orders -o orders.parquet
+
+    Rows are the latest of each key; deleted ones are gone. What was in the table before the pipeline's start and
+    has not changed since is not there.
+    """
+    from cdc_core.stage.reader import export as write
+
+    output = Output(as_json)
+    if to.exists() and not force:
         raise UsageError(
-            f"Nothing of a table {name!r} is staged.",
-            where=pipeline.stage.uri,
-            code="cli.no_table",
-            remedy=f"staged are: {', '.join(known)}" if known else "extract first: `lockstep extract`",
+            f"{to} exists already.", where=str(to), code="cli.exists", remedy="choose another -o FILE, or --force"
         )
-    return name
+    _, parsed = load_pipeline(pipeline, pipelines)
+    store = opened(parsed)
+    rows = write(store, manifests(parsed, store), name, to, key or None)
+    written = to.stat().st_size
+    document = {"table": name, "file": str(to), "rows": rows, "size_bytes": written}
+    output.answer(document, f"{rows:,} rows of {name} in {to} ({size(written)})")
 
 
-def writable(path: Path, force: bool) -> Path:
-    """A file that may be written. Raises UsageError (cli.exists)."""
-    if path.exists() and not force:
-        raise UsageError(
-            f"{path} exists already.", where=str(path), code="cli.exists", remedy="choose another -o FILE, or --force"
-        )
-    return path
+@app.command()
+def sql(
+    pipeline: PipelineArgument,
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="A DuckDB query.")],
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Ask the staged files with SQL. Each table has two views: its state, and NAME_changes with every change.
+
+    \b
+      lockstep stage sql shop 'SELECT count(*) FROM shop.orders'
+      lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, _before.status, status
+        FROM shop.orders_changes WHERE order_id = 7 ORDER BY _cdc_seq, _cdc_row'
+
+    DuckDB runs inside this command and reads only the files that the manifests list.
+    """
+    from cdc_core.stage.manifest import chain
+    from cdc_core.stage.reader import sql as ask
+
+    _, parsed = load_pipeline(pipeline, pipelines)
+    store = opened(parsed)
+    answer = ask(store, {source.name: list(chain(store, source.name)) for source in parsed.sources}, query)
+    columns, rows = answer.column_names, [list(row.values()) for row in answer.to_pylist()]
+    if len(set(columns)) < len(columns):  # to_pylist keeps one of the columns that share a name
+        rows = [list(row) for row in zip(*(column.to_pylist() for column in answer.columns), strict=True)]
+    numbers = {field.name for field in answer.schema if _is_number(str(field.type))}
+    Output(as_json).answer({"columns": columns, "rows": rows}, table("", columns, rows, numbers=numbers))
+
+
+def _is_number(kind: str) -> bool:
+    return kind.startswith(("int", "uint", "float", "double", "decimal"))

@@ -128,7 +128,7 @@ def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
     ]
     shown += [f"note ({one.source}): {note}" for one in found.sources for note in one.notes]
     if found.targets:
-        rows = [
+        taken = [
             (
                 one.target, one.pending.batches, one.pending.rows,
                 ", ".join(f"{state.value} {count.batches}" for state, count in one.records.items() if count.batches),
@@ -137,14 +137,14 @@ def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
             for one in found.targets
         ]  # fmt: skip
         columns = ("target", "batches to take", "rows to take", "batches taken", "last error")
-        shown.append(table("targets", columns, rows, numbers=("batches to take", "rows to take")))
+        shown.append(table("targets", columns, taken, numbers=("batches to take", "rows to take")))
     if found.runs:
-        rows = [
+        runs = [
             (one.run_id, one.state.value, " – ".join(moment(e) for e in one.window or ()), moment(one.updated_us))
             for one in found.runs
         ]
-        shown.append(table("latest runs", ("run", "state", "window (UTC)", "updated (UTC)"), rows))
+        shown.append(table("latest runs", ("run", "state", "window (UTC)", "updated (UTC)"), runs))
     if found.ledgers:
-        rows = [ledger_row(one.entry) for one in found.ledgers]
-        shown.append(table("ledger of the latest run", LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1]))
+        accounts = [ledger_row(one.entry) for one in found.ledgers]
+        shown.append(table("ledger of the latest run", LEDGER_COLUMNS, accounts, numbers=LEDGER_COLUMNS[2:-1]))
     return shown

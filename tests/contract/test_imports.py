@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -149,3 +150,10 @@ def test_no_module_of_the_library_prints() -> None:
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
     ]
     assert wrong == []
+
+
+def test_ruff_watches_over_prints_in_the_library() -> None:
+    lint = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["ruff"]["lint"]
+    assert "T20" in lint["select"]
+    exempt = [pattern for pattern, rules in lint["per-file-ignores"].items() if "T20" in rules]
+    assert {pattern.split("/")[0] for pattern in exempt} <= {"examples", "benchmarks", "tests"}

@@ -1,0 +1,175 @@
+"""The way from staged batches to the targets without Airflow: the tasks of a DAG run, one after the other, here.
+
+plan -> merge -> per target: filter -> write -> quality -> commit. The code of each task is the one that Airflow runs;
+Spark applications are submitted by the same values, to the master that the pipeline names. What a run has not
+committed, because it failed or was killed, the next one takes over.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from cdc_core.apply import plan as planning
+from cdc_core.apply.commit import CommitSummary, commit, mark_applied
+from cdc_core.apply.jobs import SparkJob, spark_job
+from cdc_core.config import Pipeline
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import LedgerRow, Meta
+from cdc_core.model.run import RunPlan
+from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
+Began = Callable[[str], None]
+"""Told the name of each task as it begins, such as `merge` or `shards: write`."""
+
+_BY_EXIT_CODE = {kind.exit_code: kind for kind in (UsageError, Refused, DataAtRisk, RetryLater, InternalError)}
+_CODED = re.compile(r"\(([a-z_0-9]+\.[a-z_0-9]+)\)\s*$")
+_LOGGED = re.compile(r"^.*? ERROR \S+ \w+: ")
+"""How spark_jobs/job.py logs an error: `<time> ERROR <logger> <job>: <error>`."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunResult:
+    """What a run has done. summaries: of the targets that had batches, in the pipeline's order."""
+
+    run_id: str
+    batches: int
+    rows: int
+    summaries: tuple[CommitSummary, ...]
+    ledgers: tuple[LedgerRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rooms:
+    """What every task of a run works with. logs: a local directory for the output of Spark applications."""
+
+    pipeline: Pipeline
+    file: Path
+    meta: Meta
+    store: ObjectStore
+    logs: Path
+    environ: Mapping[str, str]
+    began: Began
+
+
+def apply(rooms: Rooms, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
+    """Take everything staged that the targets have not committed yet.
+
+    A target that fails does not stop the others; the first error is raised when all have ended.
+    Raises what the tasks raise; RetryLater (run.spark_ended) for a Spark application that says nothing of ours.
+    """
+    rooms.began("plan")
+    plan = planning.plan(rooms.meta, rooms.store, rooms.pipeline, window=None, run_id=run_id, targets=targets)
+    summaries: list[CommitSummary] = []
+    errors: list[LockstepError] = []
+    if any(one.batches for one in plan.targets):
+        _noted(rooms, run_id, None, lambda: _merge(rooms, plan))
+    for one in plan.targets:
+        if one.batches:
+            try:
+                summaries.append(_noted(rooms, run_id, one.target, lambda: _to_target(rooms, plan, one.target)))  # noqa: B023
+            except LockstepError as error:
+                log.error("run %s: target %s: %s", run_id, one.target, error)
+                errors.append(error)
+    if errors:
+        raise errors[0]
+    return RunResult(
+        run_id,
+        len({batch for one in plan.targets for batch in one.batches}),
+        sum(table.rows for one in plan.merge_sets for table in one.tables),
+        tuple(summaries),
+        rooms.meta.ledger(run_id),
+    )
+
+
+def _noted(rooms: Rooms, run_id: str, target: str | None, work: Callable[[], Result]) -> Result:
+    """The work's result; an error is kept in meta beside the run, as Airflow's tasks do."""
+    try:
+        return work()
+    except LockstepError as error:
+        try:
+            rooms.meta.record_failure(run_id, str(error), target=target)
+        except LockstepError as unrecorded:
+            log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
+        raise
+
+
+def _merge(rooms: Rooms, plan: RunPlan) -> None:
+    for one in plan.merge_sets:
+        if one.tables:
+            rooms.began("merge")
+            submit(spark_job("merge", plan.path, rooms.file, rooms.pipeline, merge_set=one.name), rooms)
+
+
+def _to_target(rooms: Rooms, plan: RunPlan, target: str) -> CommitSummary:
+    if plan.merge_set(plan.target(target).merge_set).tables:
+        for job in ("filter", "write", "quality"):
+            rooms.began(f"{target}: {job}")
+            submit(spark_job(job, plan.path, rooms.file, rooms.pipeline, target=target), rooms)
+            if job == "write":
+                mark_applied(rooms.meta, plan, target)
+    rooms.began(f"{target}: commit")
+    return commit(rooms.meta, rooms.store, rooms.pipeline, plan, target)
+
+
+def submit(job: SparkJob, rooms: Rooms) -> None:
+    """Run a Spark application to its end; its output goes to a file of the log directory.
+
+    Raises the error that the application logged, or RetryLater (run.spark_ended), Refused (run.no_spark_submit).
+    """
+    # spark-submit finds its home only when it is called by name, with the environment's bin on the path.
+    bin_folder = str(Path(sys.executable).parent)
+    environ = {**rooms.environ, "PATH": f"{bin_folder}{os.pathsep}{rooms.environ.get('PATH', '')}"}
+    output = rooms.logs / f"{job.name}.log"
+    with output.open("ab") as file:
+        began = file.tell()
+        try:
+            process = subprocess.Popen(
+                job.command(rooms.pipeline.spark.master), env=environ, stdout=file, stderr=subprocess.STDOUT
+            )
+        except OSError as error:
+            raise Refused(
+                f"spark-submit cannot be run: {error.strerror}.",
+                where=bin_folder,
+                code="run.no_spark_submit",
+                remedy="install pyspark in this Python (`make setup`), and Java 17",
+            ) from None
+        try:
+            status = process.wait()
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+    if status != 0:
+        raise of_spark(status, job.name, output, began)
+
+
+def of_spark(status: int, name: str, output: Path, began: int = 0) -> LockstepError:
+    """The error behind a failed application, from its exit status and what it logged from byte `began` on."""
+    kind = _BY_EXIT_CODE.get(status)
+    with output.open("rb") as file:
+        file.seek(began)
+        lines = file.read().decode(errors="replace").splitlines()
+    for line in reversed(lines):
+        coded = _CODED.search(line)
+        if kind is not None and coded is not None and " ERROR " in line:
+            text = _LOGGED.sub("", line.strip()).removesuffix(f"({coded[1]})").strip()
+            what, _, remedy = text.partition(" What to do: ")
+            what, _, where = what.removesuffix("]").partition(" [at ")
+            return kind(what, where=where or name, code=coded[1], remedy=remedy or f"see {output}")
+    return RetryLater(
+        f"The Spark application {name} ended with status {status} and without an error of Lockstep.",
+        where=str(output),
+        code="run.spark_ended",
+        remedy="see the end of that file: Java, memory, a missing jar; running again changes nothing twice",
+    )

@@ -1,0 +1,181 @@
+"""How the command line answers: one document with --json, readable errors, exit codes by class."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.cli.output import size, table
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+
+Lockstep = Callable[..., Any]
+PIPELINE = """\
+pipeline: shop
+sources: [{name: shop, connection: env:SHOP_UNSET, server_id: 9}]
+tables: {include: ['shop\\..*']}
+stage: {uri: file://%s/stage}
+meta: {url: sqlite:///%s/meta.db}
+"""
+
+
+@pytest.fixture
+def pipeline(tmp_path: Path) -> Path:
+    path = tmp_path / "shop.yaml"
+    path.write_text(PIPELINE % (tmp_path, tmp_path))
+    return path
+
+
+def test_version_is_that_of_the_package(lockstep: Lockstep) -> None:
+    assert lockstep("--version").out == f"lockstep {version('lockstep')}\n"
+
+
+def test_without_arguments_it_shows_help_and_is_no_success(lockstep: Lockstep) -> None:
+    done = lockstep()
+    assert "Usage: lockstep" in done.out
+    assert done.code == 2
+
+
+def test_help_shows_the_environment_variable_of_an_option(lockstep: Lockstep) -> None:
+    out = lockstep("extract", "--help").out
+    for variable in ("LOCKSTEP_EXTRACT_UNTIL", "LOCKSTEP_PIPELINES", "LOCKSTEP_JSON"):
+        assert variable in out
+
+
+@pytest.mark.parametrize("arguments", [["extrakt"], ["extract"], ["extract", "shop", "--untill", "now"], ["meta", "x"]])
+def test_a_wrong_command_line_is_a_usage_error(lockstep: Lockstep, arguments: list[str]) -> None:
+    done = lockstep(*arguments)
+    assert done.code == 2
+    assert done.out == ""
+    assert "usage: " in done.err
+    assert "--help" in done.err
+
+
+def test_with_json_a_wrong_command_line_is_a_document_too(lockstep: Lockstep) -> None:
+    done = lockstep("extract", "shop", "--wrong", "--json")
+    error = json.loads(done.out)["error"]
+    assert done.code == 2
+    assert done.err == ""
+    assert (error["code"], error["class"], error["where"]) == ("cli.usage", "usage", "lockstep extract")
+
+
+@pytest.mark.parametrize(
+    ("kind", "code"), [(UsageError, 2), (Refused, 3), (DataAtRisk, 4), (RetryLater, 75), (InternalError, 70)]
+)
+def test_every_class_of_error_has_its_exit_code_and_the_same_document(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, pipeline: Path, kind: type[LockstepError], code: int
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise kind("It [broke].", where="binlog.000001:4", code="some.code", remedy="mend it")
+
+    monkeypatch.setattr("cdc_core.meta.Meta.open", fail)
+    done = lockstep("status", pipeline, "--json")
+    assert done.code == code
+    assert json.loads(done.out) == {
+        "error": {
+            "code": "some.code", "class": kind.exit_class, "what": "It [broke].", "where": "binlog.000001:4",
+            "remedy": "mend it",
+        }
+    }  # fmt: skip
+    done = lockstep("status", pipeline)
+    assert done.code == code
+    assert done.out == ""
+    for part in (kind.exit_class, "It [broke].", "binlog.000001:4", "mend it", "some.code"):
+        assert part in done.err
+
+
+def test_an_unexpected_exception_says_how_to_report_it(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, pipeline: Path
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ZeroDivisionError("by nought")
+
+    monkeypatch.setattr("cdc_core.meta.Meta.open", fail)
+    done = lockstep("status", pipeline)
+    assert done.code == 70
+    assert "ZeroDivisionError: by nought" in done.err
+    assert "issue tracker" in done.err
+    assert "Traceback" not in done.err
+    monkeypatch.setenv("LOCKSTEP_DEBUG", "1")
+    assert "Traceback" in lockstep("status", pipeline).err
+
+
+def test_an_interrupt_leaves_with_130(lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, pipeline: Path) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cdc_core.meta.Meta.open", interrupt)
+    done = lockstep("status", pipeline, "--json")
+    assert done.code == 130
+    assert json.loads(done.out)["error"]["code"] == "cli.interrupted"
+
+
+def test_a_pipeline_is_found_by_name_in_the_folder(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, pipeline: Path
+) -> None:
+    assert json.loads(lockstep("status", "shop", "--pipelines", pipeline.parent, "--json").out)["pipeline"] == "shop"
+    monkeypatch.setenv("LOCKSTEP_PIPELINES", str(pipeline.parent))
+    assert lockstep("status", "shop").code == 0
+
+
+def test_a_name_that_is_not_there_is_answered_with_those_that_are(lockstep: Lockstep, pipeline: Path) -> None:
+    done = lockstep("status", "shopp", "--pipelines", pipeline.parent, "--json")
+    error = json.loads(done.out)["error"]
+    assert (done.code, error["code"]) == (2, "cli.no_pipeline")
+    assert "shop" in error["remedy"]
+
+
+def test_a_source_or_time_that_is_not_there_is_refused_before_anything_happens(
+    lockstep: Lockstep, pipeline: Path
+) -> None:
+    for arguments in (
+        ["--source", "other"],
+        ["--until", "yesterday"],
+        ["--until", "2026-01-01T00:00:00"],
+        ["--follow", "--until", "2026-01-01T00:00:00Z"],
+    ):
+        done = lockstep("extract", pipeline, *arguments, "--json")
+        assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "cli.usage")
+    assert not (pipeline.parent / "meta.db").exists()
+
+
+def test_an_unset_connection_is_named(lockstep: Lockstep, pipeline: Path) -> None:
+    done = lockstep("extract", pipeline, "--json")
+    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "connection.unset")
+
+
+def test_an_empty_stage_has_nothing_to_show_and_that_is_no_error(lockstep: Lockstep, pipeline: Path) -> None:
+    assert json.loads(lockstep("stage", "ls", pipeline, "--json").out)["batches"] == []
+    assert json.loads(lockstep("stage", "verify", pipeline, "--json").out)["ok"] is True
+    assert json.loads(lockstep("stage", "show", pipeline, "--json").out)["error"]["code"] == "cli.no_batch"
+    assert lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline.parent / "x.parquet").code == 3
+
+
+def test_an_export_does_not_overwrite_unless_told(lockstep: Lockstep, pipeline: Path) -> None:
+    done = lockstep("stage", "export", pipeline, "shop.orders", "-o", pipeline, "--json")
+    assert (done.code, json.loads(done.out)["error"]["code"]) == (2, "cli.exists")
+
+
+def test_meta_upgrade_and_rebuild_of_a_new_pipeline_change_nothing_twice(lockstep: Lockstep, pipeline: Path) -> None:
+    for _ in range(2):
+        assert lockstep("meta", "upgrade", pipeline).code == 0
+        rebuilt = json.loads(lockstep("meta", "rebuild", pipeline, "--json").out)
+        assert rebuilt["sources"] == [{"source": "shop", "restored": 0, "position": None}]
+
+
+def test_the_schema_is_one_json_document(lockstep: Lockstep) -> None:
+    assert json.loads(lockstep("config", "schema").out)["title"] == "Pipeline"
+
+
+def test_a_cell_is_shown_as_it_is_and_not_as_markup() -> None:
+    made = table("t", ("a", "b"), [("[red]x[/]", 1234567)], numbers=("b",))
+    assert [str(cell) for cell in made.columns[0].cells] == ["[red]x[/]"]
+    assert [str(cell) for cell in made.columns[1].cells] == ["1,234,567"]
+
+
+def test_sizes_are_for_people() -> None:
+    assert [size(n) for n in (0, 1023, 1024, 1536, 5 << 30)] == ["0 B", "1023 B", "1.0 KiB", "1.5 KiB", "5.0 GiB"]
