@@ -57,10 +57,10 @@ def _uuid(buf, o, out, at):
 
 @nb.njit(nogil=True, cache=True)
 def _inet6(buf, o, out, at):
-    """Groups in hex without leading zeros; the first longest run of zero groups (two or more) is '::'; the last
+    """Groups in hex without leading zeros; the first longest run of zero groups, be it one, is '::'; the last
     two groups are dotted in ::a.b.c.d and ::ffff:a.b.c.d."""
     best = -1
-    best_size = 1
+    best_size = 0
     g = 0
     while g < 8:
         n = 0

@@ -164,7 +164,7 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
         if end < HEADER_SIZE:
             raise malformed(f"{type_name(header.type)} has no room for its checksum", f"{file}:{start}")
         verify = checksum or data[end - 1] == 1
-        if verify and zlib.crc32(memoryview(data)[:end]) != int.from_bytes(data[end:], "little"):
+        if verify and _crc32(data, end, header) != int.from_bytes(data[end:], "little"):
             raise DataAtRisk(
                 f"The checksum of {type_name(header.type)} does not fit its bytes.",
                 where=f"{file}:{start}",
@@ -173,6 +173,13 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
                 "(see its disk and mysqlbinlog --verify-binlog-checksum), else the network bends data",
             )
     return Event(header, data[HEADER_SIZE:end], file, start)
+
+
+def _crc32(data: bytes, end: int, header: Header) -> int:
+    """CRC32 of all before the checksum. A file that is being written says so by a flag that was not there then."""
+    if header.type == EventType.FORMAT_DESCRIPTION and header.flags & FLAG_IN_USE:
+        data = data[:17] + bytes([data[17] & ~FLAG_IN_USE]) + data[18:]
+    return zlib.crc32(memoryview(data)[:end])
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,27 +120,23 @@ def set_sizes(value, valid, label_end, out):
                 continue
             for m in range(members):
                 if v >> np.uint64(m) & np.uint64(1):
-                    n += label_end[m + 1] - label_end[m]
-                    if v & ((np.uint64(1) << np.uint64(m)) - np.uint64(1)):
-                        n += 1
+                    n += label_end[m + 1] - label_end[m] + (1 if n else 0)
         out[i] = n
 
 
 @nb.njit(nogil=True, cache=True)
 def set_text(value, valid, label, label_end, ends, out):
-    """Labels of each SET, joined by commas."""
+    """Labels of each SET, joined by commas; like the server, with none behind an empty label that comes first."""
     members = label_end.shape[0] - 1
     for i in range(value.shape[0]):
         if not valid[i]:
             continue
         d = np.int64(ends[i])
-        first = True
         for m in range(members):
             if value[i] >> np.uint64(m) & np.uint64(1):
-                if not first:
+                if d > ends[i]:
                     out[d] = 44
                     d += 1
-                first = False
                 for k in range(label_end[m], label_end[m + 1]):
                     out[d] = label[k]
                     d += 1

@@ -1,0 +1,105 @@
+"""A private server's log, read from its files: the shortest way from a statement to its decoded rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_core.binlog.compressed import payload_events, plain
+from cdc_core.binlog.definition import schema_of
+from cdc_core.binlog.events import Event, EventType, FormatDescription, parse_format_description, split_event
+from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
+from cdc_core.binlog.rows_event import ROW_EVENTS, RowsEvent, parse_rows
+from cdc_core.binlog.table_map import TableMap, parse_table_map
+from cdc_core.model.schema import TableSchema
+from cdc_core.source.definitions import table_schema
+from examples.sandbox.sql_server import SqlServer
+
+MAGIC = b"\xfebin"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A place in a server's log."""
+
+    file: str
+    offset: int
+
+
+def mark(server: SqlServer) -> Mark:
+    """The end of the log now."""
+    with server.connect() as connection, connection.cursor() as cursor:
+        mariadb = "MariaDB" in connection.get_server_info()
+        cursor.execute("SHOW MASTER STATUS" if mariadb else "SHOW BINARY LOG STATUS")
+        file, offset = cursor.fetchone()[:2]
+    return Mark(file, int(offset))
+
+
+def raw_events(data: bytes, file: str = "binlog.000001", begin: int = 4) -> Iterator[Event]:
+    """The events of a log file's bytes from `begin` on."""
+    assert data[:4] == MAGIC
+    checksum = _format(data, file).checksum
+    at = 4
+    while at < len(data):
+        size = int.from_bytes(data[at + 9 : at + 13], "little")
+        if at >= begin:
+            yield split_event(data[at : at + size], checksum=checksum, file=file, start=at)
+        at += size
+
+
+def _format(data: bytes, file: str) -> FormatDescription:
+    size = int.from_bytes(data[13:17], "little")
+    return parse_format_description(split_event(data[4 : 4 + size], checksum=False, file=file, start=4))
+
+
+def events_since(server: SqlServer, since: Mark) -> list[Event]:
+    """All events behind a mark, of its file, compressed ones unpacked."""
+    data = (server.directory / "data" / since.file).read_bytes()
+    return list(unpacked(raw_events(data, since.file, since.offset)))
+
+
+def unpacked(events: Iterator[Event]) -> Iterator[Event]:
+    """Compressed events replaced by what they hold; a payload stays, before its events."""
+    for event in events:
+        yield plain(event)
+        if event.header.type == EventType.TRANSACTION_PAYLOAD:
+            yield from payload_events(event)
+
+
+def row_groups(events: list[Event]) -> list[tuple[TableMap, list[RowsEvent]]]:
+    """Row events by table, under the last table map of each, in order of first appearance."""
+    maps: dict[int, TableMap] = {}
+    groups: dict[str, tuple[TableMap, list[RowsEvent]]] = {}
+    for event in events:
+        if event.header.type == EventType.TABLE_MAP:
+            found = parse_table_map(event)
+            maps[found.table_id] = found
+        elif event.header.type in ROW_EVENTS:
+            rows = parse_rows(event)
+            table = maps[rows.table_id]
+            groups.setdefault(table.name, (table, []))[1].append(rows)
+    return list(groups.values())
+
+
+def known_schema(server: SqlServer, database: str, table: str) -> TableSchema:
+    """What INFORMATION_SCHEMA says now."""
+    with server.connect() as connection:
+        found = table_schema(connection, database, table)
+    assert found is not None
+    return found
+
+
+def decoded(events: list[Event], known: TableSchema | None, *, mariadb: bool) -> tuple[TableSchema, DecodedRows]:
+    """The rows of the one table that `events` hold."""
+    ((table, rows),) = row_groups(events)
+    schema = schema_of(table, known, mariadb=mariadb)
+    return schema, decode_rows(schema, table, RowImages.of(rows))
+
+
+def rows_of(schema: TableSchema, arrays: list[pa.Array] | tuple[pa.Array, ...]) -> list[dict[str, Any]]:
+    """Rows as dicts, for asserts."""
+    names = [column.name for column in schema.columns]
+    return pa.table(list(arrays), names=names).to_pylist()
