@@ -40,7 +40,7 @@ def winners(
     changes: staged columns, the row's already unified to `columns`. moving: shard keys outside the key.
     """
     sides = _split_key_changes(changes, columns, key)
-    groups = [_exact(columns[name].dataType, name).alias(f"_cdc_key{at}") for at, name in enumerate(key)]
+    groups = [exact(columns[name].dataType, name).alias(f"_cdc_key{at}") for at, name in enumerate(key)]
     payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in _KEPT])
     order = F.struct(c(SEQ), c(ROW))
     totals = [
@@ -79,7 +79,7 @@ def _was(at: int) -> str:
     return f"_cdc_was{at}"
 
 
-def _exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
+def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
     """A key column as it is compared. Where the type has values that it cannot hold, by its text."""
     value = c(BEFORE, name) if before else c(name)
     if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
@@ -90,8 +90,7 @@ def _exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
 def _split_key_changes(changes: DataFrame, columns: T.StructType, key: Sequence[str]) -> DataFrame:
     """Each change once, and each key change a second time (`_cdc_side` 1) as the delete of its old key."""
     same = [
-        _exact(columns[name].dataType, name).eqNullSafe(_exact(columns[name].dataType, name, before=True))
-        for name in key
+        exact(columns[name].dataType, name).eqNullSafe(exact(columns[name].dataType, name, before=True)) for name in key
     ]
     unchanged = same[0]
     for one in same[1:]:

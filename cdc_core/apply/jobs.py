@@ -1,0 +1,155 @@
+"""The Spark jobs of a run as plain data: what to submit, with which arguments and settings.
+
+The Airflow operator and `lockstep run` render the same values, so that a run is the same run either way. Logins are
+not in here: a job's driver reads them from the environment variables that `environment` names.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from cdc_core.config import Pipeline
+from cdc_core.connections import variable_of
+from cdc_core.errors import UsageError
+
+JOBS = ("merge", "filter", "write", "quality")
+
+_S3_PACKAGES = (
+    "org.apache.hadoop:hadoop-aws:3.4.2",
+    "software.amazon.awssdk:s3:2.29.52",
+    "software.amazon.awssdk:s3-transfer-manager:2.29.52",
+    "software.amazon.awssdk:apache-client:2.29.52",
+)
+_S3_EXCLUDED = (
+    "software.amazon.awssdk:bundle",
+    "org.apache.hadoop:hadoop-common",
+    "software.amazon.awssdk:netty-nio-client",
+)
+"""14 MB of jars instead of 600: the bundle has every AWS service, and pyspark ships hadoop-common."""
+
+LOCAL_CONF: Mapping[str, str] = {
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -Dlog4j2.level=WARN",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+"""For a master in this process: no ports to the world, and a start that is seconds shorter. The just-in-time compiler
+stops at its first level, which suits short jobs; a pipeline with large runs sets extraJavaOptions in `spark.conf`."""
+
+ANYWHERE: Mapping[str, str] = {
+    "spark.eventLog.enabled": "false",
+    "spark.sql.catalogImplementation": "in-memory",
+    "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class SparkJob:
+    """One spark-submit.
+
+    application: path of the Python file. packages, excluded: Maven coordinates. environment: names of the
+    variables that the driver needs, each set in the submitting process.
+    """
+
+    name: str
+    application: str
+    arguments: tuple[str, ...]
+    conf: Mapping[str, str]
+    packages: tuple[str, ...]
+    excluded: tuple[str, ...]
+    environment: tuple[str, ...]
+
+    def command(self, master: str, *, spark_submit: str = "spark-submit") -> list[str]:
+        """The command line of it."""
+        options = ["--master", master, "--name", self.name]
+        for key, value in self.conf.items():
+            options += ["--conf", f"{key}={value}"]
+        if self.packages:
+            options += ["--packages", ",".join(self.packages), "--exclude-packages", ",".join(self.excluded)]
+        return [spark_submit, *options, self.application, *self.arguments]
+
+
+def spark_job(
+    name: str,
+    plan_path: str,
+    pipeline_file: Path,
+    pipeline: Pipeline,
+    *,
+    merge_set: str | None = None,
+    target: str | None = None,
+    local: bool = True,
+) -> SparkJob:
+    """A job of a run: `merge` needs a merge_set, the others a target.
+
+    plan_path: of plan.json, relative to the stage's root. local: the master is local[...].
+    """
+    if name not in JOBS or (merge_set if name == "merge" else target) is None:
+        raise UsageError(
+            f"There is no Spark job {name!r} with set {merge_set!r} and target {target!r}.",
+            code="spark.arguments",
+            remedy=f"name one of {', '.join(JOBS)}; merge needs a set, the others a target",
+        )
+    arguments = ["--plan", plan_path, "--pipeline", str(pipeline_file)]
+    if merge_set is not None:
+        arguments += ["--set", merge_set]
+    if target is not None:
+        arguments += ["--target", target]
+    in_bucket = pipeline.stage.uri.startswith("s3://")
+    conf: dict[str, str] = dict(ANYWHERE)
+    if local:
+        # The interpreter that submits is the one whose packages the workers need.
+        conf |= {**LOCAL_CONF, "spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+    if in_bucket:
+        conf |= _s3_conf(pipeline)
+    conf |= pipeline.spark.conf
+    references = pipeline.target(target).connections if target is not None else ()
+    environment = tuple(dict.fromkeys(variable_of(reference) for reference in references))
+    if in_bucket:
+        environment += tuple(name for name in _AWS_VARIABLES if name in os.environ)
+    return SparkJob(
+        f"lockstep-{pipeline.pipeline}-{name}",
+        _application(name),
+        tuple(arguments),
+        conf,
+        _S3_PACKAGES if in_bucket else (),
+        _S3_EXCLUDED if in_bucket else (),
+        environment,
+    )
+
+
+_AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
+
+
+def _s3_conf(pipeline: Pipeline) -> dict[str, str]:
+    conf = {"spark.hadoop.fs.s3a.endpoint.region": pipeline.stage.s3_region}
+    endpoint = pipeline.stage.s3_endpoint
+    if endpoint:
+        conf |= {
+            "spark.hadoop.fs.s3a.endpoint": endpoint,
+            "spark.hadoop.fs.s3a.path.style.access": "true",
+            "spark.hadoop.fs.s3a.connection.ssl.enabled": "true" if urlsplit(endpoint).scheme == "https" else "false",
+        }
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        # Keys stay in the environment; this only names the provider that looks there.
+        conf["spark.hadoop.fs.s3a.aws.credentials.provider"] = (
+            "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
+        )
+    return conf
+
+
+def _application(name: str) -> str:
+    found = importlib.util.find_spec("spark_jobs")
+    if found is None or not found.submodule_search_locations:
+        raise UsageError(
+            "The package spark_jobs is not installed beside cdc_core.",
+            code="spark.not_installed",
+            remedy="install the project (`make setup`, or pip install lockstep) in this Python",
+        )
+    return str(Path(next(iter(found.submodule_search_locations))) / f"{name}.py")
