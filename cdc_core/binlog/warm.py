@@ -1,0 +1,81 @@
+"""`python -m cdc_core.binlog.warm`: compiles every kernel into numba's cache, so that no first run waits for it.
+
+Kernels are compiled for the types they are called with. So this decodes one small row of every form of column, the
+very way the stream does: what it compiles is what a run uses. A test sees to it that a decode after it compiles
+nothing.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from cdc_core.binlog.events import Event, EventType, Header
+from cdc_core.binlog.rows import RowImages, decode_rows
+from cdc_core.binlog.rows_event import DELETE, INSERT, UPDATE, RowsEvent
+from cdc_core.binlog.table_map import TableMap, TypeCode
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+
+_NOWHERE = Event(Header(0, EventType.WRITE_ROWS, 0, 19, 0, 0), b"")
+
+# One of each kernel: type, code, metadata, row bytes.
+_COLUMNS: tuple[tuple[ColumnType, int, int, bytes], ...] = (
+    (ColumnType("int"), TypeCode.LONG, 0, bytes(4)),
+    (ColumnType("bit", length=9), TypeCode.BIT, 9, bytes(2)),
+    (ColumnType("decimal", precision=4, scale=2), TypeCode.DECIMAL, 4 << 8 | 2, b"\x80\x00"),
+    (ColumnType("decimal", precision=40, scale=0), TypeCode.DECIMAL, 40 << 8, b"\x80" + bytes(17)),
+    (ColumnType("date"), TypeCode.DATE, 0, bytes(3)),
+    (ColumnType("datetime", fsp=6), TypeCode.DATETIME2, 6, b"\x80" + bytes(7)),
+    (ColumnType("timestamp", fsp=6), TypeCode.TIMESTAMP2, 6, bytes(7)),
+    (ColumnType("time", fsp=1), TypeCode.TIME2, 1, b"\x80" + bytes(3)),
+    (ColumnType("varchar", length=5, charset="utf8mb4"), TypeCode.VARCHAR, 20, b"\x01a"),
+    (ColumnType("varchar", length=5, charset="latin1"), TypeCode.VARCHAR, 5, b"\x01a"),
+    (ColumnType("varchar", length=5, charset="ascii"), TypeCode.VARCHAR, 5, b"\x01a"),
+    (ColumnType("binary", length=2), TypeCode.STRING, 2, b"\x00"),
+    (ColumnType("set", labels=("a", "b"), charset="utf8mb4"), TypeCode.SET, 1, b"\x03"),
+    (ColumnType("uuid"), TypeCode.STRING, 16, b"\x00"),
+)
+
+
+def warm() -> pa.StructArray:
+    """Decodes one row of each form, as an insert, an update and a delete; returns the rows."""
+    columns = tuple(Column(f"c{i}", kind) for i, (kind, _, _, _) in enumerate(_COLUMNS))
+    count = len(columns)
+    schema = TableSchema("warm", "warm", columns)
+    table = TableMap(
+        1, 0, "warm", "warm", tuple(code for _, code, _, _ in _COLUMNS),
+        tuple(metadata for _, _, metadata, _ in _COLUMNS), (True,) * count,
+    )  # fmt: skip
+    bitmap = b"\xff" * ((count + 7) // 8)
+    image = bytes(len(bitmap)) + b"".join(raw for _, _, _, raw in _COLUMNS)
+    events = [
+        RowsEvent(kind, 1, 0, count, bitmap, bitmap if kind == UPDATE else b"", False, images, _NOWHERE)
+        for kind, images in ((INSERT, image), (UPDATE, image * 2), (DELETE, image))
+    ]
+    rows = decode_rows(schema, table, RowImages.of(events))
+    return pa.StructArray.from_arrays(list(rows.after), names=[column.name for column in columns])
+
+
+def kernels() -> Iterator[tuple[str, object]]:
+    """Every compiled function of this room by name."""
+    from cdc_core.binlog import addresses, kernels, scan, temporal
+
+    for module in (scan, kernels, temporal, addresses):
+        for name, function in vars(module).items():
+            if hasattr(function, "signatures") and function.__module__ == module.__name__:
+                yield f"{module.__name__.rpartition('.')[2]}.{name}", function
+
+
+def main() -> None:
+    started_s = time.monotonic()
+    sys.stderr.write("compiling the binlog decoder (once; later runs take it from the cache)\n")
+    warm()
+    compiled = sum(len(function.stats.cache_misses) for _, function in kernels())  # type: ignore[attr-defined]
+    sys.stderr.write(f"ready after {time.monotonic() - started_s:.1f} s; {compiled} kernels were new\n")
+
+
+if __name__ == "__main__":
+    main()
