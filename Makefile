@@ -7,8 +7,6 @@ MAKEFLAGS += --no-print-directory
 
 export LOCKSTEP_CACHE ?= $(HOME)/.cache/lockstep
 export UV_CACHE_DIR ?= $(LOCKSTEP_CACHE)/uv
-# The cache may lie on another file system than the clone: a copy then is right, a warning only noise.
-export UV_LINK_MODE ?= copy
 # spark-submit is found by name, so the environment's bin comes first.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
