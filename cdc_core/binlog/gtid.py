@@ -188,9 +188,11 @@ def parse_mariadb_gtid(event: Event) -> MariadbGtid:
 
 def parse_mariadb_gtid_list(event: Event) -> tuple[str, ...]:
     """The last GTID of each domain and server before this file: count u32 (4 high bits: flags), then
-    domain u32, server id u32, number u64 each."""
+    domain u32, server id u32, number u64 each. An empty list is padded to 6 bytes."""
     read = event.cursor()
     count = read.uint(4) & 0x0FFFFFFF
+    if count == 0:
+        read.take(min(read.left, 2))
     gtids = []
     for _ in range(count):
         domain, server, number = read.uint(4), read.uint(4), read.uint(8)
