@@ -56,6 +56,11 @@ class Tables:
 
     def forget(self, names: Iterable[Name] | None) -> None:
         """After DDL of these tables, or of any (None)."""
-        self._uses.clear()
-        for name in tuple(self._known) if names is None else names:
+        gone = frozenset(self._known if names is None else names)
+        for name in gone:
             self._known.pop(name, None)
+        self._uses = {
+            key: use
+            for key, use in self._uses.items()
+            if use is None or (use.schema.database, use.schema.table) not in gone
+        }

@@ -1,0 +1,380 @@
+"""Where a source begins to be read: the stored checkpoint, else what the pipeline file says.
+
+It must keep true that a place is only returned when the server still has the log from there on, unbroken: what is
+purged, beyond the end, or of another server or history stops with how much is missing. Never a quiet first file.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import datetime
+
+import pymysql
+
+from cdc_core import connections
+from cdc_core.binlog.events import Event, EventType
+from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid, parse_mariadb_gtid_list, parse_previous_gtids
+from cdc_core.config import Source, Start
+from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position, file_number
+from cdc_core.source.dump import EndOfLog, LogReader
+from cdc_core.source.facts import (
+    BinlogFile,
+    ServerFacts,
+    binlog_files,
+    end_position,
+    facts,
+    gtid_at,
+    gtid_executed,
+    log_off,
+    log_status,
+    now_us,
+)
+from cdc_core.source.gtid_sets import GtidSet, advanced
+from cdc_core.windows import from_us, to_us
+
+log = logging.getLogger(__name__)
+
+_FULL_COPY = "take a new full copy of the captured tables, and start behind it under a new timeline"
+_MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
+_BETWEEN = _MYSQL_GTIDS | {
+    EventType.MARIADB_GTID, EventType.ROTATE, EventType.STOP, EventType.PREVIOUS_GTIDS, EventType.MARIADB_GTID_LIST,
+    EventType.MARIADB_BINLOG_CHECKPOINT, EventType.MARIADB_START_ENCRYPTION, EventType.FORMAT_DESCRIPTION,
+}  # fmt: skip
+"""Events that never stand inside a transaction."""
+
+
+def find_start(
+    source: Source,
+    connection: pymysql.Connection,
+    stored: Checkpoint | None,
+    *,
+    server: connections.Server | None = None,
+) -> Checkpoint:
+    """The checkpoint to read from: `stored` if there is one, else by `source.start`.
+
+    server: where to open the log for a start by position, GTID or time; by default what `source.connection` names.
+    Raises DataAtRisk (source.purged, source.position_beyond_end, source.other_server, source.history_changed,
+    source.bad_position), UsageError (source.start_time, source.gtid_text), Refused (source.log_off, source.gtid_off).
+    """
+    known = facts(connection)
+    files = binlog_files(connection)
+    if not files:
+        raise log_off()
+    if stored is not None:
+        require_available(stored, files, known, connection, source)
+        return stored
+    search = _Search(source, connection, server, files, known)
+    if source.start == "latest":
+        return search.latest()
+    if source.start == "earliest":
+        return search.at_file(files[0].name)
+    start: Start = source.start
+    if start.position is not None:
+        return search.at_position(start.position.file, start.position.offset)
+    if start.timestamp is not None:
+        return search.at_time(start.timestamp)
+    assert start.gtid is not None
+    return search.after_gtids(start.gtid)
+
+
+def require_available(
+    checkpoint: Checkpoint,
+    files: Sequence[BinlogFile],
+    known: ServerFacts,
+    connection: pymysql.Connection,
+    source: Source,
+) -> None:
+    """That the server still has the log from a checkpoint on, and that it is the log that the checkpoint counted.
+
+    Raises DataAtRisk (source.other_server, source.purged, source.position_beyond_end, source.history_changed).
+    """
+    where = f"{source.name}, {checkpoint.position}"
+    if checkpoint.server and checkpoint.server != known.identity:
+        raise DataAtRisk(
+            f"The position was counted by server {checkpoint.server}, and this is {known.identity}: the same file and "
+            "offset are another place there.",
+            where=where,
+            code="source.other_server",
+            remedy=f"point {source.connection} at the server that was read before; if it is gone, {_FULL_COPY}",
+        )
+    require_in_files(checkpoint.position, files, where)
+    if checkpoint.gtid_set:
+        before = gtid_at(connection, checkpoint.position, mariadb=True) if known.mariadb else gtid_executed(connection)
+        if not GtidSet.parse(before).contains(GtidSet.parse(checkpoint.gtid_set)):
+            raise DataAtRisk(
+                f"The log is not the one that was read before: it has executed {before or 'nothing'} here, and the "
+                f"checkpoint {checkpoint.gtid_set}.",
+                where=where,
+                code="source.history_changed",
+                remedy=f"the server's log was reset or its data replaced: {_FULL_COPY}",
+            )
+
+
+def require_in_files(position: Position, files: Sequence[BinlogFile], where: str) -> None:
+    """That a position lies within the files. Raises DataAtRisk (source.purged, source.position_beyond_end)."""
+    sizes = {file.name: file.size_bytes for file in files}
+    oldest, newest = files[0].name, files[-1].name
+    if position.file in sizes:
+        if position.offset <= sizes[position.file]:
+            return
+        what = f"the file has {sizes[position.file]} bytes only"
+    elif position.number < file_number(oldest):
+        gone = file_number(oldest) - position.number
+        raise DataAtRisk(
+            f"The log at {position} is purged: the oldest file left is {oldest}, so that what lay in the {gone} "
+            f"file{'s' if gone > 1 else ''} before it is missing.",
+            where=where,
+            code="source.purged",
+            remedy=f"changes are lost to the log: {_FULL_COPY}; keep the log longer (binlog_expire_logs_seconds)",
+        )
+    else:
+        what = f"the newest file is {newest}"
+    raise DataAtRisk(
+        f"The log ends before {position}: {what}.",
+        where=where,
+        code="source.position_beyond_end",
+        remedy=f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {_FULL_COPY}",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Begin:
+    """A transaction's first event. gtids: those executed before it."""
+
+    position: Position
+    commit_ts_us: int
+    gtid: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Head:
+    """What a file says of itself: when it was begun, and the GTIDs executed before it."""
+
+    begun_us: int
+    previous: str
+
+
+class _Search:
+    """Looks for a place in the log by reading it."""
+
+    def __init__(
+        self,
+        source: Source,
+        connection: pymysql.Connection,
+        server: connections.Server | None,
+        files: Sequence[BinlogFile],
+        known: ServerFacts,
+    ) -> None:
+        self._source = source
+        self._connection = connection
+        self._server = server
+        self._files = files
+        self._known = known
+
+    def latest(self) -> Checkpoint:
+        watermark_us = now_us(self._connection)
+        row = log_status(self._connection)
+        if row is None:
+            raise log_off()
+        position = Position(0, str(row[0]), int(row[1]))
+        if self._known.mariadb:
+            gtids = gtid_at(self._connection, position, mariadb=True)
+        else:
+            gtids = str(row[4] or "").replace("\n", "") if len(row) > 4 else ""
+        return self._checkpoint(position, gtids, watermark_us)
+
+    def at_file(self, file: str) -> Checkpoint:
+        head = self._head(file)
+        return self._checkpoint(Position(0, file, FIRST_OFFSET), head.previous, head.begun_us)
+
+    def at_position(self, file: str, offset: int) -> Checkpoint:
+        """The log is read from the file's begin to see that a transaction begins there."""
+        position = Position(0, file, offset)
+        require_in_files(position, self._files, f"{self._source.name}, start.position")
+        if offset == FIRST_OFFSET:
+            return self.at_file(file)
+        head = self._head(file)
+        gtids: list[str] = []
+        watermark_us = head.begun_us
+        reached = FIRST_OFFSET
+        for event in self._events(file):
+            if event.file != file or event.start < 0:
+                break
+            if event.start >= offset:
+                if event.start > offset or event.header.type not in _BETWEEN:
+                    raise self._no_boundary(position)
+                reached = offset
+                break
+            begin = _begin_of(event)
+            if begin is not None:
+                gtids.append(begin.gtid)
+                watermark_us = max(watermark_us, begin.commit_ts_us)
+            reached = event.start + event.header.length
+        if reached != offset:
+            raise self._no_boundary(position)
+        return self._checkpoint(position, advanced(head.previous, gtids), watermark_us)
+
+    def _no_boundary(self, position: Position) -> DataAtRisk:
+        return DataAtRisk(
+            f"No transaction begins at {position}.",
+            where=f"{self._source.name}, start.position",
+            code="source.bad_position",
+            remedy="give the Pos of a Gtid or Anonymous_Gtid event of SHOW BINLOG EVENTS",
+        )
+
+    def at_time(self, text: str) -> Checkpoint:
+        """Before the first transaction that was committed at or after a time; the end of the log if there is none."""
+        moment_us = _moment(text, self._source)
+        if moment_us > now_us(self._connection):
+            raise _bad_time(text, "lies in the future of the server's clock", self._source)
+        low, high = 0, len(self._files)
+        while low < high:  # the first file that was begun after the time
+            middle = (low + high) // 2
+            if self._head(self._files[middle].name).begun_us > moment_us:
+                high = middle
+            else:
+                low = middle + 1
+        if low == 0:
+            oldest = self._files[0]
+            if file_number(oldest.name) > 1:
+                begun_us = self._head(oldest.name).begun_us
+                raise DataAtRisk(
+                    f"The log at {text} is purged: the oldest file left, {oldest.name}, was begun at "
+                    f"{from_us(begun_us).isoformat()}.",
+                    where=f"{self._source.name}, start.timestamp",
+                    code="source.purged",
+                    remedy="give a later time, behind a full copy; or take the changes before it from a backup",
+                )
+            return self.at_file(oldest.name)
+        return self._first(self._files[low - 1].name, lambda begin: begin.commit_ts_us >= moment_us)
+
+    def after_gtids(self, text: str) -> Checkpoint:
+        """Before the first transaction that is not in a GTID set; the end of the log if there is none."""
+        wanted = GtidSet.parse(text)
+        if not self._known.mariadb and self._known.gtid_mode != "ON":
+            raise Refused(
+                f"gtid_mode is {self._known.gtid_mode or 'OFF'}, so that the log cannot be searched for a GTID.",
+                where=f"{self._source.name}, start.gtid",
+                code="source.gtid_off",
+                remedy="use start.position or start.timestamp, or set gtid_mode = ON on the source",
+            )
+        executed = gtid_executed(self._connection)
+        if not GtidSet.parse(executed).contains(wanted):
+            raise DataAtRisk(
+                f"The server has executed {executed or 'nothing'}, which lacks some of {text}.",
+                where=f"{self._source.name}, start.gtid",
+                code="source.position_beyond_end",
+                remedy="check that it is the server that the set came from, or a replica that has caught up with it",
+            )
+        for file in reversed(self._files):
+            if wanted.contains(GtidSet.parse(self._head(file.name).previous)):
+                return self._first(file.name, lambda begin: not begin.gtid or not wanted.has(begin.gtid))
+        oldest = self._files[0].name
+        raise DataAtRisk(
+            f"The log behind {text or 'the first transaction'} is purged: before the oldest file left, {oldest}, "
+            f"{self._head(oldest).previous} was executed.",
+            where=f"{self._source.name}, start.gtid",
+            code="source.purged",
+            remedy=f"changes are lost to the log: {_FULL_COPY}",
+        )
+
+    def _first(self, file: str, fits: Callable[[_Begin], bool]) -> Checkpoint:
+        """Before the first transaction from `file` on that fits."""
+        head = self._head(file)
+        gtids: list[str] = []
+        watermark_us = head.begun_us
+        end = end_position(self._connection, 0)
+        for begin in self._begins(file):
+            if fits(begin):
+                end = begin.position
+                break
+            if begin.position >= end:  # logged since we asked for the end: not there when the search began
+                break
+            gtids.append(begin.gtid)
+            watermark_us = max(watermark_us, begin.commit_ts_us)
+        return self._checkpoint(end, advanced(head.previous, gtids), watermark_us)
+
+    def _checkpoint(self, position: Position, gtids: str, watermark_us: int) -> Checkpoint:
+        return Checkpoint(
+            position,
+            gtid_set=gtids,
+            server=self._known.identity,
+            watermark_us=min(watermark_us, now_us(self._connection)),
+        )
+
+    def _open(self, file: str) -> LogReader:
+        if self._server is None:
+            self._server = connections.resolve(self._source.connection)
+        return LogReader(
+            self._server, Position(0, file, FIRST_OFFSET), source=self._source.name,
+            server_id=self._source.server_id, heartbeat_s=self._source.heartbeat_s,
+            read_timeout_s=self._source.read_timeout_s, wait=False,
+        )  # fmt: skip
+
+    def _head(self, file: str) -> _Head:
+        with closing(self._open(file)) as reader:
+            begun_us = 0
+            for event in _all_events(reader):
+                code = event.header.type
+                if code == EventType.FORMAT_DESCRIPTION:
+                    begun_us = event.header.timestamp * 1_000_000
+                elif code == EventType.PREVIOUS_GTIDS:
+                    return _Head(begun_us, parse_previous_gtids(event))
+                elif code == EventType.MARIADB_GTID_LIST:
+                    return _Head(begun_us, ",".join(parse_mariadb_gtid_list(event)))
+                elif code in _MYSQL_GTIDS or code == EventType.MARIADB_GTID:
+                    break
+        return _Head(begun_us, "")
+
+    def _events(self, file: str) -> Iterator[Event]:
+        """From the begin of a file to the end of the log."""
+        log.info("%s: searching the log from %s on for the start", self._source.name, file)
+        with closing(self._open(file)) as reader:
+            yield from _all_events(reader)
+
+    def _begins(self, file: str) -> Iterator[_Begin]:
+        return (begin for event in self._events(file) if (begin := _begin_of(event)) is not None)
+
+
+def _begin_of(event: Event) -> _Begin | None:
+    code = event.header.type
+    if code == EventType.MARIADB_GTID:
+        gtid, moment_us = parse_mariadb_gtid(event).text, 0
+    elif code in _MYSQL_GTIDS:
+        named = parse_gtid(event)
+        gtid, moment_us = named.text, named.immediate_commit_ts_us
+    else:
+        return None
+    return _Begin(Position(0, event.file, event.start), moment_us or event.header.timestamp * 1_000_000, gtid)
+
+
+def _all_events(reader: LogReader) -> Iterator[Event]:
+    while True:
+        try:
+            events = reader.events(1.0)
+        except EndOfLog:
+            return
+        yield from events
+
+
+def _moment(text: str, source: Source) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise _bad_time(text, "is not ISO 8601", source) from None
+    if moment.tzinfo is None:
+        raise _bad_time(text, "has no zone", source)
+    return to_us(moment)
+
+
+def _bad_time(text: str, why: str, source: Source) -> UsageError:
+    return UsageError(
+        f"The start time {text!r} {why}.",
+        where=f"{source.name}, start.timestamp",
+        code="source.start_time",
+        remedy="write it like 2026-11-21T04:00:00+00:00",
+    )
