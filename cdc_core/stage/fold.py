@@ -3,7 +3,7 @@
 A row's state is its last change by (`_cdc_seq`, `_cdc_row`); between sources by commit time, then source name.
 A delete removes the row; an update that moves it to another key removes the old key as well; a truncate removes what
 its source table wrote before it. Without a key, whole rows are matched with multiplicity.
-Only texts are made here: no file is opened.
+Only texts are made here: no file is opened. Names of our own begin with `_lockstep`, lest a row's column has them.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def check_key(table: str, key: Sequence[str], schema: TableSchema) -> None:
 
 
 def changes_sql(groups: Sequence[FileGroup], columns: Sequence[pa.Field]) -> str:
-    """All changes under one schema: row columns, `_before`, bookkeeping, and `_table` (the source's table)."""
+    """All changes under one schema: row columns, `_before`, bookkeeping, and `_lockstep_table` (the source's table)."""
     return "\nUNION ALL BY NAME\n".join(_group_sql(group, columns) for group in groups)
 
 
@@ -137,7 +137,7 @@ def _group_sql(group: FileGroup, columns: Sequence[pa.Field]) -> str:
     names = [field.name for field in BOOKKEEPING]
     files = ", ".join(text(file) for file in group.files)
     return (
-        f"SELECT {', '.join([*chosen, before, *names])}, {text(group.schema.name)} AS _table "
+        f"SELECT {', '.join([*chosen, before, *names])}, {text(group.schema.name)} AS _lockstep_table "
         f"FROM read_parquet([{files}], hive_partitioning = false)"
     )
 
@@ -172,7 +172,7 @@ def _keyed_sql(changes: str, folded: Folded) -> str:
     if folded.truncated:
         kept = (
             "WHERE NOT EXISTS (SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source"
-            " AND t._table = e._table AND t.place >= e.place)"
+            " AND t._lockstep_table = e._lockstep_table AND t.place >= e.place)"
         )
     last = "per_source"
     across = ""
@@ -185,12 +185,12 @@ def _keyed_sql(changes: str, folded: Folded) -> str:
     columns = ", ".join(f"c.{quoted(field.name)}" for field in folded.columns)
     return f"""WITH changes AS ({changes}),
 truncates AS (
-  SELECT _cdc_source, _table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
+  SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
 events AS (
-  SELECT {new_keys}, _cdc_source, _table, {place} AS place, _cdc_ts AS ts, _cdc_op = 'd' AS gone
+  SELECT {new_keys}, _cdc_source, _lockstep_table, {place} AS place, _cdc_ts AS ts, _cdc_op = 'd' AS gone
   FROM changes WHERE _cdc_op <> 't'
   UNION ALL
-  SELECT {old_keys}, _cdc_source, _table, {place} AS place, _cdc_ts AS ts, true AS gone
+  SELECT {old_keys}, _cdc_source, _lockstep_table, {place} AS place, _cdc_ts AS ts, true AS gone
   FROM changes WHERE _cdc_op = 'u' AND ({moved})),
 per_source AS (
   SELECT {key_list}, _cdc_source, max(place) AS place, arg_max(gone, place) AS gone, arg_max(ts, place) AS ts
@@ -216,20 +216,22 @@ def _keyless_sql(changes: str, folded: Folded) -> str:
     empty = "NULL::MAP(VARCHAR, VARCHAR)"
     after = f"coalesce({_AFTER_LITERAL}, MAP {{}})" if folded.literals else empty
     before = f"coalesce({_BEFORE_LITERAL}, MAP {{}})" if folded.literals else empty
-    shown = f"CASE WHEN len(map_keys(lit)) > 0 THEN lit ELSE {empty} END" if folded.literals else empty
+    shown = (
+        f"CASE WHEN len(map_keys(_lockstep_lit)) > 0 THEN _lockstep_lit ELSE {empty} END" if folded.literals else empty
+    )
     return f"""WITH changes AS ({changes}),
 truncates AS (
-  SELECT _cdc_source, _table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
+  SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
 kept AS (
   SELECT * FROM changes AS e WHERE _cdc_op <> 't' AND NOT EXISTS (
-    SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source AND t._table = e._table
+    SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source AND t._lockstep_table = e._lockstep_table
     AND t.place >= e._cdc_seq::HUGEINT * 4294967296 + e._cdc_row)),
 moves AS (
-  SELECT {new}, {after} AS lit, CASE WHEN _cdc_op = 'd' THEN -1 ELSE 1 END AS n, _cdc_seq, _cdc_ts FROM kept
+  SELECT {new}, {after} AS _lockstep_lit, CASE WHEN _cdc_op = 'd' THEN -1 ELSE 1 END AS _lockstep_n, _cdc_seq, _cdc_ts FROM kept
   UNION ALL
-  SELECT {old}, {before} AS lit, -1 AS n, _cdc_seq, _cdc_ts FROM kept WHERE _cdc_op = 'u'),
+  SELECT {old}, {before} AS _lockstep_lit, -1 AS _lockstep_n, _cdc_seq, _cdc_ts FROM kept WHERE _cdc_op = 'u'),
 counted AS (
-  SELECT {new}, lit, sum(n) AS n, max(_cdc_seq) FILTER (n > 0) AS _cdc_seq, max(_cdc_ts) FILTER (n > 0) AS _cdc_ts
-  FROM moves GROUP BY {new}, lit HAVING sum(n) > 0)
+  SELECT {new}, _lockstep_lit, sum(_lockstep_n) AS _lockstep_n, max(_cdc_seq) FILTER (WHERE _lockstep_n > 0) AS _cdc_seq, max(_cdc_ts) FILTER (WHERE _lockstep_n > 0) AS _cdc_ts
+  FROM moves GROUP BY {new}, _lockstep_lit HAVING sum(_lockstep_n) > 0)
 SELECT {new}, _cdc_seq, _cdc_ts, {shown} AS _cdc_literal
-FROM (SELECT *, unnest(range(n::BIGINT)) AS copy FROM counted) ORDER BY _cdc_seq, {new}"""
+FROM (SELECT *, unnest(range(_lockstep_n::BIGINT)) AS _lockstep_copy FROM counted) ORDER BY _cdc_seq, {new}"""

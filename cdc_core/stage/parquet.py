@@ -163,8 +163,11 @@ def _add_weight(weights: npt.NDArray[np.int64], column: pa.Array) -> None:
     kind = column.type
     if pa.types.is_struct(kind):
         if column.null_count < len(column):
+            inside = np.zeros(len(column), np.int64)
             for child in column.flatten():  # the children as the struct's slice sees them
-                _add_weight(weights, child)
+                _add_weight(inside, child)
+            # A null struct weighs nothing, whatever stands beside it: most `_before` are null.
+            weights += np.where(column.is_valid().to_numpy(zero_copy_only=False), inside, 0)
     elif pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_list(kind):
         buffer = column.buffers()[1]
         if buffer is not None and len(column):

@@ -193,13 +193,13 @@ def _fold(
         literal = connection.execute(
             f"SELECT 1 FROM read_parquet([{files}], hive_partitioning = false, union_by_name = true) "
             "WHERE _cdc_literal IS NOT NULL LIMIT 1"
-        ).fetchone()
+        ).fetchall()
         yield Folded(
             groups=groups,
             columns=tuple(columns_of_state(table, definitions, every)),
             all_columns=tuple(every),
             key=chosen,
-            literals=literal is not None,
+            literals=bool(literal),
             truncated=any(one.part.ops.get("t") for one in parts),
             several_sources=len({one.source for one in parts}) > 1,
         )

@@ -1,0 +1,217 @@
+"""The chain of manifests: one winner for each name, no gap, no fork; and what verify and sweep find."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from cdc_core.errors import DataAtRisk, RetryLater
+from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage.manifest import Problem, chain, commit, read, sweep, verify
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.writer import BatchWriter
+from tests.made_blocks import Change, Made, block
+
+SCHEMA = TableSchema("shop", "orders", (Column("id", ColumnType("int"), False, 1),))
+
+
+def at(entries: int, file: str = "binlog.000001") -> Position:
+    return Position(0, file, 4 + 100 * entries)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"file://{tmp_path}/stage")
+
+
+def write(store, start: int, stop: int, epoch: int = 1, source: str = "shop") -> Manifest:
+    """A batch of one-row transactions start..stop-1, its parts durable, its manifest not committed."""
+    writer = BatchWriter(
+        store, pipeline="p", source=source, epoch=epoch, begin=Checkpoint(at(start)), window=(0, 3_600_000_000)
+    )
+    made = [Made([Change(SCHEMA, "c", {"id": n})], ts=n) for n in range(start, stop)]
+    writer.add(block(made, at(start), source=source))
+    return writer.finish(Checkpoint(at(stop)))
+
+
+def stage(store, *bounds: int, epoch: int = 1) -> list[Manifest]:
+    """Committed batches between the bounds."""
+    batches = [write(store, a, b, epoch) for a, b in pairwise(bounds)]
+    assert all(commit(store, batch).ours for batch in batches)
+    return batches
+
+
+def test_a_committed_manifest_is_read_back_as_it_was(store):
+    (batch,) = stage(store, 0, 3)
+    assert read(store, "shop", at(0)) == batch
+    assert list(chain(store, "shop")) == [batch]
+
+
+def test_a_taken_name_returns_the_manifest_that_stands_there_and_changes_nothing(store):
+    (first,) = stage(store, 0, 3)
+    second = write(store, 0, 5, epoch=2)
+    committed = commit(store, second)
+    assert not committed.ours
+    assert committed.manifest == first
+    assert list(chain(store, "shop")) == [first]
+
+
+def test_committing_the_same_manifest_again_is_still_ours(store):
+    """The first answer may have been lost on the network."""
+    batch = write(store, 0, 3)
+    assert commit(store, batch).ours
+    assert commit(store, batch).ours
+
+
+def test_a_chain_is_given_in_stream_order_from_any_link_on(store):
+    batches = stage(store, 0, 3, 9, 10, 200)
+    assert list(chain(store, "shop")) == batches
+    assert list(chain(store, "shop", after=at(9))) == batches[2:]
+    assert list(chain(store, "shop", after=at(200))) == []
+    assert list(chain(store, "other")) == []
+
+
+def test_a_chain_of_many_manifests_is_complete(store):
+    batches = stage(store, *range(40))
+    assert list(chain(store, "shop")) == batches
+
+
+def test_a_gap_in_the_chain_is_data_at_risk(store):
+    batches = stage(store, 0, 3, 5, 8)
+    store.delete(batches[1].path)
+    links = chain(store, "shop")
+    assert next(links) == batches[0]
+    with pytest.raises(DataAtRisk, match=r"from binlog\.000001:304 to binlog\.000001:504") as caught:
+        next(links)
+    assert caught.value.code == "stage.gap"
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop", after=at(4)))
+    assert caught.value.code == "stage.gap"
+
+
+def test_a_fork_in_the_chain_is_data_at_risk(store):
+    stage(store, 0, 3, 5)
+    commit(store, write(store, 1, 5, epoch=2))
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop"))
+    assert caught.value.code == "stage.fork"
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"version": 1}', b"\xff", b'{"parts": 3'])
+def test_what_is_no_manifest_is_data_at_risk(store, data):
+    store.put("manifests/shop/0000-0000001-0000000004.json", data)
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop"))
+    assert caught.value.code == "stage.manifest"
+    assert "0000000004.json" in str(caught.value)
+
+
+def test_a_manifest_under_another_name_than_its_own_is_data_at_risk(store):
+    (batch,) = stage(store, 0, 3)
+    store.put("manifests/shop/0000-0000001-0000000304.json", batch.to_bytes())
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop"))
+    assert caught.value.code == "stage.fork"
+
+
+def test_a_batch_may_bridge_to_a_new_timeline(store):
+    stage(store, 0, 3)
+    after = Position(1, "binlog.000001", 4)
+    bridge = replace(write(store, 3, 4), end=Checkpoint(after), parts=(), schemas={})
+    assert commit(store, bridge).ours
+    assert [batch.end.position for batch in chain(store, "shop")] == [at(3), after]
+
+
+@pytest.mark.parametrize("deep", [False, True])
+def test_a_sound_stage_has_no_problems(store, deep):
+    stage(store, 0, 3, 5, 8)
+    assert verify(store, "shop", deep=deep) == []
+
+
+def test_verify_lists_every_problem_at_once(store):
+    first, second, third, fourth, fifth = stage(store, 0, 3, 5, 8, 10, 12)
+    store.delete(first.parts[0].path)
+    store.put(second.parts[0].path, b"short")
+    store.delete(third.path)
+    store.put(fourth.path, b"not json")
+    problems = verify(store, "shop")
+    assert {(problem.code, problem.path) for problem in problems} == {
+        ("stage.missing", first.parts[0].path),
+        ("stage.damaged", second.parts[0].path),
+        ("stage.manifest", fourth.path),
+        ("stage.gap", fifth.path),
+    }
+    assert all(isinstance(problem, Problem) and problem.what for problem in problems)
+
+
+def test_only_a_deep_verify_finds_one_changed_byte(store):
+    (batch,) = stage(store, 0, 3)
+    path = batch.parts[0].path
+    data = bytearray(store.get(path))
+    data[40] ^= 1
+    store.put(path, bytes(data))
+    assert verify(store, "shop") == []
+    assert [problem.code for problem in verify(store, "shop", deep=True)] == ["stage.damaged"]
+
+
+def test_a_deep_verify_counts_rows(store):
+    batch = write(store, 0, 3)
+    commit(store, replace(batch, parts=(replace(batch.parts[0], rows=4),)))
+    (problem,) = verify(store, "shop", deep=True)
+    assert problem.what.startswith("The part has 3 rows")
+
+
+def parts(store) -> set[str]:
+    return {info.path for info in store.list("changes/")}
+
+
+def test_a_sweep_removes_the_parts_that_no_manifest_lists(store):
+    orphan = write(store, 0, 2, epoch=1)
+    listed = stage(store, 0, 3, 5, epoch=2)
+    other = write(store, 0, 2, epoch=1, source="other")
+    assert sweep(store, "shop", live_epoch=3, older_than_s=-1) == [orphan.parts[0].path]
+    assert parts(store) == {batch.parts[0].path for batch in [*listed, other]}
+    assert verify(store, "shop", deep=True) == []
+
+
+def test_a_sweep_spares_live_epochs_young_files_and_what_may_still_be_committed(store):
+    stage(store, 0, 3, epoch=1)
+    live = write(store, 0, 2, epoch=5)
+    paused = write(store, 3, 6, epoch=1)  # its holder lost the lease, and may wake up before anybody commits here
+    assert sweep(store, "shop", live_epoch=5, older_than_s=-1) == []
+    assert sweep(store, "shop", live_epoch=6) == []
+    assert commit(store, paused).ours
+    assert verify(store, "shop", deep=True) == []
+    assert sweep(store, "shop", live_epoch=6, older_than_s=-1) == [live.parts[0].path]
+
+
+def test_a_sweep_of_a_broken_chain_removes_nothing(store):
+    write(store, 0, 2, epoch=1)
+    batches = stage(store, 0, 3, 5, 8, epoch=2)
+    store.delete(batches[1].path)
+    before = parts(store)
+    with pytest.raises(DataAtRisk):
+        sweep(store, "shop", live_epoch=3, older_than_s=-1)
+    assert parts(store) == before
+
+
+def test_a_lost_answer_of_the_store_leaves_the_commit_repeatable(store):
+    class Unlucky(type(store)):
+        lost = True
+
+        def put_if_absent(self, path: str, data: bytes) -> bool:
+            done = super().put_if_absent(path, data)
+            if self.lost:
+                self.lost = False
+                raise RetryLater("The connection broke.", code="stage.unreachable", remedy="try again")
+            return done
+
+    batch = write(store, 0, 3)
+    unlucky = Unlucky(store.uri)
+    with pytest.raises(RetryLater):
+        commit(unlucky, batch)
+    assert commit(unlucky, batch).ours

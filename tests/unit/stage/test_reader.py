@@ -1,0 +1,310 @@
+"""Reading staged batches: changes under one schema, states folded from them, SQL and export."""
+
+from __future__ import annotations
+
+import datetime
+import random
+from collections import Counter
+from collections.abc import Sequence
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
+from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.reader import changes, export, sql, table_state
+from cdc_core.stage.writer import BatchWriter
+from tests.made_blocks import Change, Made, block
+
+ID = Column("id", ColumnType("int"), False, 1)
+NOTE = Column("note", ColumnType("varchar", length=50, charset="utf8mb4"))
+ORDERS = TableSchema("shop", "orders", (ID, NOTE))
+KEYLESS = TableSchema("shop", "log", (Column("n", ColumnType("int")), NOTE))
+
+
+def at(entries: int) -> Position:
+    return Position(0, "binlog.000001", 4 + 100 * entries)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"file://{tmp_path}/stage")
+
+
+def stage(store, *batches: Sequence[Made], source: str = "shop") -> list[Manifest]:
+    """One manifest for each list of transactions, one behind the other."""
+    place, manifests = 0, []
+    for made in batches:
+        writer = BatchWriter(
+            store, pipeline="p", source=source, epoch=1, begin=Checkpoint(at(place)), window=(0, 3_600_000_000)
+        )
+        writer.add(block(made, at(place), source=source))
+        place += len(made)
+        manifests.append(writer.finish(Checkpoint(at(place))))
+    return manifests
+
+
+def insert(number: int, note: str | None = "n", schema: TableSchema = ORDERS, **rest) -> Change:
+    return Change(schema, "c", {schema.columns[0].name: number, "note": note}, **rest)
+
+
+def delete(number: int, note: str | None = "n", schema: TableSchema = ORDERS, **rest) -> Change:
+    return Change(schema, "d", {schema.columns[0].name: number, "note": note}, **rest)
+
+
+def update(old: tuple[int, str | None], new: tuple[int, str | None], schema: TableSchema = ORDERS, **rest) -> Change:
+    key = schema.columns[0].name
+    return Change(schema, "u", {key: new[0], "note": new[1]}, {key: old[0], "note": old[1]}, **rest)
+
+
+def truncate(schema: TableSchema = ORDERS, **rest) -> Change:
+    return Change(schema, "t", {}, **rest)
+
+
+def rows(state: pa.Table, *names: str) -> list[tuple]:
+    return [tuple(row[name] for name in names) for row in state.to_pylist()]
+
+
+def test_the_last_change_of_each_key_is_its_state(store):
+    batches = stage(
+        store,
+        [Made([insert(1), insert(2), insert(3)], ts=10)],
+        [Made([update((2, "n"), (2, "new"))], ts=20), Made([delete(3), insert(4), update((4, "n"), (4, "m"))], ts=30)],
+    )
+    state = table_state(store, batches, "shop.orders")
+    assert rows(state, "id", "note") == [(1, "n"), (2, "new"), (4, "m")]
+    assert state.column_names == ["id", "note", "_cdc_seq", "_cdc_ts", "_cdc_literal"]
+    assert rows(state, "_cdc_seq") == [(at(0).seq,), (at(1).seq,), (at(2).seq,)]
+    assert state.column("_cdc_ts").to_pylist()[1] == datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + (
+        datetime.timedelta(microseconds=20)
+    )
+    assert state.schema.field("id").metadata[b"key_part"] == b"1"
+
+
+def test_the_order_of_manifests_does_not_matter_to_the_state(store):
+    batches = stage(store, [Made([insert(1)])], [Made([update((1, "n"), (1, "x"))])], [Made([delete(1), insert(2)])])
+    for order in (batches, batches[::-1]):
+        assert rows(table_state(store, order, "shop.orders"), "id") == [(2,)]
+
+
+def test_a_key_change_removes_the_row_under_its_old_key(store):
+    batches = stage(
+        store, [Made([insert(1), insert(2)]), Made([update((1, "n"), (9, "n")), update((2, "n"), (1, "was 2"))])]
+    )
+    assert rows(table_state(store, batches, "shop.orders"), "id", "note") == [(1, "was 2"), (9, "n")]
+
+
+def test_a_truncate_removes_what_its_source_table_wrote_before(store):
+    other = TableSchema("shop", "orders_1", ORDERS.columns)
+    made = [
+        Made([insert(1, logical="all"), insert(2, schema=other, logical="all")]),
+        Made([truncate(logical="all"), insert(3, logical="all")]),
+    ]
+    assert rows(table_state(store, stage(store, made), "all"), "id") == [(2,), (3,)]
+
+
+def test_a_deleted_row_stays_deleted_and_an_empty_table_has_its_columns(store):
+    state = table_state(store, stage(store, [Made([insert(1)]), Made([delete(1)])]), "shop.orders")
+    assert (len(state), state.column_names[:2]) == (0, ["id", "note"])
+
+
+def test_keys_that_only_their_literal_tells_apart_are_different_keys(store):
+    schema = TableSchema("shop", "days", (Column("day", ColumnType("date"), False, 1), NOTE))
+
+    def day(op: str, literal: str, note: str, before: dict | None = None, **more: str) -> Change:
+        return Change(schema, op, {"day": None, "note": note}, before, {"day": literal} | more)
+
+    made = [
+        Made([day("c", "0000-00-00", "zero"), day("c", "2024-02-31", "odd"), day("c", "2024-02-30", "gone")]),
+        Made([day("d", "2024-02-30", "gone")]),
+        Made([day("u", "2023-02-31", "moved", {"day": None, "note": "odd"}, **{"_before.day": "2024-02-31"})]),
+    ]
+    state = table_state(store, stage(store, made), "shop.days")
+    assert sorted((dict(row["_cdc_literal"])["day"], row["note"]) for row in state.to_pylist()) == [
+        ("0000-00-00", "zero"),
+        ("2023-02-31", "moved"),
+    ]
+    assert all(name == "day" for row in state.to_pylist() for name, _ in row["_cdc_literal"])
+
+
+def test_a_table_without_a_key_keeps_whole_rows_with_their_multiplicity(store):
+    made = [
+        Made([insert(1, "a", KEYLESS), insert(1, "a", KEYLESS), insert(1, None, KEYLESS), insert(2, "b", KEYLESS)]),
+        Made([delete(1, "a", KEYLESS), update((1, None), (1, "c"), KEYLESS), insert(2, "b", KEYLESS)]),
+    ]
+    state = table_state(store, stage(store, made), "shop.log")
+    assert Counter(rows(state, "n", "note")) == {(1, "a"): 1, (1, "c"): 1, (2, "b"): 2}
+
+
+def test_a_given_key_stands_instead_of_the_tables_own(store):
+    batches = stage(store, [Made([insert(1, "a", KEYLESS)]), Made([insert(1, "b", KEYLESS)])])
+    assert rows(table_state(store, batches, "shop.log", key=["n"]), "n", "note") == [(1, "b")]
+    with pytest.raises(Refused) as caught:
+        table_state(store, batches, "shop.log", key=["nothing"])
+    assert caught.value.code == "stage.key"
+
+
+def test_between_sources_the_later_commit_wins_and_then_the_source_name(store):
+    one = stage(
+        store, [Made([insert(1, "early"), insert(2, "late")], ts=10), Made([insert(3, "same")], ts=50)], source="a"
+    )
+    two = stage(store, [Made([insert(1, "later"), insert(3, "same, and b")], ts=50), Made([], ts=60)], source="b")
+    three = stage(store, [Made([delete(2)], ts=5)], source="c")
+    assert rows(table_state(store, [*two, *one, *three], "shop.orders"), "id", "note") == [
+        (1, "later"),
+        (2, "late"),
+        (3, "same, and b"),
+    ]
+
+
+WIDER = TableSchema(
+    "shop", "orders", (Column("id", ColumnType("bigint"), False, 1), Column("price", ColumnType("double")))
+)
+
+
+def test_definitions_that_follow_each_other_are_read_under_one_schema(store):
+    batches = stage(
+        store,
+        [Made([insert(1), insert(2)])],
+        [Made([Change(WIDER, "c", {"id": 2**40, "price": 0.5})])],
+        [Made([Change(WIDER, "u", {"id": 2, "price": 1.5}, {"id": 2, "price": None})])],
+    )
+    every = changes(store, batches, "shop.orders")
+    assert every.column_names[:3] == ["id", "price", "note"]
+    assert rows(every, "id", "price", "note", "_cdc_op") == [
+        (1, None, "n", "c"),
+        (2, None, "n", "c"),
+        (2**40, 0.5, None, "c"),
+        (2, 1.5, None, "u"),
+    ]
+    assert every.column("_before").to_pylist()[3] == {"id": 2, "price": None, "note": None}
+    state = table_state(store, batches, "shop.orders")
+    assert state.column_names[:2] == ["id", "price"], "a dropped column is no column of the state"
+    assert rows(state, "id", "price") == [(1, None), (2, 1.5), (2**40, 0.5)]
+
+
+def test_types_without_a_common_one_are_refused_by_every_reader(store):
+    other = TableSchema("shop", "orders", (Column("id", ColumnType("varchar", length=5), False, 1), NOTE))
+    batches = stage(store, [Made([insert(1)])], [Made([Change(other, "c", {"id": "x", "note": ""})])])
+    for read in (changes, table_state):
+        with pytest.raises(Refused) as caught:
+            read(store, batches, "shop.orders")
+        assert caught.value.code == "stage.schema_conflict"
+
+
+def test_a_table_that_is_not_staged_is_refused_with_the_names_that_are(store):
+    with pytest.raises(Refused, match=r"shop\.orders") as caught:
+        table_state(store, stage(store, [Made([insert(1)])]), "shop.order")
+    assert caught.value.code == "stage.no_table"
+
+
+def test_a_part_that_is_gone_is_data_at_risk(store):
+    batches = stage(store, [Made([insert(1)])])
+    store.delete(batches[0].parts[0].path)
+    for read in (changes, table_state):
+        with pytest.raises(DataAtRisk) as caught:
+            read(store, batches, "shop.orders")
+        assert caught.value.code == "stage.missing"
+
+
+def test_an_export_holds_the_state_in_one_file(store, tmp_path):
+    batches = stage(store, [Made([insert(n) for n in range(1000)])], [Made([delete(n) for n in range(0, 1000, 2)])])
+    target = tmp_path / "orders.parquet"
+    assert export(store, batches, "shop.orders", target) == 500
+    assert pq.read_table(target).equals(table_state(store, batches, "shop.orders"))
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["orders.parquet"]
+
+
+def test_an_export_that_fails_leaves_the_file_of_before(store, tmp_path):
+    target = tmp_path / "orders.parquet"
+    target.write_text("before")
+    with pytest.raises(Refused):
+        export(store, stage(store, [Made([insert(1)])]), "shop.nothing", target)
+    assert target.read_text() == "before"
+    with pytest.raises(RetryLater) as caught:
+        export(store, stage(store, [Made([insert(1)])]), "shop.orders", tmp_path / "no/folder/x.parquet")
+    assert caught.value.code == "stage.unwritable"
+
+
+def test_sql_sees_states_and_changes_by_quoted_name_and_by_schema(store):
+    batches = stage(store, [Made([insert(1), insert(2)])], [Made([delete(1), insert(7, "k", KEYLESS)])])
+    query = (
+        'SELECT (SELECT count(*) FROM "shop.orders") a, (SELECT count(*) FROM shop.orders_changes) b, n FROM shop.log'
+    )
+    assert sql(store, {"shop": batches}, query).to_pylist() == [{"a": 1, "b": 3, "n": 7}]
+
+
+@pytest.mark.parametrize("name", ["plain", "a.b.c", 'qu"ote', "emoji 😀.täble/x", "main.orders", "select"])
+def test_sql_knows_every_logical_name_when_quoted(store, name):
+    batches = stage(store, [Made([insert(1, logical=name)])])
+    quoted = '"' + name.replace('"', '""') + '"'
+    assert sql(store, {"shop": batches}, f"SELECT id FROM {quoted}").to_pylist() == [{"id": 1}]
+    changes_view = '"' + f"{name}_changes".replace('"', '""') + '"'
+    assert sql(store, {"shop": batches}, f"SELECT _cdc_op FROM {changes_view}").to_pylist() == [{"_cdc_op": "c"}]
+
+
+def test_a_wrong_query_is_a_usage_error_that_names_the_tables(store):
+    with pytest.raises(UsageError, match=r"shop\.orders") as caught:
+        sql(store, {"shop": stage(store, [Made([insert(1)])])}, "SELECT * FROM nothing")
+    assert caught.value.code == "stage.sql"
+
+
+KEYS = st.integers(1, 5)
+STEPS = st.lists(st.tuples(st.sampled_from("cudmt"), KEYS, KEYS, st.sampled_from(["x", "y", None])), max_size=40)
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=STEPS, cuts=st.lists(st.booleans(), min_size=40, max_size=40), seed=st.integers(0, 99))
+@pytest.mark.parametrize("keyed", [True, False])
+def test_the_state_equals_a_table_to_which_the_changes_were_applied(tmp_path_factory, keyed, steps, cuts, seed):
+    """A dict (or a bag of rows) takes each change as a server would; the fold must end at the same rows."""
+    schema = ORDERS if keyed else KEYLESS
+    table: dict[int, str | None] = {}
+    bag: Counter = Counter()
+    made, pending = [[]], []
+    for (op, one, two, note), cut in zip(steps, cuts, strict=False):
+        present = one in table if keyed else any(row[0] == one for row in bag)
+        old = (one, table.get(one)) if keyed else next((row for row in bag if row[0] == one), None)
+        if op == "t":
+            pending.append(truncate(schema))
+            table.clear()
+            bag.clear()
+        elif op == "c" and not (keyed and present):
+            pending.append(insert(one, note, schema))
+            table[one] = note
+            bag[one, note] += 1
+        elif op in "um" and present and not (keyed and op == "m" and two in table):
+            new = (two if op == "m" else one, note)
+            pending.append(update(old, new, schema))
+            table.pop(one, None)
+            table[new[0]] = note
+            bag[old] -= 1
+            bag += Counter()
+            bag[new] += 1
+        elif op == "d" and present:
+            pending.append(delete(*old, schema))
+            table.pop(one, None)
+            bag[old] -= 1
+            bag += Counter()
+        if cut and pending:
+            made[-1].append(Made(pending))
+            pending = []
+            if len(made[-1]) > 2:
+                made.append([])
+    made[-1] += [Made(pending), Made([insert(99, "always", schema)])]
+    table[99] = "always"
+    bag[99, "always"] += 1
+    store = open_store(f"file://{tmp_path_factory.mktemp('stage')}")
+    batches = stage(store, *made)
+    random.Random(seed).shuffle(batches)
+    state = table_state(store, batches, schema.name)
+    if keyed:
+        assert dict(rows(state, "id", "note")) == table
+    else:
+        assert Counter(rows(state, "n", "note")) == bag

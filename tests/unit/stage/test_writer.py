@@ -1,0 +1,371 @@
+"""Batches: what is written, counted and hashed; what an abort leaves; what is refused."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from cdc_core.errors import InternalError, RetryLater
+from cdc_core.model.block import EntryKind
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
+from cdc_core.model.staged import staged_schema
+from cdc_core.stage import parquet
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.writer import BatchWriter
+from tests.made_blocks import Change, Made, block
+
+START = Position(0, "binlog.000001", 4)
+WINDOW = (1_795_233_600_000_000, 1_795_237_200_000_000)
+ORDERS = TableSchema(
+    "shop",
+    "orders_0",
+    (Column("id", ColumnType("bigint"), False, 1), Column("note", ColumnType("varchar", length=50, charset="utf8mb4"))),
+)
+ITEMS = TableSchema("shop", "items", (Column("sku", ColumnType("char", length=4, charset="ascii"), False, 1),))
+
+
+def at(entries: int) -> Position:
+    return Position(0, "binlog.000001", 4 + 100 * entries)
+
+
+def insert(number: int, note: str = "n", logical: str | None = None) -> Change:
+    return Change(ORDERS, "c", {"id": number, "note": note}, logical=logical)
+
+
+def transactions(numbers, begin: Position = START):
+    return block([Made([insert(number)], ts=1000 + number, gtid=f"0-1-{number}") for number in numbers], begin)
+
+
+@pytest.fixture
+def store(tmp_path):
+    return open_store(f"file://{tmp_path}/stage")
+
+
+@pytest.fixture
+def begin(store):
+    def start(position: Position = START, epoch: int = 7, to=store) -> BatchWriter:
+        return BatchWriter(to, pipeline="shop", source="shop", epoch=epoch, begin=Checkpoint(position), window=WINDOW)
+
+    return start
+
+
+def files(tmp_path: Path) -> list[Path]:
+    return sorted(path for path in (tmp_path / "stage").rglob("*") if path.is_file())
+
+
+def test_a_manifest_tells_what_the_batch_holds(store, begin):
+    moved = Change(ORDERS, "u", {"id": 9, "note": None}, {"id": 1, "note": "n"})
+    writer = begin()
+    writer.add(
+        block([Made([insert(1), Change(ITEMS, "c", {"sku": "a"})]), Made(kind=EntryKind.PASSED)], START, notes=("x",))
+    )
+    writer.add(
+        block([Made([moved, insert(2)]), Made([Change(ITEMS, "d", {"sku": "a"})])], at(2), passed={"filtered": 3})
+    )
+    assert writer.rows == 5
+    assert writer.position == at(4)
+    manifest = writer.finish(Checkpoint(at(4), gtid_set="0-1-5"))
+    assert (manifest.rows, manifest.events, manifest.transactions) == (5, 12, 3)
+    assert (manifest.begin.position, manifest.end.position) == (START, at(4))
+    assert (manifest.passed, manifest.notes, manifest.epoch) == ({"filtered": 3}, ("x",), 7)
+    assert (manifest.window_start_us, manifest.window_end_us) == WINDOW
+    orders, items = manifest.parts
+    assert (orders.table, orders.rows, orders.ops, orders.key_changes) == ("shop.orders_0", 3, {"c": 2, "u": 1}, 1)
+    assert (items.table, items.rows, items.ops, items.key_changes) == ("shop.items", 2, {"c": 1, "d": 1}, 0)
+    assert (orders.min_seq, orders.max_seq) == (START.seq, at(2).seq)
+    assert manifest.schemas == {ORDERS.id: ORDERS, ITEMS.id: ITEMS}
+    for part in manifest.parts:
+        data = store.get(part.path)
+        assert (part.size_bytes, part.sha256) == (len(data), hashlib.sha256(data).hexdigest())
+
+
+def test_rows_read_back_with_every_column_as_they_were_added(store, begin):
+    one = block(
+        [
+            Made(
+                [insert(1, "é😀"), Change(ORDERS, "u", {"id": 2, "note": None}, {"id": 3, "note": ""})],
+                ts=5,
+                gtid="0-1-2",
+            ),
+            Made([Change(ORDERS, "d", {"id": 4, "note": "x"}, literal={"note": "odd"})], ts=6),
+        ],
+        START,
+    )
+    writer = begin()
+    writer.add(one)
+    manifest = writer.finish(Checkpoint(at(2)))
+    table = pq.ParquetFile(store.local_path(manifest.parts[0].path)).read()
+    assert table.schema.equals(staged_schema(ORDERS))
+    assert table.to_pylist() == one.tables[0].rows.to_pylist()
+
+
+def test_small_blocks_are_gathered_into_one_row_group(store, begin):
+    writer = begin()
+    for number in range(500):
+        writer.add(transactions([number], at(number)))
+    manifest = writer.finish(Checkpoint(at(500)))
+    metadata = pq.ParquetFile(store.local_path(manifest.parts[0].path)).metadata
+    assert (metadata.num_rows, metadata.num_row_groups) == (500, 1)
+
+
+@pytest.mark.parametrize("limit", ["rows", "bytes"])
+def test_the_same_rows_give_the_same_bytes_however_they_were_cut_into_blocks(store, begin, monkeypatch, limit):
+    if limit == "rows":
+        monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 64)
+    else:
+        monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 2000)
+    rng = np.random.default_rng(3)
+    changes = []
+    for n in range(700):
+        row = {"id": n, "note": "x" * int(rng.integers(0, 60)) if rng.random() < 0.9 else None}
+        changes.append(Change(ORDERS, "cud"[n % 3], row, row if n % 3 == 1 else None))
+    hashes = set()
+    for epoch, cut in enumerate((1, 7, 64, 700)):
+        writer = begin(epoch=epoch)
+        for start in range(0, 700, cut):
+            made = [Made([change], ts=5 + start + i) for i, change in enumerate(changes[start : start + cut])]
+            writer.add(block(made, at(start)))
+        (part,) = writer.finish(Checkpoint(at(700))).parts
+        hashes.add(part.sha256)
+        metadata = pq.ParquetFile(store.local_path(part.path)).metadata
+        sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
+        assert len(sizes) > 8
+        assert min(sizes[:-1]) > 1
+        if limit == "rows":
+            assert set(sizes[:-1]) == {64}
+    assert len(hashes) == 1
+
+
+def test_the_weight_of_rows_does_not_depend_on_slicing():
+    rows = transactions(range(50)).tables[0].rows
+    moved = Change(ORDERS, "u", {"id": 1, "note": "abc"}, {"id": 2, "note": "defghi"})
+    both = pa.Table.from_batches([rows, block([Made([moved])], START).tables[0].rows]).combine_chunks().to_batches()[0]
+    whole = parquet.row_weights(both)
+    parts = np.concatenate([parquet.row_weights(both.slice(i, 7)) for i in range(0, 51, 7)])
+    assert whole.tolist() == parts.tolist()
+    assert whole[-1] > whole[0]
+
+
+def test_bookkeeping_is_delta_or_dictionary_encoded_and_row_columns_where_it_pays(store, begin):
+    note = [f"unique {n}" for n in range(2000)]
+    schema = TableSchema("shop", "t", (*ORDERS.columns, Column("status", ColumnType("enum", labels=("a", "b")))))
+    rows = [Change(schema, "c", {"id": n, "note": note[n], "status": "ab"[n % 2]}) for n in range(2000)]
+    writer = begin()
+    writer.add(block([Made([row], ts=n, gtid=f"0-1-{n}") for n, row in enumerate(rows)], START))
+    manifest = writer.finish(Checkpoint(at(2000)))
+    group = pq.ParquetFile(store.local_path(manifest.parts[0].path)).metadata.row_group(0)
+    columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
+    for name in ("_cdc_seq", "_cdc_pos", "_cdc_row", "_cdc_ts", "id", "_before.id"):
+        assert "DELTA_BINARY_PACKED" in columns[name].encodings, name
+    for name in ("_cdc_op", "_cdc_source", "_cdc_file", "status"):
+        assert "RLE_DICTIONARY" in columns[name].encodings, name
+    assert "DELTA_BYTE_ARRAY" in columns["_cdc_gtid"].encodings
+    assert "RLE_DICTIONARY" not in columns["note"].encodings
+    assert {column.compression for column in columns.values()} == {"ZSTD"}
+    assert columns["id"].statistics.max == 1999
+    assert columns["_cdc_seq"].statistics.min == START.seq
+    bookkeeping = sum(c.total_compressed_size for name, c in columns.items() if name.startswith(("_cdc", "_before")))
+    assert bookkeeping < 16 * 2000
+
+
+def test_every_type_is_read_alike_by_duckdb(store, begin):
+    types = {
+        "i8": "tinyint", "u8": "tinyint unsigned", "u16": "smallint unsigned", "u32": "int unsigned",
+        "u64": "bigint unsigned", "dec": "decimal(38,10)", "f": "float", "day": "date", "at": "datetime(6)",
+        "ts": "timestamp(6)", "t": "time(3)", "y": "year", "b": "bit(1)", "bits": "bit(64)", "blob": "blob",
+        "v": "vector",
+    }  # fmt: skip
+    columns = tuple(Column(name, parse_column_type(text)) for name, text in types.items())
+    schema = TableSchema("shop", "all", (Column("id", ColumnType("int"), False, 1), *columns))
+    moment = datetime.datetime(2026, 11, 21, 4, 5, 6, 789012)
+    row = {
+        "id": 1, "i8": -128, "u8": 255, "u16": 65535, "u32": 2**32 - 1, "u64": 2**64 - 1,
+        "dec": Decimal("1234567890123456789012345678.0123456789"), "f": 0.5, "day": datetime.date(9999, 12, 31),
+        "at": moment, "ts": moment.replace(tzinfo=datetime.UTC), "t": "-838:59:59.000", "y": 1901, "b": True,
+        "bits": 2**64 - 1, "blob": b"\x00\xff", "v": [0.5, -1.0],
+    }  # fmt: skip
+    writer = begin()
+    writer.add(block([Made([Change(schema, "u", row, row), Change(schema, "c", {"id": 2})])], START))
+    part = writer.finish(Checkpoint(at(1))).parts[0]
+    names = ", ".join(f'"{name}"' for name in row)
+    with duckdb.connect() as connection:
+        connection.execute("SET TimeZone = 'UTC'")
+        files = f"read_parquet('{store.local_path(part.path)}', hive_partitioning = false)"
+        result = connection.sql(f"SELECT {names}, _before FROM {files} ORDER BY id").to_arrow_table()
+    assert result.select(list(row)).to_pylist()[0] == row
+    assert result.column("_before").to_pylist() == [row, None]
+    assert result.schema.field("at").type == pa.timestamp("us")
+    assert result.schema.field("u64").type == pa.uint64()
+
+
+def test_tables_of_one_logical_table_and_definitions_of_one_table_get_parts_of_their_own(begin):
+    other = TableSchema("shop", "orders_1", ORDERS.columns)
+    writer = begin()
+    made = [
+        Change(ORDERS, "c", {"id": 1, "note": ""}, logical="orders"),
+        Change(other, "c", {"id": 2, "note": ""}, logical="orders"),
+    ]
+    writer.add(block([Made(made)], START))
+    manifest = writer.finish(Checkpoint(at(1)))
+    assert [(part.table, part.schema_id) for part in manifest.parts] == [("orders", ORDERS.id), ("orders", other.id)]
+    assert len({part.path for part in manifest.parts}) == 2
+
+
+def test_a_batch_without_rows_is_a_manifest_without_parts(begin, tmp_path):
+    writer = begin()
+    writer.add(block([Made(kind=EntryKind.PASSED)], START))
+    manifest = writer.finish(Checkpoint(at(1)))
+    assert (manifest.parts, manifest.rows) == ((), 0)
+    assert begin(at(1)).finish(Checkpoint(at(5))).end.position == at(5)
+    assert not (tmp_path / "stage").exists()
+
+
+def test_a_transaction_cut_in_parts_is_one_batch_and_one_transaction(begin):
+    writer = begin()
+    writer.add(transactions([1]))
+    for piece in range(5):
+        made = Made([insert(n) for n in range(100)], EntryKind.PART, seq=at(1).seq, first_row=piece * 100)
+        writer.add(block([made], at(1 + piece)))
+        assert writer.open_transaction
+    writer.add(block([Made([insert(5)], seq=at(1).seq, first_row=500), Made([insert(6)]), Made(rows=0)], at(6)))
+    manifest = writer.finish(Checkpoint(at(9)))
+    assert (manifest.rows, manifest.transactions) == (503, 3)
+
+
+def test_a_last_piece_without_rows_still_counts_its_transaction(begin):
+    writer = begin()
+    writer.add(block([Made([insert(1)], EntryKind.PART)], START))
+    writer.add(block([Made()], at(1)))
+    assert writer.finish(Checkpoint(at(2))).transactions == 1
+
+
+def test_a_batch_cannot_end_inside_a_transaction(begin):
+    writer = begin()
+    writer.add(block([Made([insert(1)], EntryKind.PART)], START))
+    with pytest.raises(InternalError, match="inside a transaction") as caught:
+        writer.finish(Checkpoint(at(1)))
+    assert caught.value.code == "stage.batch_range"
+    writer.add(block([Made()], at(1)))
+    assert writer.finish(Checkpoint(at(2))).rows == 1
+
+
+@pytest.mark.parametrize("end", [START, at(1), at(3)])
+def test_a_batch_must_end_where_its_blocks_end(begin, end):
+    writer = begin()
+    writer.add(transactions([1, 2]))
+    with pytest.raises(InternalError) as caught:
+        writer.finish(Checkpoint(end))
+    assert caught.value.code == "stage.batch_range"
+
+
+def test_a_batch_that_covers_nothing_is_refused(begin):
+    with pytest.raises(InternalError):
+        begin().finish(Checkpoint(START))
+
+
+def test_a_block_that_does_not_continue_the_batch_is_refused(begin):
+    writer = begin()
+    writer.add(transactions([1]))
+    for wrong in (transactions([1]), transactions([1], at(2)), block([Made()], at(1), source="other")):
+        with pytest.raises(InternalError) as caught:
+            writer.add(wrong)
+        assert caught.value.code == "stage.batch_range"
+    assert writer.rows == 1
+
+
+def test_rows_without_the_columns_of_their_definition_are_refused(begin):
+    one = block([Made([insert(1)])], START)
+    rows = one.tables[0]
+    object.__setattr__(rows, "rows", rows.rows.drop_columns(["_cdc_gtid"]))
+    with pytest.raises(InternalError) as caught:
+        begin().add(one)
+    assert caught.value.code == "stage.schema"
+
+
+@pytest.mark.parametrize("when", ["gathered", "flushed", "finished"])
+def test_an_aborted_batch_leaves_nothing(begin, tmp_path, monkeypatch, when):
+    if when == "flushed":
+        monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
+    writer = begin()
+    writer.add(transactions(range(25)))
+    if when == "finished":
+        writer.finish(Checkpoint(at(25)))
+    assert bool(files(tmp_path)) == (when != "gathered")
+    writer.abort()
+    assert files(tmp_path) == []
+
+
+def test_a_second_attempt_of_the_same_epoch_never_touches_the_files_of_the_first(store, begin):
+    first, second = begin(), begin()
+    first.add(transactions([1]))
+    one = first.finish(Checkpoint(at(1)))
+    second.add(transactions([1, 2]))
+    two = second.finish(Checkpoint(at(2)))
+    assert one.parts[0].path != two.parts[0].path
+    assert hashlib.sha256(store.get(one.parts[0].path)).hexdigest() == one.parts[0].sha256
+    second.abort()
+    assert store.stat(one.parts[0].path) is not None
+
+
+class FullDisk:
+    """A store whose disk is full when so many bytes are written, for the system's own sake tested elsewhere."""
+
+    def __init__(self, store, room: int) -> None:
+        self._store, self._room = store, room
+
+    def open_output(self, paths, scratch):
+        output, disk = self._store.open_output(paths, scratch), self
+
+        class Limited:
+            def write(self, data):
+                disk._room -= len(data)
+                if disk._room < 0:
+                    raise RetryLater("Cannot write: no space left.", code="stage.unwritable", remedy="make room")
+                return output.write(data)
+
+            publish = staticmethod(output.publish)
+            discard = staticmethod(output.discard)
+
+        return Limited()
+
+
+@pytest.mark.parametrize("room", [0, 3_000])
+def test_a_disk_that_fills_up_is_reported_as_such_and_leaves_nothing(store, begin, tmp_path, monkeypatch, room):
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 500)
+    monkeypatch.setattr(parquet, "_BUFFER", 1000)
+    writer = begin(to=FullDisk(store, room))
+    with pytest.raises(RetryLater) as caught:  # noqa: PT012
+        writer.add(transactions(range(2000)))
+        writer.finish(Checkpoint(at(2000)))
+    assert caught.value.code == "stage.unwritable"
+    writer.abort()
+    assert files(tmp_path) == []
+
+
+def test_many_tables_that_gather_at_once_are_bounded(store, begin, monkeypatch):
+    monkeypatch.setattr("cdc_core.stage.writer.GATHER_BYTES", 20_000)
+    schemas = [TableSchema("shop", f"t{n}", ORDERS.columns) for n in range(20)]
+    writer = begin()
+    for number in range(40):
+        changes = [Change(schema, "c", {"id": number, "note": "x" * 100}) for schema in schemas]
+        writer.add(block([Made(changes)], at(number)))
+        assert sum(part.file.pending_bytes for part in writer._parts.values()) <= 20_000
+    manifest = writer.finish(Checkpoint(at(40)))
+    assert [part.rows for part in manifest.parts] == [40] * 20
+
+
+def test_age_counts_from_the_first_block(begin):
+    writer = begin()
+    assert writer.age_s == 0
+    writer.add(transactions([1]))
+    assert writer.age_s > 0
+    assert writer.size_bytes > 0
