@@ -216,9 +216,9 @@ def _keyless_sql(changes: str, folded: Folded) -> str:
     empty = "NULL::MAP(VARCHAR, VARCHAR)"
     after = f"coalesce({_AFTER_LITERAL}, MAP {{}})" if folded.literals else empty
     before = f"coalesce({_BEFORE_LITERAL}, MAP {{}})" if folded.literals else empty
-    shown = (
-        f"CASE WHEN len(map_keys(_lockstep_lit)) > 0 THEN _lockstep_lit ELSE {empty} END" if folded.literals else empty
-    )
+    shown = "_lockstep_lit"
+    if folded.literals:
+        shown = f"CASE WHEN len(map_keys(_lockstep_lit)) > 0 THEN _lockstep_lit ELSE {empty} END"
     return f"""WITH changes AS ({changes}),
 truncates AS (
   SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
@@ -227,11 +227,13 @@ kept AS (
     SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source AND t._lockstep_table = e._lockstep_table
     AND t.place >= e._cdc_seq::HUGEINT * 4294967296 + e._cdc_row)),
 moves AS (
-  SELECT {new}, {after} AS _lockstep_lit, CASE WHEN _cdc_op = 'd' THEN -1 ELSE 1 END AS _lockstep_n, _cdc_seq, _cdc_ts FROM kept
+  SELECT {new}, {after} AS _lockstep_lit, CASE WHEN _cdc_op = 'd' THEN -1 ELSE 1 END AS _lockstep_n, _cdc_seq, _cdc_ts
+  FROM kept
   UNION ALL
   SELECT {old}, {before} AS _lockstep_lit, -1 AS _lockstep_n, _cdc_seq, _cdc_ts FROM kept WHERE _cdc_op = 'u'),
 counted AS (
-  SELECT {new}, _lockstep_lit, sum(_lockstep_n) AS _lockstep_n, max(_cdc_seq) FILTER (WHERE _lockstep_n > 0) AS _cdc_seq, max(_cdc_ts) FILTER (WHERE _lockstep_n > 0) AS _cdc_ts
+  SELECT {new}, _lockstep_lit, sum(_lockstep_n) AS _lockstep_n,
+         max(_cdc_seq) FILTER (WHERE _lockstep_n > 0) AS _cdc_seq, max(_cdc_ts) FILTER (WHERE _lockstep_n > 0) AS _cdc_ts
   FROM moves GROUP BY {new}, _lockstep_lit HAVING sum(_lockstep_n) > 0)
 SELECT {new}, _cdc_seq, _cdc_ts, {shown} AS _cdc_literal
 FROM (SELECT *, unnest(range(_lockstep_n::BIGINT)) AS _lockstep_copy FROM counted) ORDER BY _cdc_seq, {new}"""

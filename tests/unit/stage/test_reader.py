@@ -142,6 +142,22 @@ def test_a_table_without_a_key_keeps_whole_rows_with_their_multiplicity(store):
     assert Counter(rows(state, "n", "note")) == {(1, "a"): 1, (1, "c"): 1, (2, "b"): 2}
 
 
+@pytest.mark.parametrize("key", [1, None])
+@pytest.mark.parametrize(
+    "name", ["n", "k0", "place", "gone", "ts", "t", "e", "c", "changes", "select", "a.b", "q\"u'o", "😀 x/%"]
+)
+def test_a_column_may_have_any_name(store, name, key):
+    schema = TableSchema("shop", "odd", (Column(name, ColumnType("int"), key_part=key), NOTE))
+    made = [
+        Made([insert(1, schema=schema), insert(2, schema=schema), insert(3, schema=schema)]),
+        Made([update((2, "n"), (4, "m"), schema), delete(3, schema=schema)]),
+    ]
+    batches = stage(store, made)
+    state = table_state(store, batches, "shop.odd")
+    assert sorted(rows(state, name, "note")) == [(1, "n"), (4, "m")]
+    assert rows(changes(store, batches, "shop.odd"), name)[3] == (4,)
+
+
 def test_a_given_key_stands_instead_of_the_tables_own(store):
     batches = stage(store, [Made([insert(1, "a", KEYLESS)]), Made([insert(1, "b", KEYLESS)])])
     assert rows(table_state(store, batches, "shop.log", key=["n"]), "n", "note") == [(1, "b")]
