@@ -125,6 +125,12 @@ class Assembly:
         if self.gather:
             self._close()
 
+    def discard(self) -> None:
+        """Drops what complete groups have gathered: for a look at the past that is after `held` only."""
+        if self._group is None:
+            self.gather = Gather(self._source, Position(self.gather.begin.timeline, self._file, self._end))
+        self.ready.clear()
+
     def _dispatch(self, event: Event) -> None:
         code = event.header.type
         if code == EventType.TABLE_MAP:

@@ -61,8 +61,9 @@ class EndOfLog(Exception):
 class LogReader:
     """Events from `start` on, in order, each with its place in the log.
 
-    wait: stay connected at the end of the log; else `events` raises EndOfLog there.
-    host: the name under which this replica registers itself; "" not to register.
+    server_id: ours as a replica: the server ends an older stream of the same id. 0: a passing look at the log, which
+               ends no other, and for which `events` raises EndOfLog at the end of the log instead of waiting there.
+    host:      the name under which this replica registers itself; "" not to register.
     Raises while opening: Refused (connection.denied, source.missing_grant, source.log_off), RetryLater
     (connection.unreachable, source.connection_lost).
     """
@@ -73,10 +74,9 @@ class LogReader:
         start: Position,
         *,
         source: str,
-        server_id: int,
+        server_id: int = 0,
         heartbeat_s: float = 5.0,
         read_timeout_s: float = 30.0,
-        wait: bool = True,
         host: str = "",
         max_dump_offset: int = MAX_DUMP_OFFSET,
     ) -> None:
@@ -91,12 +91,10 @@ class LogReader:
         self._parts: list[bytes] = []
         self._silent_s = 0.0
         self._ended = False
-        self._connection = self._open(server, server_id, heartbeat_s, wait, host)
+        self._connection = self._open(server, server_id, heartbeat_s, host)
         self._socket: Any = self._connection._sock  # type: ignore[attr-defined]
 
-    def _open(
-        self, server: connections.Server, server_id: int, heartbeat_s: float, wait: bool, host: str
-    ) -> pymysql.Connection:
+    def _open(self, server: connections.Server, server_id: int, heartbeat_s: float, host: str) -> pymysql.Connection:
         session = _SESSION.format(heartbeat_ns=int(heartbeat_s * 1e9))
         opened: list[pymysql.Connection] = []
 
@@ -113,7 +111,7 @@ class LogReader:
         reader = BinLogStreamReader(
             connection_settings={"read_timeout": self._read_timeout_s},
             server_id=server_id,
-            blocking=wait,
+            blocking=server_id != 0,
             resume_stream=True,
             log_file=self._file,
             log_pos=self._offset,

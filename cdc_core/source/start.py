@@ -33,7 +33,7 @@ from cdc_core.source.facts import (
     log_status,
     now_us,
 )
-from cdc_core.source.gtid_sets import GtidSet, advanced
+from cdc_core.source.gtid_sets import GtidSet, compact
 from cdc_core.windows import from_us, to_us
 
 log = logging.getLogger(__name__)
@@ -216,7 +216,7 @@ class _Search:
             reached = event.start + event.header.length
         if reached != offset:
             raise self._no_boundary(position)
-        return self._checkpoint(position, advanced(head.previous, gtids), watermark_us)
+        return self._checkpoint(position, _with(head.previous, gtids), watermark_us)
 
     def _no_boundary(self, position: Position) -> DataAtRisk:
         return DataAtRisk(
@@ -296,7 +296,7 @@ class _Search:
                 break
             gtids.append(begin.gtid)
             watermark_us = max(watermark_us, begin.commit_ts_us)
-        return self._checkpoint(end, advanced(head.previous, gtids), watermark_us)
+        return self._checkpoint(end, _with(head.previous, gtids), watermark_us)
 
     def _checkpoint(self, position: Position, gtids: str, watermark_us: int) -> Checkpoint:
         return Checkpoint(
@@ -311,8 +311,7 @@ class _Search:
             self._server = connections.resolve(self._source.connection)
         return LogReader(
             self._server, Position(0, file, FIRST_OFFSET), source=self._source.name,
-            server_id=self._source.server_id, heartbeat_s=self._source.heartbeat_s,
-            read_timeout_s=self._source.read_timeout_s, wait=False,
+            read_timeout_s=self._source.read_timeout_s,
         )  # fmt: skip
 
     def _head(self, file: str) -> _Head:
@@ -338,6 +337,11 @@ class _Search:
 
     def _begins(self, file: str) -> Iterator[_Begin]:
         return (begin for event in self._events(file) if (begin := _begin_of(event)) is not None)
+
+
+def _with(previous: str, gtids: list[str]) -> str:
+    """The GTIDs before a place: those before its file, which are known even when there are none, and more."""
+    return str(GtidSet.parse(previous).union(GtidSet.parse(compact(gtids))))
 
 
 def _begin_of(event: Event) -> _Begin | None:

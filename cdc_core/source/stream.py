@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from types import TracebackType
 from typing import Literal
 
@@ -18,12 +19,12 @@ import pymysql
 from cdc_core import connections
 from cdc_core.config import Limits, Source
 from cdc_core.model.block import Block
-from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.definitions import table_schema
-from cdc_core.source.dump import LogReader
-from cdc_core.source.facts import query
+from cdc_core.source.dump import EndOfLog, LogReader
+from cdc_core.source.facts import binlog_files, query
 from cdc_core.source.gather import HeldRows
 from cdc_core.source.server import our_host
 from cdc_core.source.tables import Tables
@@ -71,7 +72,11 @@ class SourceStream:
         """Behind the last block that was handed on."""
 
     def __enter__(self) -> SourceStream:
-        self._reader = self._read_from(self._start, wait=True)
+        source = self._source
+        self._reader = LogReader(
+            self._server, self._start, source=source.name, server_id=source.server_id,
+            heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=our_host(source),
+        )  # fmt: skip
         return self
 
     def __exit__(
@@ -120,13 +125,6 @@ class SourceStream:
             self.position = block.end
             yield block
 
-    def _read_from(self, position: Position, *, wait: bool) -> LogReader:
-        source = self._source
-        return LogReader(
-            self._server, position, source=source.name, server_id=source.server_id, heartbeat_s=source.heartbeat_s,
-            read_timeout_s=source.read_timeout_s, wait=wait, host=our_host(source),
-        )  # fmt: skip
-
     def _assemble(self, begin: Position) -> Assembly:
         return Assembly(
             self._source.name, begin, Tables(self._captures, self._known),
@@ -156,5 +154,28 @@ class SourceStream:
 
     def _prepared(self, xid: str) -> list[HeldRows] | None:
         """Rows of an XA transaction prepared before this stream began: the log before it is read once more."""
-        log.info("%s: looking for the XA PREPARE of %s before %s", self._source.name, xid, self._start)
-        return None
+        source = self._source
+        log.info("%s: looking for the XA PREPARE of %s before %s", source.name, xid, self._start)
+        oldest = binlog_files(self._asked())[0].name
+        begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
+        if begin >= self._start:
+            return None
+        past = Assembly(
+            source.name, begin, Tables(self._captures, self._known), on_unlogged_change="record",
+            triggers=lambda *_: False, prepared=lambda _: [], block_bytes=1 << 62,
+        )  # fmt: skip
+        # Read before, judged before: only what was prepared and not ended matters here.
+        with closing(
+            LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)
+        ) as reader:
+            while True:
+                try:
+                    events = reader.events(POLL_S)
+                except EndOfLog:
+                    return past.held.get(xid)
+                past.mariadb = reader.mariadb
+                for event in events:
+                    if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:
+                        return past.held.get(xid)
+                    past.feed(event)
+                    past.discard()
