@@ -20,6 +20,7 @@ from cdc_core.meta import LedgerRow, Meta
 from cdc_core.model.run import (
     Counts,
     FilterCounts,
+    LedgerEntry,
     MergeCounts,
     RunPlan,
     WriteCounts,
@@ -108,7 +109,7 @@ def commit(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, ta
     return summary
 
 
-def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[ledger.LedgerEntry], list[WriteCounts]]:
+def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[LedgerEntry], list[WriteCounts]]:
     merge_set = plan.target(target).merge_set
     merged = _counts(store, "merge", counts_path(plan.merged_folder(merge_set)), MergeCounts)
     filtered = _counts(store, "filter", counts_path(plan.filtered_folder(target)), FilterCounts)

@@ -165,11 +165,11 @@ def _require_chain(view: PlanView, source: str) -> None:
     """From the batch before the first that is wanted to the stored position: each begins where the last one ended."""
     chain = view.chain.get(source, ())
     ends = [(batch.batch_id, batch.end) for batch in chain]
-    begins = [(batch.batch_id, batch.begin) for batch in chain[1:]]
+    follows = [(batch.batch_id, batch.begin) for batch in chain[1:]]
     checkpoint = view.checkpoints.get(source)
     if checkpoint is not None:
-        begins.append(("the stored position", checkpoint.position))
-    for (batch_id, end), (what, begin) in zip(ends, begins, strict=bool(checkpoint)):
+        follows.append(("the stored position", checkpoint.position))
+    for (batch_id, end), (what, begin) in zip(ends, follows, strict=False):  # one end more without a position
         if end != begin:
             raise DataAtRisk(
                 f"The batch {batch_id} ends at {end}, but what follows ({what}) begins at {begin}: changes between "
@@ -237,9 +237,13 @@ def _merge_tables(
             if target.table(file.table) is not None:
                 files[file.table].append(StagedFile(file.path, file.rows, file.schema_id, batch.batch_id))
     return tuple(
-        MergeTable(table, _key(target, table, [schemas[file.schema_id] for file in files[table]]), tuple(files[table]))
+        MergeTable(table, _key(target, table, _in_use(files[table], schemas)), tuple(files[table]))
         for table in sorted(files)
     )
+
+
+def _in_use(files: Sequence[StagedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:
+    return [schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in files)]
 
 
 def _key(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
@@ -248,7 +252,7 @@ def _key(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[st
     configured = rule.key if rule is not None else None
     where = f"targets.{target.name}.tables.{table}.key"
     found: dict[tuple[str, ...], TableSchema] = {}
-    for schema in dict.fromkeys(schemas):
+    for schema in schemas:
         names = {column.name for column in schema.columns}
         key = configured or schema.key
         missing = [column for column in key if column not in names]

@@ -12,7 +12,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from sqlalchemy import Connection, Row, bindparam, exists, insert, select, update
+from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, update
 
 from cdc_core.errors import InternalError, Refused, RetryLater
 from cdc_core.meta import tables
@@ -137,7 +137,7 @@ def _claim_records(
                 _record.c.target == target,
                 _record.c.batch_id == bindparam("of_batch"),
                 _record.c.table_name == bindparam("of_table"),
-                _record.c.state.in_(UNCONSUMED),
+                or_(*(_record.c.state == state for state in UNCONSUMED)),  # no IN list in an executemany
             )
             .values(
                 run_id=run_id,

@@ -1,0 +1,655 @@
+"""One suite of the meta database's contract, on SQLite, PostgreSQL and MariaDB."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import traceback
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from sqlalchemy import UniqueConstraint, create_engine, inspect, make_url, text
+
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+from cdc_core.meta import Claim, Lease, Meta, RecordState, RunState, batches, tables
+from cdc_core.meta.database import parse
+from cdc_core.model.run import LedgerEntry, WriteCounts
+from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
+
+SPAWN = multiprocessing.get_context("spawn")
+TTL_S = 60.0
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres", "mariadb"])
+def database_url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A database of this module's own, with the meta tables in it."""
+    name = f"meta_{uuid.uuid4().hex[:12]}"
+    if request.param == "sqlite":
+        url = f"sqlite:///{tmp_path_factory.mktemp('meta')}/meta.db"
+    elif request.param == "postgres":
+        server = request.getfixturevalue("postgres")
+        engine = create_engine(server.url(), isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        engine.dispose()
+        url = server.url(name)
+    else:
+        server = request.getfixturevalue("mariadb_target")
+        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute(f"CREATE DATABASE {name}")
+        url = f"{server.url.rstrip('/')}/{name}"
+    opened(url, upgrade=True).close()
+    return url
+
+
+def opened(url: str, **options: Any) -> Meta:
+    """The URL holds the server's password, so it goes the way a password has to go."""
+    return Meta.open("env:META_URL", environ={"META_URL": url}, **options)
+
+
+@pytest.fixture
+def meta(database_url: str) -> Iterator[Meta]:
+    with opened(database_url) as one:
+        empty(database_url)
+        yield one
+
+
+def empty(url: str) -> None:
+    engine = create_engine(parse("env:U", {"U": url}))
+    with engine.begin() as connection:
+        for table in reversed(tables.metadata.sorted_tables):
+            connection.execute(table.delete())
+    engine.dispose()
+
+
+def dump(url: str) -> dict[str, list[Any]]:
+    """All that the database holds."""
+    engine = create_engine(parse("env:U", {"U": url}))
+    with engine.connect() as connection:
+        found = {
+            table.name: sorted(map(tuple, connection.execute(table.select())), key=repr)
+            for table in tables.metadata.sorted_tables
+        }
+    engine.dispose()
+    return found
+
+
+def refusal(call: Callable[[], object]) -> LockstepError:
+    with pytest.raises(LockstepError) as caught:
+        call()
+    return caught.value
+
+
+def lease_of(meta: Meta, source: str = "shop", *, holder: str = "one", ttl_s: float = TTL_S) -> Lease:
+    return meta.acquire_lease(source, "line", holder, ttl_s)
+
+
+def staged(meta: Meta, count: int, **options: Any) -> Lease:
+    lease = lease_of(meta)
+    for number in range(count):
+        meta.commit_batch(lease, manifest(number, **options))
+    return lease
+
+
+# Leases
+
+
+def test_a_held_lease_is_refused_with_its_holder_and_expiry(meta: Meta) -> None:
+    lease_of(meta, holder="worker-7:123")
+    error = refusal(lambda: lease_of(meta, holder="worker-8:9"))
+    assert (type(error), error.code) == (RetryLater, "meta.lease_held")
+    assert "worker-7:123" in error.what
+    assert "until 20" in error.what
+
+
+def test_each_taking_of_a_lease_raises_its_epoch(meta: Meta) -> None:
+    first = lease_of(meta, ttl_s=0)  # expired at once
+    second = lease_of(meta, holder="two")
+    meta.release_lease(second)
+    third = lease_of(meta, holder="three")
+    assert [first.epoch, second.epoch, third.epoch] == [1, 2, 3]
+
+
+def test_a_source_of_another_pipeline_is_refused_even_when_its_lease_is_free(meta: Meta) -> None:
+    meta.release_lease(lease_of(meta))
+    error = refusal(lambda: meta.acquire_lease("shop", "other", "one", TTL_S))
+    assert (type(error), error.code) == (Refused, "meta.source_taken")
+    assert "'line'" in error.what
+
+
+def test_an_expired_lease_that_nobody_took_can_be_renewed(meta: Meta) -> None:
+    lease = lease_of(meta, ttl_s=0)
+    renewed = meta.renew_lease(lease, TTL_S)
+    assert renewed.epoch == lease.epoch
+    assert refusal(lambda: lease_of(meta, holder="two")).code == "meta.lease_held"
+
+
+@pytest.mark.parametrize(
+    "move",
+    [
+        lambda meta, lease: meta.renew_lease(lease, TTL_S),
+        lambda meta, lease: meta.release_lease(lease),
+        lambda meta, lease: meta.commit_batch(lease, manifest(1)),
+        lambda meta, lease: meta.advance_watermark(lease, checkpoint(1, START_US + HOUR_US)),
+        lambda meta, lease: meta.rebuild(lease, [manifest(0), manifest(1)]),
+    ],
+    ids=["renew", "release", "commit", "advance", "rebuild"],
+)
+def test_a_paused_old_holder_moves_nothing(
+    meta: Meta, database_url: str, move: Callable[[Meta, Lease], object]
+) -> None:
+    old = lease_of(meta, ttl_s=0)
+    meta.commit_batch(old, manifest(0))
+    lease_of(meta, holder="two")
+    before = dump(database_url)
+    assert refusal(lambda: move(meta, old)).code == "meta.lease_lost"
+    assert dump(database_url) == before
+
+
+def test_a_released_lease_moves_nothing(meta: Meta, database_url: str) -> None:
+    lease = lease_of(meta)
+    meta.release_lease(lease)
+    before = dump(database_url)
+    assert refusal(lambda: meta.commit_batch(lease, manifest(0))).code == "meta.lease_lost"
+    assert dump(database_url) == before
+
+
+def _race(url: str, holder: str, barrier: Any, answers: Any) -> None:
+    with opened(url) as meta:
+        barrier.wait()
+        try:
+            answers.put(meta.acquire_lease("shop", "line", holder, TTL_S).epoch)
+        except RetryLater as error:
+            answers.put(error.code)
+
+
+def test_of_processes_racing_for_a_lease_one_gets_it(meta: Meta, database_url: str) -> None:
+    barrier, answers = SPAWN.Barrier(2), SPAWN.Queue()
+    racers = [SPAWN.Process(target=_race, args=(database_url, f"p{n}", barrier, answers)) for n in range(2)]
+    for racer in racers:
+        racer.start()
+    got = [answers.get(timeout=60) for _ in racers]
+    for racer in racers:
+        racer.join()
+    assert sorted(map(str, got)) == ["1", "meta.lease_held"]
+
+
+# Batches and positions
+
+
+def test_a_source_that_was_never_extracted_has_no_checkpoint(meta: Meta) -> None:
+    assert meta.checkpoint("shop") is None
+    assert meta.watermark(["shop"]) == 0
+
+
+def test_a_batch_is_recorded_with_its_files_its_definitions_and_its_end(meta: Meta) -> None:
+    one = manifest(0, tables={"shop.orders": 3, "shop.items": 4}, notes=("needs re-sync of table X",))
+    meta.commit_batch(lease_of(meta), one)
+    (batch,) = meta.batches("shop")
+    assert (batch.batch_id, batch.begin, batch.end) == (one.batch_id, one.begin.position, one.end.position)
+    assert (batch.rows, batch.events, batch.size_bytes, batch.notes) == (7, 21, 700, one.notes)
+    assert batch.manifest == one.path
+    files = meta.files([batch.batch_id])[batch.batch_id]
+    assert [(file.table, file.path, file.rows, file.sha256) for file in files] == [
+        (part.table, part.path, part.rows, part.sha256) for part in one.parts
+    ]
+    assert meta.checkpoint("shop") == one.end
+    view = meta.plan_view("run", ["shop"], ["t"], None)
+    assert dict(view.schemas) == dict(one.schemas)
+
+
+def test_a_batch_without_rows_moves_the_position(meta: Meta) -> None:
+    meta.commit_batch(lease_of(meta), manifest(0, tables={}))
+    assert meta.checkpoint("shop") == manifest(0).end
+
+
+def test_the_same_batch_committed_again_changes_nothing(meta: Meta, database_url: str) -> None:
+    lease = staged(meta, 2)
+    before = dump(database_url)
+    meta.commit_batch(lease, manifest(0))
+    meta.commit_batch(lease, manifest(1))
+    assert dump(database_url) == before
+
+
+def test_a_gap_is_refused_and_moves_nothing(meta: Meta, database_url: str) -> None:
+    lease = staged(meta, 1)
+    before = dump(database_url)
+    error = refusal(lambda: meta.commit_batch(lease, manifest(2)))
+    assert (type(error), error.code) == (DataAtRisk, "meta.gap")
+    assert dump(database_url) == before
+
+
+def test_another_batch_in_the_place_of_a_recorded_one_is_refused(meta: Meta, database_url: str) -> None:
+    lease = staged(meta, 1)
+    before = dump(database_url)
+    error = refusal(lambda: meta.commit_batch(lease, manifest(0, end=2)))
+    assert (type(error), error.code) == (DataAtRisk, "meta.batch_differs")
+    changed = manifest(0)
+    changed = replace(changed, parts=(replace(changed.parts[0], sha256="f" * 64),))
+    assert refusal(lambda: meta.commit_batch(lease, changed)).code == "meta.batch_differs"
+    assert dump(database_url) == before
+
+
+def test_a_batch_of_an_older_epoch_is_adopted(meta: Meta) -> None:
+    lease_of(meta, ttl_s=0)
+    lease = lease_of(meta, holder="two")
+    meta.commit_batch(lease, manifest(0, epoch=1))
+    assert [batch.epoch for batch in meta.batches("shop")] == [1]
+    assert meta.checkpoint("shop") == manifest(0).end
+
+
+def test_a_batch_of_a_newer_epoch_says_that_the_lease_is_lost(meta: Meta) -> None:
+    lease = lease_of(meta)
+    assert refusal(lambda: meta.commit_batch(lease, manifest(0, epoch=2))).code == "meta.lease_lost"
+
+
+def test_a_batch_of_another_source_or_without_extent_is_refused(meta: Meta) -> None:
+    lease = lease_of(meta)
+    assert refusal(lambda: meta.commit_batch(lease, manifest(0, source="other"))).code == "meta.wrong_lease"
+    assert refusal(lambda: meta.commit_batch(lease, manifest(0, pipeline="other"))).code == "meta.wrong_lease"
+    error = refusal(lambda: meta.commit_batch(lease, manifest(0, end=0)))
+    assert (type(error), error.code) == (InternalError, "meta.empty_range")
+
+
+def test_the_watermark_moves_alone_and_never_falls(meta: Meta) -> None:
+    lease = staged(meta, 1)
+    meta.advance_watermark(lease, checkpoint(1, START_US + 9 * HOUR_US))
+    meta.advance_watermark(lease, checkpoint(1, START_US + 5 * HOUR_US))
+    assert meta.watermark(["shop"]) == START_US + 9 * HOUR_US
+    meta.commit_batch(lease, manifest(1))
+    assert meta.watermark(["shop"]) == START_US + 9 * HOUR_US
+    assert meta.watermark(["shop", "never"]) == 0
+
+
+def test_the_first_watermark_sets_the_position_and_no_later_one_moves_it(meta: Meta) -> None:
+    lease = lease_of(meta)
+    meta.advance_watermark(lease, checkpoint(3))
+    assert refusal(lambda: meta.advance_watermark(lease, checkpoint(4))).code == "meta.gap"
+    assert meta.checkpoint("shop") == checkpoint(3)
+    assert refusal(lambda: meta.commit_batch(lease, manifest(0))).code == "meta.gap"
+    meta.commit_batch(lease, manifest(3))
+
+
+def test_batches_are_found_by_position(meta: Meta) -> None:
+    staged(meta, 4)
+    between = meta.batches("shop", after=position(1), until=position(3))
+    assert [batch.batch_id for batch in between] == [manifest(1).batch_id, manifest(2).batch_id]
+
+
+def test_a_definition_is_kept_from_where_it_comes_into_force(meta: Meta, database_url: str) -> None:
+    lease = lease_of(meta)
+    old, new = schema(), schema(columns=("id", "v", "w"))
+    for number, one in enumerate([old, old, new, old]):
+        meta.commit_batch(lease, manifest(number, schemas=[one]))
+    rows = dump(database_url)["schema_version"]
+    assert [(row[2], row[3]) for row in sorted(rows, key=lambda row: row[2])] == [
+        (position(0).seq, old.id),
+        (position(2).seq, new.id),
+        (position(3).seq, old.id),
+    ]
+
+
+def test_meta_is_rebuilt_from_the_chain_under_an_epoch_above_it(meta: Meta, database_url: str) -> None:
+    chain = [manifest(number, epoch=5) for number in range(3)]
+    lease, added = meta.rebuild(lease_of(meta), chain)
+    assert (lease.epoch, added) == (6, 3)
+    assert [batch.batch_id for batch in meta.batches("shop")] == [one.batch_id for one in chain]
+    assert meta.checkpoint("shop") == chain[-1].end
+    before = dump(database_url)
+    assert meta.rebuild(lease, chain) == (lease, 0)
+    assert dump(database_url) == before
+    meta.commit_batch(lease, manifest(3, epoch=6))
+
+
+def test_a_meta_restored_from_an_older_backup_catches_up_with_the_chain(meta: Meta) -> None:
+    lease = staged(meta, 2)
+    _, added = meta.rebuild(lease, [manifest(number) for number in range(5)])
+    assert added == 3
+    assert meta.checkpoint("shop") == manifest(4).end
+
+
+@pytest.mark.parametrize("numbers", [[0, 2], [0], [5, 6]], ids=["hole", "chain ends before meta", "elsewhere"])
+def test_a_chain_that_does_not_fit_rebuilds_nothing(meta: Meta, database_url: str, numbers: list[int]) -> None:
+    lease = staged(meta, 2)
+    before = dump(database_url)
+    error = refusal(lambda: meta.rebuild(lease, [manifest(number) for number in numbers]))
+    assert (type(error), error.code) == (DataAtRisk, "meta.chain")
+    assert dump(database_url) == before
+
+
+def _die_in_the_middle(url: str) -> None:
+    real = batches._insert
+
+    def dying(connection: Any, one: Any) -> None:
+        real(connection, one)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    batches._insert = dying  # after the position, the batch, its files and definitions; before the commit
+    with opened(url) as meta:
+        meta.commit_batch(Lease("shop", "line", "one", 1, 0), manifest(1))
+
+
+def test_a_process_killed_in_the_middle_of_a_commit_leaves_nothing(meta: Meta, database_url: str) -> None:
+    lease = staged(meta, 1)
+    before = dump(database_url)
+    victim = SPAWN.Process(target=_die_in_the_middle, args=(database_url,))
+    victim.start()
+    victim.join()
+    assert victim.exitcode == -signal.SIGKILL
+    assert dump(database_url) == before
+    meta.commit_batch(lease, manifest(1))
+    assert meta.checkpoint("shop") == manifest(1).end
+
+
+# Runs and consume records
+
+BATCHES = [manifest(number) for number in range(3)]
+IDS = [one.batch_id for one in BATCHES]
+
+
+def claims(numbers: list[int], target: str = "t") -> list[Claim]:
+    return [Claim(target, IDS[n], "shop.orders", "shop", BATCHES[n].begin.position.seq, 10) for n in numbers]
+
+
+def claim(meta: Meta, run_id: str, numbers: list[int], target: str = "t") -> None:
+    meta.claim(run_id, "line", None, claims(numbers, target), plan_path=f"runs/{run_id}", plan_sha256="0")
+
+
+def entry(run_id: str, target: str = "t") -> LedgerEntry:
+    return LedgerEntry(run_id, target, "shop.orders", 10, 0, 10, 0, 8, 1, 1)
+
+
+def commit(meta: Meta, run_id: str, numbers: list[int], target: str = "t") -> int:
+    shards = [WriteCounts("shop.orders", "0", 5, 0, 1), WriteCounts("shop.orders", "1", 3, 0, 0)]
+    return meta.commit_run(run_id, target, [IDS[n] for n in numbers], [entry(run_id, target)], shards)
+
+
+def states(meta: Meta, target: str = "t") -> list[tuple[str, str]]:
+    return [(record.state.value, record.run_id) for record in meta.records(target, IDS)]
+
+
+def test_a_run_takes_its_batches_from_staged_to_committed_with_a_ledger(meta: Meta) -> None:
+    staged(meta, 2)
+    claim(meta, "a", [0, 1])
+    assert states(meta) == [("STAGED", "a")] * 2
+    assert meta.mark_applied("a", "t", IDS[:2]) == 2
+    assert commit(meta, "a", [0, 1]) == 2
+    assert states(meta) == [("COMMITTED", "a")] * 2
+    (row,) = meta.ledger("a")
+    assert row.entry == entry("a")
+    assert [(shard.shard, shard.written) for shard in row.shards] == [("0", 5), ("1", 3)]
+    run = meta.run("a")
+    assert run is not None
+    assert run.state is RunState.COMMITTED
+
+
+def test_every_step_run_twice_changes_nothing_the_second_time(meta: Meta, database_url: str) -> None:
+    staged(meta, 1)
+    claim(meta, "a", [0])
+    for step in (lambda: meta.mark_applied("a", "t", IDS[:1]), lambda: commit(meta, "a", [0])):
+        assert step() == 1
+        before = dump(database_url)
+        assert step() == 0
+        assert dump(database_url) == before
+    assert meta.mark_applied("a", "t", IDS[:1]) == 0
+    assert dump(database_url) == before
+
+
+def test_what_was_not_applied_is_not_committed_not_even_in_part(meta: Meta, database_url: str) -> None:
+    staged(meta, 2)
+    claim(meta, "a", [0, 1])
+    meta.mark_applied("a", "t", IDS[:1])
+    before = dump(database_url)
+    error = refusal(lambda: commit(meta, "a", [0, 1]))
+    assert (type(error), error.code) == (Refused, "meta.not_applied")
+    assert dump(database_url) == before
+
+
+def test_a_run_moves_only_what_it_has_claimed(meta: Meta, database_url: str) -> None:
+    staged(meta, 2)
+    claim(meta, "a", [0])
+    before = dump(database_url)
+    assert refusal(lambda: meta.mark_applied("a", "t", IDS[:2])).code == "meta.not_planned"
+    assert refusal(lambda: meta.mark_applied("a", "other", IDS[:1])).code == "meta.not_planned"
+    assert refusal(lambda: meta.mark_applied("b", "t", IDS[:1])).code == "meta.not_planned"
+    assert dump(database_url) == before
+
+
+def test_a_run_whose_batches_another_took_over_moves_nothing_until_that_one_commits(
+    meta: Meta, database_url: str
+) -> None:
+    staged(meta, 3)
+    claim(meta, "a", [0, 1, 2])
+    meta.mark_applied("a", "t", IDS)
+    claim(meta, "b", [0, 1])
+    before = dump(database_url)
+    error = refusal(lambda: commit(meta, "a", [0, 1, 2]))
+    assert (type(error), error.code) == (RetryLater, "meta.taken_over")
+    assert refusal(lambda: meta.mark_applied("a", "t", IDS)).code == "meta.taken_over"
+    assert dump(database_url) == before
+    meta.mark_applied("b", "t", IDS[:2])
+    assert commit(meta, "b", [0, 1]) == 2
+    assert commit(meta, "a", [0, 1, 2]) == 1
+    assert states(meta) == [("COMMITTED", "b"), ("COMMITTED", "b"), ("COMMITTED", "a")]
+
+
+def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str) -> None:
+    staged(meta, 2)
+    claim(meta, "a", [0])
+    meta.mark_applied("a", "t", IDS[:1])
+    commit(meta, "a", [0])
+    before = dump(database_url)
+    error = refusal(lambda: claim(meta, "b", [0, 1]))
+    assert (type(error), error.code) == (RetryLater, "meta.consumed")
+    assert dump(database_url) == before
+    claim(meta, "b", [0], target="another")
+
+
+def test_a_run_id_stands_for_one_window_of_one_pipeline(meta: Meta) -> None:
+    claim(meta, "a", [])
+    error = refusal(lambda: meta.claim("a", "line", (0, 1), [], plan_path="", plan_sha256=""))
+    assert (type(error), error.code) == (Refused, "meta.run_differs")
+
+
+def test_a_failure_is_kept_and_moves_no_state(meta: Meta) -> None:
+    staged(meta, 1)
+    claim(meta, "a", [0])
+    claim(meta, "a", [0], target="u")
+    meta.record_failure("a", "shard 3 is full" + "." * 10_000, target="t")
+    run = meta.run("a")
+    assert run is not None
+    assert run.state is RunState.FAILED
+    assert [record.state for record in meta.records("t", IDS)] == [RecordState.STAGED]
+    assert (meta.records("t", IDS)[0].last_error or "").startswith("shard 3 is full")
+    assert meta.records("u", IDS)[0].last_error is None
+    meta.mark_applied("a", "t", IDS[:1])
+    commit(meta, "a", [0])
+    meta.mark_applied("a", "u", IDS[:1])
+    commit(meta, "a", [0], target="u")
+    meta.record_failure("a", "too late")
+    run = meta.run("a")
+    assert run is not None
+    assert (run.state, run.last_error) == (RunState.COMMITTED, None)
+
+
+def _claim_in_a_process(url: str, run_id: str, barrier: Any, answers: Any) -> None:
+    with opened(url) as meta:
+        barrier.wait()
+        try:
+            claim(meta, run_id, [0, 1, 2])
+            answers.put("claimed")
+        except LockstepError as error:
+            answers.put(error.code)
+
+
+def test_processes_that_claim_the_same_new_batches_leave_one_owner_of_all(meta: Meta, database_url: str) -> None:
+    staged(meta, 3)
+    barrier, answers = SPAWN.Barrier(2), SPAWN.Queue()
+    racers = [SPAWN.Process(target=_claim_in_a_process, args=(database_url, r, barrier, answers)) for r in "ab"]
+    for racer in racers:
+        racer.start()
+    assert [answers.get(timeout=60) for _ in racers] == ["claimed"] * 2
+    for racer in racers:
+        racer.join()
+    owners = {run_id for _, run_id in states(meta)}
+    assert len(states(meta)) == 3
+    assert len(owners) == 1
+
+
+ORDER = [state.value for state in RecordState]
+STEPS = st.tuples(
+    st.sampled_from(["claim", "apply", "commit", "fail"]),
+    st.sampled_from(["a", "b"]),
+    st.sampled_from([[0], [0, 1], [1, 2], [0, 1, 2]]),
+)
+
+
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=st.lists(STEPS, max_size=14))
+def test_in_any_order_of_two_runs_no_record_moves_back_or_commits_twice(
+    meta: Meta, database_url: str, steps: list[tuple[str, str, list[int]]]
+) -> None:
+    empty(database_url)
+    staged(meta, 3)
+    claimed: dict[str, list[int]] = {}
+    commits = dict.fromkeys(range(3), 0)
+    for step, run_id, numbers in steps:
+        numbers = claimed.get(run_id, numbers) if step != "claim" else numbers
+        ids = [IDS[number] for number in numbers]
+        held = standing(meta)
+        try:
+            if step == "claim":
+                claim(meta, run_id, numbers)
+                claimed[run_id] = numbers
+            elif step == "apply":
+                meta.mark_applied(run_id, "t", ids)
+            elif step == "commit":
+                commit(meta, run_id, numbers)
+            else:
+                meta.record_failure(run_id, "failed", target="t")
+        except (RetryLater, Refused):
+            assert standing(meta) == held  # what is refused moves nothing
+        now = standing(meta)
+        for number in range(3):
+            old, new = held[number], now[number]
+            assert rank(new) >= rank(old)
+            assert rank(new) - rank(old) <= 1  # one step at a time
+            if old[0] == "COMMITTED":
+                assert new == old  # for good
+            if new[0] == "COMMITTED" != old[0]:
+                commits[number] += 1
+                assert (step, new[1], old) == ("commit", run_id, ("APPLIED", run_id))
+            elif new[0] == "APPLIED" != old[0]:
+                assert (step, new[1], old) == ("apply", run_id, ("STAGED", run_id))
+            if old[1] != new[1]:
+                assert (step, new[1]) == ("claim", run_id)
+    assert all(times <= 1 for times in commits.values())
+
+
+def standing(meta: Meta) -> list[tuple[str, str]]:
+    found = {record.batch_id: (record.state.value, record.run_id) for record in meta.records("t", IDS)}
+    return [found.get(batch_id, ("", "")) for batch_id in IDS]
+
+
+def rank(record: tuple[str, str]) -> int:
+    return ORDER.index(record[0]) if record[0] else -1
+
+
+# Status
+
+
+def test_the_status_tells_positions_lag_states_and_ledgers(meta: Meta) -> None:
+    lease = staged(meta, 3)
+    claim(meta, "a", [0, 1])
+    meta.mark_applied("a", "t", IDS[:2])
+    commit(meta, "a", [0, 1])
+    meta.record_failure("b", "unknown runs are no error")
+    status = meta.status("line", ["t", "new"])
+    (source,) = status.sources
+    assert (source.checkpoint, source.batches, source.rows) == (manifest(2).end, 3, 30)
+    assert (source.holder, source.epoch) == (lease.holder, 1)
+    assert source.lag_us == status.now_us - manifest(2).end.watermark_us
+    first, second = status.targets
+    assert {state.value: (one.batches, one.rows) for state, one in first.records.items()} == {"COMMITTED": (2, 20)}
+    assert (first.pending.batches, first.pending.rows) == (1, 10)
+    assert (second.target, second.pending.batches) == ("new", 3)
+    assert [row.entry.run_id for row in status.ledgers] == ["a"]
+    assert [run.run_id for run in status.runs] == ["a"]
+    meta.release_lease(lease)
+    assert meta.status("line").sources[0].holder is None
+
+
+def test_migrated_equals_fresh(database_url: str) -> None:
+    """Column by column, key by key: what the migrations make is what tables.py says."""
+    engine = create_engine(parse("env:U", {"U": database_url}))
+    with engine.connect() as connection:
+        context = MigrationContext.configure(
+            connection, opts={"version_table": "lockstep_version", "compare_type": True}
+        )
+        assert compare_metadata(context, tables.metadata) == []
+        found = inspect(connection)
+        assert set(found.get_table_names()) == {*tables.metadata.tables, "lockstep_version"}
+        for table in tables.metadata.sorted_tables:
+            primary = found.get_pk_constraint(table.name)["constrained_columns"]
+            assert primary == [column.name for column in table.primary_key.columns]
+            unique = {one["name"] for one in found.get_unique_constraints(table.name)}
+            assert unique == {one.name for one in table.constraints if isinstance(one, UniqueConstraint)}
+            foreign = {one["name"] for one in found.get_foreign_keys(table.name)}
+            assert foreign == {one.name for one in table.foreign_key_constraints}
+    engine.dispose()
+
+
+def test_the_upgrade_run_again_changes_nothing(meta: Meta, database_url: str) -> None:
+    staged(meta, 1)
+    before = dump(database_url)
+    opened(database_url, upgrade=True).close()
+    assert dump(database_url) == before
+
+
+def test_names_that_differ_in_case_only_are_two_tables(meta: Meta) -> None:
+    """MySQL's default collation would take them for one."""
+    meta.commit_batch(lease_of(meta), manifest(0, tables={"shop.Orders": 1, "shop.orders": 2}))
+    both = [replace(one, table=name) for name in ("shop.Orders", "shop.orders") for one in claims([0])]
+    meta.claim("a", "line", None, both, plan_path="", plan_sha256="")
+    assert [record.table for record in meta.records("t", IDS)] == ["shop.Orders", "shop.orders"]
+
+
+# Servers only: an empty database there is upgraded by hand, and a server may be away
+
+
+@pytest.fixture(params=["postgres", "mariadb"])
+def server_url(request: pytest.FixtureRequest) -> str:
+    """A URL of a running server's own database, where Lockstep has no tables."""
+    if request.param == "postgres":
+        return str(request.getfixturevalue("postgres").url())
+    return str(request.getfixturevalue("mariadb_target").url) + "/mysql"
+
+
+def test_an_empty_database_on_a_server_is_upgraded_by_command_only(server_url: str) -> None:
+    error = refusal(lambda: opened(server_url))
+    assert (type(error), error.code) == (Refused, "meta.outdated")
+    assert "lockstep meta upgrade" in error.remedy
+
+
+def test_no_error_of_a_server_shows_the_password(server_url: str) -> None:
+    url = make_url(server_url)
+    secret = "s3cret-of-nobody"
+    wrong_login = url.set(password=secret)
+    wrong_port = url.set(password=secret, port=1)
+    no_database = url.set(database="not_there")
+    found = {}
+    for one in (wrong_login, wrong_port, no_database):
+        error = refusal(lambda one=one: opened(one.render_as_string(hide_password=False)))
+        found[error.code] = type(error)
+        for shown in (str(error), repr(error), error.where, "".join(traceback.format_exception(error))):
+            assert secret not in shown
+            assert str(url.password) not in shown
+    assert found == {"meta.denied": Refused, "meta.unreachable": RetryLater}

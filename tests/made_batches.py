@@ -1,0 +1,77 @@
+"""Manifests made by hand, for tests of what comes behind the stage: meta, plan, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+
+HOUR_US = 3_600_000_000
+START_US = 497_000 * HOUR_US
+"""Where window 0 of the made batches begins: a full hour."""
+
+
+def position(number: int, *, timeline: int = 0) -> Position:
+    """The position behind the first `number` batches."""
+    return Position(timeline, f"binlog.{1 + number // 100:06d}", 4 + 1000 * (number % 100))
+
+
+def checkpoint(number: int, watermark_us: int = START_US) -> Checkpoint:
+    return Checkpoint(position(number), gtid_set=f"0-1-{number}", server="server_id=1", watermark_us=watermark_us)
+
+
+def schema(table: str = "orders", *, key: Sequence[str] = ("id",), columns: Sequence[str] = ("id", "v")) -> TableSchema:
+    parts = {name: place for place, name in enumerate(key, 1)}
+    return TableSchema(
+        "shop", table, tuple(Column(name, ColumnType("int"), key_part=parts.get(name)) for name in columns)
+    )
+
+
+def manifest(
+    number: int,
+    *,
+    source: str = "shop",
+    pipeline: str = "line",
+    epoch: int = 1,
+    window: int = 0,
+    tables: dict[str, int] | None = None,
+    schemas: Sequence[TableSchema] = (),
+    notes: tuple[str, ...] = (),
+    end: int | None = None,
+) -> Manifest:
+    """Batch `number` of a source: `tables` maps logical tables to rows; `window` counts hours from START_US."""
+    rows = {"shop.orders": 10} if tables is None else tables
+    definitions = schemas or [schema(name.rpartition(".")[2]) for name in rows]
+    begin = position(number)
+    start_us = START_US + window * HOUR_US
+    parts = tuple(
+        Part(
+            table=name,
+            path=f"changes/table={name}/{source}-{begin.seq:019d}-{epoch}-{index:04d}.parquet",
+            rows=count,
+            size_bytes=100 * count,
+            sha256=f"{index:064x}",
+            schema_id=definition.id,
+            min_seq=begin.seq,
+            max_seq=begin.seq + 1,
+            ops={"c": count},
+        )
+        for index, ((name, count), definition) in enumerate(zip(rows.items(), definitions, strict=True))
+    )
+    return Manifest(
+        pipeline=pipeline,
+        source=source,
+        epoch=epoch,
+        begin=checkpoint(number, start_us),
+        end=checkpoint(number + 1 if end is None else end, start_us + HOUR_US // 2),
+        window_start_us=start_us,
+        window_end_us=start_us + HOUR_US,
+        parts=parts,
+        events=3 * sum(rows.values()),
+        transactions=len(parts),
+        created_us=start_us,
+        notes=notes,
+        schemas={definition.id: definition for definition in definitions},
+    )

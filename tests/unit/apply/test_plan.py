@@ -1,0 +1,331 @@
+"""Which batches a run takes, and what it refuses to take."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from cdc_core.apply import commit, plan
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import RecordState
+from cdc_core.model.run import RunPlan, plan_path
+from tests.made_batches import HOUR_US, START_US, manifest, schema
+from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
+
+B = [manifest(number) for number in range(6)]
+IDS = tuple(one.batch_id for one in B)
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    one = Line.open(tmp_path)
+    with one.meta:
+        yield one
+
+
+def refusal(call: Callable[[], object]) -> LockstepError:
+    with pytest.raises(LockstepError) as caught:
+        call()
+    return caught.value
+
+
+def taken(run: RunPlan, target: str = "t") -> tuple[str, ...]:
+    return run.target(target).batches
+
+
+def test_a_plan_names_the_files_in_stream_order_with_their_key(line: Line) -> None:
+    line.stage(manifest(0, tables={"shop.orders": 3, "shop.items": 2}), B[1])
+    run = line.plan("r")
+    assert taken(run) == IDS[:2]
+    items, orders = run.merge_set(run.target("t").merge_set).tables
+    assert (items.table, items.key, items.rows) == ("shop.items", ("id",), 2)
+    assert [file.batch_id for file in orders.files] == list(IDS[:2])
+    assert orders.rows == 13
+    assert set(run.schemas) == {schema("orders").id, schema("items").id}
+    assert run.stage_uri == line.pipeline.stage.uri
+
+
+def test_the_plan_is_on_the_stage_and_its_records_are_the_runs(line: Line) -> None:
+    line.stage(B[0])
+    run = line.plan("manual__2026-11-21T04:00:00+00:00", airflow_run_id="manual__2026-11-21T04:00:00+00:00")
+    assert plan.load(line.store, run.run_id) == run
+    assert ":" not in run.path
+    (record,) = line.meta.records("t", IDS)
+    assert (record.state, record.run_id, record.table, record.rows) == (
+        RecordState.STAGED,
+        run.run_id,
+        "shop.orders",
+        10,
+    )
+
+
+def test_a_window_takes_its_own_batches_and_all_earlier_ones_not_yet_applied(line: Line) -> None:
+    line.stage(B[0], manifest(1, window=1), manifest(2, window=2), until_us=START_US + 3 * HOUR_US)
+    assert taken(line.plan("r", NEXT_WINDOW)) == IDS[:2]
+
+
+def test_a_window_that_a_source_has_not_staged_to_its_end_waits(line: Line) -> None:
+    line.stage(B[0])
+    error = refusal(lambda: line.plan("r", WINDOW))
+    assert (type(error), error.code, error.where) == (RetryLater, "plan.not_staged", "shop")
+    assert line.meta.run("r") is None
+    line.stage(B[1], until_us=WINDOW[1] - 1)
+    assert refusal(lambda: line.plan("r", WINDOW)).code == "plan.not_staged"
+    line.stage(B[2], until_us=WINDOW[1])
+    assert taken(line.plan("r", WINDOW)) == IDS[:3]
+
+
+def test_every_source_must_have_staged_the_window(tmp_path: Path) -> None:
+    two = [{"name": name, "connection": f"env:{name.upper()}", "server_id": 7} for name in ("shop", "west")]
+    line = Line.open(tmp_path, sources=two)
+    line.stage(B[0], until_us=WINDOW[1])
+    error = refusal(lambda: line.plan("r", WINDOW))
+    assert (error.code, error.where) == ("plan.not_staged", "west")
+    line.idle("west", WINDOW[1])
+    west = manifest(0, source="west", window=1)
+    line.stage(west)
+    assert taken(line.plan("r", WINDOW)) == IDS[:1]
+    assert taken(line.plan("all")) == (*IDS[:1], west.batch_id)
+    line.meta.close()
+
+
+def test_consumed_batches_are_skipped_and_named(line: Line) -> None:
+    line.stage(B[0], B[1])
+    line.done("first")
+    line.stage(B[2], until_us=WINDOW[1])
+    run = line.plan("second", WINDOW)
+    assert (taken(run), run.target("t").skipped) == (IDS[2:3], IDS[:2])
+
+
+def test_a_hole_in_the_positions_is_refused_and_claims_nothing(line: Line, tmp_path: Path) -> None:
+    line.stage(*B[:4])
+    line.done("first", targets=[])
+    for hole in (1, 3):  # in the middle, and before the stored position
+        with sqlite3.connect(tmp_path / "meta.db") as connection:
+            saved = connection.execute("SELECT * FROM batch WHERE batch_id = ?", (IDS[hole],)).fetchone()
+            connection.execute("DELETE FROM batch WHERE batch_id = ?", (IDS[hole],))
+        error = refusal(lambda: line.plan("r"))
+        assert (type(error), error.code, error.where) == (DataAtRisk, "plan.gap", "shop")
+        assert IDS[hole - 1] in error.what
+        assert line.meta.records("t", IDS) == ()
+        with sqlite3.connect(tmp_path / "meta.db") as connection:
+            connection.execute(f"INSERT INTO batch VALUES ({','.join('?' * len(saved))})", saved)
+    assert taken(line.plan("r")) == IDS[:4]
+
+
+def test_a_hole_between_what_is_consumed_and_what_is_not_is_refused(line: Line, tmp_path: Path) -> None:
+    line.stage(B[0])
+    line.done("first")
+    line.stage(B[1], B[2])
+    with sqlite3.connect(tmp_path / "meta.db") as connection:
+        connection.execute("DELETE FROM batch WHERE batch_id = ?", (IDS[1],))
+    assert refusal(lambda: line.plan("r")).code == "plan.gap"
+
+
+def test_planned_again_a_run_gets_the_same_plan_whatever_was_staged_since(line: Line) -> None:
+    line.stage(B[0])
+    first = line.plan("r")
+    line.stage(B[1])
+    assert line.plan("r") == first
+    line.store.delete(first.path)  # killed between the claim and the file
+    assert line.plan("r") == first
+    assert plan.load(line.store, "r") == first
+    line.apply(first)  # even after the write
+    assert line.plan("r") == first
+
+
+def test_a_failed_run_planned_again_is_planned(line: Line) -> None:
+    line.stage(B[0])
+    first = line.plan("r")
+    line.meta.record_failure("r", "the target was away")
+    assert line.plan("r") == first
+    known = line.meta.run("r")
+    assert known is not None
+    assert (known.state.value, known.last_error) == ("PLANNED", None)
+
+
+def test_an_empty_run_planned_again_takes_what_was_staged_since(line: Line) -> None:
+    assert taken(line.plan("r")) == ()
+    line.stage(B[0])
+    assert taken(line.plan("r")) == IDS[:1]
+
+
+def test_a_committed_run_planned_again_has_nothing_to_do(line: Line) -> None:
+    line.stage(B[0], until_us=WINDOW[1])
+    line.done("r", WINDOW)
+    again = line.plan("r", WINDOW)
+    assert (taken(again), again.target("t").skipped) == ((), IDS[:1])
+    assert line.commit(again).moved == 0
+    assert [record.state for record in line.meta.records("t", IDS)] == [RecordState.COMMITTED]
+
+
+def test_batches_staged_after_a_runs_commit_belong_to_a_later_run(line: Line) -> None:
+    line.stage(B[0])
+    line.done("r")
+    line.stage(B[1])
+    assert taken(line.plan("r")) == ()
+    assert taken(line.plan("next")) == IDS[1:2]
+
+
+def test_of_two_targets_the_one_that_is_committed_gets_nothing_when_the_run_is_cleared(line: Line) -> None:
+    line = line.with_targets({"name": "t"}, {"name": "u"})
+    line.stage(B[0])
+    run = line.plan("r")
+    line.apply(run)
+    line.commit(run)
+    again = line.plan("r")
+    assert (taken(again), taken(again, "u")) == ((), IDS[:1])
+
+
+def test_a_run_takes_over_what_a_dead_run_has_claimed(line: Line) -> None:
+    line.stage(B[0], B[1])
+    dead = line.plan("dead")
+    line.stage(B[2])
+    heir = line.plan("heir")
+    assert taken(heir) == IDS[:3]
+    error = refusal(lambda: line.apply(dead))
+    assert (type(error), error.code) == (RetryLater, "meta.taken_over")
+    line.apply(heir)
+    line.commit(heir)
+    line.apply(dead)
+    assert line.commit(dead).moved == 0  # done by the other run: its ledger is closed, no record moves
+    assert {record.run_id for record in line.meta.records("t", IDS)} == {"heir"}
+
+
+def test_a_run_that_lost_its_batches_and_is_cleared_takes_them_back(line: Line) -> None:
+    line.stage(B[0])
+    line.plan("a")
+    line.plan("b")
+    line.stage(B[1])
+    again = line.plan("a")
+    assert taken(again) == IDS[:2]
+    line.apply(again)
+    assert line.commit(again).moved == 2
+
+
+def test_a_commit_between_the_look_and_the_claim_makes_plan_look_again(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.stage(B[0], B[1])
+    rival = line.plan("rival")
+    line.apply(rival)
+    real = line.meta.plan_view
+
+    def late(*arguments: object) -> object:
+        seen = real(*arguments)  # type: ignore[arg-type]
+        monkeypatch.undo()
+        line.commit(rival)
+        return seen
+
+    monkeypatch.setattr(line.meta, "plan_view", late)
+    assert taken(line.plan("r")) == ()
+
+
+def test_targets_that_wait_for_the_same_share_one_merge_set(line: Line) -> None:
+    line.stage(B[0])
+    line.done("first")
+    line = line.with_targets(
+        {"name": "t"}, {"name": "u"}, {"name": "v"}, {"name": "w", "tables": {"*": {"key": ["v"]}}}
+    )
+    line.stage(B[1])
+    run = line.plan("r")
+    assert [run.target(name).merge_set for name in "tuvw"] == ["0", "1", "1", "2"]
+    assert [len(taken(run, name)) for name in "tuvw"] == [1, 2, 2, 2]
+    assert run.merge_set("2").tables[0].key == ("v",)
+
+
+def test_a_table_that_the_target_does_not_take_is_recorded_and_not_merged(line: Line) -> None:
+    line = line.with_targets({"name": "t", "tables": {"shop.orders": {}}})
+    line.stage(manifest(0, tables={"shop.orders": 3, "shop.items": 2}), manifest(1, tables={"shop.items": 2}))
+    run = line.plan("r")
+    assert [table.table for table in run.merge_set("0").tables] == ["shop.orders"]
+    assert [(record.table, record.taken) for record in line.meta.records("t", IDS)] == [
+        ("shop.items", False),
+        ("shop.orders", True),
+        ("shop.items", False),
+    ]
+    line.apply(run)
+    line.commit(run)
+    assert {record.state for record in line.meta.records("t", IDS)} == {RecordState.COMMITTED}
+
+
+def test_a_batch_without_rows_is_consumed_too(line: Line) -> None:
+    line.stage(manifest(0, tables={}))
+    run = line.plan("r")
+    assert [(record.table, record.state) for record in line.meta.records("t", IDS)] == [("", RecordState.STAGED)]
+    assert line.commit(run).moved == 1
+    assert taken(line.plan("next")) == ()
+
+
+def test_a_table_without_a_key_is_refused_with_its_remedy(line: Line) -> None:
+    line.stage(manifest(0, schemas=[schema(key=())]))
+    error = refusal(lambda: line.plan("r"))
+    assert (type(error), error.code) == (Refused, "plan.no_key")
+    assert "shop.orders" in error.what
+    assert "targets.t.tables.shop.orders.key" in error.remedy
+    assert line.meta.records("t", IDS) == ()
+    mended = line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}})
+    assert mended.plan("r").merge_set("0").tables[0].key == ("id",)
+
+
+def test_keys_that_differ_in_one_table_are_refused(line: Line) -> None:
+    line.stage(B[0], manifest(1, schemas=[schema(key=("id", "v"))]))
+    error = refusal(lambda: line.plan("r"))
+    assert (type(error), error.code) == (Refused, "plan.key_differs")
+    assert taken(line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}}).plan("r")) == IDS[:2]
+
+
+def test_a_key_column_that_a_source_table_lacks_is_refused(line: Line) -> None:
+    line.stage(B[0])
+    error = refusal(lambda: line.with_targets({"name": "t", "tables": {"*": {"key": ["nope"]}}}).plan("r"))
+    assert (type(error), error.code) == (Refused, "plan.key_column")
+    assert "'nope'" in error.what
+
+
+def test_a_changed_key_in_the_pipeline_file_makes_a_new_plan_of_the_same_run(line: Line) -> None:
+    line.stage(B[0])
+    old = line.plan("r")
+    changed = line.with_targets({"name": "t", "tables": {"*": {"key": ["v"]}}})
+    new = changed.plan("r")
+    assert new.merge_set("0").tables[0].key == ("v",)
+    error = refusal(lambda: commit.mark_applied(line.meta, old, "t"))
+    assert (type(error), error.code) == (Refused, "commit.plan_differs")
+
+
+def test_a_definition_that_meta_lost_comes_from_the_manifest(line: Line, tmp_path: Path) -> None:
+    line.stage(B[0])
+    with sqlite3.connect(tmp_path / "meta.db") as connection:
+        connection.execute("DELETE FROM schema_version")
+    assert line.plan("r").schemas == B[0].schemas
+
+
+@pytest.mark.parametrize(
+    ("options", "code"),
+    [
+        ({"run_id": ""}, "plan.run_id"),
+        ({"run_id": "x" * 251}, "plan.run_id"),
+        ({"run_id": "r", "window": (WINDOW[1], WINDOW[0])}, "plan.window"),
+        ({"run_id": "r", "window": (WINDOW[0], WINDOW[0])}, "plan.window"),
+        ({"run_id": "r", "targets": ["nobody"]}, "plan.unknown_target"),
+    ],
+)
+def test_wrong_arguments_are_usage_errors(line: Line, options: dict[str, object], code: str) -> None:
+    error = refusal(lambda: line.plan(**options))  # type: ignore[arg-type]
+    assert (type(error), error.code) == (UsageError, code)
+
+
+def test_a_run_id_is_not_reused_for_another_window(line: Line) -> None:
+    line.stage(B[0], until_us=NEXT_WINDOW[1])
+    line.plan("r", WINDOW)
+    assert refusal(lambda: line.plan("r", NEXT_WINDOW)).code == "meta.run_differs"
+
+
+def test_run_ids_that_paths_cannot_hold_have_folders_of_their_own() -> None:
+    ids = ["a/b", "a%2Fb", "a~b", "a%7Eb", "..", ".", "%2E", "a:b", "a b", "x" * 250, "x" * 249 + "y"]
+    paths = [plan_path(run_id) for run_id in ids]
+    assert len(set(paths)) == len(ids)
+    assert all(path.count("/") == 2 and ".." not in path for path in paths)
+    assert all(len(path.split("/")[1]) <= 200 for path in paths)

@@ -1,0 +1,187 @@
+"""Opening the meta database: which URLs, whose tables, and what goes wrong with a file."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import Meta, migrate
+from tests.made_batches import manifest
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def refusal(call: Callable[[], object]) -> LockstepError:
+    with pytest.raises(LockstepError) as caught:
+        call()
+    return caught.value
+
+
+def url_of(path: Path) -> str:
+    return f"sqlite:///{path}"
+
+
+def test_a_new_file_gets_its_directory_and_its_tables(tmp_path: Path) -> None:
+    path = tmp_path / "new" / "meta.db"
+    with Meta.open(url_of(path)) as meta:
+        assert meta.checkpoint("shop") is None
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA journal_mode").fetchone() == ("wal",)
+        assert connection.execute("SELECT version_num FROM lockstep_version").fetchone() == (migrate.head(),)
+
+
+def _open_at_once(path: Path, barrier: Any, answers: Any) -> None:
+    barrier.wait()
+    try:
+        with Meta.open(url_of(path)) as meta:
+            answers.put(repr(meta.checkpoint("shop")))
+    except LockstepError as error:
+        answers.put(error.code)
+
+
+def test_processes_that_open_one_new_file_at_once_all_can(tmp_path: Path) -> None:
+    barrier, answers = SPAWN.Barrier(3), SPAWN.Queue()
+    path = tmp_path / "meta.db"
+    openers = [SPAWN.Process(target=_open_at_once, args=(path, barrier, answers)) for _ in range(3)]
+    for opener in openers:
+        opener.start()
+    assert [answers.get(timeout=60) for _ in openers] == ["None"] * 3
+    for opener in openers:
+        opener.join()
+
+
+def test_a_file_with_tables_of_others_is_upgraded_by_command_only(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE theirs (id INTEGER)")
+    error = refusal(lambda: Meta.open(url_of(path)))
+    assert (type(error), error.code) == (Refused, "meta.outdated")
+    assert "`lockstep meta upgrade" in error.remedy
+    Meta.open(url_of(path), upgrade=True).close()
+    Meta.open(url_of(path)).close()
+
+
+def test_a_database_of_a_newer_lockstep_is_refused_even_for_upgrade(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    Meta.open(url_of(path)).close()
+    with sqlite3.connect(path) as connection:
+        connection.execute("UPDATE lockstep_version SET version_num = '9999'")
+    for upgrade in (False, True):
+        error = refusal(lambda upgrade=upgrade: Meta.open(url_of(path), upgrade=upgrade))
+        assert (type(error), error.code) == (Refused, "meta.newer")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "nonsense",
+        "sqlite://",
+        "sqlite:///:memory:",
+        "oracle://h/d",
+        "postgresql://host",
+        "env:",
+        "sqlite:///x?mode=memory",
+    ],
+)
+def test_urls_that_cannot_be_meta_are_usage_errors(url: str) -> None:
+    assert isinstance(refusal(lambda: Meta.open(url, environ={})), UsageError)
+
+
+def test_a_password_in_the_pipeline_file_is_refused_and_not_shown() -> None:
+    error = refusal(lambda: Meta.open("postgresql://me:s3cret@127.0.0.1:1/meta"))
+    assert (type(error), error.code) == (UsageError, "meta.url")
+    assert "s3cret" not in str(error)
+
+
+def test_a_variable_names_the_database_and_an_unset_one_says_so(tmp_path: Path) -> None:
+    with Meta.open("env:META", environ={"META": url_of(tmp_path / "meta.db")}) as meta:
+        assert "meta.db" in repr(meta)
+    error = refusal(lambda: Meta.open("env:META", environ={}))
+    assert (error.code, "META" in error.what) == ("meta.unset", True)
+
+
+def test_what_is_not_a_database_is_refused_and_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    path.write_bytes(b"my diary, keep it" * 100)
+    error = refusal(lambda: Meta.open(url_of(path)))
+    assert (type(error), error.code) == (Refused, "meta.unusable")
+    assert path.read_bytes() == b"my diary, keep it" * 100
+
+
+def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file" / "meta.db", tmp_path):
+        error = refusal(lambda path=path: Meta.open(url_of(path)))
+        assert (type(error), error.code) == (Refused, "meta.unusable")
+
+
+def test_a_writer_that_does_not_end_makes_others_retry_later_and_moves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    with Meta.open(url_of(path), busy_timeout_s=0.1) as meta:
+        lease = meta.acquire_lease("shop", "line", "one", 60)
+        blocker = sqlite3.connect(path, isolation_level=None)
+        blocker.execute("BEGIN IMMEDIATE")
+        error = refusal(lambda: meta.commit_batch(lease, manifest(0)))
+        assert (type(error), error.code) == (RetryLater, "meta.locked")
+        assert meta.checkpoint("shop") is None  # who reads is not held up
+        blocker.execute("ROLLBACK")
+        blocker.close()
+        meta.commit_batch(lease, manifest(0))
+
+
+def test_a_full_disk_makes_the_commit_of_a_batch_retry_later_and_leaves_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    many = manifest(0, tables={f"shop.t{number}": 1 for number in range(300)})
+    with Meta.open(url_of(path)) as meta:
+        lease = meta.acquire_lease("shop", "line", "one", 60)
+        full = _with_page_limit(meta)
+        error = refusal(lambda: meta.commit_batch(lease, many))
+        assert (type(error), error.code) == (RetryLater, "meta.full")
+        full()
+        assert meta.checkpoint("shop") is None
+        assert meta.batches("shop") == ()
+        meta.commit_batch(lease, many)
+
+
+def _with_page_limit(meta: Meta) -> Callable[[], None]:
+    """SQLite answers as on a full disk once a file may not grow; returns what lets it grow again."""
+    from sqlalchemy import event
+
+    engine = meta._database._engine
+
+    def limit(dbapi: sqlite3.Connection, _record: object) -> None:
+        pages = dbapi.execute("PRAGMA page_count").fetchone()[0]
+        dbapi.execute(f"PRAGMA max_page_count = {pages + 1}")
+
+    event.listen(engine, "connect", limit)
+    return lambda: event.remove(engine, "connect", limit)
+
+
+def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) -> None:
+    """Airflow forks its tasks."""
+    with Meta.open(url_of(tmp_path / "meta.db")) as meta:
+        meta.acquire_lease("shop", "line", "parent", 60)
+        child = os.fork()
+        if child == 0:
+            try:
+                meta.acquire_lease("other", "line", "child", 60)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        assert os.waitpid(child, 0)[1] == 0
+        meta.acquire_lease("third", "line", "parent", 60)
+
+
+def test_the_migrations_are_part_of_the_package() -> None:
+    """The script location is a package: it must be there wherever Lockstep is installed."""
+    assert migrate.head() == "0001"
+    assert migrate.known(migrate.head())
+    assert not migrate.known("9999")
