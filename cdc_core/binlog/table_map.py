@@ -75,6 +75,10 @@ _CHARACTER = frozenset({
 })  # fmt: skip
 
 
+_COUNTED_TOO = {False: frozenset({TypeCode.VECTOR}), True: frozenset({TypeCode.GEOMETRY})}
+"""What MySQL (False) and MariaDB (True) count among the character columns besides; both are BLOBs to them."""
+
+
 @dataclass(frozen=True, slots=True)
 class TableMap:
     """types, metadata: one element a column. A STRING that is in truth an ENUM or SET has that code here; metadata
@@ -121,8 +125,8 @@ class TableMap:
         return self.names is not None
 
 
-def parse_table_map(event: Event) -> TableMap:
-    """The whole event, optional fields included."""
+def parse_table_map(event: Event, *, mariadb: bool) -> TableMap:
+    """The whole event, optional fields included. mariadb: its server counts the columns of field 2 and 3 otherwise."""
     read = event.cursor()
     table_id, flags = read.uint(6), read.uint(2)
     database = read.zero_terminated(read.u8()).decode("utf-8", "surrogateescape")
@@ -142,8 +146,8 @@ def parse_table_map(event: Event) -> TableMap:
     fields = _Fields(types, optional, f"{event.name} {database}.{table}", event.where)
     return TableMap(
         table_id, flags, database, table, types, tuple(number for _, number in pairs), nullable,
-        unsigned=fields.unsigned(), collations=fields.collations(2, 3, _CHARACTER, vectors_count=True),
-        enum_collations=fields.collations(10, 11, frozenset({TypeCode.ENUM, TypeCode.SET}), vectors_count=False),
+        unsigned=fields.unsigned(), collations=fields.collations(2, 3, _CHARACTER, _COUNTED_TOO[mariadb]),
+        enum_collations=fields.collations(10, 11, frozenset({TypeCode.ENUM, TypeCode.SET})),
         labels=fields.labels(), names=fields.names(), key=fields.key()[0], key_prefixes=fields.key()[1],
         visible=fields.visible(), geometry_types=fields.numbers(7, TypeCode.GEOMETRY),
         vector_dimensions=fields.numbers(13, TypeCode.VECTOR),
@@ -199,19 +203,17 @@ class _Fields:
         return tuple(signs)
 
     def collations(
-        self, default: int, each: int, kinds: frozenset[TypeCode], *, vectors_count: bool
+        self, default: int, each: int, kinds: frozenset[TypeCode], too: frozenset[TypeCode] = frozenset()
     ) -> tuple[int, ...] | None:
         """Either a default and exceptions (index among the columns of these kinds, id), or an id per such column.
 
-        MySQL counts VECTOR columns among the character columns, MariaDB counts GEOMETRY: both are BLOBs there.
+        too: kinds that are counted with them, and have no character set.
         """
         kind = default if default in self.raw else each
         read = self._cursor(kind)
         if read is None:
             return None
-        columns = [i for i, code in enumerate(self.types) if code in kinds]
-        if vectors_count:
-            columns = self._counted(columns, kind)
+        columns = [i for i, code in enumerate(self.types) if code in kinds or code in too]
         ids = [0] * len(self.types)
         if kind == default:
             base = read.lenenc()
@@ -230,13 +232,6 @@ class _Fields:
             if code not in kinds:
                 ids[i] = 0
         return tuple(ids)
-
-    def _counted(self, columns: list[int], kind: int) -> list[int]:
-        """The columns that the field's indices count. A VECTOR exists on MySQL only (MariaDB's is a VARCHAR), and a
-        server that logs it counts it; a GEOMETRY is counted by MariaDB only, which is told by the field's size."""
-        if TypeCode.VECTOR in self.types:
-            columns = [i for i, code in enumerate(self.types) if code in _CHARACTER or code == TypeCode.VECTOR]
-        return columns
 
     def labels(self) -> tuple[tuple[bytes, ...], ...] | None:
         """Field 5 for SETs, 6 for ENUMs: per column a count, then each label with its length."""

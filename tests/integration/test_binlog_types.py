@@ -228,7 +228,7 @@ def _read_all(server: SqlServer, flavor: str) -> dict[int, Read]:
             cursor.execute(f"DELETE FROM c{i} ORDER BY id")
             known[f"c{i}"] = known_schema(server, database, f"c{i}")
         cursor.execute(f"DROP DATABASE {database}")
-    for table, events in row_groups(events_since(server, since)):
+    for table, events in row_groups(events_since(server, since), mariadb=flavor == MARIADB):
         if table.database != database:
             continue
         read = found[int(table.table[1:])]

@@ -69,13 +69,13 @@ def unpacked(events: Iterator[Event]) -> Iterator[Event]:
             yield from payload_events(event)
 
 
-def row_groups(events: list[Event]) -> list[tuple[TableMap, list[RowsEvent]]]:
+def row_groups(events: list[Event], *, mariadb: bool) -> list[tuple[TableMap, list[RowsEvent]]]:
     """Row events by table, under the last table map of each, in order of first appearance."""
     maps: dict[int, TableMap] = {}
     groups: dict[str, tuple[TableMap, list[RowsEvent]]] = {}
     for event in events:
         if event.header.type == EventType.TABLE_MAP:
-            found = parse_table_map(event)
+            found = parse_table_map(event, mariadb=mariadb)
             maps[found.table_id] = found
         elif event.header.type in ROW_EVENTS:
             rows = parse_rows(event)
@@ -94,7 +94,7 @@ def known_schema(server: SqlServer, database: str, table: str) -> TableSchema:
 
 def decoded(events: list[Event], known: TableSchema | None, *, mariadb: bool) -> tuple[TableSchema, DecodedRows]:
     """The rows of the one table that `events` hold."""
-    ((table, rows),) = row_groups(events)
+    ((table, rows),) = row_groups(events, mariadb=mariadb)
     schema = schema_of(table, known, mariadb=mariadb)
     return schema, decode_rows(schema, table, RowImages.of(rows))
 
