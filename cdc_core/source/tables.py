@@ -40,7 +40,7 @@ class Tables:
             return found
 
     def _find(self, event: Event, mariadb: bool) -> TableUse | None:
-        table_map = parse_table_map(event)
+        table_map = parse_table_map(event, mariadb=mariadb)
         name = (table_map.database, table_map.table)
         if not self.captures(*name):
             return None
