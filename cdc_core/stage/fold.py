@@ -233,7 +233,8 @@ moves AS (
   SELECT {old}, {before} AS _lockstep_lit, -1 AS _lockstep_n, _cdc_seq, _cdc_ts FROM kept WHERE _cdc_op = 'u'),
 counted AS (
   SELECT {new}, _lockstep_lit, sum(_lockstep_n) AS _lockstep_n,
-         max(_cdc_seq) FILTER (WHERE _lockstep_n > 0) AS _cdc_seq, max(_cdc_ts) FILTER (WHERE _lockstep_n > 0) AS _cdc_ts
+         max(_cdc_seq) FILTER (WHERE _lockstep_n > 0) AS _cdc_seq,
+         max(_cdc_ts) FILTER (WHERE _lockstep_n > 0) AS _cdc_ts
   FROM moves GROUP BY {new}, _lockstep_lit HAVING sum(_lockstep_n) > 0)
 SELECT {new}, _cdc_seq, _cdc_ts, {shown} AS _cdc_literal
 FROM (SELECT *, unnest(range(_lockstep_n::BIGINT)) AS _lockstep_copy FROM counted) ORDER BY _cdc_seq, {new}"""

@@ -2,8 +2,8 @@
 
 It may assume that blocks come in order, without gaps, and all belong to the batch's window. It must keep: a batch
 ends at a transaction's end (a transaction cut into PART entries streams into the open parts until its last piece);
-when `finish` returns, every part is durable; what is aborted or fails leaves nothing. Part names carry the epoch,
-and are taken only where free, so that no writer ever touches a file that a manifest may list.
+when `finish` returns, every part is durable; what is aborted before, or fails, leaves nothing. Part names carry the
+epoch, and are taken only where free, so that no writer ever touches a file that a manifest may list.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.errors import InternalError
+from cdc_core.errors import InternalError, LockstepError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.block import Block, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import OP, SEQ, staged_schema
 from cdc_core.stage.keychange import key_changes
-from cdc_core.stage.layout import PartName, part_path
+from cdc_core.stage.layout import PartName, manifest_path, part_path
+from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore, Output
 from cdc_core.stage.parquet import PartFile
 
@@ -111,6 +112,7 @@ class BatchWriter:
         self._parts: dict[tuple[str, str], _OpenPart] = {}
         self._began: float | None = None
         self._done = False
+        self._finished: set[str] = set()
         self._carried_rows = 0
         self._events = 0
         self._transactions = 0
@@ -165,9 +167,10 @@ class BatchWriter:
         try:
             parts = self._publish()
         except BaseException:
-            self.abort()
+            self._discard()
             raise
         self._done = True
+        self._finished = {part.path for part in parts}
         manifest = Manifest(
             pipeline=self._pipeline,
             source=self._source,
@@ -194,10 +197,28 @@ class BatchWriter:
         return manifest
 
     def abort(self) -> None:
-        """Leaves nothing of the batch, also after `finish`: not to be called once its manifest is committed."""
+        """Removes the batch's files; may be called at any time, and more than once.
+
+        After `finish` they go only where another writer's manifest has taken the batch's name. Where ours stands, or
+        may still arrive (an answer lost on the network), they stay: `sweep` removes them if it never does.
+        """
+        self._done = True
+        if self._finished and not self._superseded():
+            return
+        self._discard()
+
+    def _discard(self) -> None:
         self._done = True
         for part in self._parts.values():
             part.file.discard()
+
+    def _superseded(self) -> bool:
+        path = manifest_path(self._source, self._begin.position)
+        try:
+            standing = {part.path for part in parse(self._store.get(path), path, self._store.uri).parts}
+        except LockstepError:
+            return False
+        return not standing & self._finished
 
     def _part_of(self, rows: TableRows) -> _OpenPart:
         identity = (rows.logical, rows.schema.id)

@@ -19,6 +19,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.staged import staged_schema
 from cdc_core.stage import parquet
+from cdc_core.stage.manifest import commit
 from cdc_core.stage.objects import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
@@ -291,17 +292,39 @@ def test_rows_without_the_columns_of_their_definition_are_refused(begin):
     assert caught.value.code == "stage.schema"
 
 
-@pytest.mark.parametrize("when", ["gathered", "flushed", "finished"])
+@pytest.mark.parametrize("when", ["gathered", "flushed"])
 def test_an_aborted_batch_leaves_nothing(begin, tmp_path, monkeypatch, when):
     if when == "flushed":
         monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
     writer = begin()
     writer.add(transactions(range(25)))
-    if when == "finished":
-        writer.finish(Checkpoint(at(25)))
-    assert bool(files(tmp_path)) == (when != "gathered")
+    assert bool(files(tmp_path)) == (when == "flushed")
+    writer.abort()
     writer.abort()
     assert files(tmp_path) == []
+
+
+@pytest.mark.parametrize("state", ["committed", "unknown"])
+def test_an_abort_never_touches_what_its_manifest_lists_or_may_list(store, begin, state):
+    writer = begin()
+    writer.add(transactions([1]))
+    manifest = writer.finish(Checkpoint(at(1)))
+    if state == "committed":
+        commit(store, manifest)
+    writer.abort()
+    assert store.stat(manifest.parts[0].path) is not None
+
+
+def test_an_abort_removes_the_parts_of_a_batch_that_another_writer_staged(store, begin):
+    mine, other = begin(epoch=1), begin(epoch=2)
+    for writer in (mine, other):
+        writer.add(transactions([1]))
+    standing, lost = other.finish(Checkpoint(at(1))), mine.finish(Checkpoint(at(1)))
+    commit(store, standing)
+    assert not commit(store, lost).ours
+    mine.abort()
+    other.abort()
+    assert [info.path for info in store.list("changes/")] == [standing.parts[0].path]
 
 
 def test_a_second_attempt_of_the_same_epoch_never_touches_the_files_of_the_first(store, begin):
@@ -312,8 +335,6 @@ def test_a_second_attempt_of_the_same_epoch_never_touches_the_files_of_the_first
     two = second.finish(Checkpoint(at(2)))
     assert one.parts[0].path != two.parts[0].path
     assert hashlib.sha256(store.get(one.parts[0].path)).hexdigest() == one.parts[0].sha256
-    second.abort()
-    assert store.stat(one.parts[0].path) is not None
 
 
 class FullDisk:
