@@ -134,6 +134,10 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
         elif base == "bit":
             fields.append(f"@c{number}")
             settings.append(f"{column} = CAST(@c{number} AS UNSIGNED)")
+        elif base == "year":
+            # '0' would become 2000.
+            fields.append(f"@c{number}")
+            settings.append(f"{column} = LPAD(@c{number}, 4, '0')")
         else:
             fields.append(column)
     # The path is ours (a scratch directory); a quote or backslash in it would still end the literal.

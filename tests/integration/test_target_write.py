@@ -1,0 +1,340 @@
+"""The guarded write on real servers: no older change wins, in any order; all of a shard or nothing."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdc_core.apply.guard import Version, encode, may_replace_sql, newer_or_equal, newer_or_equal_sql
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.target import write as write_module
+from tests.target_rows import Table, Winner, shop, target_table
+
+SERVERS = ("mariadb_target", "mysql9")
+QUICK = settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def table(server: Any) -> Iterator[Table]:
+    with target_table(server) as made:
+        yield made
+
+
+NUMBERS = st.sampled_from([0, 1, 2, 255, 256, 2**31, 2**62, 2**63 - 1]) | st.integers(0, 2**63 - 1)
+VERSIONS = st.builds(Version, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["a", "A", "ab", "b", "x" * 48]))
+RAW = st.builds(encode, VERSIONS) | st.just(b"")
+
+
+@given(pairs=st.lists(st.tuples(RAW, RAW), min_size=1, max_size=100))
+@QUICK
+def test_python_and_sql_decide_alike(server: Any, pairs: list[tuple[bytes, bytes]]) -> None:
+    rows = " UNION ALL ".join(
+        f"SELECT {at} AS n, CAST(X'{a.hex()}' AS BINARY) AS a, CAST(X'{b.hex()}' AS BINARY) AS b"
+        for at, (a, b) in enumerate(pairs)
+    )
+    sql = f"SELECT {newer_or_equal_sql('v.a', 'v.b')}, {may_replace_sql('v.a', 'v.b')} FROM ({rows}) v ORDER BY v.n"
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(sql)
+        found = [tuple(map(bool, row)) for row in cursor.fetchall()]
+    expected = [newer_or_equal(a, b) for a, b in pairs]
+    assert found == [(one, one) for one in expected]
+
+
+def test_a_null_version_is_older_than_any_in_sql_too(server: Any) -> None:
+    raw = encode(Version(0, 0, 0, "a")).hex()
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute(
+            f"SELECT {newer_or_equal_sql(f'CAST(X{raw!r} AS BINARY)', 'NULL')}, "
+            f"{newer_or_equal_sql('NULL', f'CAST(X{raw!r} AS BINARY)')}"
+        )
+        assert cursor.fetchone() == (1, 0)
+
+
+def test_rows_are_inserted_updated_and_deleted_and_counted_once(table: Table) -> None:
+    first = table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 1, 10), shop("d", 3, None, None, 10)])
+    assert (first.written, first.stale, first.absent) == (2, 0, 1)
+    second = table.write([shop("u", 1, "a", 2, 20), shop("d", 2, "b", 1, 20), shop("u", 3, "c", 9, 5)])
+    assert (second.written, second.stale, second.absent) == (2, 1, 0)
+    assert table.rows() == [(1, "a", 2)]
+
+
+def test_writing_again_changes_nothing_and_counts_as_written(table: Table) -> None:
+    batch = [shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)]
+    table.write(batch)
+    before = table.everything()
+    again = table.write(batch)
+    assert table.everything() == before
+    assert again.written + again.stale + again.absent == 2
+    assert again.stale == 0
+
+
+def test_a_late_insert_does_not_revive_a_deleted_key_and_a_new_one_does(table: Table) -> None:
+    table.write([shop("d", 1, None, None, 20)])
+    assert table.write([shop("u", 1, "a", 1, 10)]).stale == 1
+    assert table.rows() == []
+    assert table.write([shop("u", 1, "a", 2, 30)]).written == 1
+    assert table.rows() == [(1, "a", 2)]
+    assert table.query(f"SELECT * FROM {table.facts.database}._lockstep_tombstone") == []
+
+
+def test_rows_that_lockstep_never_wrote_are_older_than_any_change(table: Table) -> None:
+    table.query(f"INSERT INTO {table.facts.name} (id, code, n) VALUES (1, 'a', 1), (2, 'b', 1)")
+    assert table.write([shop("u", 1, "a", 5, 1), shop("d", 2, None, None, 1)]).written == 2
+    assert table.rows() == [(1, "a", 5)]
+
+
+def test_the_version_column_is_invisible(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 10)])
+    assert table.query(f"SELECT * FROM {table.facts.name}") == [(1, "a", 1, None)]
+
+
+def _history(seed: int) -> list[list[Winner]]:
+    """Batches of one source as a merge makes them, in order; codes move between rows now and then."""
+    chance = random.Random(seed)
+    state: dict[int, tuple[str, int]] = {}
+    batches, seq = [], 0
+    for _ in range(4):
+        last: dict[int, Winner] = {}
+        for _ in range(chance.randint(1, 8)):
+            seq += 1
+            id = chance.randint(1, 5)
+            if id in state and chance.random() < 0.35:
+                del state[id]
+                last[id] = shop("d", id, None, None, seq)
+                continue
+            # A code that no other row holds at this moment.
+            free = [code for code in "abcdefgh" if code not in {held for key, (held, _) in state.items() if key != id}]
+            state[id] = (chance.choice(free), seq)
+            last[id] = shop("u", id, *state[id], seq)
+        batches.append(list(last.values()))
+    return batches
+
+
+@given(seed=st.integers(0, 10**6), order=st.lists(st.integers(0, 3), max_size=6))
+@QUICK
+def test_repeats_of_any_earlier_batch_change_nothing(server: Any, seed: int, order: list[int]) -> None:
+    batches = _history(seed)
+    with target_table(server) as table:
+        for batch in batches:
+            table.write(batch)
+        expected = table.everything()
+        for number in order:
+            table.write(batches[number])
+        assert table.everything() == expected
+
+
+@given(
+    data=st.lists(
+        st.lists(
+            st.tuples(st.integers(1, 4), st.sampled_from("ud"), st.sampled_from(["one", "two"])),
+            min_size=1,
+            max_size=6,
+        ),
+        min_size=2,
+        max_size=4,
+    ),
+    random_=st.randoms(use_true_random=False),
+)
+@QUICK
+def test_any_interleaving_of_batches_and_repeats_ends_in_the_same_table(
+    server: Any, data: list[list[tuple[int, str, str]]], random_: random.Random
+) -> None:
+    batches, seq = [], 0
+    for changes in data:
+        last: dict[int, Winner] = {}
+        for id, op, source in changes:
+            seq += 1
+            last[id] = shop(op, id, f"c{id}", seq, seq, source=source, ts=seq // 3 + 1)
+        batches.append(list(last.values()))
+    with target_table(server) as table, target_table(server) as other:
+        for batch in batches:
+            table.write(batch)
+        order = [*range(len(batches)), *random_.choices(range(len(batches)), k=3)]
+        random_.shuffle(order)
+        for number in order:
+            other.write(batches[number])
+        assert other.everything() == table.everything()
+
+
+def test_unique_values_may_swap_inside_a_batch(table: Table) -> None:
+    table.write([shop("u", id, code, 1, 10) for id, code in ((1, "a"), (2, "b"), (3, "c"))])
+    table.query(f"UPDATE {table.facts.name} SET kept = 'mine' WHERE id = 2")
+    rotated = table.write([shop("u", id, code, 2, 20) for id, code in ((1, "b"), (2, "c"), (3, "a"))])
+    assert rotated.written == 3
+    assert table.rows("id, code, n, kept") == [(1, "b", 2, None), (2, "c", 2, "mine"), (3, "a", 2, None)]
+
+
+def test_a_unique_value_may_pass_from_a_deleted_row_to_a_new_one(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 10)])
+    assert table.write([shop("d", 1, "a", 1, 20), shop("u", 2, "a", 1, 21)]).written == 2
+    assert table.rows() == [(2, "a", 1)]
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        [shop("u", 5, "a", 1, 30)],
+        [shop("u", 5, "z", 1, 30), shop("u", 6, "z", 1, 30)],
+        [shop("u", 5, "b", 1, 30), shop("u", 2, "z", 0, 1)],
+    ],
+    ids=["holder not in the batch", "twice in the batch", "holder in the batch, but stale"],
+)
+def test_a_unique_value_of_another_row_is_refused_and_no_row_is_hit(table: Table, batch: Sequence[Winner]) -> None:
+    table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 1, 10)])
+    before = table.everything()
+    with pytest.raises(DataAtRisk) as caught:
+        table.write([*batch, shop("u", 9, "fine", 1, 30)])
+    assert caught.value.code == "target.unique_conflict"
+    assert "5" in caught.value.what
+    assert table.everything() == before
+
+
+@pytest.mark.parametrize(
+    ("bad", "reason"),
+    [
+        (shop("u", 7, "x" * 21, 1, 30), "code"),
+        (shop("u", 7, None, 1, 30), "code"),
+    ],
+    ids=["too long", "null in NOT NULL"],
+)
+def test_a_row_that_does_not_fit_is_named_and_nothing_is_written(table: Table, bad: Winner, reason: str) -> None:
+    before = table.everything()
+    good = [shop("u", id, f"c{id}", 1, 30) for id in range(100, 140)]
+    with pytest.raises(DataAtRisk) as caught:
+        table.write(good[:20], [bad], good[20:])
+    assert caught.value.code == "target.row_error"
+    assert "key 7 " in caught.value.what
+    assert reason in caught.value.what
+    assert table.everything() == before
+
+
+def test_a_number_out_of_range_is_named(server: Any) -> None:
+    columns = {"id": pa.int64(), "n": pa.int32()}
+    with target_table(server, "CREATE TABLE {name} (id BIGINT PRIMARY KEY, n TINYINT)", columns) as table:
+        with pytest.raises(DataAtRisk, match=r"key 2 .*'n'"):
+            table.write(
+                [Winner("u", {"id": 1, "n": 1}, (1, 1, 0, "a")), Winner("u", {"id": 2, "n": 300}, (1, 1, 1, "a"))]
+            )
+        assert table.rows("id") == []
+
+
+def test_a_check_constraint_is_a_row_error_with_the_key(server: Any) -> None:
+    columns = {"id": pa.int64(), "n": pa.int32()}
+    definition = "CREATE TABLE {name} (id BIGINT PRIMARY KEY, n INT, CONSTRAINT small CHECK (n < 10))"
+    with target_table(server, definition, columns) as table:
+        rows = [Winner("u", {"id": id, "n": 50 if id == 17 else 1}, (1, 1, id, "a")) for id in range(40)]
+        with pytest.raises(DataAtRisk, match=r"key 17 .*small"):
+            table.write(rows)
+        assert table.rows("id") == []
+
+
+def test_the_ledger_stands_in_the_transaction_of_the_rows(table: Table) -> None:
+    ledger = f"SELECT run_id, table_name, logical, written, stale, absent FROM {table.facts.database}._lockstep_ledger"
+    table.write([shop("u", 1, "a", 1, 10)], run="r1")
+    assert table.query(ledger) == [("r1", "t", "shop.t", 1, 0, 0)]
+    with pytest.raises(DataAtRisk):
+        table.write([shop("u", 2, "a", 1, 10)], run="r2")
+    assert table.query(ledger) == [("r1", "t", "shop.t", 1, 0, 0)]
+    table.write([shop("u", 1, "a", 0, 5), shop("d", 8, None, None, 5)], run="r1")
+    assert table.query(ledger) == [("r1", "t", "shop.t", 0, 1, 1)]
+
+
+def test_a_killed_connection_leaves_nothing_and_the_next_attempt_writes_all(
+    table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.write([shop("u", 1, "a", 1, 10)])
+    verify, killed = write_module._verify, []
+
+    def kill_once(cursor: Any, *arguments: Any, **options: Any) -> None:
+        if not killed:
+            killed.append(cursor.connection.thread_id())
+            table.query(f"KILL {killed[0]}")
+            # Another session sees nothing of the transaction that has written everything but its commit.
+            assert table.rows() == [(1, "a", 1)]
+        verify(cursor, *arguments, **options)
+
+    monkeypatch.setattr(write_module, "_verify", kill_once)
+    counts = table.write([shop("u", 1, "a", 2, 20), shop("u", 2, "b", 2, 20)])
+    assert killed
+    assert counts.written == 2
+    assert table.rows() == [(1, "a", 2), (2, "b", 2)]
+
+
+def test_a_server_that_stays_away_is_worth_a_retry_later(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    def gone(*_: Any, **__: Any) -> None:
+        raise pymysql.err.OperationalError(2013, "Lost connection")
+
+    monkeypatch.setattr(write_module, "_verify", gone)
+    with pytest.raises(RetryLater) as caught:
+        table.write([shop("u", 1, "a", 1, 10)])
+    assert caught.value.code == "target.unavailable"
+    assert table.rows() == []
+
+
+def test_two_writers_of_one_table_take_turns_and_the_newer_row_stays(table: Table) -> None:
+    batches = [[shop("u", id, f"c{id}", seq, seq) for id in range(200)] for seq in (10, 20, 30, 40)]
+    errors: list[BaseException] = []
+
+    def work(batch: list[Winner]) -> None:
+        try:
+            table.write(batch)
+        except BaseException as error:  # noqa: BLE001 - shown below
+            errors.append(error)
+
+    threads = [threading.Thread(target=work, args=(batch,)) for batch in reversed(batches)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert {row[2] for row in table.rows()} == {40}
+
+
+def test_the_freshness_column_rules_upserts_and_the_version_rules_deletes(table: Table) -> None:
+    table.write([shop("u", 1, "a", 100, 10), shop("u", 2, "b", 100, 10)], freshness="n")
+    older_time = table.write([shop("u", 1, "a", 50, 20)], freshness="n")
+    newer_time = table.write([shop("u", 2, "b", 200, 5)], freshness="n")
+    assert (older_time.stale, newer_time.written) == (1, 1)
+    assert table.rows() == [(1, "a", 100), (2, "b", 200)]
+    same_time = table.write([shop("u", 1, "z", 100, 9)], freshness="n")
+    assert same_time.stale == 1
+    assert table.write([shop("d", 1, "a", 1, 9), shop("d", 2, "b", 1, 20)], freshness="n").stale == 1
+    assert table.rows() == [(1, "a", 100)]
+
+
+def test_a_row_that_left_the_shard_is_removed_but_not_counted(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 1, 30)])
+    counts = table.write([shop("x", 1, "a", 1, 20), shop("x", 2, "b", 1, 20)], ledger=False)
+    assert (counts.written, counts.stale, counts.absent) == (0, 0, 0)
+    assert table.rows() == [(2, "b", 1)]
+    assert table.write([shop("u", 1, "a", 1, 15)]).stale == 1
+
+
+def test_a_missing_grant_is_refused_by_its_name(table: Table) -> None:
+    user = f"u{random.randrange(10**9)}"
+    table.write([shop("u", 1, "a", 1, 10)])
+    table.query(f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'")
+    try:
+        table.query(f"GRANT SELECT, INSERT, UPDATE, CREATE TEMPORARY TABLES ON {table.facts.database}.* TO {user}@'%'")
+        server = type(table.server)(table.server.host, table.server.port, user, "secret")
+        poor = Table(server, table.connection, table.facts, table.columns)
+        with pytest.raises(Refused) as caught:
+            poor.write([shop("d", 1, None, None, 20)])
+        assert caught.value.code == "target.grant"
+        assert "secret" not in str(caught.value)
+        assert table.rows() == [(1, "a", 1)]
+    finally:
+        table.query(f"DROP USER {user}@'%'")

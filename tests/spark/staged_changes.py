@@ -1,0 +1,113 @@
+"""Staged files and plans for the Spark tests, made from plain changes through the one staged schema."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
+from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.model.staged import staged_schema
+
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One staged change. `row` is the after image, of a delete the before image."""
+
+    op: str
+    row: Row
+    seq: int
+    ordinal: int = 0
+    before: Row | None = None
+    source: str = "one"
+    ts_us: int = 0
+    literal: Mapping[str, str] | None = None
+
+
+def table_schema(name: str, columns: Mapping[str, str], key: Sequence[str]) -> TableSchema:
+    """A definition from `{"id": "bigint", ...}`; text columns are utf8mb4."""
+    database, _, table = name.partition(".")
+    made = []
+    for column, declared in columns.items():
+        text = declared.startswith(("varchar", "char", "text", "enum", "json"))
+        kind = parse_column_type(declared, charset="utf8mb4" if text else "", collation="utf8mb4_bin" if text else "")
+        part = key.index(column) + 1 if column in key else None
+        made.append(Column(column, kind, nullable=part is None, key_part=part))
+    return TableSchema(database, table, tuple(made))
+
+
+def staged_table(schema: TableSchema, changes: Sequence[Change]) -> pa.Table:
+    names = [column.name for column in schema.columns]
+    rows = []
+    for change in changes:
+        rows.append(
+            {
+                **{name: change.row.get(name) for name in names},
+                "_before": None if change.before is None else {name: change.before.get(name) for name in names},
+                "_cdc_op": change.op,
+                "_cdc_ts": change.ts_us or change.seq,
+                "_cdc_source": change.source,
+                "_cdc_file": "binlog.000001",
+                "_cdc_pos": change.seq + 100,
+                "_cdc_row": change.ordinal,
+                "_cdc_seq": change.seq,
+                "_cdc_gtid": None,
+                "_cdc_literal": None if change.literal is None else list(change.literal.items()),
+            }
+        )
+    return pa.Table.from_pylist(rows, schema=staged_schema(schema))
+
+
+@dataclass
+class Stage:
+    """A stage in a directory, and the plan of a run over what was put there."""
+
+    root: Path
+    files: dict[str, list[StagedFile]] = field(default_factory=dict)
+    schemas: dict[str, TableSchema] = field(default_factory=dict)
+    made: int = 0
+
+    @property
+    def uri(self) -> str:
+        return f"file://{self.root}"
+
+    def add(self, table: str, schema: TableSchema, changes: Sequence[Change]) -> None:
+        """One staged file; its batch is named after its source and its first change."""
+        self.schemas[schema.id] = schema
+        number = self.made
+        self.made += 1
+        path = f"changes/table={table}/window=20261121T040000Z/{changes[0].source}-{number:04d}.parquet"
+        place = self.root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(staged_table(schema, changes), place, compression="zstd")
+        batch = f"{changes[0].source}/0000-0000001-{changes[0].seq:010d}"
+        self.files.setdefault(table, []).append(StagedFile(path, len(changes), schema.id, batch))
+
+    def plan(self, run_id: str, keys: Mapping[str, Sequence[str]], targets: Sequence[str] = ("shards",)) -> RunPlan:
+        tables = tuple(MergeTable(table, tuple(keys[table]), tuple(files)) for table, files in self.files.items())
+        batches = tuple(sorted({file.batch_id for files in self.files.values() for file in files}))
+        plan = RunPlan(
+            run_id,
+            "shop",
+            self.uri,
+            0,
+            3_600_000_000,
+            (MergeSet("0", tables),),
+            tuple(TargetRun(target, "0", batches) for target in targets),
+            dict(self.schemas),
+        )
+        place = self.root / plan.path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(plan.to_bytes())
+        return plan
+
+    def begin_again(self) -> None:
+        """Forgets the files: the next plan takes only what is added from now on."""
+        self.files = {}

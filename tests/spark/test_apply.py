@@ -1,0 +1,256 @@
+"""From staged files to a sharded target and back: filter, write and quality on a real server, one run after another."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset as ds
+import pymysql
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
+from cdc_core.stage.objects import open_store
+from spark_jobs import failures
+from spark_jobs.filter import apply_filter
+from spark_jobs.job import Job
+from spark_jobs.merge import merge
+from spark_jobs.quality import check
+from spark_jobs.write import write
+from tests.spark.staged_changes import Change, Stage, table_schema
+
+pytestmark = pytest.mark.spark
+ORDERS = table_schema(
+    "shop.orders", {"id": "bigint", "customer": "int", "code": "varchar(20)", "at": "datetime(6)"}, ["id"]
+)
+
+
+@dataclass
+class Line:
+    """A stage, a target of 2 databases of 2 tables sharded by customer, and the four jobs between them."""
+
+    spark: SparkSession
+    stage: Stage
+    pipeline: Pipeline
+    connection: pymysql.Connection[Any]
+    prefix: str
+    runs: list[RunPlan] = field(default_factory=list)
+
+    def job(self, plan: RunPlan, *, target: str | None = "shards") -> Job:
+        return Job(self.spark, self.pipeline, plan, open_store(self.stage.uri), "0" if target is None else None, target)
+
+    def run(self, *changes: Change, quality: bool = False) -> RunPlan:
+        """A run over these changes alone."""
+        self.stage.begin_again()
+        self.stage.add("shop.orders", ORDERS, changes)
+        plan = self.stage.plan(f"run{len(self.runs)}", {"shop.orders": ["id"]})
+        self.runs.append(plan)
+        self.again(plan, quality=quality)
+        return plan
+
+    def again(self, plan: RunPlan, *, quality: bool = False) -> None:
+        """The jobs of a run; a LockstepError of a worker is raised as `spark_jobs.job.perform` does."""
+        try:
+            merge(self.job(plan, target=None))
+            apply_filter(self.job(plan))
+            write(self.job(plan))
+            if quality:
+                check(self.job(plan))
+        except LockstepError:
+            raise
+        except Exception as error:
+            raise (failures.found(error) or error) from error
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    def everything(self) -> dict[str, list[tuple[Any, ...]]]:
+        found = {}
+        for d in (0, 1):
+            for t in (0, 1):
+                name = f"{self.prefix}_{d}.orders_{t}"
+                found[f"{d}.{t}"] = self.query(f"SELECT id, customer, code, _cdc_version FROM {name} ORDER BY id")
+            found[f"{d}"] = self.query(f"SELECT * FROM {self.prefix}_{d}._lockstep_tombstone ORDER BY 1, 2")
+        return found
+
+    def rows(self) -> dict[str, list[tuple[Any, ...]]]:
+        """(id, customer, code) by shard, empty shards left out."""
+        found = self.everything()
+        return {at: [row[:3] for row in rows] for at, rows in found.items() if "." in at and rows}
+
+    def counts(self, plan: RunPlan) -> tuple[MergeCounts, FilterCounts, list[WriteCounts]]:
+        store = open_store(self.stage.uri)
+        return (
+            counts_from_bytes(store.get(counts_path(plan.merged_folder("0"))), MergeCounts)[0],
+            counts_from_bytes(store.get(counts_path(plan.filtered_folder("shards"))), FilterCounts)[0],
+            counts_from_bytes(store.get(counts_path(plan.written_folder("shards"))), WriteCounts),
+        )
+
+    def adds_up(self, plan: RunPlan) -> None:
+        merged, filtered, written = self.counts(plan)
+        assert merged.rows + merged.key_changes == merged.winners + merged.superseded
+        done = sum(one.written + one.stale + one.absent for one in written)
+        assert merged.winners == done + filtered.stale
+
+
+@pytest.fixture
+def line(spark: SparkSession, mariadb_target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    prefix = f"s{uuid.uuid4().hex[:8]}"
+    monkeypatch.setenv("TARGET_URL", mariadb_target.url)
+    pipeline = parse(
+        f"""
+pipeline: shop
+sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "file://{tmp_path}"}}
+meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+targets:
+  - name: shards
+    connections: ["env:TARGET_URL"]
+    tables:
+      "*":
+        database: "{prefix}_{{d}}"
+        table: "{{table}}_{{t}}"
+        sharding: {{key: customer, databases: 2, tables: 2}}
+""",
+        where="test",
+    )
+    with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL local_infile = ON")
+        for d in (0, 1):
+            cursor.execute(f"CREATE DATABASE {prefix}_{d}")
+            for t in (0, 1):
+                cursor.execute(
+                    f"CREATE TABLE {prefix}_{d}.orders_{t} (id BIGINT PRIMARY KEY, customer INT NOT NULL, "
+                    "code VARCHAR(20) COLLATE utf8mb4_bin, at DATETIME(6), UNIQUE KEY code (code))"
+                )
+        yield Line(spark, Stage(tmp_path), pipeline, connection, prefix)
+        for d in (0, 1):
+            cursor.execute(f"DROP DATABASE {prefix}_{d}")
+
+
+def order(op: str, id: int, customer: int, code: str, seq: int, ordinal: int = 0, **before: Any) -> Change:
+    row = {"id": id, "customer": customer, "code": code}
+    if op == "u":
+        return Change(op, row, seq, ordinal, before={**row, **before})
+    return Change(op, row, seq, ordinal)
+
+
+FIRST = [order("c", id, id, f"c{id}", 10, id) for id in range(1, 9)]
+
+
+def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectations(line: Line) -> None:
+    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), order("d", 99, 3, "z", 12), quality=True)
+    assert line.rows() == {
+        "0.0": [(4, 4, "c4")],
+        "0.1": [(1, 1, "c1"), (5, 5, "c5")],
+        "1.0": [(2, 2, "c2"), (6, 6, "c6")],
+        "1.1": [(3, 3, "c3"), (7, 7, "c7")],
+    }
+    line.adds_up(plan)
+    merged, filtered, _ = line.counts(plan)
+    assert (merged.rows, merged.winners, merged.superseded) == (10, 9, 1)
+    assert (filtered.insert, filtered.absent, filtered.stale) == (7, 2, 0)
+    before = line.everything()
+    line.again(plan, quality=True)
+    assert line.everything() == before
+    line.adds_up(plan)
+
+
+def test_each_winner_is_classified_and_stale_ones_are_kept_with_their_reason(line: Line) -> None:
+    line.run(*FIRST, order("d", 7, 7, "c7", 30))
+    plan = line.run(
+        order("c", 20, 20, "new", 40),
+        order("u", 1, 1, "changed", 40, code="c1"),
+        order("d", 2, 2, "c2", 40),
+        order("u", 21, 21, "revived", 40, code="was"),
+        order("d", 22, 22, "gone", 40),
+        order("u", 3, 3, "late", 5, code="c3"),
+        order("c", 7, 7, "late", 20),
+    )
+    _, filtered, _ = line.counts(plan)
+    expected = FilterCounts("shop.orders", insert=1, update=1, delete=1, revived=1, absent=1, stale=2)
+    assert filtered == expected
+    line.adds_up(plan)
+    folder = line.stage.root / line.job(plan).rejected("shop.orders")
+    rejected = {row["id"]: row["_cdc_reason"] for row in ds.dataset(folder, format="parquet").to_table().to_pylist()}
+    assert rejected == {
+        3: "the target has a newer version of the row",
+        7: "the key was deleted by a newer change",
+    }
+
+
+def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the_order_of_runs(line: Line) -> None:
+    first = line.run(*FIRST)
+    moves = [
+        [order("u", 1, 2, "c1", 20, customer=1), order("u", 5, 6, "m", 21, customer=5), order("d", 5, 6, "m", 22)],
+        [order("u", 1, 3, "c1", 30, customer=2), order("u", 1, 1, "c1", 31, customer=3)],
+        [order("u", 1, 4, "c1", 40, customer=1)],
+    ]
+    plans = [line.run(*changes) for changes in moves]
+    expected = line.everything()
+    assert line.rows()["0.0"] == [(1, 4, "c1"), (4, 4, "c4"), (8, 8, "c8")]
+    assert sum(row[0] == 1 for rows in line.rows().values() for row in rows) == 1
+    assert 5 not in {row[0] for rows in line.rows().values() for row in rows}
+    for plan in (plans[1], first, plans[0], plans[2]):
+        line.again(plan, quality=True)
+        assert line.everything() == expected
+        line.adds_up(plan)
+
+
+def test_runs_in_the_wrong_order_end_in_the_same_target(line: Line) -> None:
+    late = line.run(order("u", 1, 2, "x", 40, code="c1", customer=1), order("d", 2, 2, "c2", 41))
+    line.run(*FIRST)
+    middle = line.run(order("u", 1, 1, "m", 20, code="c1"), order("u", 2, 6, "n", 21, code="c2", customer=2))
+    found = {row[0]: row[1:] for rows in line.rows().values() for row in rows}
+    assert found[1] == (2, "x")
+    assert 2 not in found
+    for plan in (late, middle):
+        line.again(plan, quality=True)
+    assert {row[0]: row[1:] for rows in line.rows().values() for row in rows} == found
+
+
+def test_quality_fails_on_a_tampered_row_and_says_which(line: Line) -> None:
+    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
+    line.query(f"UPDATE {line.prefix}_0.orders_1 SET code = 'Tampered' WHERE id = 5")
+    line.query(f"DELETE FROM {line.prefix}_1.orders_0 WHERE id = 2")
+    line.query(f"INSERT INTO {line.prefix}_0.orders_0 (id, customer) VALUES (8, 8)")
+    with pytest.raises(DataAtRisk) as caught:
+        check(line.job(plan))
+    assert caught.value.code == "quality.failed"
+    verdict = json.loads((line.stage.root / plan.quality_folder("shards") / "target.json").read_text())
+    assert verdict["success"] is False
+    assert {(one["_key"], one["_outcome"]) for one in verdict["examples"]} == {
+        ("5", "differs"),
+        ("2", "missing"),
+        ("8", "left behind"),
+    }
+    assert json.loads((line.stage.root / plan.quality_folder("shards") / "merged.json").read_text())["success"] is True
+
+
+def test_quality_fails_when_a_staged_order_key_stands_twice(line: Line) -> None:
+    plan = line.run(*FIRST, order("c", 20, 20, "twin", 10, 3))
+    with pytest.raises(DataAtRisk, match="staged"):
+        check(line.job(plan))
+    verdict = json.loads((line.stage.root / plan.quality_folder("shards") / "staged.json").read_text())
+    failed = [one for one in verdict["expectations"] if not one["success"]]
+    assert [one["expectation"] for one in failed] == ["expect_compound_columns_to_be_unique"]
+
+
+def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line: Line) -> None:
+    line.run(*FIRST)
+    with pytest.raises(DataAtRisk) as caught:
+        line.run(order("c", 100, 1, "c5", 50))
+    assert caught.value.code == "target.unique_conflict"
+    assert caught.value.where == f"{line.prefix}_0.orders_1"
+    store = open_store(line.stage.uri)
+    assert store.stat(counts_path(line.runs[-1].written_folder("shards"))) is None

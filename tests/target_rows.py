@@ -1,0 +1,113 @@
+"""A target table and merged rows for it, for the tests of the write side."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+
+from cdc_core.connections import Server, parse_url
+from cdc_core.model.run import WriteCounts
+from cdc_core.target.facts import TableFacts, table_facts
+from cdc_core.target.load import Layout, LoadFile
+from cdc_core.target.prepare import prepare
+from cdc_core.target.write import ShardWrite, write_shard
+
+SHOP = (
+    "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY, code VARCHAR(20) COLLATE utf8mb4_bin NOT NULL, "
+    "n INT, kept VARCHAR(10) NULL, UNIQUE KEY code (code))"
+)
+COLUMNS: Mapping[str, pa.DataType] = {"id": pa.int64(), "code": pa.string(), "n": pa.int32()}
+
+
+@dataclass(frozen=True)
+class Winner:
+    """One merged row. `values` by column; `version` is (commit_ts_us, seq, row, source)."""
+
+    op: str
+    values: Mapping[str, Any]
+    version: tuple[int, int, int, str]
+    literal: Mapping[str, str] | None = None
+
+
+def shop(op: str, id: int, code: str | None, n: int | None, seq: int, *, source: str = "one", ts: int = 0) -> Winner:
+    return Winner(op, {"id": id, "code": code, "n": n}, (ts or seq, seq, 0, source))
+
+
+def record_batch(winners: Sequence[Winner], columns: Mapping[str, pa.DataType] = COLUMNS) -> pa.RecordBatch:
+    values = {name: pa.array([one.values.get(name) for one in winners], kind) for name, kind in columns.items()}
+    return pa.record_batch(
+        {
+            **values,
+            "_cdc_op": pa.array([one.op for one in winners]),
+            "_cdc_ts": pa.array([one.version[0] for one in winners], pa.timestamp("us", tz="UTC")),
+            "_cdc_seq": pa.array([one.version[1] for one in winners], pa.int64()),
+            "_cdc_row": pa.array([one.version[2] for one in winners], pa.int64()),
+            "_cdc_source": pa.array([one.version[3] for one in winners]),
+            "_cdc_literal": pa.array(
+                [None if one.literal is None else list(one.literal.items()) for one in winners],
+                pa.map_(pa.string(), pa.string()),
+            ),
+        }
+    )
+
+
+@dataclass(frozen=True)
+class Table:
+    """A prepared target table of one test."""
+
+    server: Server
+    connection: pymysql.Connection[Any]
+    facts: TableFacts
+    columns: Mapping[str, pa.DataType]
+    key: tuple[str, ...] = ("id",)
+
+    def write(self, *batches: Sequence[Winner], run: str = "run", **options: Any) -> WriteCounts:
+        layout = Layout(self.key, tuple(self.columns))
+        with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), "rows", layout) as file:
+            for batch in batches:
+                file.add(record_batch(batch, self.columns))
+            write = ShardWrite(run, "shop.t", self.facts, **options)
+            return write_shard(self.server, write, file, pause=lambda _: None)
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    def rows(self, what: str = "id, code, n") -> list[tuple[Any, ...]]:
+        return self.query(f"SELECT {what} FROM {self.facts.name} ORDER BY {', '.join(self.key)}")
+
+    def everything(self) -> list[list[tuple[Any, ...]]]:
+        """All that writes leave behind, but the ledger: rows with their versions, and tombstones."""
+        names = ", ".join(f"`{column.name}`" for column in self.facts.columns)
+        return [
+            self.rows(names),
+            self.query(f"SELECT * FROM {self.facts.database}._lockstep_tombstone ORDER BY table_name, row_key"),
+        ]
+
+
+@contextmanager
+def target_table(
+    sandbox: Any,
+    definition: str = SHOP,
+    columns: Mapping[str, pa.DataType] = COLUMNS,
+    key: tuple[str, ...] = ("id",),
+) -> Iterator[Table]:
+    """A database with one table `t`, prepared, on a server of examples.sandbox; dropped at the end."""
+    database = f"t_{uuid.uuid4().hex[:12]}"
+    with sandbox.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {database}")
+        cursor.execute("SET sql_mode = ''")
+        cursor.execute("SET GLOBAL local_infile = ON")
+        cursor.execute(definition.format(name=f"{database}.t"))
+        facts = prepare(connection, table_facts(connection, database, ["t"])["t"])
+        yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)
+        cursor.execute(f"DROP DATABASE {database}")

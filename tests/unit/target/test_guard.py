@@ -1,0 +1,46 @@
+"""The order of versions."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from cdc_core.apply.guard import VERSION_BYTES, Version, decode, encode, encode_numbers, newer_or_equal
+
+NUMBERS = st.integers(0, 2**63 - 1)
+VERSIONS = st.builds(Version, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["a", "b", "shop_eu", "x" * 48]))
+
+
+@given(VERSIONS)
+def test_a_version_survives_its_bytes_and_fits_the_column(version: Version) -> None:
+    raw = encode(version)
+    assert decode(raw) == version
+    assert len(raw) <= VERSION_BYTES
+
+
+@given(VERSIONS, VERSIONS)
+def test_order_is_by_log_within_a_source_and_by_commit_time_between_sources(a: Version, b: Version) -> None:
+    if a.source == b.source:
+        expected = (a.seq, a.row) >= (b.seq, b.row)
+    else:
+        expected = (a.commit_ts_us, a.source) >= (b.commit_ts_us, b.source)
+    assert newer_or_equal(encode(a), encode(b)) is expected
+
+
+def test_a_clock_that_steps_back_does_not_change_the_order_of_a_source() -> None:
+    assert newer_or_equal(encode(Version(1, 20, 0, "a")), encode(Version(9, 10, 0, "a")))
+    assert not newer_or_equal(encode(Version(9, 10, 0, "a")), encode(Version(1, 20, 0, "a")))
+
+
+@given(VERSIONS)
+def test_a_row_without_version_is_older_than_any(version: Version) -> None:
+    assert newer_or_equal(encode(version), b"")
+    assert not newer_or_equal(b"", encode(version))
+
+
+@given(st.lists(VERSIONS, min_size=1, max_size=5))
+def test_many_versions_encode_as_one(versions: list[Version]) -> None:
+    columns = [np.array([getattr(one, name) for one in versions]) for name in ("commit_ts_us", "seq", "row")]
+    table = encode_numbers(*columns)
+    assert [row.tobytes() for row in table] == [encode(one)[:24] for one in versions]

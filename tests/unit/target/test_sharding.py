@@ -1,0 +1,92 @@
+"""Which shard a row belongs to never changes: values are pinned."""
+
+from __future__ import annotations
+
+import zlib
+from decimal import Decimal
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.config import Sharding, Target
+from cdc_core.errors import Refused, UsageError
+from cdc_core.target.sharding import shard_of, shard_tables, shards_of
+
+MOD = Sharding(key="id", databases=2, tables=4)
+HASH = Sharding(key="id", function="hash", databases=2, tables=4)
+
+
+@pytest.mark.parametrize(("value", "shard"), [(0, 0), (7, 7), (8, 0), (-1, 7), (-8, 0), (-9, 7), (2**62 + 3, 3)])
+def test_mod_is_never_negative(value: int, shard: int) -> None:
+    assert shard_of(value, MOD) == shard
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.int32(), pa.uint64(), pa.decimal128(20, 0)])
+def test_mod_is_the_same_whatever_the_width_of_the_integer(kind: pa.DataType) -> None:
+    assert shards_of(pa.array([0, 5, 8, 100], kind), MOD).tolist() == [0, 5, 0, 4]
+
+
+def test_mod_of_the_largest_unsigned_integer_is_exact() -> None:
+    for kind in (pa.uint64(), pa.decimal128(20, 0)):
+        values = pa.array([2**64 - 1, 2**64 - 2], kind)
+        assert shards_of(values, Sharding(key="id", tables=10)).tolist() == [5, 4]
+
+
+def test_hash_is_the_servers_crc32_of_the_text() -> None:
+    # SELECT CRC32('abc') -> 891568578, CRC32(42) -> 841265288
+    assert zlib.crc32(b"abc") == 891568578
+    assert zlib.crc32(b"42") == 841265288
+    assert shard_of("abc", HASH) == 891568578 % 8
+    assert shard_of(42, HASH) == 841265288 % 8
+    assert shard_of(b"abc", HASH) == 891568578 % 8
+    assert shards_of(pa.array([Decimal("1.50")], pa.decimal128(10, 2)), HASH)[0] == zlib.crc32(b"1.50") % 8
+    assert shard_of("ä", HASH) == zlib.crc32("ä".encode()) % 8
+
+
+@pytest.mark.parametrize("values", [pa.array(["1"]), pa.array([1.0]), pa.array([Decimal("1.5")])])
+def test_mod_refuses_what_is_no_integer(values: pa.Array) -> None:
+    with pytest.raises(Refused) as caught:
+        shards_of(values, MOD)
+    assert caught.value.code == "target.shard_key"
+
+
+@pytest.mark.parametrize("sharding", [MOD, HASH])
+def test_a_null_shard_key_is_refused(sharding: Sharding) -> None:
+    with pytest.raises(Refused, match="null"):
+        shards_of(pa.array([1, None]), sharding)
+
+
+def _target(connections: int = 1, **rule: object) -> Target:
+    names = [f"env:T{number}" for number in range(connections)]
+    return Target.model_validate({"name": "x", "connections": names, "tables": {"*": rule}})
+
+
+def test_shards_are_database_major() -> None:
+    sharding = {"key": "id", "databases": 2, "tables": 2}
+    target = _target(database="{database}_{d}", table="{table}_{t:02d}", sharding=sharding)
+    found = [(one.shard, one.name, one.connection) for one in shard_tables(target, "shop.orders")]
+    assert found == [
+        (0, "shop_0.orders_00", 0),
+        (1, "shop_0.orders_01", 0),
+        (2, "shop_1.orders_00", 0),
+        (3, "shop_1.orders_01", 0),
+    ]
+
+
+def test_each_database_may_have_a_server_of_its_own() -> None:
+    sharding = {"key": "id", "databases": 2, "tables": 1}
+    target = _target(2, database="db{d}", table="{table}", sharding=sharding)
+    assert [one.connection for one in shard_tables(target, "shop.orders")] == [0, 1]
+
+
+def test_connections_that_fit_no_database_are_refused() -> None:
+    with pytest.raises(UsageError) as caught:
+        shard_tables(_target(3, database="db"), "shop.orders")
+    assert caught.value.code == "target.connections"
+
+
+def test_a_logical_name_without_database_needs_one_in_the_template() -> None:
+    with pytest.raises(UsageError) as caught:
+        shard_tables(_target(), "orders")
+    assert caught.value.code == "target.template"
+    assert [one.name for one in shard_tables(_target(database="shop"), "orders")] == ["shop.orders"]
