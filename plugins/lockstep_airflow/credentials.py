@@ -1,14 +1,15 @@
 """Airflow connections as the environment variables that cdc_core.connections reads, for one task and its children.
 
-`airflow:ID` in a pipeline file means the Airflow connection ID, of type mysql (or mariadb). Nothing is written to
-this process's own environment: the variables go to the calls and the children that need them. Every password is
-given to Airflow's masker first, so that it cannot stand in a log, also not percent-encoded as in the URL.
+`airflow:ID` in a pipeline file means the Airflow connection ID, of type mysql (or mariadb). The variables are there
+for as long as they are needed, in this process and in the children that need them. Every password is given to
+Airflow's masker first, so that it cannot stand in a log, also not percent-encoded as in the URL.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, unquote, urlencode, urlsplit
 
@@ -26,6 +27,20 @@ if TYPE_CHECKING:
 TYPES = ("mysql", "mariadb")
 _PROVIDER_SSL = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
 """Extras under `ssl`, as Airflow's MySQL connections have them."""
+
+
+@contextmanager
+def exported(pipeline: Pipeline) -> Iterator[None]:
+    """The variables in this process's environment, until the block ends. Raises as `environment` does."""
+    before = dict(os.environ)
+    after = environment(pipeline)
+    try:
+        os.environ.update(after)
+        yield
+    finally:
+        for name in after.keys() - before.keys():
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def environment(pipeline: Pipeline) -> dict[str, str]:

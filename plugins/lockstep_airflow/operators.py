@@ -7,7 +7,7 @@ What each does when it runs again is the business of cdc_core.apply: the same an
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -63,26 +63,29 @@ class _PipelineOperator(BaseOperator):
 class PlanOperator(_PipelineOperator, SkipMixin):
     """Registers the run. XCom: {run_id, window, batches, rows, targets: {name: batches}}.
 
-    target_tasks: the first task of each target; it is skipped, and what follows it, when the target has nothing.
+    target_tasks: the tasks of each target; they are skipped when the target has nothing.
     """
 
-    def __init__(self, *, target_tasks: Mapping[str, str], **kwargs: Any) -> None:
+    def __init__(self, *, target_tasks: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.target_tasks = dict(target_tasks)
+        self.target_tasks = {target: list(tasks) for target, tasks in target_tasks.items()}
 
     def execute(self, context: Context) -> dict[str, Any]:
         with as_airflow_failures("plan"), self.rooms() as (pipeline, meta, store):
             dry = is_dry_run(context)
             planned = self._look(context, pipeline, meta) if dry else self._plan(context, pipeline, meta, store)
         for target, batches in planned["targets"].items():
-            log.info("%s: %d batches to apply%s", target, batches, "" if batches else ": all are consumed already")
+            if batches:
+                log.info("%s: %d batches to apply", target, batches)
+            else:
+                log.info("%s: nothing to apply, every staged batch in reach is consumed already", target)
         idle = [target for target in self.target_tasks if not planned["targets"].get(target)]
         if dry or len(idle) == len(self.target_tasks):
             log.info("The rest of this run is skipped: %s.", "a dry run" if dry else "there is nothing to apply")
-            self._skip(context, planned, list(self.downstream_task_ids))
+            self._skip(context, planned, sorted(self.get_flat_relative_ids(upstream=False)))
         elif idle:
             log.info("Skipped: %s.", ", ".join(idle))
-            self._skip(context, planned, [self.target_tasks[target] for target in idle])
+            self._skip(context, planned, [task for target in idle for task in self.target_tasks[target]])
         return planned
 
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:

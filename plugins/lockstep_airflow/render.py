@@ -65,8 +65,7 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
                 **common,
             ).expand(source=list(task.sources))
         case Kind.PLAN:
-            heads = {other.target: other.task_id for other in reversed(spec.tasks) if other.target}
-            return PlanOperator(file=spec.file, target_tasks=heads, **common)
+            return PlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
         case Kind.SPARK:
             return SparkJobOperator(
                 file=spec.file,

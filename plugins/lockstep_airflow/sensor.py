@@ -19,7 +19,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from cdc_core import config
 from cdc_core.errors import RetryLater
-from lockstep_airflow.credentials import environment
+from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.run_context import holder_name, is_dry_run, window_of
 
@@ -119,9 +119,8 @@ class ExtractSensor(BaseSensorOperator):
         log.info("%s: opening as %s", self.source, holder)
         with ExitStack() as opening:
             meta = opening.enter_context(Meta.open(pipeline.meta.url, upgrade=True))
-            extractor = opening.enter_context(
-                Extractor(pipeline, self.source, meta=meta, environ=environment(pipeline), holder=holder)
-            )
+            opening.enter_context(exported(pipeline))
+            extractor = opening.enter_context(Extractor(pipeline, self.source, meta=meta, holder=holder))
             self._open = opening.pop_all()
         return extractor
 

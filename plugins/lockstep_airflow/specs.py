@@ -79,6 +79,10 @@ class DagSpec:
     def task(self, task_id: str) -> TaskSpec:
         return next(task for task in self.tasks if task.task_id == task_id)
 
+    def tasks_by_target(self) -> dict[str, list[str]]:
+        """Ids of the tasks that belong to one target alone."""
+        return {target: [task.task_id for task in self.tasks if task.target == target] for target in self.targets}
+
 
 def dag_id_of(pipeline: str) -> str:
     return f"cdc_{pipeline}"

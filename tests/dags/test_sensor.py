@@ -3,6 +3,7 @@ runs the same sensor in Airflow against a real server."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,6 +32,7 @@ class Extraction:
     refuse: LockstepError | None = None
     events: list[str] = field(default_factory=list)
     holders: list[str] = field(default_factory=list)
+    logins: list[str | None] = field(default_factory=list)
     until_us: list[int | None] = field(default_factory=list)
 
 
@@ -39,7 +41,8 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
     record = Extraction()
 
     class StandIn:
-        def __init__(self, pipeline: Any, source: str, *, meta: Any, environ: Any, holder: str) -> None:
+        def __init__(self, pipeline: Any, source: str, *, meta: Any, holder: str) -> None:
+            record.logins.append(os.environ.get("LOCKSTEP_CONN_SOURCE_DB"))
             record.holders.append(holder)
 
         def __enter__(self) -> Any:
@@ -74,29 +77,24 @@ def sensor(write_pipeline: Callable[..., Path]) -> Callable[[str], ExtractSensor
 @pytest.fixture
 def context() -> Any:
     five, six = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (5, 6))
-    ti = SimpleNamespace(dag_id="cdc_shop", run_id="scheduled__5", task_id="extract", map_index=0, try_number=2)
+    ti = SimpleNamespace(
+        dag_id="cdc_shop", run_id="scheduled__5", task_id="extract", map_index=0, try_number=2,
+        get_first_reschedule_date=lambda _: None,
+    )  # fmt: skip
     run = SimpleNamespace(run_after=six, start_date=six, run_id="scheduled__5")
     return {"ti": ti, "dag_run": run, "params": {}, "data_interval_start": five, "data_interval_end": six}
-
-
-def pokes(sensor: ExtractSensor, context: Any) -> Any:
-    """The sensor's own loop, without Airflow's guard against calling `execute` by hand."""
-    return ExtractSensor.execute.__wrapped__(sensor, context)  # type: ignore[attr-defined]
 
 
 def test_poke_mode_keeps_the_extractor_open_between_pokes_and_closes_it_in_the_end(
     extraction: Extraction, sensor: Any, context: Any
 ) -> None:
     extraction.answers = [False, False, True]
-    task = sensor("poke")
-    try:
-        while not (answer := task.poke(context)):
-            pass
-    finally:
-        task._close()
+    answer = sensor("poke").execute(context)
     assert extraction.events == ["open", "drain", "drain", "drain", "close"]
     assert extraction.until_us == [1795240800000000] * 3
-    assert answer.xcom_value == {
+    assert extraction.logins == ["mysql://u:p@127.0.0.1:1"]
+    assert "LOCKSTEP_CONN_SOURCE_DB" not in os.environ
+    assert answer == {
         "source": "shop_db", "rows": 3, "batches": 1, "files": 2, "events": 4,
         "position": "binlog.000007:1234", "watermark_us": 99,
     }  # fmt: skip

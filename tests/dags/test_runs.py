@@ -1,0 +1,219 @@
+"""The extract task in Airflow itself, against a real server: both modes, a window staged before, a killed process."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pyarrow.dataset
+import pytest
+
+from examples.shop.airflow_env import REPOSITORY, airflow_command
+
+PIPELINE = """\
+pipeline: {name}
+schedule: "* * * * *"
+sources:
+  - {{name: {name}_db, connection: "airflow:{name}", server_id: {server_id}, start: {start}, heartbeat_s: 1,
+     read_timeout_s: 5}}
+tables: {{include: ['{database}\\..*']}}
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+limits: {{lease_s: 5, batch_rows: {batch_rows}}}
+airflow: {{sensor: {mode}, poke_interval_s: 1, retry_delay_s: 1}}
+"""
+
+
+@dataclass
+class Line:
+    """A pipeline that stages one database of the test's server."""
+
+    name: str
+    home: Path
+    folder: Path
+    environ: dict[str, str]
+
+    @property
+    def dag_id(self) -> str:
+        return f"cdc_{self.name}"
+
+    def start(self, window_end: datetime) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            airflow_command(
+                ["dags", "test", self.dag_id, "--conf", json.dumps({"window_end": window_end.isoformat()})]
+            ),
+            env=self.environ,
+            cwd=REPOSITORY,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+
+    def run(self, window_end: datetime) -> str:
+        """One run of the DAG up to a moment; its output. Fails when the run fails."""
+        process = self.start(window_end)
+        output, _ = process.communicate(timeout=240)
+        assert process.returncode == 0, output[-6000:]
+        assert set(self.states()["extract"]) == {"success"}, output[-6000:]
+        return output
+
+    def _ask(self, query: str) -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.home / "airflow.db")) as database:
+            return database.execute(query, (self.dag_id,)).fetchall()
+
+    def states(self) -> dict[str, list[str]]:
+        found: dict[str, list[str]] = {}
+        for task_id, state in self._ask("SELECT task_id, state FROM task_instance WHERE dag_id = ?"):
+            found.setdefault(task_id, []).append(state)
+        return found
+
+    def xcoms(self) -> list[tuple[str, str, Any]]:
+        rows = self._ask("SELECT task_id, key, value FROM xcom WHERE dag_id = ? ORDER BY timestamp")
+        return [(task_id, key, json.loads(value)) for task_id, key, value in rows]
+
+    def staged(self, column: str) -> list[int]:
+        """Values of a column in all that the manifests name, in no order."""
+        values: list[int] = []
+        for manifest in (self.folder / "stage" / "manifests").rglob("*.json"):
+            for part in json.loads(manifest.read_text())["parts"]:
+                table = pyarrow.dataset.dataset(self.folder / "stage" / part["path"]).to_table(columns=[column])
+                values += table.column(column).to_pylist()
+        return values
+
+
+@pytest.fixture
+def line(
+    request: pytest.FixtureRequest, airflow_home: Path, source_database: Any, pipelines: Path, tmp_path: Path
+) -> Callable[..., Line]:
+    def make(name: str, *, mode: str = "poke", batch_rows: int = 1_000_000) -> Line:
+        with source_database.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW MASTER STATUS")
+            file, offset = cursor.fetchone()[:2]
+        (pipelines / f"{name}.yaml").write_text(
+            PIPELINE.format(
+                name=name,
+                server_id=6000 + len(name),
+                start=f"{{position: {{file: {file}, offset: {offset}}}}}",
+                database=source_database.name,
+                folder=tmp_path,
+                batch_rows=batch_rows,
+                mode=mode,
+            )
+        )
+        environ = {**os.environ, f"AIRFLOW_CONN_{name.upper()}": source_database.server.url}
+        return Line(name, airflow_home, tmp_path, environ)
+
+    return make
+
+
+def fill(source_database: Any, rows: int, *, first: int = 0) -> None:
+    """`rows` transactions of one row each, numbered from `first`."""
+    statements = ["CREATE TABLE IF NOT EXISTS t (id BIGINT PRIMARY KEY, v INT)"]
+    statements += [f"INSERT INTO t VALUES ({number}, {number % 7})" for number in range(first, first + rows)]
+    source_database.execute(*statements)
+
+
+def now() -> datetime:
+    return datetime.now(UTC)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
+    line: Callable[..., Line], source_database: Any, mode: str
+) -> None:
+    run = line(f"m_{mode}", mode=mode)
+    fill(source_database, 50)
+    # Some seconds from now: the first poke finds that the window's end has not come.
+    output = run.run(now() + timedelta(seconds=20))
+    assert sorted(run.staged("id")) == list(range(50))
+    ((task_id, _key, value),) = [xcom for xcom in run.xcoms() if xcom[1] == "return_value"]
+    assert (task_id, value["source"], value["rows"]) == ("extract", f"m_{mode}_db", 50)
+    assert set(value) == {"source", "rows", "batches", "files", "events", "position", "watermark_us"}
+    assert all(isinstance(part, str | int) for part in value.values())
+    password = source_database.server.password
+    assert password not in output
+    for file in run.home.rglob("*"):
+        if file.is_file():
+            assert password.encode() not in file.read_bytes(), file
+
+
+@pytest.mark.slow
+def test_a_window_that_is_staged_does_not_touch_the_source(line: Callable[..., Line], source_database: Any) -> None:
+    run = line("again")
+    fill(source_database, 10)
+    end = now()
+    run.run(end)
+    run.environ["AIRFLOW_CONN_AGAIN"] = "mysql://nobody:nothing@127.0.0.1:1"
+    output = run.run(end)
+    assert "the source is not asked" in output
+    assert sorted(run.staged("id")) == list(range(10))
+
+
+@pytest.mark.slow
+def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
+    line: Callable[..., Line], source_database: Any
+) -> None:
+    run = line("killed", batch_rows=500)
+    fill(source_database, 6_000)
+    process = run.start(now() + timedelta(minutes=10))
+    try:
+        wait_for(lambda: len(list((run.folder / "stage").glob("manifests/*/*.json"))) >= 3, process)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+    durable = len(run.staged("id"))
+    assert durable > 0
+    fill(source_database, 200, first=6_000)
+    output = run.run(now())
+    assert "waiting" in output, "the dead process's lease has to run out first"
+    assert sorted(run.staged("id")) == list(range(6_200))
+
+
+@contextmanager
+def killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+        process.communicate()
+
+
+@pytest.mark.slow
+def test_a_terminated_extract_gives_its_lease_back(line: Callable[..., Line], source_database: Any) -> None:
+    run = line("ended", batch_rows=500)
+    fill(source_database, 1_000)
+    process = run.start(now() + timedelta(minutes=10))
+    with killed_at_the_end(process):
+        wait_for(lambda: len(list((run.folder / "stage").glob("manifests/*/*.json"))) >= 1, process)
+        process.send_signal(signal.SIGTERM)
+        wait_for(lambda: holder(run) == "", process, alive=False)
+
+
+def holder(run: Line) -> str:
+    with closing(sqlite3.connect(run.folder / "meta.db")) as database:
+        return str(database.execute("SELECT holder FROM lease").fetchone()[0])
+
+
+def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], *, alive: bool = True) -> None:
+    deadline_s = time.monotonic() + 120
+    while not condition():
+        if alive and process.poll() is not None:
+            output, _ = process.communicate()
+            raise AssertionError(f"ended with {process.returncode}: {output[-6000:]}")
+        if time.monotonic() > deadline_s:
+            process.kill()
+            output, _ = process.communicate()
+            raise AssertionError(f"waited in vain: {output[-6000:]}")
+        time.sleep(0.2)
