@@ -24,7 +24,8 @@ from cdc_core.meta.database import parse
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 
-SPAWN = multiprocessing.get_context("spawn")
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["cdc_core.meta", "hypothesis", "alembic.autogenerate", "pytest"])
 TTL_S = 60.0
 
 
@@ -172,8 +173,8 @@ def _race(url: str, holder: str, barrier: Any, answers: Any) -> None:
 
 
 def test_of_processes_racing_for_a_lease_one_gets_it(meta: Meta, database_url: str) -> None:
-    barrier, answers = SPAWN.Barrier(2), SPAWN.Queue()
-    racers = [SPAWN.Process(target=_race, args=(database_url, f"p{n}", barrier, answers)) for n in range(2)]
+    barrier, answers = PROCESSES.Barrier(2), PROCESSES.Queue()
+    racers = [PROCESSES.Process(target=_race, args=(database_url, f"p{n}", barrier, answers)) for n in range(2)]
     for racer in racers:
         racer.start()
     got = [answers.get(timeout=60) for _ in racers]
@@ -340,7 +341,7 @@ def _die_in_the_middle(url: str) -> None:
 def test_a_process_killed_in_the_middle_of_a_commit_leaves_nothing(meta: Meta, database_url: str) -> None:
     lease = staged(meta, 1)
     before = dump(database_url)
-    victim = SPAWN.Process(target=_die_in_the_middle, args=(database_url,))
+    victim = PROCESSES.Process(target=_die_in_the_middle, args=(database_url,))
     victim.start()
     victim.join()
     assert victim.exitcode == -signal.SIGKILL
@@ -492,8 +493,8 @@ def _claim_in_a_process(url: str, run_id: str, barrier: Any, answers: Any) -> No
 
 def test_processes_that_claim_the_same_new_batches_leave_one_owner_of_all(meta: Meta, database_url: str) -> None:
     staged(meta, 3)
-    barrier, answers = SPAWN.Barrier(2), SPAWN.Queue()
-    racers = [SPAWN.Process(target=_claim_in_a_process, args=(database_url, r, barrier, answers)) for r in "ab"]
+    barrier, answers = PROCESSES.Barrier(2), PROCESSES.Queue()
+    racers = [PROCESSES.Process(target=_claim_in_a_process, args=(database_url, r, barrier, answers)) for r in "ab"]
     for racer in racers:
         racer.start()
     assert [answers.get(timeout=60) for _ in racers] == ["claimed"] * 2

@@ -15,7 +15,8 @@ from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta, migrate
 from tests.made_batches import manifest
 
-SPAWN = multiprocessing.get_context("spawn")
+PROCESSES = multiprocessing.get_context("forkserver")
+PROCESSES.set_forkserver_preload(["cdc_core.meta", "hypothesis", "alembic.autogenerate", "pytest"])
 
 
 def refusal(call: Callable[[], object]) -> LockstepError:
@@ -47,9 +48,9 @@ def _open_at_once(path: Path, barrier: Any, answers: Any) -> None:
 
 
 def test_processes_that_open_one_new_file_at_once_all_can(tmp_path: Path) -> None:
-    barrier, answers = SPAWN.Barrier(3), SPAWN.Queue()
+    barrier, answers = PROCESSES.Barrier(3), PROCESSES.Queue()
     path = tmp_path / "meta.db"
-    openers = [SPAWN.Process(target=_open_at_once, args=(path, barrier, answers)) for _ in range(3)]
+    openers = [PROCESSES.Process(target=_open_at_once, args=(path, barrier, answers)) for _ in range(3)]
     for opener in openers:
         opener.start()
     assert [answers.get(timeout=60) for _ in openers] == ["None"] * 3
