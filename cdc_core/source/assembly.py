@@ -13,9 +13,11 @@ It must keep true that every event is put into an entry or raises, and that noth
 from __future__ import annotations
 
 import logging
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
+from uuid import UUID
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
 from cdc_core.binlog.events import Event, EventType, parse_query, parse_rotate, parse_xa_prepare, type_name
@@ -42,6 +44,10 @@ _ASIDE = frozenset({
     EventType.VIEW_CHANGE,
 })  # fmt: skip
 """Beside a statement or its rows: what they do is judged by the statement or row event itself."""
+_GTID_HEAD = struct.Struct("<x16sq17xIHB")
+"""flags u8, sid, gno i64, kind u8 and two i64 of logical time, then 56 bits of commit time (see binlog.gtid)."""
+_LOGICAL_TIMESTAMPS = 2
+_COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
@@ -107,6 +113,8 @@ class Assembly:
         self._end = begin.offset
         self._group: _Group | None = None
         self._in_payload = False
+        self._sids: dict[bytes, str] = {}
+        self._handlers = self._table_of_handlers()
 
     def feed(self, event: Event) -> None:
         """One event of the log, or the artificial ROTATE that says in which file the next ones lie."""
@@ -132,38 +140,34 @@ class Assembly:
         self.ready.clear()
 
     def _dispatch(self, event: Event) -> None:
-        code = event.header.type
-        if code == EventType.TABLE_MAP:
-            self._require_group(event).maps[event.body[:6]] = self._tables.use(event, mariadb=self.mariadb)
-        elif code in ROW_EVENTS:
-            self._rows(event)
-        elif code in _COMPRESSED_ROWS:
-            self._rows(plain(event))
-        elif code == EventType.XID:
-            self._require_group(event)
-            self._finish(EntryKind.TRANSACTION)
-        elif code in _MYSQL_GTIDS:
-            gtid = parse_gtid(event)
-            self._begin(event, gtid.text, gtid.immediate_commit_ts_us)
-        elif code == EventType.MARIADB_GTID:
-            self._begin_mariadb(event)
-        elif code in _QUERIES:
-            self._query(event)
-        elif code in _ASIDE:
-            self._require_group(event)
-        elif code == EventType.TRANSACTION_PAYLOAD:
-            self._payload(event)
-        elif code == EventType.XA_PREPARE:
-            self._prepare(event)
-        elif code == EventType.ROTATE:
-            self._pass_outside(event)
-            self._close(parse_rotate(event).file)
-        elif code in _FILE_EVENTS:
-            self._pass_outside(event)
-        elif code == EventType.INCIDENT:
-            raise faults.incident(event, self._where(event))
-        else:
+        handler = self._handlers.get(event.header.type)
+        if handler is None:
             raise faults.unknown_event(event, self._where(event))
+        handler(event)
+
+    def _table_of_handlers(self) -> dict[int, Callable[[Event], None]]:
+        """What is done with each type of event. A type that is not here is unknown, and stops."""
+        handlers: dict[int, Callable[[Event], None]] = {
+            EventType.TABLE_MAP: self._table_map,
+            EventType.XID: self._xid,
+            EventType.MARIADB_GTID: self._begin_mariadb,
+            EventType.TRANSACTION_PAYLOAD: self._payload,
+            EventType.XA_PREPARE: self._prepare,
+            EventType.ROTATE: self._rotate,
+            EventType.INCIDENT: self._incident,
+        }
+        for types, handler in (
+            (ROW_EVENTS, self._rows), (_COMPRESSED_ROWS, self._compressed_rows), (_QUERIES, self._query),
+            (_MYSQL_GTIDS, self._begin_mysql), (_ASIDE, self._aside), (_FILE_EVENTS, self._pass_outside),
+        ):  # fmt: skip
+            handlers |= dict.fromkeys((int(code) for code in types), handler)
+        return {int(code): handler for code, handler in handlers.items()}
+
+    def _aside(self, event: Event) -> None:
+        self._require_group(event)
+
+    def _incident(self, event: Event) -> None:
+        raise faults.incident(event, self._where(event))
 
     # The file
 
@@ -187,6 +191,10 @@ class Assembly:
             self._file = next_file
             self._end = FIRST_OFFSET
 
+    def _rotate(self, event: Event) -> None:
+        self._pass_outside(event)
+        self._close(parse_rotate(event).file)
+
     def _pass_outside(self, event: Event) -> None:
         if self._group is not None:
             raise faults.grammar(
@@ -206,6 +214,22 @@ class Assembly:
         moment = commit_ts_us or event.header.timestamp * 1_000_000
         self._group = _Group(event.start, self._seq(event), gtid, moment)
         return self._group
+
+    def _begin_mysql(self, event: Event) -> None:
+        """The short way reads what every transaction of MySQL 8 and later has at fixed places, and nothing else."""
+        body = event.body
+        code = event.header.type
+        if code == EventType.GTID_TAGGED or len(body) < _GTID_HEAD.size or body[25] != _LOGICAL_TIMESTAMPS:
+            gtid = parse_gtid(event)
+            self._begin(event, gtid.text, gtid.immediate_commit_ts_us)
+            return
+        sid, number, low, middle, high = _GTID_HEAD.unpack_from(body)
+        name = ""
+        if code == EventType.GTID:
+            if sid not in self._sids:
+                self._sids[sid] = str(UUID(bytes=sid))
+            name = f"{self._sids[sid]}:{number}"
+        self._begin(event, name, (low | middle << 32 | high << 48) & _COMMIT_TIME)
 
     def _begin_mariadb(self, event: Event) -> None:
         gtid = parse_mariadb_gtid(event)
@@ -239,6 +263,16 @@ class Assembly:
             rows=rows,
         )  # fmt: skip
 
+    def _xid(self, event: Event) -> None:
+        self._require_group(event)
+        self._finish(EntryKind.TRANSACTION)
+
+    def _table_map(self, event: Event) -> None:
+        self._require_group(event).maps[event.body[:6]] = self._tables.use(event, mariadb=self.mariadb)
+
+    def _compressed_rows(self, event: Event) -> None:
+        self._rows(plain(event))
+
     def _rows(self, event: Event) -> None:
         group = self._require_group(event)
         ordinal = group.ordinal
@@ -253,7 +287,7 @@ class Assembly:
         if use is None:
             self.gather.pass_over(NOT_INCLUDED)
             return
-        held = HeldRows(use, parse_rows(event), ordinal)
+        held = HeldRows.of(use, parse_rows(event), ordinal)
         group.rows.append(held)
         group.size_bytes += held.size_bytes
         # The bytes of a payload belong to one entry. What may be rolled back must be kept.

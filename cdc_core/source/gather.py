@@ -39,29 +39,28 @@ class TableUse:
     schema: TableSchema
     table_map: TableMap
     arrow: pa.Schema = field(init=False)
+    row_bytes: int = field(init=False)
+    """A guess at a row image's size, to guess how many rows an event holds."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrow", staged_schema(self.schema))
-
-    @property
-    def row_bytes(self) -> int:
-        """A guess at a row image's size, to guess how many rows an event holds."""
-        return 1 + 4 * len(self.schema.columns)
+        object.__setattr__(self, "row_bytes", 1 + 4 * len(self.schema.columns))
 
 
 @dataclass(frozen=True, slots=True)
 class HeldRows:
-    """A row event of a captured table. ordinal: among the row events of its transaction."""
+    """A row event of a captured table. ordinal: among the row events of its transaction. size_bytes: what it will
+    take when decoded, roughly."""
 
     use: TableUse
     rows: RowsEvent
     ordinal: int
+    size_bytes: int
 
-    @property
-    def size_bytes(self) -> int:
-        """What it will take when decoded, roughly."""
-        count = 1 + len(self.rows.images) // self.use.row_bytes
-        return 2 * len(self.rows.images) + ROW_BYTES * count
+    @classmethod
+    def of(cls, use: TableUse, rows: RowsEvent, ordinal: int) -> HeldRows:
+        size_bytes = len(rows.images)
+        return cls(use, rows, ordinal, 2 * size_bytes + ROW_BYTES * (1 + size_bytes // use.row_bytes))
 
 
 @dataclass(slots=True)
