@@ -54,7 +54,7 @@ class Draft:
 class Catalogue:
     """What matches the wishes on the source: tables to capture, and what is left out with the reason.
 
-    excluded: tables that would be logged, so that the file must exclude them; never_logged: views and the like.
+    excluded: what may be logged (sequences too), so that the file must exclude it; never_logged: views.
     """
 
     captured: tuple[TableSchema, ...]
@@ -65,7 +65,7 @@ class Catalogue:
 def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
     captured, excluded, never_logged = [], [], []
     for one in found:
-        if one.kind != "table":
+        if one.kind == "view":
             never_logged.append((one.name, one.problem))
         elif one.schema is None or one.problem:
             excluded.append((one.name, one.problem))

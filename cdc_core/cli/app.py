@@ -12,8 +12,6 @@ from importlib.metadata import version
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 from typer.exceptions import TyperException
 
 from cdc_core.cli import check, config, extract, init, meta, run, stage, status
@@ -74,8 +72,12 @@ def lockstep(
       lockstep stage ls shop.yaml
     """
     levels = (logging.WARNING, logging.INFO, logging.DEBUG)
-    handler = RichHandler(console=Console(stderr=True), show_path=False, omit_repeated_times=False)
-    logging.basicConfig(level=levels[min(verbose, 2)], handlers=[handler], format="%(message)s", force=True)
+    handler = logging.StreamHandler()
+    logging.basicConfig(
+        level=levels[min(verbose, 2)], handlers=[handler], format="%(asctime)s %(levelname)s %(message)s", force=True
+    )
+    for noisy in ("alembic", "botocore", "urllib3", "numba"):
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     if debug:
         os.environ["LOCKSTEP_DEBUG"] = "1"
 

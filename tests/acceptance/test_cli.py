@@ -1,0 +1,429 @@
+"""The command line on real servers: a first pipeline from nothing, and each refusal walked to its remedy's end."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+ORDERS = (
+    "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(20) NOT NULL, amount DECIMAL(12,2), at DATETIME)"
+)
+FIRST = "INSERT INTO orders VALUES (1,'new',9.99,'2026-01-01 10:00:00'), (2,'new',NULL,NULL), (3,'gone',1,NULL)"
+
+
+@pytest.fixture
+def shop(source_database: Any, lockstep: Any) -> Any:
+    """A database with one table, its URL exported as SHOP, and a pipeline `shop.yaml` that starts now."""
+    source_database.execute(ORDERS)
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*")
+    return source_database
+
+
+def changes(shop: Any) -> None:
+    shop.execute(
+        FIRST,
+        "UPDATE orders SET status='paid', amount=12.50 WHERE order_id=1",
+        "DELETE FROM orders WHERE order_id=3",
+        "UPDATE orders SET order_id=20 WHERE order_id=2",
+    )
+
+
+def source_rows(shop: Any) -> list[tuple[Any, ...]]:
+    with shop.server.connect(shop.name) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT order_id, status, amount, at FROM orders ORDER BY order_id")
+        return [tuple(row) for row in cursor.fetchall()]
+
+
+def exported_rows(shop: Any, lockstep: Any, name: str = "orders") -> list[tuple[Any, ...]]:
+    file = lockstep.directory / "export.parquet"
+    lockstep("stage", "export", "shop.yaml", f"{shop.name}.{name}", "-o", file, "--force")
+    return [
+        tuple(row.values()) for row in pq.read_table(file).select(["order_id", "status", "amount", "at"]).to_pylist()
+    ]
+
+
+def failed(done: Any) -> dict[str, str]:
+    """Code of each failed finding of a check -> its remedy."""
+    return {one["code"]: one["remedy"] for one in done.document["findings"] if one["status"] == "fail"}
+
+
+def test_init_check_extract_and_export_give_the_table_of_the_source(shop: Any, lockstep: Any) -> None:
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+    changes(shop)
+    (extracted,) = lockstep("extract", "shop.yaml", "--until", "now").document["sources"]
+    assert (extracted["rows"], extracted["done"]) == (6, True)
+    rows = exported_rows(shop, lockstep)
+    assert rows == source_rows(shop)
+    assert rows[0][1:3] == ("paid", Decimal("12.50"))
+    exported = pq.read_schema(lockstep.directory / "export.parquet").names
+    assert exported == ["order_id", "status", "amount", "at", "_cdc_seq", "_cdc_ts", "_cdc_literal"]
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+
+
+def test_extracting_again_stages_nothing_and_goes_on_where_it_ended(shop: Any, lockstep: Any) -> None:
+    changes(shop)
+    (first,) = lockstep("extract", "shop.yaml").document["sources"]
+    (again,) = lockstep("extract", "shop.yaml").document["sources"]
+    assert again["rows"] == 0
+    shop.execute("INSERT INTO orders VALUES (4,'late',NULL,NULL)")
+    (later,) = lockstep("extract", "shop.yaml").document["sources"]
+    assert later["rows"] == 1
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+    assert (later["position"]["file"], later["position"]["offset"]) > (
+        first["position"]["file"],
+        first["position"]["offset"],
+    )
+
+
+def test_a_table_that_appears_later_is_captured(source_database: Any, lockstep: Any) -> None:
+    lockstep.environ["SHOP"] = source_database.server.url
+    made = lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*").document
+    assert made["captured"] == []
+    assert "no table matches yet" in made["warnings"][0]
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+    source_database.execute(ORDERS, FIRST)
+    lockstep("extract", "shop.yaml")
+    assert exported_rows(source_database, lockstep) == source_rows(source_database)
+
+
+def test_init_explains_every_table_that_it_leaves_out_and_keeps_the_password_out(
+    source_database: Any, lockstep: Any
+) -> None:
+    source_database.execute(
+        ORDERS,
+        "CREATE TABLE log (line TEXT)",
+        "CREATE TABLE reserved (id INT PRIMARY KEY, _cdc_op INT)",
+        "CREATE TABLE `o'dd ``name` (a INT, b INT, PRIMARY KEY (b, a))",
+        "CREATE VIEW seen AS SELECT 1",
+        "CREATE SEQUENCE numbers",
+        "CREATE TABLE scratch_tmp (id INT PRIMARY KEY)",
+    )
+    lockstep.environ["SHOP"] = source_database.server.url
+    include, exclude = rf"{source_database.name}\..*", r".*_tmp"
+    made = lockstep("init", "shop", "--source", "env:SHOP", "--include", include, "--exclude", exclude).document
+    database = source_database.name
+    assert {one["table"]: one["key"] for one in made["captured"]} == {
+        f"{database}.orders": ["order_id"],
+        f"{database}.o'dd `name": ["b", "a"],
+    }
+    left_out = {one["table"]: one["why"] for one in made["left_out"]}
+    assert set(left_out) == {f"{database}.{name}" for name in ("log", "reserved", "seen", "numbers")}
+    assert "primary key" in left_out[f"{database}.log"]
+    text = (lockstep.directory / "shop.yaml").read_text()
+    for name, why in left_out.items():
+        assert why in text
+        assert re.escape(name) in text or name in text
+    assert source_database.server.password not in text
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+
+
+def test_init_does_not_overwrite_a_file_unless_told(shop: Any, lockstep: Any) -> None:
+    before = (lockstep.directory / "shop.yaml").read_text()
+    arguments = ("init", "shop", "--source", "env:SHOP", "--include", ".*")
+    assert lockstep(*arguments, code=2).error["code"] == "init.exists"
+    assert (lockstep.directory / "shop.yaml").read_text() == before
+    lockstep(*arguments, "--force")
+    assert (lockstep.directory / "shop.yaml").read_text() != before
+
+
+def test_init_never_takes_a_url_with_a_password(shop: Any, lockstep: Any) -> None:
+    done = lockstep("init", "x", "--source", shop.server.url, "--include", ".*", code=2)
+    assert done.error["code"] == "init.reference"
+    assert shop.server.password not in done.out + done.err
+
+
+def test_sql_shows_every_change_and_the_state(shop: Any, lockstep: Any) -> None:
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    query = f"SELECT _cdc_op, count(*) FROM {shop.name}.orders_changes GROUP BY ALL ORDER BY ALL"
+    assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [["c", 3], ["d", 1], ["u", 2]]
+    state = lockstep("stage", "sql", "shop.yaml", f"SELECT order_id FROM {shop.name}.orders ORDER BY 1").document
+    assert state["rows"] == [[1], [20]]
+    wrong = lockstep("stage", "sql", "shop.yaml", "SELEKT", code=2)
+    assert wrong.error["code"] == "stage.sql"
+
+
+def test_what_is_staged_can_be_listed_shown_and_verified(shop: Any, lockstep: Any) -> None:
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    listed = lockstep("stage", "ls", "shop.yaml", "--files").document
+    assert [one["table"] for one in listed["tables"]] == [f"{shop.name}.orders"]
+    shown = lockstep("stage", "show", "shop.yaml", listed["batches"][-1]["batch"]).document
+    assert shown["batch"] == lockstep("stage", "show", "shop.yaml", "last").document["batch"]
+    assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
+    file = Path(listed["files"][0]["uri"].removeprefix("file://"))
+    file.write_bytes(file.read_bytes()[:-1])
+    broken = lockstep("stage", "verify", "shop.yaml", code=4).document
+    assert [one["code"] for one in broken["problems"]] == ["stage.damaged"]
+
+
+def test_status_asks_neither_source_nor_target(shop: Any, lockstep: Any) -> None:
+    assert lockstep("status", "shop.yaml").document["sources"] == [{"source": "shop", "position": None}]
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    lockstep.environ["SHOP"] = "mysql://nobody@127.0.0.1:1"
+    (source,) = lockstep("status", "shop.yaml").document["sources"]
+    assert (source["rows"], source["holder"]) == (6, None)
+
+
+def test_a_lost_meta_database_is_rebuilt_from_the_stage(shop: Any, lockstep: Any) -> None:
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    for file in (lockstep.directory / ".lockstep/shop").glob("meta.db*"):
+        file.unlink()
+    shop.execute("INSERT INTO orders VALUES (4,'late',NULL,NULL)")
+    refused = lockstep("extract", "shop.yaml", code=3)
+    assert refused.error["code"] == "extract.meta_behind"
+    (rebuilt,) = lockstep("meta", "rebuild", "shop.yaml").document["sources"]
+    assert rebuilt["restored"] >= 1
+    lockstep("extract", "shop.yaml")
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_following_ends_in_good_order_when_a_signal_comes(shop: Any, lockstep: Any, number: int) -> None:
+    command = lockstep.command("extract", "shop.yaml", "--follow", "--json")
+    process = subprocess.Popen(
+        command, cwd=lockstep.directory, env=lockstep.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    try:
+        _until(lambda: lockstep("status", "shop.yaml").document["sources"][0].get("holder"), process)
+        changes(shop)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    assert b'"sources"' in out
+    assert lockstep("status", "shop.yaml").document["sources"][0].get("holder") is None
+    lockstep("extract", "shop.yaml")
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+def _until(true: Any, process: subprocess.Popen[bytes]) -> None:
+    while not true():
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+# Refusals, each with its remedy walked to the end
+
+
+def test_a_wrong_password_is_refused_and_the_right_one_helps(shop: Any, lockstep: Any) -> None:
+    right = lockstep.environ["SHOP"]
+    lockstep.environ["SHOP"] = right.replace(shop.server.password, "wr0ng")
+    done = lockstep("extract", "shop.yaml", code=3)
+    assert (done.error["code"], done.error["class"]) == ("connection.denied", "refused")
+    assert "wr0ng" not in done.out + done.err
+    assert "connection.denied" in failed(lockstep("check", "shop.yaml", code=3))
+    lockstep.environ["SHOP"] = right
+    lockstep("extract", "shop.yaml")
+
+
+@pytest.fixture
+def account(shop: Any, lockstep: Any) -> Iterator[str]:
+    """An account of the source that may only read the shop's tables, exported as SHOP."""
+    with shop.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE OR REPLACE USER lockstep_cdc@'%' IDENTIFIED BY 'cdc'")
+        cursor.execute(f"GRANT SELECT ON `{shop.name}`.* TO lockstep_cdc@'%'")
+        lockstep.environ["SHOP"] = f"mysql://lockstep_cdc:cdc@{shop.server.host}:{shop.server.port}"
+        yield "lockstep_cdc@'%'"
+        connection.ping()
+        cursor.execute("DROP USER lockstep_cdc@'%'")
+
+
+def test_a_missing_grant_is_named_and_granting_it_helps(shop: Any, account: str, lockstep: Any) -> None:
+    done = lockstep("extract", "shop.yaml", code=3)
+    assert done.error["code"] == "source.missing_grant"
+    assert failed(lockstep("check", "shop.yaml", code=3))["source.missing_grant"] == done.error["remedy"]
+    grant = re.search(r"GRANT [A-Z, ]+ ON \*\.\* TO", done.error["remedy"])
+    assert grant is not None, done.error["remedy"]
+    shop.execute(f"{grant[0]} {account}")
+    changes(shop)
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+    lockstep("extract", "shop.yaml")
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+def test_statement_format_is_refused_and_row_format_helps(shop: Any, lockstep: Any) -> None:
+    shop.execute("SET GLOBAL binlog_format = 'STATEMENT'")
+    try:
+        done = lockstep("extract", "shop.yaml", code=3)
+        assert done.error["code"] == "source.binlog_format"
+        assert "source.binlog_format" in failed(lockstep("check", "shop.yaml", code=3))
+        remedy = re.search(r"SET GLOBAL binlog_format = 'ROW'", done.error["remedy"])
+        assert remedy is not None
+        shop.execute(remedy[0])
+    finally:
+        shop.execute("SET GLOBAL binlog_format = 'ROW'")
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+def test_a_purged_start_position_is_data_at_risk_and_never_skipped(shop: Any, lockstep: Any) -> None:
+    changes(shop)
+    _purge(shop)
+    done = lockstep("extract", "shop.yaml", code=4)
+    assert (done.error["code"], done.error["class"]) == ("source.purged", "data at risk")
+    assert "source.purged" in failed(lockstep("check", "shop.yaml", code=4))
+    assert lockstep("stage", "ls", "shop.yaml").document["batches"] == []
+    # The remedy where nothing is staged yet: choose a start that the server still has.
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{shop.name}\..*", "--force")
+    shop.execute("INSERT INTO orders VALUES (4,'late',NULL,NULL)")
+    (extracted,) = lockstep("extract", "shop.yaml").document["sources"]
+    assert extracted["rows"] == 1
+
+
+def test_a_purged_stored_position_is_data_at_risk_and_what_is_staged_stays(shop: Any, lockstep: Any) -> None:
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    staged = lockstep("stage", "ls", "shop.yaml").document["batches"]
+    shop.execute("INSERT INTO orders VALUES (4,'lost',NULL,NULL)")
+    _purge(shop)
+    assert lockstep("extract", "shop.yaml", code=4).error["code"] == "source.purged"
+    assert lockstep("stage", "ls", "shop.yaml").document["batches"] == staged
+
+
+def _purge(shop: Any) -> None:
+    with shop.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("FLUSH BINARY LOGS")
+        cursor.execute("SHOW BINARY LOGS")
+        cursor.execute(f"PURGE BINARY LOGS TO '{cursor.fetchall()[-1][0]}'")
+
+
+def test_a_taken_server_id_is_refused_and_another_one_helps(shop: Any, lockstep: Any) -> None:
+    file = lockstep.directory / "shop.yaml"
+    mine = file.read_text()
+    file.write_text(re.sub(r"server_id: \d+", "server_id: 1", mine))
+    assert lockstep("extract", "shop.yaml", code=3).error["code"] == "source.server_id_taken"
+    assert "source.server_id_taken" in failed(lockstep("check", "shop.yaml", code=3))
+    file.write_text(mine)
+    lockstep("extract", "shop.yaml")
+
+
+def test_a_stage_below_a_file_is_named_and_another_place_helps(shop: Any, lockstep: Any) -> None:
+    file = lockstep.directory / "shop.yaml"
+    mine = file.read_text()
+    (lockstep.directory / "blocked").write_text("a file")
+    file.write_text(re.sub(r"uri: '.*'", f"uri: 'file://{lockstep.directory}/blocked/stage'", mine))
+    changes(shop)
+    done = lockstep("extract", "shop.yaml", code=None)
+    assert done.error["code"].startswith("stage.")
+    assert done.error["code"] in failed(lockstep("check", "shop.yaml", code=done.code))
+    file.write_text(mine)
+    lockstep("extract", "shop.yaml")
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 1 MiB, where this account may mount one; elsewhere /dev/full's neighbour is not to be had."""
+    place = tmp_path / "small"
+    place.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode != 0:
+        pytest.skip("mounting a small file system needs root")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_is_worth_a_retry_and_loses_nothing(shop: Any, small_disk: Path, lockstep: Any) -> None:
+    file = lockstep.directory / "shop.yaml"
+    file.write_text(re.sub(r"uri: '.*'", f"uri: 'file://{small_disk}/stage'", file.read_text()))
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as full:
+        while _room(full):
+            pass
+    shop.execute(f"INSERT INTO orders VALUES (50,'{'x' * 20}',1,NULL)", "DELETE FROM orders WHERE order_id=1")
+    done = lockstep("extract", "shop.yaml", code=75)
+    assert done.error["class"] == "retry later"
+    assert "stage." in done.error["code"]
+    assert done.error["code"] in failed(lockstep("check", "shop.yaml", code=75))
+    filler.unlink()
+    lockstep("extract", "shop.yaml")
+    assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+def _room(full: Any) -> bool:
+    try:
+        return bool(full.write(b"\0" * 4096))
+    except OSError:
+        return False
+
+
+@pytest.fixture
+def copied(shop: Any, mariadb_target: Any, lockstep: Any) -> Iterator[Any]:
+    """The shop's pipeline with a target that has an empty database of the same name."""
+    lockstep.environ["COPY"] = mariadb_target.url
+    with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{shop.name}`")
+        arguments = ("init", "shop", "--source", "env:SHOP", "--include", rf"{shop.name}\..*", "--target", "env:COPY")
+        lockstep(*arguments, "--force")
+        yield cursor
+        connection.ping()
+        cursor.execute(f"DROP DATABASE `{shop.name}`")
+
+
+def test_a_target_table_that_is_missing_or_has_no_key_is_named_and_the_remedy_helps(
+    shop: Any, copied: Any, lockstep: Any
+) -> None:
+    assert "target.table" in failed(lockstep("check", "shop.yaml", code=3))
+    copied.execute(f"USE `{shop.name}`")
+    copied.execute(ORDERS.replace(" PRIMARY KEY", " NOT NULL"))
+    remedy = failed(lockstep("check", "shop.yaml", code=3))["target.key"]
+    alter = re.search(r"ALTER TABLE .*\)", remedy)
+    assert alter is not None, remedy
+    copied.execute(alter[0])
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+
+
+def test_a_target_that_is_captured_itself_is_refused(shop: Any, lockstep: Any) -> None:
+    lockstep.environ["COPY"] = lockstep.environ["SHOP"]
+    include = rf"{shop.name}\..*"
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", include, "--target", "env:COPY", "--force")
+    assert "check.loop" in failed(lockstep("check", "shop.yaml", code=3))
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
+    shop: Any, copied: Any, lockstep: Any
+) -> None:
+    copied.execute(f"USE `{shop.name}`")
+    copied.execute(ORDERS)
+    changes(shop)
+    done = lockstep("run", "shop.yaml", "--until", "now").document
+    (entry,) = done["ledgers"]
+    assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6, 1, [])
+    copied.execute("SELECT order_id, status, amount, at FROM orders ORDER BY order_id")
+    assert [tuple(row) for row in copied.fetchall()] == source_rows(shop)
+    again = lockstep("run", "shop.yaml").document
+    assert again["targets"] == [] or all(one["moved"] == 0 or one["batches"] for one in again["targets"])
+    (target,) = lockstep("status", "shop.yaml").document["targets"]
+    assert target["pending"] == {"batches": 0, "rows": 0}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_run_refuses_a_target_table_without_key_and_applies_nothing(shop: Any, copied: Any, lockstep: Any) -> None:
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    done = lockstep("run", "shop.yaml", "--staged", code=3)
+    assert done.error["code"] == "target.table"
+    (target,) = lockstep("status", "shop.yaml").document["targets"]
+    assert target["records"].get("COMMITTED", {"batches": 0})["batches"] == 0
