@@ -1,8 +1,9 @@
 """How names become segments of the stage's paths.
 
 A segment keeps ASCII letters, digits, '_', '-' and '.'; every other byte of the name's UTF-8 is %XX, which Spark
-reads back as the partition's value. Different names never share a segment. Names whose segment would be longer than
-file systems allow end in '~' and a hash instead ('~' itself is always written %7E).
+reads back as the partition's value (for ASCII: of other characters it takes each byte for one). Different names never
+share a segment. Names whose segment would be longer than file systems allow end in '~' and a hash instead ('~' itself
+is always written %7E).
 """
 
 from __future__ import annotations
