@@ -1,8 +1,8 @@
 """One column's values, found by scan.py, as one Arrow array of the type that the schema says.
 
-Assumes places inside the buffer (scan.py checks them). Keeps true (DESIGN.md, invariant 6): each value is exact, or
-null here with its exact text in `Literals`. Bytes that are no text of their character set have no text: their
-literal is `0x` and their hex digits.
+Assumes places inside the buffer (scan.py checks them) and a type that fits the wire's (rows.py checks it).
+Keeps true (DESIGN.md, invariant 6): each value is exact, or null here with its exact text in `Literals`. Bytes that
+are no text of their character set have no text: their literal is `0x` and their hex digits.
 """
 
 from __future__ import annotations
@@ -77,31 +77,11 @@ def decode_column(
     base = column.type.base
     if base in INTEGER_BYTES:
         return _integer(values), None
-    if base in ("char", "binary") and code not in _STRING_CODES:
-        raise _not_as_typed(values)
-    decoder = _DECODERS.get(base)
-    if decoder is None:
-        if base in TEXT_BASES:
-            decoder = _text
-        elif base in BINARY_BASES or base in GEOMETRY_BASES:
-            decoder = _binary
-        else:
-            raise _not_as_typed(values)
-    return decoder(values)
-
-
-_STRING_CODES = frozenset({
-    TypeCode.STRING, TypeCode.VARCHAR, TypeCode.VAR_STRING, TypeCode.VARCHAR_COMPRESSED,
-})  # fmt: skip
-
-
-def _not_as_typed(values: _Values) -> InternalError:
-    return InternalError(
-        f"Column {values.column.name!r} is typed {values.column.type} and the log has type code {values.code}.",
-        where=values.where(0) if len(values.offset) else "",
-        code="binlog.types",
-        remedy="report this as a defect: schema_of must have refused this pair; nothing was staged",
-    )
+    if base in TEXT_BASES:
+        return _text(values)
+    if base in BINARY_BASES or base in GEOMETRY_BASES:
+        return _binary(values)
+    return _DECODERS[base](values)
 
 
 def _validity(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
@@ -205,7 +185,7 @@ def _ends(sizes: npt.NDArray[np.integer]) -> Ints:
         raise InternalError(
             f"{total} bytes of one column were gathered at once; an Arrow array holds {MAX_COLUMN_BYTES}.",
             code="binlog.too_many_bytes",
-            remedy="lower limits.ring_bytes, so that fewer rows are decoded at once",
+            remedy="lower limits.ring_mib, so that fewer rows are decoded at once",
         )
     ends = np.zeros(len(sizes) + 1, np.int32)
     np.cumsum(sizes, out=ends[1:])

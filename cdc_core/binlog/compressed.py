@@ -20,7 +20,7 @@ MAX_PAYLOAD_BYTES = 1 << 31
 
 _COMPRESSION_NONE, _COMPRESSION_ZSTD = 255, 0
 
-_PLAIN = {
+_PLAIN: dict[int, EventType] = {
     EventType.MARIADB_QUERY_COMPRESSED: EventType.QUERY,
     EventType.MARIADB_WRITE_ROWS_COMPRESSED_V1: EventType.WRITE_ROWS_V1,
     EventType.MARIADB_UPDATE_ROWS_COMPRESSED_V1: EventType.UPDATE_ROWS_V1,
@@ -88,7 +88,7 @@ def plain(event: Event) -> Event:
 
     The head stays plain: of a QUERY all before the statement, of a row event all before the images.
     """
-    kind = _PLAIN.get(event.header.type)  # type: ignore[call-overload]
+    kind = _PLAIN.get(event.header.type)
     if kind is None:
         return event
     read = event.cursor()

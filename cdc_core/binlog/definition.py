@@ -66,7 +66,7 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
     columns = []
     for i, name in enumerate(table_map.names):
         found = by_name.get(name)
-        if found is not None and not _fits(found.type, table_map, i):
+        if found is not None and not fits(found.type, table_map, i):
             found = None
         if found is None and mariadb and table_map.types[i] in _OLD_TEMPORAL:
             raise Refused(
@@ -106,7 +106,7 @@ def _checked(table_map: TableMap, known: TableSchema | None) -> TableSchema:
             f"INFORMATION_SCHEMA has {len(known.columns)} columns, the log's row images have {table_map.columns}",
         )
     for i, column in enumerate(known.columns):
-        if not _fits(column.type, table_map, i):
+        if not fits(column.type, table_map, i):
             raise _mismatch(
                 table_map,
                 f"column {column.name!r} is {column.type} in INFORMATION_SCHEMA, and the log has "
@@ -221,7 +221,7 @@ _STRING_NAMES = {
 }  # fmt: skip
 
 
-def _fits(kind: ColumnType, table_map: TableMap, i: int) -> bool:
+def fits(kind: ColumnType, table_map: TableMap, i: int) -> bool:
     """Whether images with this code and metadata can be of a column of this type."""
     code, metadata = table_map.types[i], table_map.metadata[i]
     base = kind.base

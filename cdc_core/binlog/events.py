@@ -233,7 +233,7 @@ class Rotate:
 def parse_rotate(event: Event) -> Rotate:
     read = event.cursor()
     offset = read.uint(8)
-    return Rotate(read.rest().decode("utf-8", "surrogateescape"), offset)
+    return Rotate(read.name(read.rest()), offset)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,7 +276,7 @@ def parse_query(event: Event) -> Query:
     read.uint(4)
     database_length, error_code, status_length = read.u8(), read.uint(2), read.uint(2)
     status = _status(Cursor(read.take(status_length), f"the status of {event.name}", event.where))
-    database = read.zero_terminated(database_length).decode("utf-8", "surrogateescape")
+    database = read.name(read.zero_terminated(database_length))
     microseconds = status.get(_Q_MICROSECONDS, status.get(_Q_HRNOW, b""))
     mode = status.get(_Q_SQL_MODE)
     return Query(
@@ -376,13 +376,13 @@ def parse_heartbeat(event: Event) -> Heartbeat:
     if event.header.type == EventType.HEARTBEAT:
         if event.header.log_pos == 0 and read.left > 8:
             offset = read.uint(8)
-            return Heartbeat(read.rest().decode("utf-8", "surrogateescape"), offset)
-        return Heartbeat(read.rest().decode("utf-8", "surrogateescape"), event.header.log_pos)
+            return Heartbeat(read.name(read.rest()), offset)
+        return Heartbeat(read.name(read.rest()), event.header.log_pos)
     file, offset = "", 0
     while (kind := read.lenenc()) != 0:
         value = read.take(read.lenenc())
         if kind == 1:
-            file = value.decode("utf-8", "surrogateescape")
+            file = read.name(value)
         elif kind == 2:
             offset = Cursor(value, event.name, event.where).lenenc()
     return Heartbeat(file, offset)

@@ -4,7 +4,8 @@ Layout (MySQL sql-common/json_binary.h): a type byte, then the value. Small and 
 width of their offsets (2 or 4 bytes): count, size in bytes, for objects a key entry each (offset, u16 length), a
 value entry each (type, then the value itself where it fits, else its offset). Offsets count from the count.
 Printing: sql-common/json_dom.cc (wrapper_to_string) and strings/dtoa.cc (my_gcvt).
-Assumes nothing of the bytes: every read is checked, and nesting ends at the server's own limit of 100.
+Assumes nothing of the bytes: every read is checked, nesting ends at the server's own limit of 100, and the text is
+bounded by the bytes.
 """
 
 from __future__ import annotations
@@ -37,46 +38,18 @@ def json_text(raw: bytes) -> str:
     """The server's text of a JSON column's value. An empty value is what the server reads as null."""
     if not raw:
         return "null"
-    out: list[str] = []
+    printer = _Printer(len(raw))
     try:
-        _print(raw[0], raw, 1, out, 0)
+        printer.value(raw[0], raw, 1, 0)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
         raise JsonError(f"a JSON value ends too early or is no text: {error}") from error
-    return "".join(out)
-
-
-def _print(kind: int, raw: bytes, at: int, out: list[str], depth: int) -> None:
-    if kind <= _LARGE_ARRAY:
-        if depth >= MAX_DEPTH:
-            raise JsonError(f"JSON nested deeper than {MAX_DEPTH}")
-        _container(kind, raw, at, out, depth)
-    elif kind == _LITERAL:
-        _literal(raw[at], out)
-    elif kind == _DOUBLE:
-        out.append(double_text(struct.unpack_from("<d", raw, at)[0]))
-    elif kind in _NUMBERS:
-        out.append(str(struct.unpack_from(_NUMBERS[kind], raw, at)[0]))
-    elif kind == _STRING:
-        size, at = _length(raw, at)
-        out.append(quoted(_take(raw, at, size).decode()))
-    elif kind == _OPAQUE:
-        field = raw[at]
-        size, at = _length(raw, at + 1)
-        out.append(_opaque(field, _take(raw, at, size)))
-    else:
-        raise JsonError(f"JSON type {kind}")
+    return "".join(printer.out)
 
 
 def _take(raw: bytes, at: int, size: int) -> bytes:
     if at + size > len(raw):
         raise JsonError(f"a JSON value of {size} bytes where {len(raw) - at} are left")
     return raw[at : at + size]
-
-
-def _literal(code: int, out: list[str]) -> None:
-    if code not in _LITERALS:
-        raise JsonError(f"JSON literal {code}")
-    out.append(_LITERALS[code])
 
 
 def _length(raw: bytes, at: int) -> tuple[int, int]:
@@ -90,37 +63,80 @@ def _length(raw: bytes, at: int) -> tuple[int, int]:
     raise JsonError("a JSON length of more than 5 bytes")
 
 
-def _container(kind: int, raw: bytes, at: int, out: list[str], depth: int) -> None:
-    large = kind in (_LARGE_OBJECT, _LARGE_ARRAY)
-    is_object = kind in (_SMALL_OBJECT, _LARGE_OBJECT)
-    width, code = (4, "<I") if large else (2, "<H")
-    count = struct.unpack_from(code, raw, at)[0]
-    size = struct.unpack_from(code, raw, at + width)[0]
-    # What lies in this container cannot pass its end, nor reach back before it.
-    body = _take(raw, at, size)
-    keys = 2 * width
-    values = keys + (count * (width + 2) if is_object else 0)
-    if values + count * (width + 1) > size:
-        raise JsonError(f"{count} members in {size} bytes of JSON")
-    out.append("{" if is_object else "[")
-    for n in range(count):
-        if n:
-            out.append(", ")
-        if is_object:
-            key_at = struct.unpack_from(code, body, keys + n * (width + 2))[0]
-            key_size = struct.unpack_from("<H", body, keys + n * (width + 2) + width)[0]
-            out.append(quoted(_take(body, key_at, key_size).decode()))
-            out.append(": ")
-        entry = values + n * (width + 1)
-        member = body[entry]
-        if member in (_LITERAL, _INT16, _UINT16) or (large and member in (_INT32, _UINT32)):
-            _print(member, body, entry + 1, out, depth + 1)
+class _Printer:
+    """Gathers the pieces of one text in `out`.
+
+    No two members share bytes, so all of them together are no larger than the whole: what wants more has offsets
+    that point to the same place again and again, and would print without end.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.out: list[str] = []
+        self._left = size
+
+    def _spend(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise JsonError("members of a JSON value share bytes")
+
+    def value(self, kind: int, raw: bytes, at: int, depth: int) -> None:
+        self._spend(1)
+        if kind <= _LARGE_ARRAY:
+            if depth >= MAX_DEPTH:
+                raise JsonError(f"JSON nested deeper than {MAX_DEPTH}")
+            self._container(kind, raw, at, depth)
+        elif kind == _LITERAL:
+            if raw[at] not in _LITERALS:
+                raise JsonError(f"JSON literal {raw[at]}")
+            self.out.append(_LITERALS[raw[at]])
+        elif kind == _DOUBLE:
+            self.out.append(double_text(struct.unpack_from("<d", raw, at)[0]))
+        elif kind in _NUMBERS:
+            self.out.append(str(struct.unpack_from(_NUMBERS[kind], raw, at)[0]))
+        elif kind == _STRING:
+            self.out.append(quoted(self._sized(raw, at).decode()))
+        elif kind == _OPAQUE:
+            self.out.append(_opaque(raw[at], self._sized(raw, at + 1)))
         else:
-            place = struct.unpack_from(code, body, entry + 1)[0]
-            if place < values + count * (width + 1):
-                raise JsonError(f"a JSON member at {place}, inside the entries")
-            _print(member, body, place, out, depth + 1)
-    out.append("}" if is_object else "]")
+            raise JsonError(f"JSON type {kind}")
+
+    def _sized(self, raw: bytes, at: int) -> bytes:
+        size, at = _length(raw, at)
+        self._spend(size)
+        return _take(raw, at, size)
+
+    def _container(self, kind: int, raw: bytes, at: int, depth: int) -> None:
+        large = kind in (_LARGE_OBJECT, _LARGE_ARRAY)
+        is_object = kind in (_SMALL_OBJECT, _LARGE_OBJECT)
+        width, code = (4, "<I") if large else (2, "<H")
+        count = struct.unpack_from(code, raw, at)[0]
+        size = struct.unpack_from(code, raw, at + width)[0]
+        # What lies in this container cannot pass its end, nor reach back before it.
+        body = _take(raw, at, size)
+        keys = 2 * width
+        values = keys + (count * (width + 2) if is_object else 0)
+        if values + count * (width + 1) > size:
+            raise JsonError(f"{count} members in {size} bytes of JSON")
+        self.out.append("{" if is_object else "[")
+        for n in range(count):
+            if n:
+                self.out.append(", ")
+            if is_object:
+                key_at = struct.unpack_from(code, body, keys + n * (width + 2))[0]
+                key_size = struct.unpack_from("<H", body, keys + n * (width + 2) + width)[0]
+                self._spend(key_size)
+                self.out.append(quoted(_take(body, key_at, key_size).decode()))
+                self.out.append(": ")
+            entry = values + n * (width + 1)
+            member = body[entry]
+            if member in (_LITERAL, _INT16, _UINT16) or (large and member in (_INT32, _UINT32)):
+                self.value(member, body, entry + 1, depth + 1)
+            else:
+                place = struct.unpack_from(code, body, entry + 1)[0]
+                if place < values + count * (width + 1):
+                    raise JsonError(f"a JSON member at {place}, inside the entries")
+                self.value(member, body, place, depth + 1)
+        self.out.append("}" if is_object else "]")
 
 
 def quoted(text: str) -> str:

@@ -18,11 +18,11 @@ import pyarrow as pa
 
 from cdc_core.binlog import scan
 from cdc_core.binlog.columns import Literals, decode_column
-from cdc_core.binlog.definition import SCHEMA_REMEDY
+from cdc_core.binlog.definition import SCHEMA_REMEDY, fits
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, InternalError, Refused
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, row_field
 
@@ -214,6 +214,15 @@ def _check_full(schema: TableSchema, table_map: TableMap, images: RowImages) -> 
             code="binlog.schema_mismatch",
             remedy=SCHEMA_REMEDY,
         )
+    # The kernels read as many bytes as the type has: a pair that schema_of would refuse must not come to them.
+    for i, column in enumerate(schema.columns):
+        if not fits(column.type, table_map, i):
+            raise InternalError(
+                f"Column {table_map.name}.{column.name} is typed {column.type}, and the log has type code "
+                f"{table_map.types[i]} with metadata {table_map.metadata[i]}.",
+                code="binlog.types",
+                remedy="report this as a defect: schema_of must have refused the pair; nothing was staged",
+            )
     _check_columns(table_map, images)
     if images.partial:
         raise DataAtRisk(

@@ -13,7 +13,7 @@ from cdc_core.binlog.events import Event, EventType
 INSERT, UPDATE, DELETE = 0, 1, 2
 """Kinds of row events, and values of `RowImages.kind`."""
 
-_KINDS = {
+_KINDS: dict[int, int] = {
     EventType.WRITE_ROWS_V1: INSERT, EventType.WRITE_ROWS: INSERT,
     EventType.UPDATE_ROWS_V1: UPDATE, EventType.UPDATE_ROWS: UPDATE, EventType.PARTIAL_UPDATE_ROWS: UPDATE,
     EventType.DELETE_ROWS_V1: DELETE, EventType.DELETE_ROWS: DELETE,
@@ -53,7 +53,7 @@ class RowsEvent:
 
 def parse_rows(event: Event) -> RowsEvent:
     """The head of a WRITE, UPDATE, DELETE or PARTIAL_UPDATE rows event, V1 or V2."""
-    kind = _KINDS.get(EventType(event.header.type))
+    kind = _KINDS.get(event.header.type)
     read = event.cursor()
     if kind is None:
         raise read.error("not a row event")

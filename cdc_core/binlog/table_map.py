@@ -129,8 +129,8 @@ def parse_table_map(event: Event, *, mariadb: bool) -> TableMap:
     """The whole event, optional fields included. mariadb: its server counts the columns of field 2 and 3 otherwise."""
     read = event.cursor()
     table_id, flags = read.uint(6), read.uint(2)
-    database = read.zero_terminated(read.u8()).decode("utf-8", "surrogateescape")
-    table = read.zero_terminated(read.u8()).decode("utf-8", "surrogateescape")
+    database = read.name(read.zero_terminated(read.u8()))
+    table = read.name(read.zero_terminated(read.u8()))
     count = read.lenenc()
     raw_types = read.take(count)
     block = Cursor(read.take(read.lenenc()), f"the metadata of {event.name} {database}.{table}", event.where)
@@ -255,7 +255,7 @@ class _Fields:
         read = self._cursor(4)
         if read is None:
             return None
-        names = tuple(read.take(read.lenenc()).decode("utf-8", "surrogateescape") for _ in self.types)
+        names = tuple(read.name(read.take(read.lenenc())) for _ in self.types)
         read.end()
         return names
 

@@ -81,6 +81,13 @@ class Cursor:
             raise self.error("a name is not followed by its NUL")
         return text
 
+    def name(self, raw: bytes) -> str:
+        """A name of a file, database, table or column: always UTF-8."""
+        try:
+            return raw.decode()
+        except UnicodeDecodeError:
+            raise self.error(f"the name {raw!r} is not UTF-8") from None
+
     def rest(self) -> bytes:
         return self.take(self.left)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+import random
+import struct
 import time
 import uuid
 from collections.abc import Iterator
@@ -139,6 +142,19 @@ def test_a_compressed_transaction_holds_the_rows_of_a_plain_one(mysql9: MySql, d
     assert [event.start for event in packed[packed.index(payload) + 1 :]] == [payload.start] * 4
     rows = [rows_of(schema, got.after) for schema, got in (decoded(e, None, mariadb=False) for e in (plain, packed))]
     assert rows[0] == rows[1] == [{"id": 1, "v": "abc" * 300}, {"id": 2, "v": "é"}]
+
+
+def test_json_doubles_of_all_sizes_print_as_the_server_prints_them(mysql9: MySql, database: str) -> None:
+    chance = random.Random(3)
+    values = [struct.unpack("<d", chance.randbytes(8))[0] for _ in range(1500)]
+    values += [chance.uniform(-1, 1) * 10 ** chance.randint(-20, 20) for _ in range(1500)]
+    values += [float(f"{chance.randint(1, 99)}e{exponent}") for exponent in range(-20, 25)]
+    numbers = ",".join(f"CAST({value!r} AS DOUBLE)" for value in values if math.isfinite(value))
+    _run(mysql9, f"CREATE TABLE {database}.t (id INT PRIMARY KEY, j JSON)")
+    events = _logged(mysql9, f"INSERT INTO {database}.t VALUES (1, JSON_ARRAY({numbers}))")
+    (said,) = _run(mysql9, f"SELECT CAST(j AS CHAR) FROM {database}.t")[0]
+    schema, rows = decoded(events, None, mariadb=False)
+    assert rows_of(schema, rows.after)[0]["j"] == said
 
 
 def test_an_xa_transaction_has_one_name_in_its_start_and_its_prepare(mysql9: MySql, database: str) -> None:

@@ -1,0 +1,295 @@
+"""Logs as real servers wrote them: every event is read to its end, and rows have the values that went in."""
+
+from __future__ import annotations
+
+import datetime as dt
+import zlib
+from decimal import Decimal
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.binlog.compressed import payload_events, plain
+from cdc_core.binlog.definition import schema_of
+from cdc_core.binlog.events import (
+    Event,
+    EventType,
+    Header,
+    parse_format_description,
+    parse_header,
+    parse_heartbeat,
+    parse_incident,
+    parse_query,
+    parse_rotate,
+    parse_xa_prepare,
+    parse_xid,
+    split_event,
+    type_name,
+)
+from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
+from cdc_core.binlog.rows import DecodedRows, RowImages, count_rows, decode_rows
+from cdc_core.errors import DataAtRisk, InternalError
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+from tests.unit.binlog.reading import raw_events, row_groups, rows_of, unpacked
+
+CAPTURED = Path(__file__).parent / "captured"
+SERVERS = ("mysql", "mariadb")
+
+
+def log(server: str) -> bytes:
+    return (CAPTURED / f"{server}.binlog").read_bytes()
+
+
+def rows(server: str, table: str) -> tuple[TableSchema, DecodedRows]:
+    for found, events in row_groups(list(unpacked(raw_events(log(server)))), mariadb=server == "mariadb"):
+        if found.table == table:
+            schema = schema_of(found, None, mariadb=server == "mariadb")
+            return schema, decode_rows(schema, found, RowImages.of(events))
+    raise AssertionError(table)
+
+
+def event(kind: int, body: bytes, *, log_pos: int = 0, flags: int = 0) -> Event:
+    return Event(Header(1, kind, 1, 19 + len(body), log_pos, flags), body, "binlog.000001", 400)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_every_value_of_most_types_is_what_went_in(server: str) -> None:
+    schema, decoded = rows(server, "t")
+    assert schema.key == ("id",)
+    first, second, third = rows_of(schema, decoded.after)[:3]
+    assert first == {
+        "id": 1, "d": Decimal("-1234567890.1234"), "c": "ab", "v": "hello", "e": "b", "s": "x,z",
+        "dt": dt.datetime(2024, 2, 29, 23, 59, 59, 123000),
+        "ts": dt.datetime(2024, 2, 29, 23, 59, 59, 123456, tzinfo=dt.UTC), "ti": "-00:00:00.9", "y": 2024,
+        "b": 257, "bi": b"\x01\x02\0\0", "bl": b"\xff\0", "f": 1.5, "dd": -0.1, "da": dt.date(2024, 2, 29), "l": "é",
+    }  # fmt: skip
+    assert (second["id"], second["d"], second["v"], second["s"]) == (4294967295, None, "é😀", "")
+    assert (second["y"], second["bi"], second["dd"], second["da"]) == (0, bytes(4), 5e-324, dt.date(1, 1, 1))
+    assert {third[name] for name in schema.column("v").name + "cesb" if name in third} == {None}
+    assert (third["da"], third["dt"], third["ts"]) == (None, None, None)
+    assert decoded.literal[2].as_py() == [
+        ("dt", "0000-00-00 00:00:00.000"), ("ts", "0000-00-00 00:00:00.000000"), ("da", "2024-02-31"),
+    ]  # fmt: skip
+    assert decoded.literal.null_count == len(decoded) - 1
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_an_update_has_both_images_and_a_delete_its_old_one(server: str) -> None:
+    schema, decoded = rows(server, "t")
+    assert decoded.op.to_pylist() == ["c", "c", "c", "u", "d", "c", "c"]
+    assert decoded.rows_per_event.tolist() == [2, 1, 1, 1, 1, 1]
+    assert decoded.event.tolist() == [0, 0, 1, 2, 3, 4, 5]
+    after, before = rows_of(schema, decoded.after), decoded.before.to_pylist()
+    assert [row is None for row in before] == [True, True, True, False, True, True, True]
+    assert (before[3]["v"], after[3]["v"], after[4]["v"]) == ("hello", "changed", "changed")
+    assert before[3]["d"] + 1 == after[3]["d"] == after[4]["d"]
+
+
+def test_json_geometry_and_vector_are_the_servers_bytes_and_text() -> None:
+    schema, decoded = rows("mysql", "j")
+    found = rows_of(schema, decoded.after)
+    assert [row["id"] for row in found] == [1, 2, 3, 4, 5]
+    assert found[0]["j"] == '{"a": [1, 2.5, null, true, "é", {"b": "x"}], "bb": 1e20}'
+    assert found[0]["v"] == [1.0, 2.0]
+    assert found[0]["g"][:9] == b"\0\0\0\0\x01\x01\0\0\0"
+    assert found[3]["j"] == '["' + "z" * 300 + '"]'
+
+
+def test_types_that_mariadb_logs_as_binary_are_told_by_the_known_definition() -> None:
+    ((table, events),) = [
+        group for group in row_groups(list(unpacked(raw_events(log("mariadb")))), mariadb=True) if group[0].table == "j"
+    ]
+    logged = schema_of(table, None, mariadb=True)
+    known = TableSchema(
+        "cap", "j",
+        tuple(
+            Column(c.name, ColumnType({"u": "uuid", "i": "inet6"}.get(c.name, c.type.base), charset=c.type.charset))
+            for c in logged.columns
+        ),
+    )  # fmt: skip
+    assert [c.type.base for c in logged.columns][1:3] == ["binary", "binary"]
+    schema = schema_of(table, known, mariadb=True)
+    first, _, third = rows_of(schema, decode_rows(schema, table, RowImages.of(events)).after)[:3]
+    assert (first["u"], first["i"]) == ("123e4567-e89b-12d3-a456-426614174000", "::1")
+    assert (first["z"], third["z"]) == ("z" * 500, "q" * 300)
+
+
+def test_a_buffer_that_was_decoded_is_left_as_it_was() -> None:
+    ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
+    images = RowImages.of(events)
+    before = images.buffer.tobytes()
+    first = decode_rows(schema_of(table, None), table, images)
+    again = decode_rows(schema_of(table, None), table, images)
+    assert images.buffer.tobytes() == before
+    assert [a.equals(b) for a, b in zip(first.after, again.after, strict=True)] == [True] * len(first.after)
+
+
+def test_no_rows_are_empty_columns_of_the_same_types() -> None:
+    ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
+    schema = schema_of(table, None)
+    none, some = (decode_rows(schema, table, RowImages.of(part)) for part in ([], events))
+    assert len(none) == 0
+    assert [array.type for array in none.after] == [array.type for array in some.after]
+    assert (none.before.type, none.literal.type) == (some.before.type, some.literal.type)
+
+
+def test_rows_can_be_decoded_in_any_cut_with_the_same_result() -> None:
+    ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
+    schema = schema_of(table, None)
+    whole = decode_rows(schema, table, RowImages.of(events))
+    parts = [decode_rows(schema, table, RowImages.of([one], [n])) for n, one in enumerate(events)]
+    for column in range(table.columns):
+        assert pa.concat_arrays([part.after[column] for part in parts]).equals(whole.after[column])
+    assert pa.concat_arrays([part.before for part in parts]).equals(whole.before)
+    assert [number for part in parts for number in part.event.tolist()] == whole.event.tolist()
+
+
+def test_a_type_that_does_not_fit_the_log_never_comes_to_a_kernel() -> None:
+    ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
+    schema = schema_of(table, None)
+    wrong = TableSchema(
+        "cap",
+        "t",
+        tuple(Column(c.name, ColumnType("datetime" if c.name == "y" else c.type.base)) for c in schema.columns),
+    )
+    with pytest.raises(InternalError, match=r"cap\.t"):
+        decode_rows(wrong, table, RowImages.of(events))
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
+    ((table, events), *_) = row_groups(list(unpacked(raw_events(log(server)))), mariadb=server == "mariadb")
+    images = RowImages.of(events)
+    short = RowImages(
+        images.buffer[:-1], images.start, images.stop - 1, images.kind, images.event, images.bitmaps, images.shape,
+        images.columns, images.offset, images.file,
+    )  # fmt: skip
+    with pytest.raises(DataAtRisk, match=r"cap\.t does not fit the table's shape") as stopped:
+        count_rows(table, short)
+    assert stopped.value.where == f"binlog.000001:{events[0].event.start}"
+    assert stopped.value.code == "binlog.malformed"
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_one_bent_bit_of_an_event_is_found_by_its_checksum(server: str) -> None:
+    data = log(server)
+    for found in list(raw_events(data))[1:]:
+        end = found.start + found.header.length
+        bent = bytearray(data[found.start : end])
+        bent[-5] ^= 4
+        with pytest.raises(DataAtRisk) as stopped:
+            split_event(bytes(bent), checksum=True, file="binlog.000001", start=found.start)
+        assert stopped.value.code == "binlog.checksum"
+        assert stopped.value.where == f"binlog.000001:{found.start}"
+
+
+def test_a_log_without_checksums_is_read_to_the_last_byte() -> None:
+    body = b"\x01" * 8
+    data = (1).to_bytes(4, "little") + b"\x10" + bytes(4) + (27).to_bytes(4, "little") + bytes(6) + body
+    assert parse_xid(split_event(data, checksum=False)).xid == 0x0101010101010101
+    with pytest.raises(DataAtRisk):
+        split_event(data + b"\0", checksum=False)
+
+
+@pytest.mark.parametrize("server", SERVERS)
+def test_the_format_description_says_server_checksum_and_lengths(server: str) -> None:
+    first = parse_format_description(next(raw_events(log(server))))
+    assert first.mariadb == (server == "mariadb")
+    assert first.checksum
+    assert first.server_version.startswith("9." if server == "mysql" else "11.4")
+    assert first.post_header_length(EventType.TABLE_MAP) == 8
+    assert first.post_header_length(EventType.WRITE_ROWS_V1) == (8 if server == "mariadb" else 0) or server == "mysql"
+    assert first.post_header_length(250) == 0
+
+
+def test_a_heartbeat_says_how_far_the_server_has_sent() -> None:
+    old = parse_heartbeat(event(EventType.HEARTBEAT, b"binlog.000007", log_pos=1234))
+    assert (old.file, old.offset) == ("binlog.000007", 1234)
+    fields = b"\x01\x0dbinlog.000007" + b"\x02\x09\xfe" + (5 << 32).to_bytes(8, "little") + b"\0"
+    new = parse_heartbeat(event(EventType.HEARTBEAT_V2, fields))
+    assert (new.file, new.offset) == ("binlog.000007", 5 << 32)
+
+
+def test_an_incident_says_what_the_source_lost() -> None:
+    found = parse_incident(event(EventType.INCIDENT, b"\x01\0\x04lost"))
+    assert (found.number, found.message) == (1, "lost")
+    with pytest.raises(DataAtRisk, match="left over"):
+        parse_incident(event(EventType.INCIDENT, b"\x01\0\x04lost!"))
+
+
+def test_a_rotation_names_file_and_offset() -> None:
+    found = parse_rotate(event(EventType.ROTATE, (4).to_bytes(8, "little") + b"binlog.000008"))
+    assert (found.file, found.offset) == ("binlog.000008", 4)
+
+
+def test_a_one_phase_xa_commit_is_told_from_a_prepare() -> None:
+    body = b"\x01" + (1).to_bytes(4, "little") + (2).to_bytes(4, "little") + bytes(4) + b"ab"
+    found = parse_xa_prepare(event(EventType.XA_PREPARE, body))
+    assert (found.one_phase, found.xid.text) == (True, "X'6162',X'',1")
+
+
+def test_the_gtid_of_mysql_5_7_has_no_commit_time() -> None:
+    body = b"\x01" + bytes(range(16)) + (7).to_bytes(8, "little")
+    body += b"\x02" + (1).to_bytes(8, "little") + (2).to_bytes(8, "little")
+    found = parse_gtid(event(EventType.GTID, body))
+    assert (found.text, found.immediate_commit_ts_us) == ("00010203-0405-0607-0809-0a0b0c0d0e0f:7", 0)
+    assert (found.last_committed, found.sequence_number) == (1, 2)
+
+
+def test_a_gtid_that_came_from_elsewhere_has_two_commit_times() -> None:
+    body = b"\x00" + bytes(16) + (7).to_bytes(8, "little") + b"\x02" + bytes(16)
+    body += (1 << 55 | 1000).to_bytes(7, "little") + (900).to_bytes(7, "little")
+    body += b"\xfc\x00\x01" + (1 << 31 | 90704).to_bytes(4, "little") + (80000).to_bytes(4, "little")
+    found = parse_gtid(event(EventType.GTID, body))
+    assert (found.immediate_commit_ts_us, found.original_commit_ts_us) == (1000, 900)
+    assert (found.transaction_length, found.immediate_server_version) == (256, 90704)
+    assert parse_gtid(event(EventType.ANONYMOUS_GTID, body)).text == ""
+
+
+def test_a_mariadb_gtid_with_extra_fields_of_a_newer_server_is_read() -> None:
+    body = (9).to_bytes(8, "little") + (3).to_bytes(4, "little") + b"\x00" + b"\x10" + b"\xaa" * 5
+    found = parse_mariadb_gtid(event(EventType.MARIADB_GTID, body))
+    assert found.text == "3-1-9"
+    assert not found.standalone
+
+
+def test_an_unknown_event_type_has_a_name_to_report() -> None:
+    assert type_name(99) == "event type 99 (unknown)"
+    assert type_name(30) == "WRITE_ROWS (30)"
+
+
+def test_a_header_shorter_than_itself_is_refused() -> None:
+    with pytest.raises(DataAtRisk):
+        parse_header(bytes(18))
+    with pytest.raises(DataAtRisk, match="0 bytes long"):
+        parse_header(bytes(19))
+
+
+def test_a_compressed_statement_of_mariadb_becomes_the_plain_one() -> None:
+    sql = b"CREATE TABLE t (id INT)" * 20
+    head = bytes(8) + b"\x02" + bytes(4) + b"db\0"
+    packed = head + b"\x82" + len(sql).to_bytes(2, "big") + zlib.compress(sql)
+    found = plain(event(EventType.MARIADB_QUERY_COMPRESSED, packed))
+    assert found.header.type == EventType.QUERY
+    assert (parse_query(found).database, parse_query(found).sql) == ("db", sql)
+    for bent in (
+        packed[:-3],
+        packed + b"x",
+        head + b"\x92" + packed[len(head) + 1 :],
+        head + b"\x81\x05" + packed[18:],
+    ):
+        with pytest.raises(DataAtRisk):
+            plain(event(EventType.MARIADB_QUERY_COMPRESSED, bent))
+
+
+def test_a_payload_that_is_not_what_it_says_stops() -> None:
+    (found,) = [e for e in raw_events(log("mysql")) if e.header.type == EventType.TRANSACTION_PAYLOAD]
+    assert [e.header.type for e in payload_events(found)][-1] == EventType.XID
+    bent = (found.body[:-1], found.body + b"x", found.body[:30] + b"\xff" + found.body[31:])
+    for body in bent:
+        with pytest.raises(DataAtRisk):
+            list(payload_events(event(EventType.TRANSACTION_PAYLOAD, body)))
+    with pytest.raises(DataAtRisk) as stopped:
+        list(payload_events(event(EventType.TRANSACTION_PAYLOAD, b"\x01\x01\x01\x02\x01\x07\x00x")))
+    assert stopped.value.code == "binlog.compression"
