@@ -42,7 +42,7 @@ class Manifest:
     window_start_us, window_end_us: the interval the batch belongs to, µs UTC, [start, end).
     events:  binlog events between begin and end.
     transactions: transactions with captured rows among them.
-    passed:  rows left out, by the rule's name.
+    passed:  row events left out, by the rule's name.
     notes:   what an operator should know ("needs re-sync of table X: ...").
     schemas: every definition that a part refers to, by id.
     """

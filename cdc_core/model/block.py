@@ -98,7 +98,8 @@ class Block:
     """See the module's docstring.
 
     begin, end: positions; `end` may name the next file (offset 4) when the block ends with a rotation.
-    passed:     rows that a named rule left out, by rule (such as "table not included"); whole block only.
+    passed:     row events that a named rule left out, by rule (such as "table not included"); whole block only. Events,
+                not rows: what is not captured is not decoded.
     notes:      what an operator should know of this block ("needs re-sync of table X: ..."), in stream order.
     """
 

@@ -15,7 +15,7 @@ import pymysql
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import require_unreserved
-from cdc_core.source.facts import query
+from cdc_core.source.facts import ServerFacts, query
 
 _COLUMNS = """
 SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, COLLATION_NAME, EXTRA,
@@ -161,3 +161,30 @@ def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name
 def _text(value: object) -> str:
     """MySQL 8 gives some columns of INFORMATION_SCHEMA as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
+
+
+_CASCADES = """
+SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, REFERENCED_TABLE_NAME, DELETE_RULE, UPDATE_RULE
+  FROM INFORMATION_SCHEMA.REFERENTIAL_CONSTRAINTS
+ WHERE DELETE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT') OR UPDATE_RULE IN ('CASCADE', 'SET NULL', 'SET DEFAULT')
+ ORDER BY CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME
+"""
+CASCADES_LOGGED_SINCE = (9, 6)
+"""MySQL logs what a foreign key changes in the child table since this version; MariaDB and older ones never do."""
+
+
+def unlogged_cascades(
+    connection: pymysql.Connection, captures: Callable[[str, str], bool], server: ServerFacts
+) -> tuple[str, ...]:
+    """Foreign keys that change rows of captured tables without row events, one line each for `check` and `init`."""
+    if not server.mariadb and server.version_number >= CASCADES_LOGGED_SINCE:
+        return ()
+    found = []
+    for row in query(connection, _CASCADES):
+        database, table, key, parent, on_delete, on_update = (_text(part) for part in row)
+        if captures(database, table):
+            found.append(
+                f"{database}.{table}: the foreign key {key} to {parent} (ON DELETE {on_delete}, ON UPDATE {on_update}) "
+                "changes rows that this server does not log: delete or change children by statements of their own"
+            )
+    return tuple(found)

@@ -81,6 +81,12 @@ class ServerFacts:
     def mariadb(self) -> bool:
         return self.flavor == "mariadb"
 
+    @property
+    def version_number(self) -> tuple[int, int]:
+        """Major and minor."""
+        match = re.match(r"(\d+)\.(\d+)", self.version)
+        return (int(match[1]), int(match[2])) if match else (0, 0)
+
 
 @dataclass(frozen=True, slots=True)
 class BinlogFile:
