@@ -26,7 +26,8 @@ from spark_jobs.quality import check
 from spark_jobs.write import write
 from tests.spark.staged_changes import Change, Stage, table_schema
 
-pytestmark = pytest.mark.spark
+# PySpark leaves the sockets of `collect` to the garbage collector.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 ORDERS = table_schema(
     "shop.orders", {"id": "bigint", "customer": "int", "code": "varchar(20)", "at": "datetime(6)"}, ["id"]
 )
@@ -138,7 +139,7 @@ targets:
             cursor.execute(f"DROP DATABASE {prefix}_{d}")
 
 
-def order(op: str, id: int, customer: int, code: str, seq: int, ordinal: int = 0, **before: Any) -> Change:
+def order(op: str, id: int, customer: int, code: str, seq: int, ordinal: int = 0, /, **before: Any) -> Change:
     row = {"id": id, "customer": customer, "code": code}
     if op == "u":
         return Change(op, row, seq, ordinal, before={**row, **before})

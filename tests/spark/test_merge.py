@@ -19,7 +19,8 @@ from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from tests.spark.staged_changes import Change, Stage, table_schema
 
-pytestmark = pytest.mark.spark
+# PySpark leaves the sockets of `collect` to the garbage collector.
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 ITEMS = table_schema("shop.items", {"a": "int", "b": "varchar(10)", "n": "int"}, ["a", "b"])
 
 
