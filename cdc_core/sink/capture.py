@@ -1,6 +1,6 @@
 """The filter and the router: a pure function of a table's name, asked once per table and remembered.
 
-It may assume patterns that compile (the pipeline file was parsed). It must keep true that the same name always gets
+It may assume patterns that compile and routes whose groups exist (the pipeline file was parsed). It must keep true that the same name always gets
 the same answer, that no row is dropped or changed, and that a system schema is captured only by a pattern that
 names it.
 """
@@ -91,15 +91,7 @@ class Capture:
 
 
 def _expand(route: Route, match: re.Match[str], name: str) -> str:
-    try:
-        logical = match.expand(route.to)
-    except (re.error, IndexError) as error:
-        raise UsageError(
-            f"The route to {route.to!r} names a group that {route.match!r} does not have: {error}.",
-            where="routes",
-            code="sink.route_group",
-            remedy=r"use \1, \2, ... or \g<name> for groups that stand in `match`",
-        ) from None
+    logical = match.expand(route.to)
     if not logical.strip():
         raise UsageError(
             f"The route {route.match!r} gives {name} an empty logical name.",

@@ -14,6 +14,7 @@ from functools import cached_property
 from cdc_core.errors import UsageError
 
 _MARIADB = re.compile(r"^\d+-\d+-\d+$")
+_TAG = re.compile(r"^[a-z_][a-z0-9_]{0,31}$")
 _UUID = re.compile(r"^[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}$")
 
 Intervals = tuple[tuple[int, int], ...]
@@ -44,7 +45,7 @@ class GtidSet:
                 raise _unreadable(text)
             name = sid
             for piece in rest:
-                if not piece[:1].isdigit():
+                if _TAG.match(piece):
                     name = f"{sid}:{piece}"
                     continue
                 low, _, high = piece.partition("-")
