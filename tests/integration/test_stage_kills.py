@@ -42,10 +42,11 @@ def dying(owner, name, after, nth=2):
     real, calls = getattr(owner, name), [0]
     def call(*args, **rest):
         calls[0] += 1
-        if calls[0] == nth and not after:
+        mine = calls[0]
+        if mine == nth and not after:
             die()
         result = real(*args, **rest)
-        if calls[0] == nth and after:
+        if mine == nth and after:
             die()
         return result
     setattr(owner, name, call)

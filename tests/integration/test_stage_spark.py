@@ -1,0 +1,85 @@
+"""Staged parts read by Spark: every type and encoding by its vectorised reader, and paths as they are."""
+
+from __future__ import annotations
+
+import datetime
+from decimal import Decimal
+
+import pytest
+
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.writer import BatchWriter
+from tests.made_blocks import Change, Made, block
+
+TYPES = {
+    "i8": "tinyint", "u8": "tinyint unsigned", "i16": "smallint", "u16": "smallint unsigned", "u32": "int unsigned",
+    "u64": "bigint unsigned", "dec": "decimal(38,10)", "small": "decimal(12,2)", "f": "float", "day": "date",
+    "at": "datetime(6)", "ts": "timestamp(6)", "t": "time(3)", "y": "year", "b": "bit(1)", "bits": "bit(64)",
+    "blob": "blob", "v": "vector",
+}  # fmt: skip
+MOMENT = datetime.datetime(2026, 11, 21, 4, 5, 6, 789012)
+START = Position(0, "binlog.000001", 4)
+
+
+@pytest.mark.spark
+def test_spark_reads_every_type_and_encoding(tmp_path):
+    from pyspark.sql import SparkSession
+
+    columns = tuple(Column(name, parse_column_type(text)) for name, text in TYPES.items())
+    schema = TableSchema("shop", "all", (Column("id", ColumnType("int"), False, 1), *columns))
+    row = {
+        "i8": -128, "u8": 255, "i16": -32768, "u16": 65535, "u32": 2**32 - 1, "u64": 2**64 - 1,
+        "dec": Decimal("1234567890123456789012345678.0123456789"), "small": Decimal("-1234567890.12"), "f": 0.5,
+        "day": datetime.date(9999, 12, 31), "at": MOMENT, "ts": MOMENT.replace(tzinfo=datetime.UTC),
+        "t": "-838:59:59.000", "y": 1901, "b": True, "bits": 2**64 - 1, "blob": bytearray(b"\x00\xff"),
+        "v": [0.5, -1.0],
+    }  # fmt: skip
+    count = 5000
+    changes = [
+        Change(schema, "u", {"id": n, **row}, {"id": n, **row}, {"day": "odd"} if n % 1000 == 0 else None)
+        for n in range(count)
+    ]
+    store = open_store(f"file://{tmp_path}/a stage")
+    writer = BatchWriter(store, pipeline="p", source="shop", epoch=1, begin=Checkpoint(START), window=(0, 1))
+    made = [Made([Change(c.schema, c.op, c.after, c.before, c.literal, "a=b/c% .x")], ts=n, gtid=f"0-1-{n}")
+            for n, c in enumerate(changes)]  # fmt: skip
+    writer.add(block(made, START))
+    manifest = writer.finish(Checkpoint(Position(0, "binlog.000001", 4 + 100 * count)))
+    spark = (
+        SparkSession.builder.master("local[1]")
+        .config("spark.ui.enabled", "false")
+        .config("spark.sql.session.timeZone", "UTC")
+        .config("spark.driver.bindAddress", "127.0.0.1")
+        .config("spark.driver.host", "127.0.0.1")
+        .getOrCreate()
+    )
+    try:
+        frame = spark.read.parquet(store.spark_uri(manifest.parts[0].path))
+        kinds = dict(frame.dtypes)
+        rows = {one["id"]: one for one in frame.collect()}
+        plan = frame._jdf.queryExecution().executedPlan().toString()
+        by_partition = spark.read.parquet(f"file:{tmp_path}/a stage/changes").select("table").first()[0]
+    finally:
+        spark.stop()
+    assert "Batched: true" in plan
+    assert by_partition == "a=b/c% .x"
+    assert (kinds["at"], kinds["ts"], kinds["u64"], kinds["u32"]) == (
+        "timestamp_ntz",
+        "timestamp",
+        "decimal(20,0)",
+        "bigint",
+    )
+    assert len(rows) == count
+    for number in (0, 1, 2500, count - 1):
+        one = rows[number].asDict(recursive=True)
+        expected = {**row, "ts": one["ts"], "u64": Decimal(2**64 - 1), "bits": Decimal(2**64 - 1)}
+        assert {name: one[name] for name in row} == expected
+        assert one["ts"].astimezone(datetime.UTC) == row["ts"]
+        assert one["_before"]["u32"] == row["u32"]
+        assert one["_cdc_gtid"] == f"0-1-{number}"
+        assert one["_cdc_seq"] == START.seq + 100 * number
+        assert one["_cdc_row"] == 0
+        assert one["_cdc_op"] == "u"
+        assert one["_cdc_literal"] == ({"day": "odd"} if number % 1000 == 0 else None)
