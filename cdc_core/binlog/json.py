@@ -145,7 +145,8 @@ def quoted(text: str) -> str:
 
 
 def double_text(value: float) -> str:
-    """The shortest digits that read back as `value`; an exponent below 1e-15 and from 1e16 on; integral: `.0`."""
+    """The shortest digits that read back as `value`, with an exponent below 1e-15, and from 1e15 on where there is no
+    fraction; an integral number without exponent ends in `.0`."""
     if not math.isfinite(value):
         raise JsonError(f"JSON holds {value}")
     if value == 0:
@@ -157,7 +158,7 @@ def double_text(value: float) -> str:
     digits = whole + fraction
     point -= len(digits) - len(digits.lstrip("0"))
     digits = digits.strip("0")
-    if not -14 <= point <= 15:
+    if point < -14 or (point > 15 and len(digits) <= point):
         tail = "." + digits[1:] if len(digits) > 1 else ""
         return f"{sign}{digits[0]}{tail}e{point - 1}"
     if point <= 0:

@@ -147,18 +147,29 @@ def decode_rows(schema: TableSchema, table_map: TableMap, images: RowImages) -> 
     DataAtRisk `binlog.malformed` for bytes of another shape.
     """
     _check_full(schema, table_map, images)
-    rows = count_rows(table_map, images, schema)
     buffer = _read_only(images.buffer)
     full = bytes([255]) * ((table_map.columns + 7) // 8)
     shape = scan.shape_of(table_map, _fsps(schema, table_map), full, full, False)
-    places = scan.find(buffer, images.start, images.stop, images.kind, shape, rows)
+    extent = images.start, images.stop, images.kind
+    places = scan.find(buffer, *extent, shape, scan.likely_rows(buffer, *extent, shape))
+    if places is None:
+        places = scan.find(buffer, *extent, shape, int(count_rows(table_map, images, schema).sum()))
+    if places is None:
+        raise InternalError(
+            f"Row images of {table_map.name} changed between two walks over them.",
+            where=images.where(0),
+            code="binlog.walk",
+            remedy="report this as a defect; nothing was staged from these events",
+        )
+    rows = places.rows_per_event
+    row_of_update = places.before_row
     ends = np.cumsum(rows)
 
     def where(row: int) -> str:
         return images.where(int(np.searchsorted(ends, row, side="right")))
 
     def where_before(update: int) -> str:
-        return where(int(places.before_row[update]))
+        return where(int(row_of_update[update]))
 
     after: list[pa.Array] = []
     before: list[pa.Array] = []

@@ -18,7 +18,6 @@ import numpy.typing as npt
 from cdc_core.binlog.rows_event import UPDATE
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
-from cdc_core.errors import InternalError
 
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
@@ -164,7 +163,7 @@ def _walk(  # type: ignore[no-untyped-def]
             continue
         while at < end:
             row_at = at
-            if fill and row >= off.shape[1]:
+            if fill and (row >= off.shape[1] or (kind[e] == UPDATE and update >= b_off.shape[1])):
                 bad[0] = e
                 bad[1] = at
                 return OVERFLOW
@@ -265,25 +264,32 @@ def count(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape) -
     return rows, bad
 
 
-def find(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape, rows: Longs) -> Places:
-    """The place of every value, once `count` has said how many `rows` there are and that all fits."""
-    total = int(rows.sum())
-    updates = int(rows[kind == UPDATE].sum())
+def find(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape, capacity: int) -> Places | None:
+    """The place of every value, with room for `capacity` rows; None when that is not enough, or something does not
+    fit: `count` tells which."""
+    updates = capacity if bool((kind == UPDATE).any()) else 0
     columns = len(shape.size)
-    places = Places(
-        rows, np.empty((columns, total), np.int64), np.empty((columns, total), np.int32),
-        np.empty((columns, updates), np.int64), np.empty((columns, updates), np.int32), np.empty(updates, np.int64),
-    )  # fmt: skip
-    bad = np.full(2, -1, np.int64)
+    rows = np.zeros(len(start), np.int64)
+    offset, length = np.empty((columns, capacity), np.int64), np.empty((columns, capacity), np.int32)
+    before_offset, before_length = np.empty((columns, updates), np.int64), np.empty((columns, updates), np.int32)
+    before_row = np.empty(updates, np.int64)
     status = _walk(
         buffer, start, stop, kind, shape.size, shape.prefix, shape.after_size, shape.after_prefix, shape.partial,
-        True, np.zeros(len(start), np.int64), places.offset, places.length, places.before_offset,
-        places.before_length, places.before_row, bad,
+        True, rows, offset, length, before_offset, before_length, before_row, np.full(2, -1, np.int64),
     )  # fmt: skip
     if status != OK:
-        raise InternalError(
-            f"Row images changed between two walks over them (status {status}).",
-            code="binlog.walk",
-            remedy="report this as a defect; nothing was staged from these events",
-        )
-    return places
+        return None
+    total, updated = int(rows.sum()), int(rows[kind == UPDATE].sum())
+    return Places(
+        rows, offset[:, :total], length[:, :total], before_offset[:, :updated], before_length[:, :updated],
+        before_row[:updated],
+    )  # fmt: skip
+
+
+def likely_rows(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape) -> int:
+    """Rows that all events may hold, by the size of those in the first few. Memory in excess is never touched."""
+    few = slice(0, 8)
+    rows, _ = count(buffer, start[few], stop[few], kind[few], shape)
+    size = int((stop[few] - start[few]).sum())
+    whole = int((stop - start).sum())
+    return 64 if size == 0 else int(1.25 * int(rows.sum()) * whole / size) + 64

@@ -29,6 +29,8 @@ from cdc_core.binlog.events import (
 )
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
 from cdc_core.binlog.rows import DecodedRows, RowImages, count_rows, decode_rows
+from cdc_core.binlog.rows_event import RowsEvent
+from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.errors import DataAtRisk, InternalError
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from tests.unit.binlog.reading import raw_events, row_groups, rows_of, unpacked
@@ -293,3 +295,18 @@ def test_a_payload_that_is_not_what_it_says_stops() -> None:
     with pytest.raises(DataAtRisk) as stopped:
         list(payload_events(event(EventType.TRANSACTION_PAYLOAD, b"\x01\x01\x01\x02\x01\x07\x00x")))
     assert stopped.value.code == "binlog.compression"
+
+
+def test_small_rows_behind_large_ones_are_all_found() -> None:
+    """The room for rows is guessed from the first events: a guess that is too small costs time, never rows."""
+    table = TableMap(1, 0, "d", "t", (TypeCode.BLOB,), (4,), (True,))
+    schema = TableSchema("d", "t", (Column("v", ColumnType("longblob")),))
+    large = b"\0" + (5000).to_bytes(4, "little") + b"x" * 5000
+    place = event(EventType.WRITE_ROWS, b"")
+    events = [RowsEvent(0, 1, 0, 1, b"\xff", b"", False, large, place) for _ in range(9)]
+    events += [RowsEvent(0, 1, 0, 1, b"\xff", b"", False, b"\xff" * 4000, place)]
+    events += [RowsEvent(1, 1, 0, 1, b"\xff", b"\xff", False, b"\xff" * 4000, place)]
+    decoded = decode_rows(schema, table, RowImages.of(events))
+    assert decoded.rows_per_event.tolist() == [1] * 9 + [4000, 2000]
+    assert decoded.after[0].null_count == 6000
+    assert decoded.before.null_count == 4009
