@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pytest
@@ -162,7 +163,7 @@ def test_what_is_staged_can_be_listed_shown_and_verified(shop: Any, lockstep: An
     shown = lockstep("stage", "show", "shop.yaml", listed["batches"][-1]["batch"]).document
     assert shown["batch"] == lockstep("stage", "show", "shop.yaml", "last").document["batch"]
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
-    file = Path(listed["files"][0]["uri"].removeprefix("file://"))
+    file = Path(unquote(listed["files"][0]["uri"].removeprefix("file://")))
     file.write_bytes(file.read_bytes()[:-1])
     broken = lockstep("stage", "verify", "shop.yaml", code=4).document
     assert [one["code"] for one in broken["problems"]] == ["stage.damaged"]
