@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pymysql
@@ -23,13 +24,21 @@ def check_server(
     facts = findings.attempt(f"{subject}: server", lambda: server.facts(connection))
     if facts is None:
         return
+    said = _said(facts, source)
     for name, requirement in server.PREFLIGHT:
-        findings.attempt(f"{subject}: {name}", lambda: requirement(facts, source), lambda _: "as it must be")  # noqa: B023 - called at once
+        findings.attempt(
+            f"{subject}: {name}",
+            partial(requirement, facts, source),
+            lambda _, name=name: said.get(name, "as it must be"),  # type: ignore[misc]
+        )
     for advise in server.ADVICE:
+        name = advise.__name__.removeprefix("advise_").replace("_", " ")
         advice = advise(facts)
-        if advice is not None:
+        if advice is None:
+            findings.ok(f"{subject}: {name}", said.get(name, "as it should be"))
+        else:
             what, _, remedy = advice.rpartition(". ")
-            findings.warn(subject, what or remedy, remedy if what else "")
+            findings.warn(f"{subject}: {name}", what or remedy, remedy if what else "")
     start = findings.attempt(
         f"{subject}: position",
         lambda: find_start(source, connection, stored),
@@ -44,6 +53,21 @@ def check_server(
                 f"{facts.retention_s / 3600:.1f} h",
                 "extract soon, or SET GLOBAL binlog_expire_logs_seconds higher",
             )
+
+
+def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:
+    """What is said of a rule that holds, by its name."""
+    return {
+        "binary log": "on",
+        "grants": "sufficient",
+        "binlog_format": facts.binlog_format,
+        "binlog_row_image": facts.row_image,
+        "log filters": "none",
+        "server_id": f"{source.server_id} is free",
+        "row metadata": facts.row_metadata,
+        "retention": f"{facts.retention_s / 86_400:.1f} days" if facts.retention_s else "for ever",
+        "checksum": facts.checksum,
+    }
 
 
 def check_tables(
