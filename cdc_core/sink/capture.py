@@ -1,8 +1,8 @@
 """The filter and the router: a pure function of a table's name, asked once per table and remembered.
 
-It may assume patterns that compile and routes whose groups exist (the pipeline file was parsed). It must keep true that the same name always gets
-the same answer, that no row is dropped or changed, and that a system schema is captured only by a pattern that
-names it.
+It may assume patterns that compile and routes whose groups exist (the pipeline file was parsed). It must keep true
+that the same name always gets the same answer, that no row is dropped or changed, and that a system schema is captured
+only by a pattern that names it.
 """
 
 from __future__ import annotations

@@ -268,7 +268,8 @@ class Assembly:
         self._finish(EntryKind.TRANSACTION)
 
     def _table_map(self, event: Event) -> None:
-        self._require_group(event).maps[event.body[:6]] = self._tables.use(event, mariadb=self.mariadb)
+        group = self._require_group(event)
+        group.maps[event.body[:6]] = self._tables.use(event, mariadb=self.mariadb)
 
     def _compressed_rows(self, event: Event) -> None:
         self._rows(plain(event))

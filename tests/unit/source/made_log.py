@@ -1,0 +1,115 @@
+"""A MariaDB log made by hand, event after event, for what servers write rarely or never."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from cdc_core.binlog.events import CHECKSUM_SIZE, HEADER_SIZE, Event, EventType, Header
+from cdc_core.model.block import Block
+from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.source.assembly import Assembly
+from cdc_core.source.gather import HeldRows
+from cdc_core.source.tables import Tables
+
+STANDALONE, XA_PREPARED, XA_COMPLETED = 1, 64, 128
+SECOND = 1_700_000_000
+
+
+@dataclass
+class Log:
+    """Feeds an assembly as events are added. Tables have one column, `id INT PRIMARY KEY`, and are known by FULL
+    metadata; those of the database `other` are not captured."""
+
+    on_unlogged_change: str = "stop"
+    block_bytes: int = 1 << 20
+    triggers: Callable[[str, str], bool] = lambda database, table: False
+    prepared: Callable[[str], list[HeldRows] | None] = lambda xid: None
+    file: str = "binlog.000001"
+    offset: int = 4
+    asked: list[tuple[str, str]] = field(default_factory=list)
+    gtids: int = 0
+
+    def __post_init__(self) -> None:
+        self.assembly = Assembly(
+            "made",
+            Position(0, self.file, self.offset),
+            Tables(lambda database, table: database != "other", self._known),
+            on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
+            triggers=self.triggers,
+            prepared=self.prepared,
+            block_bytes=self.block_bytes,
+        )
+        self.assembly.mariadb = True
+
+    def _known(self, database: str, table: str) -> TableSchema | None:
+        self.asked.append((database, table))
+        return None
+
+    def event(self, code: int, body: bytes = b"", *, artificial: bool = False) -> int:
+        """Adds an event; returns where it starts."""
+        start = -1 if artificial else self.offset
+        length = HEADER_SIZE + len(body) + CHECKSUM_SIZE
+        header = Header(SECOND, code, 1, length, 0, 0x20 if artificial else 0)
+        if not artificial:
+            self.offset += length
+        self.assembly.feed(Event(header, body, self.file, start))
+        return start
+
+    def gtid(self, flags: int = 0, xid: bytes = b"") -> int:
+        self.gtids += 1
+        body = struct.pack("<QIB", self.gtids, 0, flags)
+        if flags & (XA_PREPARED | XA_COMPLETED):
+            body += struct.pack("<iBB", 1, len(xid), 0) + xid
+        return self.event(EventType.MARIADB_GTID, body.ljust(19, b"\0"))
+
+    def query(self, sql: str, database: str = "db") -> int:
+        name = database.encode()
+        body = struct.pack("<IIBHH", 1, 0, len(name), 0, 0) + name + b"\0" + sql.encode()
+        return self.event(EventType.QUERY, body)
+
+    def ddl(self, sql: str) -> None:
+        self.gtid(STANDALONE)
+        self.query(sql)
+
+    def rows(self, *ids: int, table: str = "t", database: str = "db", table_id: int = 7, mapped: bool = True) -> int:
+        """A table map, and an insert of rows after it; returns where the row event starts."""
+        number = table_id.to_bytes(6, "little")
+        if mapped:
+            names = bytes([len(database)]) + database.encode() + b"\0" + bytes([len(table)]) + table.encode() + b"\0"
+            shape = b"\x01\x03\x00\x00"  # one INT, no metadata, NOT NULL
+            optional = b"\x01\x01\x00" + b"\x04\x03\x02id" + b"\x08\x01\x00"
+            self.event(EventType.TABLE_MAP, number + b"\1\0" + names + shape + optional)
+        images = b"".join(b"\xfe" + struct.pack("<i", value) for value in ids)
+        return self.event(EventType.WRITE_ROWS_V1, number + b"\1\0" + b"\x01\xff" + images)
+
+    def commit(self) -> int:
+        return self.event(EventType.XID, struct.pack("<Q", 9))
+
+    def transaction(self, *ids: int, database: str = "db") -> int:
+        start = self.gtid()
+        self.rows(*ids, database=database)
+        self.commit()
+        return start
+
+    def prepare(self, xid: bytes, *, one_phase: bool = False) -> None:
+        body = bytes([one_phase]) + struct.pack("<iII", 1, len(xid), 0) + xid
+        self.event(EventType.XA_PREPARE, body)
+
+    def rotate(self, file: str, *, artificial: bool = False) -> None:
+        self.event(EventType.ROTATE, struct.pack("<Q", 4) + file.encode(), artificial=artificial)
+        if artificial:
+            self.file, self.offset = file, 4
+
+    def blocks(self) -> list[Block]:
+        """Those that are ready, and one of what is complete."""
+        self.assembly.flush()
+        ready = list(self.assembly.ready)
+        self.assembly.ready.clear()
+        return ready
+
+    def ids(self) -> list[int]:
+        """The ids of all rows of `blocks`, in order."""
+        return [value for block in self.blocks() for t in block.tables for value in t.rows.column("id").to_pylist()]

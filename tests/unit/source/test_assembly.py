@@ -1,0 +1,401 @@
+"""Transactions out of raw events: what servers write rarely, or never, on logs made by hand."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+from cdc_core.binlog.events import EventType
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.block import Block, EntryKind
+from cdc_core.model.position import Position
+from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
+
+XID = "X'78',X'',1"
+
+
+def kinds(blocks: list[Block]) -> list[EntryKind]:
+    return [EntryKind(kind) for block in blocks for kind in block.entries.kind]
+
+
+def assert_partition(blocks: list[Block]) -> None:
+    for block in blocks:
+        entries = block.entries
+        assert entries.begin[0] == block.begin.offset
+        assert (entries.begin[1:] == entries.end[:-1]).all()
+    for one, other in pairwise(blocks):
+        assert one.end == other.begin
+
+
+def refused(code: str, log: Log, feed: object) -> DataAtRisk:
+    """The error of a call, and that it left nothing of it to hand on."""
+    before = log.assembly.gather.end
+    with pytest.raises(DataAtRisk) as raised:
+        feed()  # type: ignore[operator]
+    assert raised.value.code == code
+    assert log.assembly.gather.end == before
+    assert log.file in raised.value.where
+    return raised.value
+
+
+def test_a_transaction_is_one_entry_with_its_order_key_and_commit_time() -> None:
+    log = Log()
+    start = log.transaction(1, 2)
+    (block,) = log.blocks()
+    entries = block.entries
+    assert kinds([block]) == [EntryKind.TRANSACTION]
+    assert entries.seq[0] == Position(0, log.file, start).seq
+    assert entries.commit_ts_us[0] == SECOND * 1_000_000
+    assert (entries.rows[0], entries.events[0], entries.gtid[0].as_py()) == (2, 4, "0-1-1")
+    assert block.tables[0].rows.column("_cdc_row").to_pylist() == [0, 1]
+    assert block.end == Position(0, log.file, log.offset)
+
+
+def test_row_numbers_count_row_events_of_all_tables_and_rows_within_them() -> None:
+    log = Log()
+    log.gtid()
+    log.rows(1, 2)
+    log.rows(3, database="other", table_id=8)
+    log.rows(4, 5)
+    log.commit()
+    (block,) = log.blocks()
+    assert block.tables[0].rows.column("_cdc_row").to_pylist() == [0, 1, 2 << 24, (2 << 24) + 1]
+    assert block.passed == {"table not included": 1}
+
+
+def test_stretches_without_captured_rows_are_one_entry_with_the_gtids_in_them() -> None:
+    log = Log()
+    log.transaction(1, database="other")
+    log.event(EventType.MARIADB_BINLOG_CHECKPOINT, b"x")
+    log.transaction(2, database="other")
+    log.transaction(3)
+    (block,) = log.blocks()
+    assert kinds([block]) == [EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert block.entries.gtid.to_pylist() == ["0-1-2", "0-1-3"]
+    assert block.entries.commit_ts_us[0] == SECOND * 1_000_000
+    assert block.entries.events[0] == 9
+    assert log.asked == [("db", "t")]
+
+
+def test_interleaved_table_maps_are_told_apart_by_table_id() -> None:
+    log = Log()
+    log.gtid()
+    log.rows(1, table="a", table_id=1)
+    log.rows(2, table="b", table_id=2)
+    log.rows(3, table_id=1, mapped=False)
+    log.rows(4, table_id=2, mapped=False)
+    log.commit()
+    (block,) = log.blocks()
+    assert {t.schema.table: t.rows.column("id").to_pylist() for t in block.tables} == {"a": [1, 3], "b": [2, 4]}
+
+
+def test_a_table_map_is_forgotten_when_its_transaction_ends() -> None:
+    log = Log()
+    log.transaction(1)
+    log.gtid()
+    refused("source.inside_transaction", log, lambda: log.rows(2, mapped=False))
+
+
+def test_a_rolled_back_group_is_passed_and_its_rows_never_happened() -> None:
+    log = Log()
+    log.gtid()
+    log.rows(1)
+    log.query("ROLLBACK")
+    log.transaction(2)
+    blocks = log.blocks()
+    assert kinds(blocks) == [EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert [v for b in blocks for t in b.tables for v in t.rows.column("id").to_pylist()] == [2]
+
+
+def test_rollback_to_a_savepoint_takes_back_what_came_after_it() -> None:
+    log = Log()
+    log.gtid()
+    log.rows(1)
+    log.query("SAVEPOINT `a`")
+    log.rows(2)
+    log.query("SAVEPOINT `b`")
+    log.rows(3)
+    log.query("ROLLBACK TO `a`")
+    log.rows(4)
+    log.query("COMMIT")
+    assert log.ids() == [1, 4]
+
+
+def test_a_savepoint_set_again_is_the_later_one() -> None:
+    log = Log()
+    log.gtid()
+    log.query("SAVEPOINT `a`")
+    log.rows(1)
+    log.query("SAVEPOINT `a`")
+    log.rows(2)
+    log.query("ROLLBACK TO `a`")
+    log.commit()
+    assert log.ids() == [1]
+
+
+def test_rollback_to_a_savepoint_that_is_gone_stops() -> None:
+    log = Log()
+    log.gtid()
+    log.query("SAVEPOINT `a`")
+    log.query("SAVEPOINT `b`")
+    log.query("ROLLBACK TO `a`")
+    refused("source.grammar", log, lambda: log.query("ROLLBACK TO `b`"))
+
+
+def test_xa_rows_come_at_the_place_of_the_commit_under_their_own_file_and_place() -> None:
+    log = Log()
+    log.gtid(XA_PREPARED, b"x")
+    place = log.rows(1)
+    log.prepare(b"x")
+    log.transaction(2)
+    log.rotate("binlog.000002")
+    log.rotate("binlog.000002", artificial=True)
+    start = log.gtid(XA_COMPLETED, b"x")
+    log.query(f"XA COMMIT {XID}")
+    blocks = log.blocks()
+    assert_partition(blocks)
+    assert kinds(blocks) == [EntryKind.PASSED, EntryKind.TRANSACTION, EntryKind.PASSED, EntryKind.TRANSACTION]
+    row = blocks[-1].tables[0].rows.to_pylist()[0]
+    assert (row["id"], row["_cdc_file"], row["_cdc_pos"]) == (1, "binlog.000001", place)
+    assert row["_cdc_seq"] == Position(0, "binlog.000002", start).seq
+
+
+def test_an_xa_transaction_that_is_rolled_back_leaves_nothing() -> None:
+    log = Log()
+    log.gtid(XA_PREPARED, b"x")
+    log.rows(1)
+    log.prepare(b"x")
+    log.gtid(XA_COMPLETED, b"x")
+    log.query(f"XA ROLLBACK {XID}")
+    assert log.assembly.held == {}
+    assert log.ids() == []
+
+
+def test_an_xa_commit_in_one_phase_is_a_commit() -> None:
+    log = Log()
+    log.gtid()
+    log.rows(1)
+    log.prepare(b"x", one_phase=True)
+    assert log.ids() == [1]
+
+
+def test_an_xa_commit_without_its_prepare_asks_and_stops_when_nobody_knows() -> None:
+    asked: list[str] = []
+    log = Log(prepared=lambda xid: asked.append(xid))  # type: ignore[func-returns-value]
+    log.gtid(XA_COMPLETED, b"x")
+    refused("source.xa_unknown", log, lambda: log.query(f"XA COMMIT {XID}"))
+    assert asked == [XID]
+
+
+def test_a_large_transaction_leaves_in_pieces_that_have_its_order_key() -> None:
+    log = Log(block_bytes=2000)
+    log.transaction(0)
+    start = log.gtid()
+    for first in range(0, 200, 10):
+        log.rows(*range(first, first + 10))
+    log.commit()
+    blocks = log.blocks()
+    assert_partition(blocks)
+    pieces = kinds(blocks)
+    assert pieces[0] == EntryKind.TRANSACTION
+    assert pieces.count(EntryKind.PART) >= 5
+    assert pieces[-1] == EntryKind.TRANSACTION
+    seqs = np.concatenate([block.entries.seq for block in blocks])
+    assert set(seqs[1:]) == {Position(0, log.file, start).seq}
+    rows = [v for b in blocks for t in b.tables for v in t.rows.column("id").to_pylist()]
+    assert rows == [0, *range(200)]
+    numbers = [v for b in blocks for t in b.tables for v in t.rows.column("_cdc_row").to_pylist()][1:]
+    assert numbers == sorted(numbers)
+
+
+def test_what_is_in_pieces_cannot_be_undone_and_stops() -> None:
+    log = Log(block_bytes=300)
+    log.gtid()
+    log.rows(1, 2, 3, 4)
+    assert kinds(log.blocks()) == [EntryKind.PART]
+    refused("source.undone_after_parts", log, lambda: log.query("ROLLBACK"))
+
+
+def test_what_may_still_be_undone_does_not_leave_in_pieces() -> None:
+    log = Log(block_bytes=300)
+    log.gtid()
+    log.query("SAVEPOINT `a`")
+    log.rows(*range(50))
+    log.query("ROLLBACK TO `a`")
+    log.commit()
+    log.gtid(XA_PREPARED, b"x")
+    log.rows(*range(50))
+    log.prepare(b"x")
+    blocks = log.blocks()
+    assert EntryKind.PART not in kinds(blocks)
+    assert sum(int(block.entries.rows.sum()) for block in blocks) == 0
+
+
+def test_a_file_that_ends_in_a_transaction_never_committed_it() -> None:
+    log = Log()
+    log.transaction(1)
+    log.gtid()
+    log.rows(2)
+    log.rotate("binlog.000002", artificial=True)
+    log.transaction(3)
+    blocks = log.blocks()
+    assert_partition(blocks)
+    assert kinds(blocks) == [EntryKind.TRANSACTION, EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert [v for b in blocks for t in b.tables for v in t.rows.column("id").to_pylist()] == [1, 3]
+
+
+def test_a_file_that_ends_where_the_last_block_ended_still_moves_the_position_on() -> None:
+    log = Log()
+    log.transaction(1)
+    first = log.blocks()
+    log.rotate("binlog.000002", artificial=True)
+    second = log.blocks()
+    assert_partition([*first, *second])
+    assert second[0].end == Position(0, "binlog.000002", 4)
+
+
+def test_a_rotation_ends_a_block_in_the_next_file() -> None:
+    log = Log()
+    log.transaction(1)
+    log.rotate("binlog.000002")
+    (block,) = log.blocks()
+    assert block.end == Position(0, "binlog.000002", 4)
+    assert block.entries.end[-1] == log.offset
+
+
+@pytest.mark.parametrize("code", [0, 1, 20, 28, 99, 172, 255])
+def test_an_unknown_event_stops_wherever_it_stands(code: int) -> None:
+    log = Log()
+    log.transaction(1)
+    error = refused("source.unknown_event", log, lambda: log.event(code, b"??"))
+    assert str(code) in error.what
+    log = Log()
+    log.gtid()
+    refused("source.unknown_event", log, lambda: log.event(code, b"??"))
+
+
+def test_an_incident_stops_with_the_servers_words() -> None:
+    log = Log()
+    error = refused("source.incident", log, lambda: log.event(EventType.INCIDENT, b"\x01\x00\x04lost"))
+    assert "lost" in error.what
+
+
+@pytest.mark.parametrize("code", [EventType.TABLE_MAP, EventType.WRITE_ROWS_V1, EventType.XID, EventType.INTVAR])
+def test_an_event_of_a_transaction_outside_of_one_stops(code: EventType) -> None:
+    log = Log()
+    refused("source.inside_transaction", log, lambda: log.event(code, b"\x07" + b"\0" * 20))
+
+
+def test_begin_without_a_gtid_event_stops() -> None:
+    log = Log()
+    refused("source.inside_transaction", log, lambda: log.query("BEGIN"))
+
+
+def test_a_transaction_within_a_transaction_stops() -> None:
+    log = Log()
+    log.gtid()
+    refused("source.grammar", log, log.gtid)
+
+
+def test_dml_as_a_statement_on_a_captured_table_stops_with_the_statement() -> None:
+    log = Log()
+    log.gtid()
+    error = refused("source.statement_dml", log, lambda: log.query("UPDATE t SET a = 'very'"))
+    assert "UPDATE t SET a = 'very'" in error.what
+
+
+@pytest.mark.parametrize("sql", ["UPDATE other.x, t SET a = 1", "CALL p()", "DELETE FROM z USING other.z JOIN t"])
+def test_dml_as_a_statement_whose_tables_cannot_be_told_stops(sql: str) -> None:
+    log = Log()
+    log.gtid()
+    refused("source.statement_dml", log, lambda: log.query(sql))
+
+
+def test_dml_as_a_statement_on_a_table_that_is_not_captured_is_passed_unless_it_has_triggers() -> None:
+    log = Log()
+    log.gtid()
+    log.query("UPDATE other.x SET a = 1")
+    log.commit()
+    (block,) = log.blocks()
+    assert (kinds([block]), block.passed) == ([EntryKind.PASSED], {"statement on a table not included": 1})
+    log = Log(triggers=lambda database, table: (database, table) == ("other", "x"))
+    log.gtid()
+    refused("source.statement_dml", log, lambda: log.query("UPDATE other.x SET a = 1"))
+
+
+def test_load_data_as_a_statement_stops() -> None:
+    log = Log()
+    log.gtid()
+    sql = b"LOAD DATA INFILE 'x' INTO TABLE `t` (a)"
+    body = b"\1\0\0\0\0\0\0\0\2\0\0\0\0" + b"\0" * 13 + b"db\0" + sql
+    refused("source.statement_dml", log, lambda: log.event(EventType.EXECUTE_LOAD_QUERY, body))
+
+
+def test_an_unknown_statement_stops() -> None:
+    log = Log()
+    log.gtid()
+    refused("source.unknown_statement", log, lambda: log.query("FROBNICATE TABLE t"))
+
+
+def test_ddl_of_a_captured_table_is_an_entry_that_ends_its_block() -> None:
+    log = Log()
+    log.transaction(1)
+    log.ddl("ALTER TABLE t ADD INDEX (id)")
+    log.transaction(2)
+    blocks = log.blocks()
+    assert [kinds([block]) for block in blocks] == [[EntryKind.TRANSACTION, EntryKind.DDL], [EntryKind.TRANSACTION]]
+    assert log.asked == [("db", "t"), ("db", "t")]
+
+
+def test_ddl_of_other_tables_is_passed_and_forgets_nothing() -> None:
+    log = Log()
+    log.transaction(1)
+    log.ddl("TRUNCATE other.t")
+    log.ddl("CREATE USER x")
+    log.transaction(2)
+    (block,) = log.blocks()
+    assert kinds([block]) == [EntryKind.TRANSACTION, EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert len(block.tables) == 1
+    assert log.asked == [("db", "t")]
+
+
+def test_an_unlogged_change_stops_and_names_table_and_statement() -> None:
+    log = Log()
+    log.gtid(1)
+    error = refused("source.unlogged_change", log, lambda: log.query("ALTER TABLE t ADD c INT DEFAULT 5"))
+    assert "db.t" in error.what
+    assert "ADD c INT DEFAULT 5" in error.what
+
+
+def test_an_unlogged_change_is_recorded_where_the_pipeline_says_so() -> None:
+    log = Log(on_unlogged_change="record")
+    log.ddl("TRUNCATE TABLE t")
+    (block,) = log.blocks()
+    assert kinds([block]) == [EntryKind.DDL]
+    (note,) = block.notes
+    assert note.startswith("needs re-sync of table db.t: all rows were removed")
+
+
+def test_a_dropped_table_is_noted() -> None:
+    log = Log()
+    log.ddl("DROP TABLE t, other.x")
+    (block,) = log.blocks()
+    assert "db.t" in block.notes[0]
+    assert "other.x" not in block.notes[0]
+
+
+def test_a_rename_onto_a_captured_name_is_an_unlogged_change_of_it() -> None:
+    log = Log()
+    log.gtid(1)
+    refused("source.unlogged_change", log, lambda: log.query("RENAME TABLE other.ghost TO db.t"))
+
+
+def test_a_captured_table_with_a_reserved_column_is_refused() -> None:
+    log = Log()
+    log.gtid()
+    body = b"\x07\0\0\0\0\0\1\0\2db\0\1t\0\x01\x03\x00\x00" + b"\x01\x01\x00" + b"\x04\x09\x08_cdc_seq"
+    with pytest.raises(Refused) as raised:
+        log.event(EventType.TABLE_MAP, body)
+    assert raised.value.code == "schema.reserved_column"
