@@ -296,6 +296,9 @@ def _check(read: Read) -> None:
         return literal if literal is not None else _as_said(kind, value, read.case.shown)
 
     said = [_plain(value, read.case.shown) for value in read.said]
+    assert [n for n, value in enumerate(said) if value is None] == [
+        n for n in range(count) if read.case.values[n] == "NULL"
+    ]
     for n in range(3 * count):
         literal = dict(literals[n] or [])
         assert image(after[n], literal.pop("v", None)) == said[n % count], (n, read.case.values[n % count])
