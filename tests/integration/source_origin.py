@@ -1,0 +1,165 @@
+"""A database on a real source, its log read to blocks, and blocks replayed to the rows that a table must have."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any
+
+import pymysql
+
+from cdc_core import connections
+from cdc_core.config import Source, Tables
+from cdc_core.model.block import Block
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.sink import Capture
+from cdc_core.source import server
+from cdc_core.source.stream import SourceStream
+from examples.sandbox.sql_server import SqlServer
+
+PATIENCE_S = 60
+
+Rows = dict[tuple[Any, ...], dict[str, Any]]
+
+
+@dataclass
+class Origin:
+    """One test's database on a source."""
+
+    sql: SqlServer
+    name: str
+    server_id: int = 4100
+    control: pymysql.Connection = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.control = connections.connect(self.address(), where="test")
+
+    def address(self, user: str = "", password: str = "") -> connections.Server:
+        return connections.Server(self.sql.host, self.sql.port, user or self.sql.user, password or self.sql.password)
+
+    def source(self, **more: Any) -> Source:
+        return Source(name="origin", connection="env:ORIGIN", server_id=self.server_id, **more)
+
+    @property
+    def mariadb(self) -> bool:
+        return server.facts(self.control).mariadb
+
+    @contextmanager
+    def session(self) -> Iterator[Callable[..., Any]]:
+        """A session in the database that runs statements, each committed by itself unless in BEGIN."""
+        with self.sql.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
+
+            def run(*statements: str) -> Any:
+                for statement in statements:
+                    cursor.execute(statement)
+                return cursor.fetchall()
+
+            yield run
+
+    def execute(self, *statements: str) -> None:
+        with self.session() as run:
+            run(*statements)
+
+    def end(self) -> Checkpoint:
+        return Checkpoint(server.end_position(self.control, 0))
+
+    def stream(
+        self,
+        start: Checkpoint,
+        *,
+        include: Sequence[str] = (),
+        address: connections.Server | None = None,
+        on_unlogged_change: str = "stop",
+        block_bytes: int = 16 << 20,
+        **source: Any,
+    ) -> SourceStream:
+        capture = Capture(Tables(include=tuple(include) or (rf"{self.name}\..*",)))
+        return SourceStream(
+            self.source(**source),
+            server=address or self.address(),
+            start=start,
+            captures=capture.captures,
+            on_unlogged_change=on_unlogged_change,  # type: ignore[arg-type]
+            block_bytes=block_bytes,
+        )
+
+    def drain(self, start: Checkpoint, *, until: Position | None = None, **options: Any) -> list[Block]:
+        """All blocks from `start` to the log's present end."""
+        until = until or self.end().position
+        with self.stream(start, **options) as stream:
+            return read_to(stream, until)
+
+    def rows(self, table: str) -> list[dict[str, Any]]:
+        with self.sql.connect(self.name) as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute(f"SELECT * FROM `{table}`")
+            return list(cursor.fetchall())
+
+
+def read_to(stream: SourceStream, until: Position) -> list[Block]:
+    give_up_s = time.monotonic() + PATIENCE_S
+
+    def stop() -> bool:
+        assert time.monotonic() < give_up_s, f"still at {stream.position}, not at {until}"
+        return stream.position >= until
+
+    return list(stream.blocks(stop))
+
+
+def fresh_name() -> str:
+    return f"s_{uuid.uuid4().hex[:12]}"
+
+
+def replay(blocks: Sequence[Block]) -> dict[str, Rows]:
+    """Tables by name, as the changes of all blocks in the order of their keys leave them."""
+    changes = [
+        (row["_cdc_seq"], row["_cdc_row"], part.schema, row)
+        for block in blocks
+        for part in block.tables
+        for row in part.rows.to_pylist()
+    ]
+    tables: dict[str, Rows] = {}
+    for _, _, schema, row in sorted(changes, key=lambda change: change[:2]):
+        table = tables.setdefault(schema.table, {})
+        values = {column.name: row[column.name] for column in schema.columns}
+        old = row["_before"] or values
+        if row["_cdc_op"] != "c":
+            gone = table.pop(tuple(old[name] for name in schema.key))
+            assert {name: gone.get(name) for name in old} == old, "the before image is not the row that was there"
+        if row["_cdc_op"] != "d":
+            table[tuple(values[name] for name in schema.key)] = values
+    return tables
+
+
+def in_order(rows: Rows | Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = list(rows.values()) if isinstance(rows, dict) else list(rows)
+    return sorted(found, key=lambda row: str(sorted(row.items(), key=lambda item: item[0])))
+
+
+def changes_of(blocks: Sequence[Block]) -> list[tuple[Any, ...]]:
+    """Every change of all blocks with all its columns, by table and order key: the same however it was extracted."""
+    return sorted(
+        (part.schema.name, row["_cdc_seq"], row["_cdc_row"], repr(row), part.schema.id)
+        for block in blocks
+        for part in block.tables
+        for row in part.rows.to_pylist()
+    )
+
+
+def assert_partition(blocks: Sequence[Block], start: Position, end: Position) -> None:
+    """The blocks follow each other from start to end, and the entries of each cover all its bytes."""
+    assert blocks[0].begin == start
+    assert blocks[-1].end >= end
+    for one, other in pairwise(blocks):
+        assert one.end == other.begin
+    for block in blocks:
+        entries = block.entries
+        assert entries.begin[0] == block.begin.offset
+        assert (entries.begin[1:] == entries.end[:-1]).all()
+        if block.end.file == block.begin.file:
+            assert entries.end[-1] == block.end.offset
+        counted = sum(part.rows.num_rows for part in block.tables)
+        assert int(entries.rows.sum()) == counted
