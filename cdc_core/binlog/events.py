@@ -397,9 +397,12 @@ class Incident:
 
 
 def parse_incident(event: Event) -> Incident:
+    """number u16, message (length u8). MySQL 9 writes a checksum more behind it."""
     read = event.cursor()
     number = read.uint(2)
     message = read.take(read.u8()).decode("utf-8", "replace")
+    if read.left == CHECKSUM_SIZE:
+        read.take(CHECKSUM_SIZE)
     read.end()
     return Incident(number, message)
 

@@ -1,0 +1,370 @@
+"""What a real source refuses, loses or hides: each a clear error of the right class, and nothing handed on by it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from cdc_core import connections
+from cdc_core.config import Start, StartPosition
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.source import server
+from cdc_core.source.facts import binlog_files, gtid_executed
+from cdc_core.source.start import find_start
+from cdc_core.source.stream import SourceStream
+from tests.integration.source_origin import Origin, fresh_name, read_to
+
+E = TypeVar("E", bound=LockstepError)
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
+def any_server(request: pytest.FixtureRequest) -> object:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def origin(any_server: object) -> Iterator[Origin]:
+    name = fresh_name()
+    made = Origin(any_server, name)  # type: ignore[arg-type]
+    with made.control.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        cursor.execute(f"CREATE TABLE {name}.t (id INT PRIMARY KEY, v VARCHAR(20))")
+        yield made
+        cursor.execute(f"DROP DATABASE {name}")
+    made.control.close()
+
+
+@contextmanager
+def account(origin: Origin, *grants: str) -> Iterator[connections.Server]:
+    """A new account with these privileges on everything."""
+    user, password = origin.name, "Correct-horse-9"
+    origin.execute(f"CREATE USER {user} IDENTIFIED BY '{password}'", f"GRANT {', '.join(grants)} ON *.* TO {user}")
+    try:
+        yield origin.address(user, password)
+    finally:
+        origin.execute(f"DROP USER {user}")
+
+
+def read_once(stream: SourceStream) -> None:
+    """One look at the connection, whatever comes: the server has begun to send then."""
+    answers = iter([False, True])
+    list(stream.blocks(lambda: next(answers)))
+
+
+def error_of(kind: type[E], code: str, call: Callable[[], Any]) -> E:
+    with pytest.raises(kind) as raised:
+        call()
+    assert raised.value.code == code, raised.value
+    assert raised.value.remedy
+    return raised.value
+
+
+def test_a_wrong_password_is_refused_and_not_shown(origin: Origin) -> None:
+    wrong = origin.address(password="not-the-password")
+    error = error_of(Refused, "connection.denied", lambda: origin.drain(origin.end(), address=wrong))
+    assert "not-the-password" not in str(error)
+
+
+def test_each_missing_grant_is_named_by_the_check_and_refused_by_the_stream(origin: Origin) -> None:
+    monitor = "BINLOG MONITOR" if origin.mariadb else "REPLICATION CLIENT"
+    needed = {"REPLICATION SLAVE", monitor, "SELECT"}
+    for missing in sorted(needed):
+        with account(origin, *(needed - {missing})) as address:
+            asked = connections.connect(address, where="test")
+            error = error_of(
+                Refused, "source.missing_grant", lambda asked=asked: server.require_all(asked, origin.source())
+            )
+            assert missing in error.what
+            for other in needed - {missing}:
+                assert other not in error.what
+            if missing == "REPLICATION SLAVE":
+                start = origin.end()
+                error_of(
+                    Refused,
+                    "source.missing_grant",
+                    lambda: origin.drain(start, address=address),  # noqa: B023
+                )
+            asked.close()
+    with account(origin, *needed) as address:
+        asked = connections.connect(address, where="test")
+        assert server.require_all(asked, origin.source()).log_bin
+        assert origin.drain(origin.end(), address=address) == []
+        asked.close()
+
+
+def test_a_connection_killed_on_the_server_is_worth_a_retry_and_what_was_complete_is_handed_on(origin: Origin) -> None:
+    start = origin.end()
+    got = []
+    with origin.stream(start) as stream:
+        origin.execute("INSERT INTO t VALUES (1, 'a')")
+        got += read_to(stream, origin.end().position)
+        threads = [row[0] for row in server_processes(origin) if str(row[4]).startswith("Binlog Dump")]
+        assert len(threads) == 1
+        origin.execute(f"KILL {threads[0]}")
+        origin.execute("INSERT INTO t VALUES (2, 'b')")
+        error_of(
+            RetryLater, "source.connection_lost",
+            lambda: [got.append(block) for block in stream.blocks(lambda: False)],
+        )  # fmt: skip
+        reached = stream.position
+    got += origin.drain(Checkpoint(reached))
+    assert [row["id"] for b in got for part in b.tables for row in part.rows.to_pylist()] == [1, 2]
+
+
+def server_processes(origin: Origin) -> Any:
+    with origin.session() as run:
+        return run("SHOW PROCESSLIST")
+
+
+def test_a_server_that_hangs_is_noticed(origin: Origin) -> None:
+    pid = origin.sql.pid
+    assert pid is not None
+    with origin.stream(origin.end(), heartbeat_s=0.2, read_timeout_s=1.5) as stream:
+        began_s = time.monotonic()
+        assert list(stream.blocks(lambda: time.monotonic() > began_s + 3)) == [], "heartbeats keep it alive"
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            error = error_of(RetryLater, "source.connection_lost", lambda: list(stream.blocks(lambda: False)))
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    assert "heartbeat" in error.what
+
+
+def test_another_replica_with_our_server_id_ends_the_stream_as_refused_or_to_be_retried(origin: Origin) -> None:
+    with origin.stream(origin.end()) as stream:
+        read_once(stream)
+        with origin.stream(origin.end()) as usurper:
+            read_once(usurper)
+            with pytest.raises((Refused, RetryLater)) as raised:
+                list(stream.blocks(lambda: False))
+    assert raised.value.code in ("source.server_id_taken", "source.connection_lost")
+
+
+def test_a_server_id_that_another_replica_or_the_server_has_is_refused_and_our_own_is_not(origin: Origin) -> None:
+    known = server.facts(origin.control)
+    own = origin.source().model_copy(update={"server_id": known.server_id})
+    error_of(Refused, "source.server_id_taken", lambda: server.require_free_server_id(known, own))
+    with origin.stream(origin.end()) as stream:
+        read_once(stream)
+        known = server.facts(origin.control)
+        assert [replica.server_id for replica in known.replicas] == [origin.server_id]
+        server.require_free_server_id(known, origin.source())
+        other = origin.source().model_copy(update={"name": "another"})
+        error_of(Refused, "source.server_id_taken", lambda: server.require_free_server_id(known, other))
+
+
+@pytest.mark.parametrize("sql", ["UPDATE t SET v = 'x'", "DELETE FROM t", "INSERT INTO t VALUES (9, 'y')"])
+def test_a_statement_instead_of_rows_stops_with_its_text_and_place(origin: Origin, sql: str) -> None:
+    origin.execute("INSERT INTO t VALUES (1, 'a')")
+    start = origin.end()
+    with origin.session() as run:
+        run("SET SESSION binlog_format = STATEMENT", sql)
+    error = error_of(DataAtRisk, "source.statement_dml", lambda: origin.drain(start))
+    assert sql in error.what
+    assert start.position.file in error.where
+
+
+def test_a_statement_on_tables_that_are_not_captured_passes_but_not_through_a_trigger(origin: Origin) -> None:
+    origin.execute("CREATE TABLE log_of_t (id INT)", "CREATE TABLE quiet (id INT)")
+    include = [rf"{origin.name}\.t"]
+    start = origin.end()
+    with origin.session() as run:
+        run("SET SESSION binlog_format = STATEMENT", "INSERT INTO quiet VALUES (1)")
+    blocks = origin.drain(start, include=include)
+    assert sum(block.passed.get("statement on a table not included", 0) for block in blocks) == 1
+    origin.execute("CREATE TRIGGER into_t AFTER INSERT ON quiet FOR EACH ROW INSERT INTO t VALUES (new.id, 'trigger')")
+    start = origin.end()
+    with origin.session() as run:
+        run("SET SESSION binlog_format = STATEMENT", "INSERT INTO quiet VALUES (2)")
+    error_of(DataAtRisk, "source.statement_dml", lambda: origin.drain(start, include=include))
+
+
+def test_an_incident_in_the_log_stops(origin: Origin) -> None:
+    """The server writes one when it cannot log what a table without transactions already holds."""
+    origin.execute("CREATE TABLE m (id INT PRIMARY KEY, b VARCHAR(200)) ENGINE=MyISAM")
+    start = origin.end()
+    sizes = ("binlog_stmt_cache_size", "max_binlog_stmt_cache_size")
+    try:
+        origin.execute(*(f"SET GLOBAL {size} = 4096" for size in sizes))
+        with pytest.raises(Exception, match="max_binlog_stmt_cache_size"):
+            origin.execute(
+                "INSERT INTO m WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n WHERE i < 500) "
+                "SELECT i, REPEAT('z', 150) FROM n"
+            )
+    finally:
+        origin.execute(*(f"SET GLOBAL {size} = DEFAULT" for size in reversed(sizes)))
+    error_of(DataAtRisk, "source.incident", lambda: origin.drain(start))
+
+
+@pytest.mark.parametrize(
+    "sql",
+    ["TRUNCATE TABLE t", "ALTER TABLE t ADD COLUMN n INT NOT NULL DEFAULT 7", "ALTER TABLE t MODIFY v VARCHAR(30)",
+     "RENAME TABLE t TO u", "ALTER TABLE t DROP PRIMARY KEY, ADD PRIMARY KEY (id, v)"],
+)  # fmt: skip
+def test_ddl_that_changes_rows_unlogged_stops_or_is_recorded_and_read_on(origin: Origin, sql: str) -> None:
+    origin.execute("INSERT INTO t VALUES (1, 'a')")
+    start = origin.end()
+    origin.execute(sql)
+    error = error_of(DataAtRisk, "source.unlogged_change", lambda: origin.drain(start))
+    assert f"{origin.name}.t" in error.what
+    blocks = origin.drain(start, on_unlogged_change="record")
+    notes = [note for block in blocks for note in block.notes]
+    assert len(notes) == 1
+    assert notes[0].startswith(f"needs re-sync of table {origin.name}.t")
+    assert blocks[-1].end >= origin.end().position
+
+
+def test_less_than_full_metadata_is_read_by_the_present_definition_and_stops_where_that_does_not_fit(
+    origin: Origin,
+) -> None:
+    try:
+        origin.execute("SET GLOBAL binlog_row_metadata = MINIMAL")
+        start = origin.end()
+        origin.execute("INSERT INTO t VALUES (1, 'a')")
+        (row,) = (row for b in origin.drain(start) for part in b.tables for row in part.rows.to_pylist())
+        assert (row["id"], row["v"]) == (1, "a")
+        origin.execute("ALTER TABLE t ADD COLUMN n INT NULL")
+        error = error_of(Refused, "binlog.schema_mismatch", lambda: origin.drain(start))
+        assert f"{origin.name}.t" in str(error)
+    finally:
+        origin.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
+def test_a_start_inside_a_transaction_stops_instead_of_losing_rows(origin: Origin) -> None:
+    file, offset = inside_of_a_transaction(origin)
+    inside = Checkpoint(Position(0, file, offset))
+    error_of(DataAtRisk, "source.inside_transaction", lambda: origin.drain(inside))
+    start = Start(position=StartPosition(file=file, offset=offset))
+    error_of(
+        DataAtRisk, "source.bad_position",
+        lambda: find_start(origin.source(start=start), origin.control, None, server=origin.address()),
+    )  # fmt: skip
+
+
+def inside_of_a_transaction(origin: Origin) -> tuple[str, int]:
+    """Where the table map of a new transaction begins."""
+    before = origin.end().position
+    origin.execute("INSERT INTO t VALUES (77, 'inside')")
+    with origin.session() as run:
+        events = run(f"SHOW BINLOG EVENTS IN '{before.file}' FROM {before.offset}")
+    return before.file, next(int(row[1]) for row in events if row[2] == "Table_map")
+
+
+def test_a_position_between_two_events_stops(origin: Origin) -> None:
+    origin.execute("INSERT INTO t VALUES (1, 'a')")
+    end = origin.end().position
+    origin.execute("INSERT INTO t VALUES (2, 'b')")
+    with pytest.raises(DataAtRisk):
+        origin.drain(Checkpoint(Position(0, end.file, end.offset + 5)))
+
+
+def test_a_start_by_position_gtid_and_time_is_where_it_should_be(origin: Origin) -> None:
+    def start(**where: Any) -> Checkpoint:
+        asked = origin.source(start=Start(**where))
+        return find_start(asked, origin.control, None, server=origin.address())
+
+    origin.execute("INSERT INTO t VALUES (1, 'a')")
+    time.sleep(1.1)  # MariaDB's log has whole seconds
+    here = find_start(origin.source(start="latest"), origin.control, None)
+    moment = server.now_us(origin.control)
+    time.sleep(1.1)
+    origin.execute("INSERT INTO t VALUES (2, 'b')", "FLUSH BINARY LOGS", "INSERT INTO t VALUES (3, 'c')")
+    for found in (
+        start(position=StartPosition(file=here.position.file, offset=here.position.offset)),
+        start(gtid=here.gtid_set),
+        start(timestamp=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(moment // 1_000_000))),
+    ):
+        rows = [row["id"] for b in origin.drain(found) for part in b.tables for row in part.rows.to_pylist()]
+        assert rows == [2, 3]
+        assert found.gtid_set == here.gtid_set
+        assert found.server == here.server == server.facts(origin.control).identity
+        assert 0 < found.watermark_us <= moment
+    assert start(gtid=gtid_executed(origin.control)).position == origin.end().position
+    error_of(UsageError, "source.start_time", lambda: start(timestamp="2300-01-01T00:00:00Z"))
+
+
+def test_earliest_is_the_oldest_file_and_reads_to_the_end(origin: Origin) -> None:
+    found = find_start(origin.source(start="earliest"), origin.control, None, server=origin.address())
+    assert found.position == Position(0, binlog_files(origin.control)[0].name, 4)
+    first = find_start(origin.source(start=Start(gtid="")), origin.control, None, server=origin.address())
+    assert first.position.file == found.position.file
+
+
+def test_a_looking_for_the_start_does_not_end_a_running_stream(origin: Origin) -> None:
+    origin.execute("INSERT INTO t VALUES (1, 'a')")
+    start = origin.end()
+    with origin.stream(start) as stream:
+        read_once(stream)
+        find_start(origin.source(start="earliest"), origin.control, None, server=origin.address())
+        origin.execute("INSERT INTO t VALUES (2, 'b')")
+        blocks = read_to(stream, origin.end().position)
+    assert [row["id"] for b in blocks for part in b.tables for row in part.rows.to_pylist()] == [2]
+
+
+def test_a_stored_position_of_another_server_is_refused(origin: Origin) -> None:
+    stored = Checkpoint(origin.end().position, server="server_id=424242")
+    error_of(DataAtRisk, "source.other_server", lambda: find_start(origin.source(), origin.control, stored))
+
+
+def test_a_stored_position_behind_the_end_of_the_log_is_refused(origin: Origin) -> None:
+    end = origin.end().position
+    number = int(end.file.rpartition(".")[2])
+    for position in (Position(0, end.file, end.offset + 1000), Position(0, f"binlog.{number + 5:06d}", 4)):
+        stored = Checkpoint(position)
+        error_of(DataAtRisk, "source.position_beyond_end", lambda stored=stored: find_start(
+            origin.source(), origin.control, stored))  # fmt: skip
+        with pytest.raises(DataAtRisk) as raised, origin.stream(stored) as stream:
+            list(stream.blocks(lambda: False))
+        assert raised.value.code in ("source.position_beyond_end", "source.purged")
+
+
+def test_a_stored_position_of_a_log_that_was_replaced_is_refused(origin: Origin) -> None:
+    foreign = "9-1-5" if origin.mariadb else "5f40e5fe-e59e-11f1-88f5-02fcdeadbeef:1-5"
+    stored = Checkpoint(origin.end().position, gtid_set=foreign)
+    error_of(DataAtRisk, "source.history_changed", lambda: find_start(origin.source(), origin.control, stored))
+
+
+def test_a_stored_position_that_is_good_is_taken_as_it_is(origin: Origin) -> None:
+    stored = find_start(origin.source(start="latest"), origin.control, None)
+    origin.execute("INSERT INTO t VALUES (1, 'a')")
+    assert find_start(origin.source(start="earliest"), origin.control, stored) == stored
+
+
+def test_a_purged_position_is_refused_with_how_much_is_missing_and_never_started_elsewhere(origin: Origin) -> None:
+    stored = find_start(origin.source(start="latest"), origin.control, None)
+    gtid = stored.gtid_set
+    origin.execute("INSERT INTO t VALUES (1, 'a')", "FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')")
+    origin.execute("FLUSH BINARY LOGS")
+    newest = origin.end().position.file
+    deadline_s = time.monotonic() + 20
+    while binlog_files(origin.control)[0].name != newest:  # MariaDB purges a file only when nothing needs it
+        assert time.monotonic() < deadline_s
+        origin.execute(f"PURGE BINARY LOGS TO '{newest}'")
+    error = error_of(DataAtRisk, "source.purged", lambda: find_start(origin.source(), origin.control, stored))
+    assert newest in error.what
+    error_of(DataAtRisk, "source.purged", lambda: origin.drain(stored))
+    for start in (
+        Start(position=StartPosition(file=stored.position.file, offset=stored.position.offset)),
+        Start(gtid=gtid),
+        Start(timestamp="2020-01-01T00:00:00Z"),
+    ):
+        error_of(DataAtRisk, "source.purged", lambda start=start: find_start(
+            origin.source(start=start), origin.control, None, server=origin.address()))  # fmt: skip
+
+
+def test_a_reader_that_waits_long_does_not_hold_up_whoever_asks_it_to_stop(origin: Origin) -> None:
+    stopped = threading.Event()
+    with origin.stream(origin.end()) as stream:
+        reading = threading.Thread(target=lambda: list(stream.blocks(stopped.is_set)))
+        reading.start()
+        stopped.set()
+        reading.join(timeout=20)
+        assert not reading.is_alive()
