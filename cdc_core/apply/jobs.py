@@ -11,6 +11,7 @@ import os
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -48,6 +49,21 @@ ANYWHERE: Mapping[str, str] = {
     "spark.sql.catalogImplementation": "in-memory",
     "spark.sql.adaptive.coalescePartitions.parallelismFirst": "false",
 }
+
+
+def class_archive() -> Path:
+    """Where `python -m spark_jobs.archive` keeps the JVM's archive of Spark's classes."""
+    cache = os.environ.get("LOCKSTEP_CACHE") or Path.home() / ".cache" / "lockstep"
+    return Path(cache) / f"spark-{version('pyspark')}.jsa"
+
+
+def _local_conf() -> dict[str, str]:
+    # The interpreter that submits is the one whose packages the workers need.
+    conf = {**LOCAL_CONF, "spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+    archive = class_archive()
+    if archive.exists():
+        conf["spark.driver.extraJavaOptions"] += f" -XX:SharedArchiveFile={archive} -Xshare:auto"
+    return conf
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,8 +120,7 @@ def spark_job(
     in_bucket = pipeline.stage.uri.startswith("s3://")
     conf: dict[str, str] = dict(ANYWHERE)
     if local:
-        # The interpreter that submits is the one whose packages the workers need.
-        conf |= {**LOCAL_CONF, "spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
+        conf |= _local_conf()
     if in_bucket:
         conf |= _s3_conf(pipeline)
     conf |= pipeline.spark.conf

@@ -1,0 +1,71 @@
+"""The Spark jobs as plain data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_core.apply.jobs import JOBS, class_archive, spark_job
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import UsageError
+
+
+def pipeline(uri: str = "file:///stage", extra: str = "") -> Pipeline:
+    return parse(
+        f"""
+pipeline: shop
+sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "{uri}"{extra}}}
+meta: {{url: "sqlite:////m.db"}}
+spark: {{conf: {{spark.driver.memory: 3g}}}}
+targets: [{{name: shards, connections: ["env:T0", "airflow:t1"], tables: {{"*": {{database: "db"}}}}}}]
+""",
+        where="test",
+    )
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_a_job_names_a_file_that_exists_and_the_variables_its_driver_needs(name: str) -> None:
+    where = {"merge_set": "0"} if name == "merge" else {"target": "shards"}
+    job = spark_job(name, "runs/r/plan.json", Path("p.yaml"), pipeline(), **where)
+    assert Path(job.application).is_file()
+    assert job.arguments[:4] == ("--plan", "runs/r/plan.json", "--pipeline", "p.yaml")
+    assert job.environment == (() if name == "merge" else ("T0", "LOCKSTEP_CONN_T1"))
+    assert job.packages == ()
+    assert job.conf["spark.driver.memory"] == "3g"
+
+
+def test_a_bucket_brings_its_jars_and_no_key_stands_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
+    made = pipeline("s3://bucket/x", ', s3_endpoint: "http://127.0.0.1:9"')
+    job = spark_job("merge", "plan.json", Path("p.yaml"), made, merge_set="0")
+    command = " ".join(job.command("local[2]"))
+    assert "hadoop-aws" in command
+    assert "spark.hadoop.fs.s3a.connection.ssl.enabled=false" in command
+    assert "the-key" not in command
+    assert "the-secret" not in command
+    assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(job.environment)
+
+
+def test_a_job_without_its_set_or_target_is_a_usage_error() -> None:
+    for name in (*JOBS, "other"):
+        with pytest.raises(UsageError):
+            spark_job(name, "plan.json", Path("p.yaml"), pipeline())
+
+
+def test_the_class_archive_is_used_only_where_it_is_and_only_locally(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+
+    def options(*, local: bool) -> str:
+        job = spark_job("merge", "p", Path("p.yaml"), pipeline(), merge_set="0", local=local)
+        return job.conf.get("spark.driver.extraJavaOptions", "")
+
+    assert "SharedArchiveFile" not in options(local=True)
+    class_archive().touch()
+    assert f"-XX:SharedArchiveFile={class_archive()}" in options(local=True)
+    assert options(local=False) == ""
