@@ -7,6 +7,7 @@ import os
 import signal
 import sqlite3
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -29,6 +30,7 @@ sources:
 tables: {{include: ['{database}\\..*']}}
 stage: {{uri: "file://{folder}/stage"}}
 meta: {{url: "sqlite:///{folder}/meta.db"}}
+{more}
 limits: {{lease_s: 5, batch_rows: {batch_rows}}}
 airflow: {{sensor: {mode}, poke_interval_s: 1, retry_delay_s: 1}}
 """
@@ -47,34 +49,47 @@ class Line:
     def dag_id(self) -> str:
         return f"cdc_{self.name}"
 
-    def start(self, window_end: datetime) -> subprocess.Popen[str]:
-        return subprocess.Popen(
-            airflow_command(
-                ["dags", "test", self.dag_id, "--conf", json.dumps({"window_end": window_end.isoformat()})]
-            ),
-            env=self.environ,
-            cwd=REPOSITORY,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
+    def start(self, window_end: datetime) -> subprocess.Popen[bytes]:
+        """`airflow dags test` of a run up to a moment; its output goes to a file, which takes it without waiting."""
+        with open(self.folder / "airflow.log", "wb") as output:
+            return subprocess.Popen(
+                airflow_command(["dags", "test", self.dag_id, "--conf", json.dumps({"window_end": str(window_end)})]),
+                env=self.environ,
+                cwd=REPOSITORY,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def output(self) -> str:
+        return (self.folder / "airflow.log").read_text(errors="replace")
 
     def run(self, window_end: datetime) -> str:
         """One run of the DAG up to a moment; its output. Fails when the run fails."""
-        process = self.start(window_end)
-        output, _ = process.communicate(timeout=240)
-        assert process.returncode == 0, output[-6000:]
-        assert set(self.states()["extract"]) == {"success"}, output[-6000:]
-        return output
+        assert self.start(window_end).wait(timeout=240) == 0, self.output[-6000:]
+        assert set(self.states()["extract"]) == {"success"}, self.output[-6000:]
+        return self.output
+
+    def manifests(self) -> list[Path]:
+        return sorted((self.folder / "stage").glob("manifests/*/*.json"))
+
+    def wait_for(self, condition: Callable[[], bool], process: subprocess.Popen[bytes], *, alive: bool = True) -> None:
+        deadline_s = time.monotonic() + 120
+        while not condition():
+            assert not alive or process.poll() is None, f"ended with {process.returncode}: {self.output[-6000:]}"
+            assert time.monotonic() < deadline_s, f"waited in vain: {self.output[-6000:]}"
+            time.sleep(0.1)
 
     def _ask(self, query: str) -> list[tuple[Any, ...]]:
         with closing(sqlite3.connect(self.home / "airflow.db")) as database:
             return database.execute(query, (self.dag_id,)).fetchall()
 
     def states(self) -> dict[str, list[str]]:
+        """Of the latest run's tasks, by task id."""
         found: dict[str, list[str]] = {}
-        for task_id, state in self._ask("SELECT task_id, state FROM task_instance WHERE dag_id = ?"):
+        latest = "SELECT dag_id, run_id FROM dag_run WHERE dag_id = ? ORDER BY id DESC LIMIT 1"
+        states = f"SELECT task_id, state FROM task_instance JOIN ({latest}) USING (dag_id, run_id)"
+        for task_id, state in self._ask(states):
             found.setdefault(task_id, []).append(state)
         return found
 
@@ -85,7 +100,7 @@ class Line:
     def staged(self, column: str) -> list[int]:
         """Values of a column in all that the manifests name, in no order."""
         values: list[int] = []
-        for manifest in (self.folder / "stage" / "manifests").rglob("*.json"):
+        for manifest in self.manifests():
             for part in json.loads(manifest.read_text())["parts"]:
                 table = pyarrow.dataset.dataset(self.folder / "stage" / part["path"]).to_table(columns=[column])
                 values += table.column(column).to_pylist()
@@ -96,7 +111,7 @@ class Line:
 def line(
     request: pytest.FixtureRequest, airflow_home: Path, source_database: Any, pipelines: Path, tmp_path: Path
 ) -> Callable[..., Line]:
-    def make(name: str, *, mode: str = "poke", batch_rows: int = 1_000_000) -> Line:
+    def make(name: str, *, mode: str = "poke", batch_rows: int = 1_000_000, more: str = "") -> Line:
         with source_database.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
             cursor.execute("SHOW MASTER STATUS")
             file, offset = cursor.fetchone()[:2]
@@ -109,6 +124,7 @@ def line(
                 folder=tmp_path,
                 batch_rows=batch_rows,
                 mode=mode,
+                more=more,
             )
         )
         environ = {**os.environ, f"AIRFLOW_CONN_{name.upper()}": source_database.server.url}
@@ -150,70 +166,86 @@ def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
 
 
 @pytest.mark.slow
-def test_a_window_that_is_staged_does_not_touch_the_source(line: Callable[..., Line], source_database: Any) -> None:
-    run = line("again")
-    fill(source_database, 10)
+def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_skipped(
+    line: Callable[..., Line], source_database: Any
+) -> None:
+    """No Spark, as there are no rows; then no connection to the source, as its window is staged."""
+    target = '  - {name: main, connections: ["airflow:again"], tables: {"*": {}}}'
+    run = line("again", more=f"targets:\n{target}\nspark: {{connection: spark_default}}")
+    fill(source_database, 0)
     end = now()
     run.run(end)
+    tasks = ["extract", "plan", "merge", "to_main.filter", "to_main.write", "to_main.quality", "to_main.commit"]
+    assert run.states() == {task: ["success"] for task in tasks}
+    committed = next(value for task, _, value in run.xcoms() if task == "to_main.commit")
+    assert (committed["batches"] > 0, committed["tables"]) == (True, [])
+
     run.environ["AIRFLOW_CONN_AGAIN"] = "mysql://nobody:nothing@127.0.0.1:1"
     output = run.run(end)
     assert "the source is not asked" in output
-    assert sorted(run.staged("id")) == list(range(10))
+    assert "every staged batch in reach is consumed already" in output
+    assert run.states() == {task: ["success" if task in tasks[:2] else "skipped"] for task in tasks}
+
+
+@contextmanager
+def writing(source_database: Any) -> Iterator[list[int]]:
+    """Commits one row after another while the block runs; the list holds their numbers."""
+    source_database.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, v INT)")
+    done: list[int] = []
+    stop = threading.Event()
+
+    def write() -> None:
+        with source_database.server.connect(source_database.name, autocommit=True) as connection:
+            while not stop.is_set():
+                connection.query(f"INSERT INTO t VALUES ({len(done)}, 1)")
+                done.append(len(done))
+                time.sleep(0.005)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield done
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextmanager
+def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.slow
 def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
     line: Callable[..., Line], source_database: Any
 ) -> None:
-    run = line("killed", batch_rows=500)
-    fill(source_database, 6_000)
-    process = run.start(now() + timedelta(minutes=10))
-    try:
-        wait_for(lambda: len(list((run.folder / "stage").glob("manifests/*/*.json"))) >= 3, process)
-    finally:
-        process.send_signal(signal.SIGKILL)
-        process.communicate()
-    durable = len(run.staged("id"))
-    assert durable > 0
-    fill(source_database, 200, first=6_000)
-    output = run.run(now())
-    assert "waiting" in output, "the dead process's lease has to run out first"
-    assert sorted(run.staged("id")) == list(range(6_200))
-
-
-@contextmanager
-def killed_at_the_end(process: subprocess.Popen[str]) -> Iterator[None]:
-    try:
-        yield
-    finally:
-        process.kill()
-        process.communicate()
+    run = line("killed", batch_rows=100)
+    with writing(source_database) as rows:
+        process = run.start(now() + timedelta(minutes=10))
+        with ended(process):
+            run.wait_for(lambda: len(run.manifests()) >= 3, process)
+        durable = run.staged("id")
+    assert 0 < len(durable) < len(rows)
+    run.run(now())
+    assert sorted(run.staged("id")) == rows
 
 
 @pytest.mark.slow
 def test_a_terminated_extract_gives_its_lease_back(line: Callable[..., Line], source_database: Any) -> None:
-    run = line("ended", batch_rows=500)
-    fill(source_database, 1_000)
-    process = run.start(now() + timedelta(minutes=10))
-    with killed_at_the_end(process):
-        wait_for(lambda: len(list((run.folder / "stage").glob("manifests/*/*.json"))) >= 1, process)
-        process.send_signal(signal.SIGTERM)
-        wait_for(lambda: holder(run) == "", process, alive=False)
+    run = line("ended", batch_rows=100)
+    with writing(source_database):
+        process = run.start(now() + timedelta(minutes=10))
+        with ended(process):
+            run.wait_for(lambda: len(run.manifests()) >= 1, process)
+            assert holder(run).startswith("cdc_ended/")
+            process.send_signal(signal.SIGTERM)
+            run.wait_for(lambda: holder(run) == "", process, alive=False)
 
 
 def holder(run: Line) -> str:
     with closing(sqlite3.connect(run.folder / "meta.db")) as database:
         return str(database.execute("SELECT holder FROM lease").fetchone()[0])
-
-
-def wait_for(condition: Callable[[], bool], process: subprocess.Popen[str], *, alive: bool = True) -> None:
-    deadline_s = time.monotonic() + 120
-    while not condition():
-        if alive and process.poll() is not None:
-            output, _ = process.communicate()
-            raise AssertionError(f"ended with {process.returncode}: {output[-6000:]}")
-        if time.monotonic() > deadline_s:
-            process.kill()
-            output, _ = process.communicate()
-            raise AssertionError(f"waited in vain: {output[-6000:]}")
-        time.sleep(0.2)
