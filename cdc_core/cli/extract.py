@@ -123,6 +123,8 @@ def extract_sources(
     errors: list[BaseException] = []
     stop = threading.Event()
     interrupted: BaseException | None = None
+    # Thread.join must not be interrupted: until Python 3.13 it then takes a running thread for an ended one.
+    ended = {name: threading.Event() for name in names}
     with Meta.open(pipeline.meta.url) as meta, _watch(output, names) as watch:
 
         def work(name: str) -> None:
@@ -139,14 +141,15 @@ def extract_sources(
             except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
                 errors.append(error)
                 stop.set()
+            finally:
+                ended[name].set()
 
-        threads = [threading.Thread(target=work, args=(name,), name=f"extract-{name}", daemon=True) for name in names]
-        for thread in threads:
-            thread.start()
-        while any(thread.is_alive() for thread in threads):
+        for name in names:
+            threading.Thread(target=work, args=(name,), name=f"extract-{name}", daemon=True).start()
+        while not all(one.is_set() for one in ended.values()):
             try:
-                for thread in threads:
-                    thread.join(timeout=0.2)
+                for one in ended.values():
+                    one.wait(timeout=0.2)
             except (KeyboardInterrupt, SystemExit) as signalled:
                 if interrupted is not None:
                     raise  # asked twice: the lease expires by itself
