@@ -1,9 +1,10 @@
-"""The errors that stop a stream because of what stands in the log. `where` is `source, file:offset`."""
+"""The errors that stop a stream: what stands in the log, or what the server says. `where` is `source, file:offset`."""
 
 from __future__ import annotations
 
 from cdc_core.binlog.events import Event, parse_incident, type_name
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.source.facts import DENIED
 
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:
@@ -92,4 +93,88 @@ def xa_unknown(xid: str, where: str) -> DataAtRisk:
         code="source.xa_unknown",
         remedy="find out which tables that transaction changed, start behind this position and take a full copy of "
         "them",
+    )
+
+
+def hole(what: str, where: str) -> DataAtRisk:
+    return DataAtRisk(
+        f"The log has a hole: {what}.",
+        where=where,
+        code="source.hole",
+        remedy="read the place with mysqlbinlog; if the file is whole, report this as a defect with the server's "
+        "version. Nothing behind the place was staged",
+    )
+
+
+def protocol(what: str, where: str) -> DataAtRisk:
+    return DataAtRisk(
+        f"The stream is not a binlog: {what}.",
+        where=where,
+        code="source.protocol",
+        remedy="check what stands between us and the server (a proxy does not pass replication on); if it is the "
+        "server itself, report its version",
+    )
+
+
+def connection_lost(why: str, where: str) -> RetryLater:
+    return RetryLater(
+        f"The stream of the log ended: {why}.",
+        where=where,
+        code="source.connection_lost",
+        remedy="nothing is lost; the next attempt goes on from the last durable position",
+    )
+
+
+_FATAL = 1236
+"""ER_MASTER_FATAL_ERROR_READING_BINLOG: one number for all that the dump thread cannot do; its text tells which."""
+
+
+def dump_error(number: int, text: str, where: str) -> LockstepError:
+    """What the server said instead of the log, or of an answer while the stream was opened."""
+    lower = text.lower()
+    if number in DENIED:
+        return Refused(
+            f"The account may not read the log: {text}.",
+            where=where,
+            code="source.missing_grant",
+            remedy="GRANT REPLICATION SLAVE ON *.* to the account on the source",
+        )
+    if number != _FATAL:
+        return connection_lost(text, where)
+    if "could not find first log" in lower or "purged" in lower:
+        return DataAtRisk(
+            f"The server no longer has the log from here on: {text}.",
+            where=where,
+            code="source.purged",
+            remedy="changes are lost to the log: take a new full copy and start behind it; keep the log longer "
+            "(binlog_expire_logs_seconds)",
+        )
+    if "> file size" in lower or "impossible position" in lower:
+        return DataAtRisk(
+            f"The log ends before this position: {text}.",
+            where=where,
+            code="source.position_beyond_end",
+            remedy="the server's log was reset or lost its end: compare SHOW BINARY LOGS with the position, then take "
+            "a new full copy",
+        )
+    if "same server_uuid/server_id" in lower or "same server-id" in lower or "same server_id" in lower:
+        return Refused(
+            f"Another replica came with our server_id: {text}.",
+            where=where,
+            code="source.server_id_taken",
+            remedy="give each replica and each source of a pipeline file a server_id of its own",
+        )
+    if "bogus data" in lower or "did not pass" in lower or "read past" in lower:
+        return DataAtRisk(
+            f"The server cannot read its log here: {text}.",
+            where=where,
+            code="source.bad_position",
+            remedy="if the position was given by hand, it must be where an event begins (SHOW BINLOG EVENTS); else the "
+            "file is damaged (mysqlbinlog --verify-binlog-checksum): take a new full copy",
+        )
+    return DataAtRisk(
+        f"The server stopped the stream: {text}.",
+        where=where,
+        code="source.dump_refused",
+        remedy="mend what the server's message names; nothing behind the position was staged",
     )

@@ -1,0 +1,246 @@
+"""Framing of a replication connection: packets, places in the log, checksums, and what must stop it."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc_core.binlog.events import HEADER_SIZE, Event, EventType
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.model.position import Position
+from cdc_core.source.frames import Frames
+
+ARTIFICIAL = 0x20
+
+
+def event(code: int, body: bytes, *, end: int = 0, flags: int = 0, timestamp: int = 5, checksum: bool = True) -> bytes:
+    size = HEADER_SIZE + len(body) + 4 * checksum
+    data = struct.pack("<IBIIIH", timestamp, code, 1, size, end & 0xFFFFFFFF, flags) + body
+    return data + struct.pack("<I", zlib.crc32(data)) if checksum else data
+
+
+def packet(payload: bytes, number: int = 0) -> bytes:
+    """Cut where the protocol cuts: after 2^24 - 1 bytes."""
+    out = b""
+    while True:
+        part, payload = payload[: (1 << 24) - 1], payload[(1 << 24) - 1 :]
+        out += len(part).to_bytes(3, "little") + bytes([number & 255]) + part
+        if len(part) < (1 << 24) - 1:
+            return out
+
+
+def ok(data: bytes) -> bytes:
+    return packet(b"\0" + data)
+
+
+def format_description(*, mariadb: bool = False, end: int = 0, checksum: bool = True) -> bytes:
+    version = b"11.4.5-MariaDB" if mariadb else b"9.7.4"
+    body = struct.pack("<H50sIB", 4, version, 0, 19) + bytes(171) + bytes([checksum])
+    return event(EventType.FORMAT_DESCRIPTION, body, end=end)
+
+
+def rotate(file: str, *, checksum: bool = True) -> bytes:
+    body = struct.pack("<Q", 4) + file.encode()
+    return event(EventType.ROTATE, body, flags=ARTIFICIAL, timestamp=0, checksum=checksum)
+
+
+class Wire:
+    """What a server sends from a position on."""
+
+    def __init__(self, start: Position, *, mariadb: bool = False, checksum: bool = True) -> None:
+        self.checksum = checksum
+        self.at = start.offset
+        self.data = ok(rotate(start.file))
+        description = format_description(mariadb=mariadb, checksum=checksum)
+        if start.offset == 4:
+            self.at += len(description)
+            description = format_description(mariadb=mariadb, end=self.at, checksum=checksum)
+        self.data += ok(description)
+
+    def send(self, code: int, body: bytes, *, says: bool = True, gap: int = 0) -> Wire:
+        self.at += gap + HEADER_SIZE + len(body) + 4 * self.checksum
+        self.data += ok(event(code, body, end=self.at if says else 0, checksum=self.checksum))
+        return self
+
+    def raw(self, data: bytes) -> Wire:
+        self.data += data
+        return self
+
+
+def places(events: list[Event]) -> list[tuple[str, int, int]]:
+    return [(found.file, found.start, found.header.type) for found in events]
+
+
+def read(start: Position, wire: Wire) -> list[Event]:
+    frames = Frames(start, "src")
+    found = frames.take(wire.data)
+    while frames.failed:
+        found += frames.take(b"")
+    return found
+
+
+def refused(start: Position, wire: Wire) -> LockstepError:
+    with pytest.raises(LockstepError) as raised:
+        read(start, wire)
+    return raised.value
+
+
+START = Position(0, "binlog.000007", 1000)
+
+
+@given(st.lists(st.tuples(st.sampled_from([2, 16, 30, 33]), st.binary(max_size=300)), max_size=8), st.data())
+@settings(max_examples=60, deadline=None)
+def test_events_come_whole_and_in_place_however_the_bytes_are_cut(
+    sent: list[tuple[int, bytes]], data: st.DataObject
+) -> None:
+    wire = Wire(START)
+    for code, body in sent:
+        wire.send(code, body)
+    frames = Frames(START, "src")
+    found: list[Event] = []
+    rest = wire.data
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        found += frames.take(rest[:size])
+        rest = rest[size:]
+    assert [(one.header.type, one.body) for one in found] == sent
+    at = START.offset
+    for one in found:
+        assert one.start == at
+        at += one.header.length
+    assert frames.offset == at
+
+
+@pytest.mark.parametrize(
+    "size", [(1 << 24) - 30, (1 << 24) - 25, (1 << 24) - 24, (1 << 24) + 5, 2 * ((1 << 24) - 1) - 24]
+)
+def test_an_event_of_many_packets_is_joined_even_when_the_last_one_is_empty(size: int) -> None:
+    body = bytes(size)
+    found = read(START, Wire(START).send(30, body).send(16, b"after"))
+    assert [(len(one.body), one.start) for one in found] == [(size, 1000), (5, 1000 + size + 23)]
+
+
+def test_the_files_first_event_takes_its_place_only_when_the_stream_begins_with_it() -> None:
+    assert places(read(START, Wire(START).send(16, b"x"))) == [(START.file, 1000, 16)]
+    begin = Position(0, START.file, 4)
+    found = places(read(begin, Wire(begin).send(16, b"x")))
+    assert found[0] == (START.file, 4, EventType.FORMAT_DESCRIPTION)
+    assert found[1][1] > 100
+
+
+def test_places_go_on_where_the_headers_32_bits_wrap() -> None:
+    begin = Position(0, START.file, (1 << 32) - 60)
+    wire = Wire(begin).send(16, b"x" * 10).send(16, b"y" * 10).send(16, b"z")
+    assert [one.start - (1 << 32) for one in read(begin, wire)] == [-60, -27, 6]
+
+
+def test_events_that_do_not_say_where_they_end_are_counted() -> None:
+    wire = Wire(START, mariadb=True).send(162, b"g" * 19).send(19, b"map", says=False).send(16, b"xid")
+    assert [one.start for one in read(START, wire)] == [1000, 1042, 1068]
+
+
+def test_a_log_without_checksums_is_read() -> None:
+    wire = Wire(START, checksum=False).send(16, b"x").send(16, b"y")
+    assert [one.body for one in read(START, wire)] == [b"x", b"y"]
+
+
+@pytest.mark.parametrize("checksum", [True, False])
+def test_a_change_of_file_without_a_rotation_is_told(checksum: bool) -> None:
+    wire = Wire(START).send(16, b"x").raw(ok(rotate("binlog.000008", checksum=checksum)))
+    wire.raw(ok(format_description(end=4 + len(format_description()))))
+    found = read(START, wire)
+    assert places(found)[1:] == [("", -1, EventType.ROTATE), ("binlog.000008", 4, EventType.FORMAT_DESCRIPTION)]
+
+
+def test_heartbeats_are_no_events_of_the_log() -> None:
+    beat = event(EventType.HEARTBEAT, b"binlog.000007", end=1000, timestamp=0)
+    assert [one.body for one in read(START, Wire(START).raw(ok(beat)).send(16, b"x"))] == [b"x"]
+
+
+def test_a_hole_stops_at_the_place_and_what_came_before_it_is_handed_on() -> None:
+    frames = Frames(START, "src")
+    assert [one.body for one in frames.take(Wire(START).send(16, b"x").send(16, b"y", gap=40).data)] == [b"x"]
+    with pytest.raises(DataAtRisk) as raised:
+        frames.take(b"")
+    assert raised.value.code == "source.hole"
+    assert f"{START.file}:1024" in raised.value.where
+
+
+def test_an_event_that_comes_twice_is_a_hole_too() -> None:
+    again = event(16, b"x", end=1024)
+    assert refused(START, Wire(START).send(16, b"x").raw(ok(again))).code == "source.hole"
+
+
+def test_a_bent_byte_stops() -> None:
+    wire = Wire(START).send(16, b"x" * 50)
+    wire.data = wire.data[:-20] + b"!" + wire.data[-19:]
+    assert refused(START, wire).code == "binlog.checksum"
+
+
+def test_an_event_that_is_shorter_than_it_says_stops() -> None:
+    data = event(16, b"x" * 50)
+    assert refused(START, Wire(START).raw(ok(data[:-3]))).code == "binlog.malformed"
+
+
+def test_a_place_that_the_dump_command_cannot_name_is_asked_for_from_the_files_begin() -> None:
+    frames = Frames(START, "src", max_dump_offset=500)
+    assert frames.offset == 4
+    begin = Position(0, START.file, 4)
+    wire = Wire(begin)
+    wire.send(16, bytes(1000 - wire.at - 23)).send(33, b"here").send(16, b"x")
+    assert places(frames.take(wire.data)) == [(START.file, 1000, 33), (START.file, 1027, 16)]
+
+
+def test_a_place_that_no_event_begins_at_stops() -> None:
+    frames = Frames(START, "src", max_dump_offset=500)
+    wire = Wire(Position(0, START.file, 4)).send(16, bytes(2000)).send(16, b"x")
+    with pytest.raises(DataAtRisk) as raised:
+        frames.take(wire.data)
+    assert raised.value.code == "source.bad_position"
+
+
+def test_the_end_of_the_log_ends_a_reader_that_does_not_wait() -> None:
+    frames = Frames(START, "src")
+    assert len(frames.take(Wire(START).send(16, b"x").raw(packet(b"\xfe\0\0\2\0")).data)) == 1
+    assert frames.ended
+
+
+@pytest.mark.parametrize(
+    ("number", "text", "kind", "code"),
+    [
+        (1236, "Could not find first log file name in binary log index file", DataAtRisk, "source.purged"),
+        (1236, "Cannot replicate because the source purged required binary logs.", DataAtRisk, "source.purged"),
+        (1236, "Client requested source to start replication from position > file size", DataAtRisk,
+         "source.position_beyond_end"),
+        (1236, "A replica with the same server_uuid/server_id as this replica has connected", Refused,
+         "source.server_id_taken"),
+        (1236, "bogus data in log event; the first event 'binlog.000001' at 4", DataAtRisk, "source.bad_position"),
+        (1236, "log event entry exceeded max_allowed_packet", DataAtRisk, "source.dump_refused"),
+        (1227, "Access denied; you need (at least one of) the REPLICATION SLAVE privilege(s)", Refused,
+         "source.missing_grant"),
+        (1927, "Connection was killed", RetryLater, "source.connection_lost"),
+        (1053, "Server shutdown in progress", RetryLater, "source.connection_lost"),
+    ],
+)  # fmt: skip
+def test_what_the_server_says_becomes_the_error_of_the_way_to_recover(
+    number: int, text: str, kind: type[LockstepError], code: str
+) -> None:
+    error = refused(START, Wire(START).raw(packet(b"\xff" + struct.pack("<H", number) + b"#HY000" + text.encode())))
+    assert (type(error), error.code) == (kind, code)
+    assert text in error.what
+
+
+@pytest.mark.parametrize("payload", [b"", b"\x01", b"\xfb" + b"x" * 30, b"\xfe" + b"x" * 30])
+def test_what_is_no_replication_stream_stops(payload: bytes) -> None:
+    assert refused(START, Wire(START).raw(packet(payload))).code == "source.protocol"
+
+
+def test_an_event_before_the_format_is_known_stops() -> None:
+    frames = Frames(START, "src")
+    with pytest.raises(DataAtRisk) as raised:
+        frames.take(ok(event(16, b"x", end=1024)))
+    assert raised.value.code == "source.protocol"
