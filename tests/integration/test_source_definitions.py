@@ -1,0 +1,87 @@
+"""Definitions as the server has them now: what can be captured, what cannot, and why; equal to what the log says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from cdc_core.source import server
+from cdc_core.source.definitions import survey, table_schema, table_schemas, unlogged_cascades
+from tests.integration.source_origin import Origin, fresh_name
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
+def any_server(request: pytest.FixtureRequest) -> object:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def origin(any_server: object) -> Iterator[Origin]:
+    name = fresh_name()
+    made = Origin(any_server, name)  # type: ignore[arg-type]
+    with made.control.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        yield made
+        cursor.execute(f"DROP DATABASE {name}")
+    made.control.close()
+
+
+def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: Origin) -> None:
+    origin.execute(
+        "CREATE TABLE good (b INT, a VARCHAR(9), c INT AS (b + 1), PRIMARY KEY (a, b))",
+        "CREATE TABLE by_unique (a INT NULL UNIQUE, b INT NOT NULL UNIQUE)",
+        "CREATE TABLE keyless (a INT, UNIQUE (a))",
+        "CREATE TABLE by_prefix (a VARCHAR(50) NOT NULL, UNIQUE (a(5)))",
+        "CREATE TABLE taken (id INT PRIMARY KEY, _cdc_seq INT)",
+        "CREATE VIEW seen AS SELECT 1 AS one",
+    )
+    found = {one.table: one for one in survey(origin.control, lambda database, table: database == origin.name)}
+    assert sorted(found) == ["by_prefix", "by_unique", "good", "keyless", "seen", "taken"]
+    assert [name for name, one in found.items() if not one.problem] == ["by_unique", "good"]
+    good = found["good"].schema
+    assert good is not None
+    assert good.key == ("a", "b")
+    assert [column.name for column in good.columns if column.generated] == ["c"]
+    unique = found["by_unique"].schema
+    assert unique is not None
+    assert unique.key == ("b",)
+    assert "key" in found["keyless"].problem
+    assert "key" in found["by_prefix"].problem
+    assert "_cdc_seq" in found["taken"].problem
+    assert (found["seen"].kind, found["seen"].schema) == ("view", None)
+    names = [schema.table for schema in table_schemas(origin.control, lambda database, _: database == origin.name)]
+    assert names == ["by_prefix", "by_unique", "good", "keyless", "taken"]
+
+
+def test_a_definition_read_from_the_server_is_the_one_that_the_log_gives(origin: Origin) -> None:
+    origin.execute(
+        "CREATE TABLE t (id BIGINT UNSIGNED, part VARCHAR(9) CHARACTER SET latin1 NOT NULL, flag TINYINT(1), "
+        "price DECIMAL(9,3), at DATETIME(6), kind ENUM('a','b''c'), tags SET('x','y'), body JSON, raw VARBINARY(8), "
+        "twice INT AS (flag * 2) STORED, y YEAR, bits BIT(5), PRIMARY KEY (part, id))"
+    )
+    start = origin.end()
+    origin.execute("INSERT INTO t (id, part) VALUES (1, 'p')")
+    (block,) = [block for block in origin.drain(start) if block.tables]
+    assert block.tables[0].schema == table_schema(origin.control, origin.name, "t")
+
+
+def test_a_table_that_is_not_there_has_no_definition(origin: Origin) -> None:
+    assert table_schema(origin.control, origin.name, "nothing") is None
+
+
+def test_foreign_keys_that_change_rows_without_row_events_are_told_where_the_server_does_not_log_them(
+    origin: Origin,
+) -> None:
+    origin.execute(
+        "CREATE TABLE parent (id INT PRIMARY KEY)",
+        "CREATE TABLE child (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)",
+        "CREATE TABLE strict (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id))",
+        "INSERT INTO parent VALUES (1), (2)", "INSERT INTO child VALUES (1, 1), (2, 1), (3, 2)",
+    )  # fmt: skip
+    start = origin.end()
+    origin.execute("DELETE FROM parent WHERE id = 1")
+    logged = {part.schema.table for block in origin.drain(start) for part in block.tables} == {"parent", "child"}
+    told = unlogged_cascades(origin.control, lambda database, _: database == origin.name, server.facts(origin.control))
+    assert bool(told) != logged
+    assert [line for line in told if "child" not in line] == []

@@ -1,0 +1,91 @@
+"""Requirements: each is broken by exactly one fact, and refused by the function that `lockstep check` calls too."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc_core.config import Source
+from cdc_core.errors import Refused
+from cdc_core.source import server
+from cdc_core.source.facts import Grants, Replica, ServerFacts, parse_grants
+
+SOURCE = Source(name="shop", connection="env:X", server_id=77)
+GOOD = ServerFacts(
+    version="9.7.4", flavor="mysql", identity="uuid", server_id=1, log_bin=True, binlog_format="ROW", row_image="FULL",
+    row_metadata="FULL", checksum="CRC32", retention_s=0, gtid_mode="ON", logs_replicated=True, is_replica=False,
+    filters=(), clock_us=1, grants=Grants(frozenset({"ALL PRIVILEGES"}), ("*.*",)), replicas=(),
+)  # fmt: skip
+
+
+def broken(known: ServerFacts) -> list[str]:
+    """Codes of all requirements that these facts break."""
+    codes = []
+    for _, requirement in server.PREFLIGHT:
+        try:
+            requirement(known, SOURCE)
+        except Refused as error:
+            codes.append(error.code)
+    return codes
+
+
+def test_a_good_server_breaks_nothing_and_gets_no_advice() -> None:
+    assert broken(GOOD) == []
+    assert [advise(GOOD) for advise in server.ADVICE] == [None, None, None]
+
+
+@pytest.mark.parametrize(
+    ("change", "code"),
+    [
+        ({"log_bin": False}, "source.log_off"),
+        ({"binlog_format": "MIXED"}, "source.binlog_format"),
+        ({"row_image": "MINIMAL"}, "source.row_image"),
+        ({"row_image": "NOBLOB"}, "source.row_image"),
+        ({"row_image": "FULL_NODUP"}, "source.row_image"),
+        ({"filters": ("binlog-ignore-db=shop",)}, "source.log_filter"),
+        ({"is_replica": True, "logs_replicated": False}, "source.replica_updates"),
+        ({"server_id": 77}, "source.server_id_taken"),
+        ({"replicas": (Replica(77, "db2", 3306),)}, "source.server_id_taken"),
+        ({"grants": Grants(frozenset({"REPLICATION SLAVE"}), ("shop.*",))}, "source.missing_grant"),
+        ({"grants": Grants(frozenset({"REPLICATION CLIENT"}), ("shop.*",))}, "source.missing_grant"),
+        ({"grants": Grants(frozenset({"REPLICATION CLIENT", "REPLICATION SLAVE"}), ())}, "source.missing_grant"),
+    ],
+)
+def test_each_requirement_is_broken_by_its_fact_alone(change: dict[str, Any], code: str) -> None:
+    assert broken(replace(GOOD, **change)) == [code]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"logs_replicated": False}, {"is_replica": None, "logs_replicated": False},
+        {"replicas": (Replica(77, "lockstep-shop", 0), Replica(78, "db2", 3306))},
+        {"grants": Grants(frozenset({"BINLOG MONITOR", "REPLICATION SLAVE"}), ("shop.*",))},
+    ],
+)  # fmt: skip
+def test_what_is_all_right_is_not_refused(change: dict[str, Any]) -> None:
+    assert broken(replace(GOOD, **change)) == []
+
+
+@pytest.mark.parametrize("change", [{"row_metadata": "MINIMAL"}, {"retention_s": 3600}, {"checksum": "NONE"}])
+def test_advice_is_given_for_what_is_not_refused(change: dict[str, Any]) -> None:
+    assert [bool(advise(replace(GOOD, **change))) for advise in server.ADVICE].count(True) == 1
+
+
+def test_grants_are_read_from_the_lines_of_show_grants() -> None:
+    grants = parse_grants([
+        "GRANT USAGE ON *.* TO `cdc`@`%`",
+        "GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO `cdc`@`%` REQUIRE SSL",
+        "GRANT SELECT, INSERT (`a`, `b`) ON `shop`.* TO `cdc`@`%`",
+        "GRANT SELECT ON `o``dd`.`t` TO `cdc`@`%`",
+        "GRANT BACKUP_ADMIN ON *.* TO `cdc`@`%` WITH GRANT OPTION",
+        "GRANT `reader`@`%` TO `cdc`@`%`",
+        "GRANT EXECUTE ON PROCEDURE `shop`.`p` TO `cdc`@`%`",
+    ])  # fmt: skip
+    assert grants.has("REPLICATION SLAVE")
+    assert grants.has("REPLICATION CLIENT")
+    assert not grants.has("SELECT")
+    assert grants.select_on == ("shop.*", "odd.t")
+    assert parse_grants(["GRANT ALL PRIVILEGES ON *.* TO `root`@`%` WITH GRANT OPTION"]).has("ANYTHING")
