@@ -172,6 +172,19 @@ def test_a_statement_instead_of_rows_stops_with_its_text_and_place(origin: Origi
     assert start.position.file in error.where
 
 
+def test_whole_transactions_before_what_stops_the_stream_are_handed_on(origin: Origin) -> None:
+    start = origin.end()
+    origin.execute("INSERT INTO t VALUES (1, 'a')")
+    good = origin.end().position
+    with origin.session() as run:
+        run("SET SESSION binlog_format = STATEMENT", "INSERT INTO t VALUES (2, 'b')")
+    got = []
+    with origin.stream(start) as stream:
+        error_of(DataAtRisk, "source.statement_dml", lambda: [got.append(b) for b in stream.blocks(lambda: False)])
+        assert stream.position == good
+    assert [row["id"] for b in got for part in b.tables for row in part.rows.to_pylist()] == [1]
+
+
 def test_a_statement_on_tables_that_are_not_captured_passes_but_not_through_a_trigger(origin: Origin) -> None:
     origin.execute("CREATE TABLE log_of_t (id INT)", "CREATE TABLE quiet (id INT)")
     include = [rf"{origin.name}\.t"]

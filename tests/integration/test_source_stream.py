@@ -11,7 +11,7 @@ import pytest
 
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.source import dump
+from cdc_core.source import dump, server
 from cdc_core.source.gtid_sets import advanced
 from cdc_core.source.start import find_start
 from tests.integration.source_origin import (
@@ -216,6 +216,18 @@ def test_an_xa_transaction_prepared_before_the_stream_began_is_found_in_the_log(
     late, whole = origin.drain(start), origin.drain(whole_from)
     assert changes_of(late) == changes_of(whole)
     assert [row["name"] for b in late for part in b.tables for row in part.rows.to_pylist()] == ["xa"]
+
+
+def test_commit_times_are_those_of_the_servers_clock(origin: Origin) -> None:
+    origin.execute(*TABLES)
+    before_us, start = server.now_us(origin.control), origin.end()
+    origin.execute("INSERT INTO customer VALUES (1, 'a', 1, NULL)")
+    after_us = server.now_us(origin.control)
+    (block,) = [block for block in origin.drain(start) if block.tables]
+    (moment_us,) = block.tables[0].rows.column("_cdc_ts").cast("int64").to_pylist()
+    # MariaDB's log knows whole seconds only.
+    assert before_us - (before_us % 1_000_000 if origin.mariadb else 0) <= moment_us <= after_us
+    assert moment_us in block.entries.commit_ts_us
 
 
 def test_tables_without_transactions_and_loads_from_files_are_read(origin: Origin, tmp_path: Path) -> None:

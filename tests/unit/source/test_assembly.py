@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import struct
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
-from cdc_core.binlog.events import EventType
+from cdc_core.binlog.events import Event, EventType, Header
+from cdc_core.binlog.gtid import parse_gtid
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
@@ -399,3 +401,25 @@ def test_a_captured_table_with_a_reserved_column_is_refused() -> None:
     with pytest.raises(Refused) as raised:
         log.event(EventType.TABLE_MAP, body)
     assert raised.value.code == "schema.reserved_column"
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+@pytest.mark.parametrize("code", [EventType.GTID, EventType.ANONYMOUS_GTID])
+def test_the_short_way_through_a_mysql_gtid_reads_what_the_long_way_reads(code: EventType, replicated: bool) -> None:
+    moment = 1_795_260_391_484_877
+    times = struct.pack("<Q", moment | replicated << 55)[:7] + (
+        struct.pack("<Q", moment - 5)[:7] if replicated else b""
+    )
+    body = b"\1" + bytes(range(16)) + struct.pack("<qBqq", 7_000_000_001, 2, 3, 4) + times + b"\xfc\x10\x01"
+    log = Log()
+    log.event(code, body)
+    log.query("BEGIN")
+    log.rows(1)
+    log.commit()
+    (block,) = log.blocks()
+    header = Header(SECOND, code, 1, 0, 0, 0)
+    known = parse_gtid(Event(header, body))
+    assert known.immediate_commit_ts_us == moment
+    assert block.entries.commit_ts_us[0] == moment
+    assert block.entries.gtid[0].as_py() == known.text
+    assert (known.text == "") == (code == EventType.ANONYMOUS_GTID)
