@@ -41,9 +41,10 @@ $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 	@$(VENV)/bin/uv pip install --quiet --python $(PY) --no-deps -e .
 	@touch $@
 
-# Compiled kernels are cached on disk, so that no first run waits for the compiler.
+# Compiled kernels and the JVM's archive of Spark's classes are kept on disk, so that no run waits for them.
 $(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py)
-	@if [ -f cdc_core/binlog/warm.py ]; then $(PY) -m cdc_core.binlog.warm; fi
+	@$(PY) -m cdc_core.binlog.warm
+	@$(PY) -m spark_jobs.archive
 	@touch $@
 
 servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests and benchmarks

@@ -114,7 +114,7 @@ class Extractor:
         lease = self._meta.acquire_lease(source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s)
         opened.callback(self._release, lease)
         stored = recover(self._meta, store, lease)
-        start = find_start(source, self._control, stored)
+        start = find_start(source, self._control, stored, server=address)
         if stored is None:
             log.info("%s: starting at %s", source.name, start.position)
             # Kept at once: "latest" must mean the same moment after a crash.

@@ -34,7 +34,8 @@ HALF_TAKES_S = 20
 
 TASK_LINE = re.compile(r"task_id=(\w+)")
 
-console = Console(highlight=False)
+# Where the output goes to a file, its tables still want room.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def main() -> int:

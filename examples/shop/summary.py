@@ -9,7 +9,7 @@ import pymysql
 from rich.console import Console
 from rich.table import Table
 
-from cdc_core.meta import LedgerRow, Meta
+from cdc_core.meta import LedgerRow, Meta, RunRow
 from cdc_core.stage.manifest import chain, verify
 from cdc_core.stage.objects import open_store
 from cdc_core.windows import from_us
@@ -41,14 +41,15 @@ def show(
         "Transactions at the shop: " + ", ".join(f"{kind} {count:,}" for kind, count in shop.done.most_common())
     )
     with Meta.open(place.meta_url) as meta:
-        status = meta.status(PIPELINE)
-    ledgers = [row for run in reversed(status.runs) for row in status.ledgers if row.entry.run_id == run.run_id]
+        runs = meta.status(PIPELINE).runs[::-1]
+        accounts = [(run, meta.ledger(run.run_id)) for run in runs]
+    ledgers = [row for _, rows in accounts for row in rows]
     checks = {
         "the stage verifies: files, sizes, checksums, no gap in positions": _staged(console, place),
         "every ledger adds up": bool(ledgers) and not any(row.entry.problems() for row in ledgers),
         "running the first interval again changed no row of the target": unchanged,
     }
-    console.print(_ledger_table(ledgers))
+    console.print(_ledger_table(accounts))
     comparisons = compare(source, target)
     console.print(_comparison_table(comparisons))
     checks["source and target are equal, row by row, in all columns"] = all(
@@ -84,7 +85,7 @@ def _staged(console: Console, place: Place) -> bool:
         table.add_column(column, justify="right")
     for batch in chain(store, SOURCE):
         table.add_row(
-            f"{from_us(batch.window_start_us):%H:%M} to {from_us(batch.window_end_us):%H:%M}",
+            _window(batch.window_start_us, batch.window_end_us),
             str(batch.begin.position),
             str(batch.end.position),
             f"{batch.events:,}",
@@ -100,25 +101,31 @@ def _staged(console: Console, place: Place) -> bool:
     return not problems and table.row_count > 0
 
 
-def _ledger_table(ledgers: list[LedgerRow]) -> Table:
-    columns = ("staged rows", "key changes", "winners", "superseded", "written", "stale", "already absent")
-    table = Table(title="Ledgers: staged + key changes = winners + superseded", title_justify="left")
-    table.add_column("run")
+def _ledger_table(accounts: list[tuple[RunRow, tuple[LedgerRow, ...]]]) -> Table:
+    title = "Ledgers: staged + key changes = winners + superseded; winners = written + stale + absent"
+    table = Table(title=title, title_justify="left")
+    table.add_column("run of")
     table.add_column("table")
-    for column in columns:
+    for column in ("staged", "key changes", "winners", "superseded", "written", "stale", "absent"):
         table.add_column(column, justify="right")
     table.add_column("adds up")
-    for row in ledgers:
-        entry = row.entry
-        figures = (
-            entry.staged_rows, entry.key_changes, entry.winners, entry.superseded, entry.written, entry.stale,
-            entry.absent,
-        )  # fmt: skip
-        table.add_row(
-            entry.run_id, entry.table, *(f"{figure:,}" for figure in figures),
-            "; ".join(entry.problems()) or "[green]yes[/]",
-        )  # fmt: skip
+    for run, rows in accounts:
+        name = _window(*run.window) if run.window else run.run_id
+        if not rows:
+            table.add_row(name, "nothing left to apply", style="dim")
+        for row in rows:
+            entry = row.entry
+            figures = (
+                entry.staged_rows, entry.key_changes, entry.winners, entry.superseded, entry.written, entry.stale,
+                entry.absent,
+            )  # fmt: skip
+            problems = "; ".join(entry.problems())
+            table.add_row(name, entry.table, *(f"{figure:,}" for figure in figures), problems or "[green]yes[/]")
     return table
+
+
+def _window(start_us: int, end_us: int) -> str:
+    return f"{from_us(start_us):%H:%M} to {from_us(end_us):%H:%M}"
 
 
 def _comparison_table(comparisons: list[TableComparison]) -> Table:
