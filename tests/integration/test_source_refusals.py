@@ -124,6 +124,23 @@ def server_processes(origin: Origin) -> Any:
         return run("SHOW PROCESSLIST")
 
 
+def test_a_server_that_was_killed_and_started_again_is_read_on_into_its_next_file(origin: Origin) -> None:
+    start = origin.end()
+    with origin.stream(start) as stream:
+        origin.execute("INSERT INTO t VALUES (1, 'a')")
+        got = read_to(stream, origin.end().position)
+        origin.sql.kill()
+        error_of(RetryLater, "source.connection_lost", lambda: list(stream.blocks(lambda: False)))
+        reached = stream.position
+    origin.sql.restart()
+    origin.execute("INSERT INTO t VALUES (2, 'b')")
+    stored = Checkpoint(reached, server=server.facts(origin.control).identity)
+    assert find_start(origin.source(), origin.control, stored) == stored
+    got += origin.drain(stored)
+    assert got[-1].end.file != start.position.file
+    assert [row["id"] for b in got for part in b.tables for row in part.rows.to_pylist()] == [1, 2]
+
+
 def test_a_server_that_hangs_is_noticed(origin: Origin) -> None:
     pid = origin.sql.pid
     assert pid is not None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+import ssl
 from collections.abc import Iterator
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 
@@ -216,6 +218,21 @@ def test_an_xa_transaction_prepared_before_the_stream_began_is_found_in_the_log(
     late, whole = origin.drain(start), origin.drain(whole_from)
     assert changes_of(late) == changes_of(whole)
     assert [row["name"] for b in late for part in b.tables for row in part.rows.to_pylist()] == ["xa"]
+
+
+def test_the_stream_runs_over_tls(origin: Origin) -> None:
+    origin.execute(*TABLES)
+    start = origin.end()
+    workload(origin, 30)
+    data = origin.sql.directory
+    authority = next(iter(sorted(data.rglob("ca.pem"))), None) or next(data.rglob("server-cert.pem"))
+    plain = origin.address()
+    secured = replace(plain, ssl={"ssl_ca": str(authority), "ssl_verify_identity": False})
+    with origin.stream(start, address=secured) as stream:
+        assert stream._reader is not None
+        assert isinstance(stream._reader._socket, ssl.SSLSocket)
+        blocks = read_to(stream, origin.end().position)
+    assert changes_of(blocks) == changes_of(origin.drain(start))
 
 
 def test_commit_times_are_those_of_the_servers_clock(origin: Origin) -> None:
