@@ -53,12 +53,6 @@ class DrainResult:
     watermark_us: int
 
 
-def already_staged(meta: Meta, source: str, until_us: int) -> bool:
-    """Whether everything committed before `until_us` is staged, as meta says: the source need not be asked."""
-    checkpoint = meta.checkpoint(source)
-    return checkpoint is not None and checkpoint.watermark_us >= until_us
-
-
 def default_holder() -> str:
     """`host:pid`: who holds a lease, for the message to the one who wants it."""
     return f"{socket.gethostname()}:{os.getpid()}"

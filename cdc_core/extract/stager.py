@@ -11,9 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater
@@ -22,6 +24,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Checkpoint
 from cdc_core.ring import AckPoint
+from cdc_core.source.gtid_sets import advanced
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.writer import BatchWriter
@@ -73,6 +76,7 @@ class Stager:
         self._opened_s = time.monotonic()
         self._inside_transaction = False
         self._last_point: AckPoint | None = None
+        self._gtids: list[pa.StringArray] = []
 
     @property
     def inside_transaction(self) -> bool:
@@ -122,6 +126,7 @@ class Stager:
         last = len(block.entries) - 1
         self._inside_transaction = block.entries.kind[last] == EntryKind.PART
         self._last_point = AckPoint(block.end.file, block.end.offset, int(block.entries.commit_ts_us[last]))
+        self._gtids.append(block.entries.gtid)
         self.reached = replace(self.reached, position=block.end, watermark_us=watermark_us)
 
     def _full(self) -> bool:
@@ -154,9 +159,16 @@ class Stager:
         Raises RetryLater (extract.chain_moved) when another writer took this batch's place in the chain.
         """
         assert not self._inside_transaction, "a batch holds whole transactions only"
-        end = replace(self.reached, watermark_us=max(self.reached.watermark_us, watermark_us))
+        end = replace(
+            self.reached,
+            gtid_set=advanced(self.reached.gtid_set, chain.from_iterable(part.to_pylist() for part in self._gtids)),
+            watermark_us=max(self.reached.watermark_us, watermark_us),
+        )
         manifest = None
         if self._writer is not None and end.position > self.durable.position:
+            if not self._writer.rows and end.watermark_us:
+                # A stretch without rows belongs to the window that its end completes.
+                self._writer.window = max(self._window, self._windows.containing(end.watermark_us - 1))
             manifest = self._commit_batch(self._writer, end)
         elif end.watermark_us > self.durable.watermark_us:
             self._meta.advance_watermark(self._lease, end)
@@ -165,6 +177,7 @@ class Stager:
             self._acknowledge(self._last_point)
             self._last_point = None
         self._writer = None
+        self._gtids.clear()
         if end.watermark_us >= self._window[1]:
             self._window = self._windows.containing(end.watermark_us)
         return manifest

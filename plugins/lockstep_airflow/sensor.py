@@ -95,20 +95,19 @@ class ExtractSensor(BaseSensorOperator):
         return PokeReturnValue(result.done, _counts(self.source, result) if result.done else None)
 
     def _staged_already(self, pipeline: Pipeline, until_us: int) -> dict[str, Any] | None:
-        from cdc_core.extract import already_staged
         from cdc_core.meta import Meta
 
         with Meta.open(pipeline.meta.url, upgrade=True) as meta:
-            if not already_staged(meta, self.source, until_us):
-                return None
             checkpoint = meta.checkpoint(self.source)
+        if checkpoint is None or checkpoint.watermark_us < until_us:
+            return None
         return {
             "source": self.source,
             "already_staged": True,
             "rows": 0,
             "batches": 0,
-            "position": str(checkpoint.position) if checkpoint else "",
-            "watermark_us": checkpoint.watermark_us if checkpoint else 0,
+            "position": str(checkpoint.position),
+            "watermark_us": checkpoint.watermark_us,
         }
 
     def _start(self, pipeline: Pipeline, context: Context) -> Extractor:

@@ -15,9 +15,11 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 import cdc_core.extract
+from cdc_core import config
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.extract import DrainResult, Staged
-from cdc_core.model.position import Position
+from cdc_core.meta import Meta
+from cdc_core.model.position import Checkpoint, Position
 from lockstep_airflow.sensor import ExtractSensor
 
 HELD = RetryLater("Held by another.", code="meta.lease_held", remedy="wait")
@@ -151,9 +153,13 @@ def test_a_termination_leaves_by_way_of_closing_and_only_while_something_is_open
 
 
 def test_a_dry_run_and_a_staged_window_do_not_open_the_source(
-    extraction: Extraction, sensor: Any, context: Any, monkeypatch: pytest.MonkeyPatch
+    extraction: Extraction, sensor: Any, context: Any
 ) -> None:
     assert sensor("poke").poke({**context, "params": {"dry_run": True}}).xcom_value["dry_run"] is True
-    monkeypatch.setattr(cdc_core.extract, "already_staged", lambda meta, source, until_us: until_us == 1795240800000000)
-    assert sensor("poke").poke(context).xcom_value["already_staged"] is True
+    task = sensor("poke")
+    url = config.load(Path(task.file)).meta.url
+    with Meta.open(url, upgrade=True) as meta:
+        lease = meta.acquire_lease("shop_db", "shop", "an extractor before", ttl_s=60)
+        meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=1795240800000000))
+    assert task.poke(context).xcom_value["already_staged"] is True
     assert extraction.holders == []

@@ -143,6 +143,20 @@ def test_a_batch_without_rows_still_stands_in_the_chain_when_the_position_moved(
     assert house.meta.checkpoint("shop") == Checkpoint(at(1), watermark_us=NOON + MINUTE)
 
 
+def test_a_batch_without_rows_belongs_to_the_window_that_its_end_completes(house):
+    house.stager.add(block([Made(kind=PASSED)], START), now_us=LATER)
+    manifest = house.stager.commit(watermark_us=NOON + 5 * MINUTE)
+    assert (manifest.window_start_us, manifest.window_end_us) == (NOON + 4 * MINUTE, NOON + 5 * MINUTE)
+
+
+def test_the_checkpoint_keeps_the_gtids_that_were_passed(house):
+    house.stager.add(
+        block([Made([row(1)], ts=NOON, gtid="0-1-7"), Made([row(2)], ts=NOON, gtid="0-1-8")], START), now_us=LATER
+    )
+    house.stager.commit()
+    assert house.meta.checkpoint("shop").gtid_set == "0-1-8"
+
+
 def test_where_the_position_did_not_move_only_the_watermark_does(house):
     assert house.stager.commit(watermark_us=NOON + MINUTE) is None
     assert house.batches == []
