@@ -151,6 +151,7 @@ class Stager:
             self.commit()
         elif self._last_point is not None:
             self._acknowledge(self._last_point)
+            self._last_point = None
 
     def commit(self, *, watermark_us: int = 0) -> Manifest | None:
         """Make all that was added durable; `watermark_us` says how far the source is known to be complete.

@@ -1,0 +1,286 @@
+"""The extractor on a real MariaDB: fences, budgets, crashes between the durable steps, and leases."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+
+import pyarrow.compute as pc
+import pytest
+
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.reader import changes, table_state
+
+HOUR = 3_600_000_000
+
+
+@dataclass(frozen=True)
+class Line:
+    """A pipeline on a database of the shared server, with its stage and meta."""
+
+    pipeline: Pipeline
+    meta: Meta
+    store: ObjectStore
+    environ: dict[str, str]
+    execute: Callable[..., None]
+
+    def extractor(self, **options: object) -> Extractor:
+        return Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ, **options)
+
+    def drain(self):
+        with self.extractor() as extractor:
+            return extractor.drain()
+
+    @property
+    def chain(self) -> list:
+        return list(manifests.chain(self.store, "shop"))
+
+    def ids(self) -> list[int]:
+        """Every staged change's id in order; a change staged twice stands twice."""
+        rows = changes(self.store, self.chain, "t")
+        order = pc.sort_indices(rows, sort_keys=[("_cdc_seq", "ascending"), ("_cdc_row", "ascending")])
+        return rows.take(order)["id"].to_pylist()
+
+
+@pytest.fixture
+def make_line(source_database, tmp_path) -> Callable[..., Line]:
+    opened: list[Meta] = []
+
+    def make(*, start: str | None = None, limits: str = "", more_tables: str = "") -> Line:
+        server = source_database.server
+        with server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW MASTER STATUS")
+            file, offset = cursor.fetchone()[:2]
+        text = f"""
+            pipeline: shop
+            schedule: "0 * * * *"
+            sources:
+              - name: shop
+                connection: env:SOURCE
+                server_id: 77
+                start: {start or f"{{position: {{file: {file}, offset: {offset}}}}}"}
+                heartbeat_s: 1
+                read_timeout_s: 5
+            tables: {{include: ['{source_database.name}\\..*'] {more_tables}}}
+            routes: [{{match: '{source_database.name}\\.(.*)', to: '\\1'}}]
+            stage: {{uri: {(tmp_path / "stage").as_uri()}}}
+            meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+            limits: {{lease_s: 5, {limits}}}
+            """
+        pipeline = parse(text, where="test")
+        (tmp_path / "shop.yaml").write_text(text)
+        opened.append(Meta.open(pipeline.meta.url))
+        environ = {"SOURCE": server.url}
+        return Line(pipeline, opened[-1], open_store(pipeline.stage.uri), environ, source_database.execute)
+
+    yield make
+    for meta in opened:
+        meta.close()
+
+
+TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v INT)"
+
+
+def test_a_drain_to_now_stages_everything_up_to_the_servers_position(make_line):
+    line = make_line()
+    line.execute(
+        TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)", "UPDATE t SET v = 9 WHERE id = 2", "DELETE FROM t WHERE id = 1"
+    )
+    before_us = time.time_ns() // 1000
+    result = line.drain()
+    assert result.done
+    assert result.staged.rows == 4
+    assert result.watermark_us >= before_us
+    state = table_state(line.store, line.chain, "t").select(["id", "v"]).to_pylist()
+    assert state == [{"id": 2, "v": 9}]
+
+
+def test_drains_one_after_the_other_stage_each_change_once(make_line):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.drain()
+    line.execute("INSERT INTO t VALUES (2, 1)")
+    line.drain()
+    line.drain()
+    assert line.ids() == [1, 2]
+    assert manifests.verify(line.store, "shop", deep=True) == []
+
+
+def test_before_the_interval_is_over_the_drain_is_not_done_and_keeps_what_it_read(make_line):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    with line.extractor() as extractor:
+        until_us = time.time_ns() // 1000 + HOUR
+        for _ in range(30):
+            result = extractor.drain(until_us=until_us, budget_s=0.5)
+            assert not result.done
+        line.execute("INSERT INTO t VALUES (2, 1)")
+        assert extractor.drain().done
+    assert line.ids() == [1, 2]
+
+
+def test_an_interval_in_the_past_is_complete_at_the_fence(make_line):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    now_us = time.time_ns() // 1000
+    with line.extractor() as extractor:
+        result = extractor.drain(until_us=now_us - HOUR)
+    assert result.done
+    assert line.meta.watermark(["shop"]) >= now_us - HOUR
+
+
+def test_a_transaction_larger_than_the_ring_is_staged_whole(make_line):
+    line = make_line(limits="ring_items: 16, ring_mib: 1")
+    line.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(900))",
+        "INSERT INTO t SELECT seq, REPEAT('x', 900) FROM seq_1_to_20000",
+    )
+    line.drain()
+    batches = [batch for batch in line.chain if batch.rows]
+    assert [(batch.rows, batch.transactions) for batch in batches] == [(20000, 1)]
+
+
+def test_the_first_position_is_kept_before_anything_was_staged(make_line):
+    line = make_line(start="latest")
+    with line.extractor():
+        pass
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.drain()
+    assert line.ids() == [1]
+
+
+@pytest.mark.parametrize("step", ["manifest", "meta", "acknowledge"])
+def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twice(make_line, monkeypatch, step):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
+
+    def broken(*_: object, **__: object) -> None:
+        raise RetryLater("The test pulled the plug.", code="test.plug", remedy="go on")
+
+    with monkeypatch.context() as patch:
+        if step == "manifest":
+            patch.setattr(manifests, "commit", broken)
+        elif step == "meta":
+            patch.setattr(line.meta, "commit_batch", broken)
+        else:
+            patch.setattr("cdc_core.ring.Ring.ack", broken)
+        with pytest.raises(RetryLater, match="plug"):
+            line.drain()
+    line.execute("INSERT INTO t VALUES (3, 3)")
+    line.drain()
+    assert line.ids() == [1, 2, 3]
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    known = {batch.batch_id for batch in line.meta.batches("shop")}
+    assert known == {batch.batch_id for batch in line.chain}
+
+
+WORKER = """
+import sys
+from pathlib import Path
+from cdc_core.config import load
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+pipeline = load(Path(sys.argv[1]))
+with Meta.open(pipeline.meta.url) as meta, Extractor(pipeline, "shop", meta=meta) as extractor:
+    print("open", flush=True)
+    while True:
+        extractor.drain()
+"""
+
+
+def test_kill_9_at_random_moments_of_a_busy_stream_loses_nothing_and_stages_nothing_twice(make_line, tmp_path):
+    line = make_line(limits="batch_rows: 50")
+    line.execute(TABLE)
+    inserted = 0
+    for pause_s in (0.0, 0.05, 0.15, 0.3):
+        worker = subprocess.Popen(
+            [sys.executable, "-c", WORKER, str(tmp_path / "shop.yaml")],
+            env={**os.environ, **line.environ},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        with worker, worker.stdout as said:
+            # A killed holder's lease must expire first: the worker then fails, and the next one is started.
+            if said.readline().strip() == "open":
+                for _ in range(40):
+                    inserted += 1
+                    line.execute(f"INSERT INTO t VALUES ({inserted}, 0)")
+                time.sleep(pause_s)
+            worker.send_signal(signal.SIGKILL)
+        time.sleep(5.2)
+    line.drain()
+    assert inserted > 40
+    assert line.ids() == list(range(1, inserted + 1))
+    assert manifests.verify(line.store, "shop", deep=True) == []
+
+
+def test_while_one_extractor_holds_a_source_another_is_told_to_come_later(make_line):
+    line = make_line()
+    with line.extractor(holder="first"), pytest.raises(RetryLater, match="first") as caught, line.extractor():
+        pass
+    assert caught.value.code == "meta.lease_held"
+
+
+def test_an_extractor_renews_its_lease_for_as_long_as_it_is_open(make_line):
+    line = make_line()
+    with line.extractor(holder="first") as extractor:
+        time.sleep(7)
+        with pytest.raises(RetryLater), line.extractor():
+            pass
+        assert extractor.drain().done
+
+
+def test_an_error_in_the_log_comes_after_everything_before_it_is_staged(make_line):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)", "TRUNCATE TABLE t", "INSERT INTO t VALUES (2, 1)")
+    with pytest.raises(DataAtRisk, match="TRUNCATE"):
+        line.drain()
+    assert line.ids() == [1]
+
+
+def test_an_unlogged_change_that_is_recorded_stands_in_the_manifest(make_line):
+    line = make_line(more_tables=", on_unlogged_change: record")
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)", "TRUNCATE TABLE t", "INSERT INTO t VALUES (2, 1)")
+    line.drain()
+    assert line.ids() == [1, 2]
+    assert any("needs re-sync" in note for batch in line.chain for note in batch.notes)
+
+
+def test_a_meta_that_forgot_what_the_stage_holds_is_refused(make_line, tmp_path):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.drain()
+    with closing(Meta.open(f"sqlite:///{tmp_path}/other.db")) as empty:
+        other = Line(line.pipeline, empty, line.store, line.environ, line.execute)
+        with pytest.raises(Refused) as caught:
+            other.drain()
+    assert caught.value.code == "extract.meta_behind"
+
+
+def test_a_server_that_goes_away_is_a_reason_to_come_later_and_loses_nothing(make_line, source_database):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+
+    def drain_until_it_fails() -> None:
+        with line.extractor() as extractor:
+            source_database.server.kill()
+            while True:
+                extractor.drain(budget_s=0.2)
+
+    with pytest.raises(LockstepError) as caught:
+        drain_until_it_fails()
+    source_database.server.restart()
+    assert caught.value.retriable, caught.value
+    line.drain()
+    assert line.ids() == [1]
