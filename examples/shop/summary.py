@@ -15,6 +15,7 @@ from cdc_core.stage.objects import open_store
 from cdc_core.windows import from_us
 from examples.shop.compare import TableComparison, compare
 from examples.shop.place import PIPELINE, Place
+from examples.shop.tables import SHARD_DATABASES, SHARD_TABLES
 
 if TYPE_CHECKING:
     from examples.shop.workload import Shop
@@ -80,8 +81,8 @@ def _staged(console: Console, place: Place) -> bool:
     store = open_store(place.stage_uri)
     table = Table(title="Staged batches", title_justify="left")
     for column in ("window", "from", "to"):
-        table.add_column(column)
-    for column in ("binlog events", "transactions", "changes", "files", "KiB"):
+        table.add_column(column, no_wrap=True)
+    for column in ("events", "transactions", "changes", "files", "KiB"):
         table.add_column(column, justify="right")
     for batch in chain(store, SOURCE):
         table.add_row(
@@ -112,7 +113,7 @@ def _ledger_table(accounts: list[tuple[RunRow, tuple[LedgerRow, ...]]]) -> Table
     for run, rows in accounts:
         name = _window(*run.window) if run.window else run.run_id
         if not rows:
-            table.add_row(name, "nothing left to apply", style="dim")
+            table.add_row(name, "(nothing new)", style="dim")
         for row in rows:
             entry = row.entry
             figures = (
@@ -130,14 +131,18 @@ def _window(start_us: int, end_us: int) -> str:
 
 def _comparison_table(comparisons: list[TableComparison]) -> Table:
     table = Table(title="Source against target, by checksum of all columns of each row", title_justify="left")
-    for column in ("table", "source rows", "target rows", "differing", "rows per shard"):
-        table.add_column(column, justify="left" if column in ("table", "rows per shard") else "right")
+    table.add_column("table")
+    for column in ("source rows", "target rows", "differing"):
+        table.add_column(column, justify="right")
+    shards = [f"shop_{database}.*_{number}" for database in range(SHARD_DATABASES) for number in range(SHARD_TABLES)]
+    for shard in shards:
+        table.add_column(shard, justify="right")
     for one in comparisons:
         table.add_row(
             one.table,
             f"{one.source_rows:,}",
             f"{one.target_rows:,}",
             f"[green]{one.differing}[/]" if one.differing == 0 else f"[red]{one.differing:,}[/]",
-            "  ".join(f"{shard} {rows:,}" for shard, rows in one.shards.items()),
+            *(f"{rows:,}" for rows in one.shards.values()),
         )
     return table
