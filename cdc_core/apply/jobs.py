@@ -21,18 +21,21 @@ from cdc_core.errors import UsageError
 
 JOBS = ("merge", "filter", "write", "quality")
 
-_S3_PACKAGES = (
+S3_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.4.2",
     "software.amazon.awssdk:s3:2.29.52",
     "software.amazon.awssdk:s3-transfer-manager:2.29.52",
     "software.amazon.awssdk:apache-client:2.29.52",
 )
-_S3_EXCLUDED = (
+S3_EXCLUDED = (
     "software.amazon.awssdk:bundle",
     "org.apache.hadoop:hadoop-common",
     "software.amazon.awssdk:netty-nio-client",
 )
 """14 MB of jars instead of 600: the bundle has every AWS service, and pyspark ships hadoop-common."""
+
+_OWN_JARS = ("spark.jars", "spark.jars.packages")
+"""A pipeline whose spark.conf has one of these brings what its stage needs itself."""
 
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
@@ -53,8 +56,20 @@ ANYWHERE: Mapping[str, str] = {
 
 def class_archive() -> Path:
     """Where `python -m spark_jobs.archive` keeps the JVM's archive of Spark's classes."""
-    cache = os.environ.get("LOCKSTEP_CACHE") or Path.home() / ".cache" / "lockstep"
-    return Path(cache) / f"spark-{version('pyspark')}.jsa"
+    return _cache() / f"spark-{version('pyspark')}.jsa"
+
+
+def s3_jars() -> Path:
+    """Where `python -m examples.sandbox fetch spark-s3` keeps the jars of S3_PACKAGES.
+
+    Without it spark-submit resolves them itself at each start, by the user's Ivy cache or the network: seconds more,
+    and two applications that start at once with an empty cache disturb each other.
+    """
+    return _cache() / "maven" / f"spark-s3-{S3_PACKAGES[0].rpartition(':')[2]}"
+
+
+def _cache() -> Path:
+    return Path(os.environ.get("LOCKSTEP_CACHE") or Path.home() / ".cache" / "lockstep")
 
 
 def _local_conf() -> dict[str, str]:
@@ -70,14 +85,15 @@ def _local_conf() -> dict[str, str]:
 class SparkJob:
     """One spark-submit.
 
-    application: path of the Python file. packages, excluded: Maven coordinates. environment: names of the
-    variables that the driver needs, each set in the submitting process.
+    application: path of the Python file. jars: files. packages, excluded: Maven coordinates. environment: names of
+    the variables that the driver needs, each set in the submitting process.
     """
 
     name: str
     application: str
     arguments: tuple[str, ...]
     conf: Mapping[str, str]
+    jars: tuple[str, ...]
     packages: tuple[str, ...]
     excluded: tuple[str, ...]
     environment: tuple[str, ...]
@@ -87,6 +103,8 @@ class SparkJob:
         options = ["--master", master, "--name", self.name]
         for key, value in self.conf.items():
             options += ["--conf", f"{key}={value}"]
+        if self.jars:
+            options += ["--jars", ",".join(self.jars)]
         if self.packages:
             options += ["--packages", ",".join(self.packages), "--exclude-packages", ",".join(self.excluded)]
         return [spark_submit, *options, self.application, *self.arguments]
@@ -128,13 +146,21 @@ def spark_job(
     environment = tuple(dict.fromkeys(variable_of(reference) for reference in references))
     if in_bucket:
         environment += tuple(name for name in _AWS_VARIABLES if name in os.environ)
+    jars: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+    excluded: tuple[str, ...] = ()
+    if in_bucket and not conf.keys() & set(_OWN_JARS):
+        jars = tuple(str(jar) for jar in sorted(s3_jars().glob("*.jar")))
+        if not jars:
+            packages, excluded = S3_PACKAGES, S3_EXCLUDED
     return SparkJob(
         f"lockstep-{pipeline.pipeline}-{name}",
         _application(name),
         tuple(arguments),
         conf,
-        _S3_PACKAGES if in_bucket else (),
-        _S3_EXCLUDED if in_bucket else (),
+        jars,
+        packages,
+        excluded,
         environment,
     )
 

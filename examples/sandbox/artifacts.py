@@ -12,6 +12,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from cdc_core.apply.jobs import S3_EXCLUDED, S3_PACKAGES, s3_jars
 from examples.sandbox.cache import SandboxError, cache_dir, cached
 
 
@@ -42,6 +43,11 @@ def fetch(artifact: Artifact) -> Path:
     return cached(f"maven/{artifact.name}-{artifact.version}", lambda into: _retrieve(artifact, into))
 
 
+def fetch_spark_s3() -> Path:
+    """The folder with the jars by which Spark reads and writes a bucket, from the cache or the network."""
+    return cached(f"maven/{s3_jars().name}", _retrieve_spark_s3)
+
+
 def java() -> str:
     """The `java` of JAVA_HOME or PATH."""
     home = os.environ.get("JAVA_HOME")
@@ -62,18 +68,40 @@ def _ivy_jar() -> Path:
     return jars[0]
 
 
+def _retrieve_spark_s3(into: Path) -> None:
+    needed = "".join(
+        '<dependency org="{}" name="{}" rev="{}" conf="default->default"/>'.format(*one.split(":"))
+        for one in S3_PACKAGES
+    )
+    excluded = "".join('<exclude org="{}" module="{}"/>'.format(*one.split(":")) for one in S3_EXCLUDED)
+    with tempfile.TemporaryDirectory(prefix=".ivy-", dir=cache_dir()) as folder:
+        asked = Path(folder) / "ivy.xml"
+        asked.write_text(
+            '<ivy-module version="2.0"><info organisation="lockstep" module="spark-s3"/>'
+            '<configurations><conf name="default"/></configurations>'
+            f"<dependencies>{needed}{excluded}</dependencies></ivy-module>"
+        )
+        print(f"fetching {S3_PACKAGES[0]} and what it needs (14 MB)", file=sys.stderr, flush=True)
+        _ivy(["-ivy", str(asked)], into, S3_PACKAGES[0])
+
+
 def _retrieve(artifact: Artifact, into: Path) -> None:
     coordinates = f"{artifact.group}:{artifact.name}:{artifact.version}"
     patience = ", many small files, a few minutes" if artifact.transitive else ""
     print(f"fetching {coordinates} ({artifact.size_mb} MB{patience})", file=sys.stderr, flush=True)
+    asked = ["-dependency", artifact.group, artifact.name, artifact.version]
+    _ivy(asked + ([] if artifact.transitive else ["-notransitive"]), into, coordinates)
+
+
+def _ivy(asked: list[str], into: Path, coordinates: str) -> None:
+    """Retrieves what is asked for. Raises SandboxError unless the jar of the coordinates came."""
     # Ivy locks nothing in its cache: a cache of one's own per download lets two of them run at once.
     with tempfile.TemporaryDirectory(prefix=".ivy-", dir=cache_dir()) as ivy_cache:
-        command = [java(), "-jar", str(_ivy_jar()), "-cache", ivy_cache, "-confs", "default"]
-        command += ["-dependency", artifact.group, artifact.name, artifact.version]
-        command += [] if artifact.transitive else ["-notransitive"]
+        command = [java(), "-jar", str(_ivy_jar()), "-cache", ivy_cache, "-confs", "default", *asked]
         command += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
         done = subprocess.run(command, capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
-    if done.returncode != 0 or not (into / f"{artifact.name}-{artifact.version}.jar").exists():
+    _, name, version = coordinates.split(":")
+    if done.returncode != 0 or not (into / f"{name}-{version}.jar").exists():
         said = "\n".join(line[:300] for line in (done.stdout + done.stderr).splitlines() if line.strip(" ."))
         raise SandboxError(
             f"{coordinates} could not be downloaded. Check the network (a proxy is given to Java by "

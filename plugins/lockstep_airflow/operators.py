@@ -217,6 +217,7 @@ class SparkJobOperator(_RunOperator):
             conn_id=self.connection,
             name=job.name,
             conf=dict(job.conf),
+            jars=",".join(job.jars) or None,
             packages=",".join(job.packages) or None,
             exclude_packages=",".join(job.excluded) or None,
             application_args=list(job.arguments),

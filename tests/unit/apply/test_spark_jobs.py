@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.apply.jobs import JOBS, class_archive, spark_job
+from cdc_core.apply.jobs import JOBS, class_archive, s3_jars, spark_job
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import UsageError
 
@@ -37,7 +37,10 @@ def test_a_job_names_a_file_that_exists_and_the_variables_its_driver_needs(name:
     assert job.conf["spark.driver.memory"] == "3g"
 
 
-def test_a_bucket_brings_its_jars_and_no_key_stands_in_the_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bucket_brings_its_jars_and_no_key_stands_in_the_settings(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "the-key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "the-secret")
     made = pipeline("s3://bucket/x", ', s3_endpoint: "http://127.0.0.1:9"')
@@ -48,6 +51,24 @@ def test_a_bucket_brings_its_jars_and_no_key_stands_in_the_settings(monkeypatch:
     assert "the-key" not in command
     assert "the-secret" not in command
     assert {"AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"} <= set(job.environment)
+
+
+def test_jars_that_were_fetched_are_used_as_they_are_and_a_pipeline_may_bring_its_own(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_CACHE", str(tmp_path))
+    s3_jars().mkdir(parents=True)
+    jars = (s3_jars() / "a.jar", s3_jars() / "b.jar")
+    for jar in jars:
+        jar.touch()
+    made = pipeline("s3://bucket/x")
+    job = spark_job("merge", "p", Path("p.yaml"), made, merge_set="0")
+    assert (job.jars, job.packages) == (tuple(str(jar) for jar in jars), ())
+    assert f"--jars {jars[0]},{jars[1]}" in " ".join(job.command("local[2]"))
+    assert spark_job("merge", "p", Path("p.yaml"), pipeline(), merge_set="0").jars == ()
+    own = made.model_copy(update={"spark": made.spark.model_copy(update={"conf": {"spark.jars.packages": "g:a:1"}})})
+    job = spark_job("merge", "p", Path("p.yaml"), own, merge_set="0")
+    assert (job.jars, job.packages) == ((), ())
 
 
 def test_a_job_without_its_set_or_target_is_a_usage_error() -> None:
