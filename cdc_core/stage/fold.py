@@ -26,12 +26,16 @@ _TYPES = {
     pa.string(): "VARCHAR", pa.binary(): "BLOB", pa.list_(pa.float32()): "FLOAT[]",
 }  # fmt: skip
 
+_PLACE = "({of}_cdc_seq::HUGEINT * 9223372036854775808 + {of}_cdc_row)"
+"""Seq and row as one number: both have up to 63 bits."""
+
 _AFTER_LITERAL = (
-    "map_from_entries(list_filter(map_entries(_cdc_literal), lambda e: NOT starts_with(e.key, '_before.')))"
+    "map_from_entries(list_filter(map_entries(_cdc_literal), "
+    "lambda _lockstep_e: NOT starts_with(_lockstep_e.key, '_before.')))"
 )
 _BEFORE_LITERAL = (
-    "map_from_entries([{'key': e.key[9:], 'value': e.value} FOR e IN map_entries(_cdc_literal)"
-    " IF starts_with(e.key, '_before.')])"
+    "map_from_entries([{'key': _lockstep_e.key[9:], 'value': _lockstep_e.value} "
+    "FOR _lockstep_e IN map_entries(_cdc_literal) IF starts_with(_lockstep_e.key, '_before.')])"
 )
 
 
@@ -167,12 +171,13 @@ def _keyed_sql(changes: str, folded: Folded) -> str:
     old_keys = ", ".join(f"{value} AS {key}" for value, key in zip(old, keys, strict=True))
     moved = " OR ".join(f"{a} IS DISTINCT FROM {b}" for a, b in zip(new, old, strict=True))
     key_list = ", ".join(keys)
-    place = "_cdc_seq::HUGEINT * 4294967296 + _cdc_row"
+    place = _PLACE.format(of="")
     kept = ""
     if folded.truncated:
         kept = (
-            "WHERE NOT EXISTS (SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source"
-            " AND t._lockstep_table = e._lockstep_table AND t.place >= e.place)"
+            "WHERE NOT EXISTS (SELECT 1 FROM truncates AS _lockstep_t"
+            " WHERE _lockstep_t._cdc_source = _lockstep_e._cdc_source"
+            " AND _lockstep_t._lockstep_table = _lockstep_e._lockstep_table AND _lockstep_t.place >= _lockstep_e.place)"
         )
     last = "per_source"
     across = ""
@@ -182,7 +187,7 @@ def _keyed_sql(changes: str, folded: Folded) -> str:
   SELECT {key_list}, arg_max(_cdc_source, {{'a': ts, 'b': _cdc_source}}) AS _cdc_source,
          arg_max(gone, {{'a': ts, 'b': _cdc_source}}) AS gone, arg_max(place, {{'a': ts, 'b': _cdc_source}}) AS place
   FROM per_source GROUP BY {key_list})"""
-    columns = ", ".join(f"c.{quoted(field.name)}" for field in folded.columns)
+    columns = ", ".join(f"_lockstep_c.{quoted(field.name)}" for field in folded.columns)
     return f"""WITH changes AS ({changes}),
 truncates AS (
   SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
@@ -194,12 +199,12 @@ events AS (
   FROM changes WHERE _cdc_op = 'u' AND ({moved})),
 per_source AS (
   SELECT {key_list}, _cdc_source, max(place) AS place, arg_max(gone, place) AS gone, arg_max(ts, place) AS ts
-  FROM events AS e {kept} GROUP BY {key_list}, _cdc_source){across}
-SELECT {columns}, c._cdc_seq, c._cdc_ts, {_literal(folded)} AS _cdc_literal
-FROM changes AS c JOIN {last} AS w
-  ON c._cdc_source = w._cdc_source AND c._cdc_seq::HUGEINT * 4294967296 + c._cdc_row = w.place
-WHERE NOT w.gone AND c._cdc_op <> 't'
-ORDER BY {", ".join(f"c.{quoted(name)}" for name in folded.key)}"""
+  FROM events AS _lockstep_e {kept} GROUP BY {key_list}, _cdc_source){across}
+SELECT {columns}, _lockstep_c._cdc_seq, _lockstep_c._cdc_ts, {_literal(folded)} AS _cdc_literal
+FROM changes AS _lockstep_c JOIN {last} AS _lockstep_w
+  ON _lockstep_c._cdc_source = _lockstep_w._cdc_source AND {_PLACE.format(of="_lockstep_c.")} = _lockstep_w.place
+WHERE NOT _lockstep_w.gone AND _lockstep_c._cdc_op <> 't'
+ORDER BY {", ".join(f"_lockstep_c.{quoted(name)}" for name in folded.key)}"""
 
 
 def _literal(folded: Folded) -> str:
@@ -212,7 +217,7 @@ def _literal(folded: Folded) -> str:
 def _keyless_sql(changes: str, folded: Folded) -> str:
     new = ", ".join(quoted(field.name) for field in folded.columns)
     old = ", ".join(f"{_old(field.name)} AS {quoted(field.name)}" for field in folded.columns)
-    place = "_cdc_seq::HUGEINT * 4294967296 + _cdc_row"
+    place = _PLACE.format(of="")
     empty = "NULL::MAP(VARCHAR, VARCHAR)"
     after = f"coalesce({_AFTER_LITERAL}, MAP {{}})" if folded.literals else empty
     before = f"coalesce({_BEFORE_LITERAL}, MAP {{}})" if folded.literals else empty
@@ -223,9 +228,11 @@ def _keyless_sql(changes: str, folded: Folded) -> str:
 truncates AS (
   SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
 kept AS (
-  SELECT * FROM changes AS e WHERE _cdc_op <> 't' AND NOT EXISTS (
-    SELECT 1 FROM truncates AS t WHERE t._cdc_source = e._cdc_source AND t._lockstep_table = e._lockstep_table
-    AND t.place >= e._cdc_seq::HUGEINT * 4294967296 + e._cdc_row)),
+  SELECT * FROM changes AS _lockstep_e WHERE _cdc_op <> 't' AND NOT EXISTS (
+    SELECT 1 FROM truncates AS _lockstep_t
+    WHERE _lockstep_t._cdc_source = _lockstep_e._cdc_source
+    AND _lockstep_t._lockstep_table = _lockstep_e._lockstep_table
+    AND _lockstep_t.place >= {_PLACE.format(of="_lockstep_e.")})),
 moves AS (
   SELECT {new}, {after} AS _lockstep_lit, CASE WHEN _cdc_op = 'd' THEN -1 ELSE 1 END AS _lockstep_n, _cdc_seq, _cdc_ts
   FROM kept

@@ -151,10 +151,11 @@ def test_a_column_may_have_any_name(store, name, key):
     made = [
         Made([insert(1, schema=schema), insert(2, schema=schema), insert(3, schema=schema)]),
         Made([update((2, "n"), (4, "m"), schema), delete(3, schema=schema)]),
+        Made([Change(schema, "c", {name: 5, "note": None}, literal={"note": "kept verbatim"})]),
     ]
     batches = stage(store, made)
     state = table_state(store, batches, "shop.odd")
-    assert sorted(rows(state, name, "note")) == [(1, "n"), (4, "m")]
+    assert sorted(rows(state, name, "note")) == [(1, "n"), (4, "m"), (5, None)]
     assert rows(changes(store, batches, "shop.odd"), name)[3] == (4,)
 
 
