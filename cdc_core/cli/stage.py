@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.text import Text
 
 from cdc_core.cli.options import (
     DEFAULT_PIPELINES,
@@ -291,7 +292,15 @@ def sql(
     if len(set(columns)) < len(columns):  # to_pylist keeps one of the columns that share a name
         rows = [list(row) for row in zip(*(column.to_pylist() for column in answer.columns), strict=True)]
     numbers = {field.name for field in answer.schema if _is_number(str(field.type))}
-    Output(as_json).answer({"columns": columns, "rows": rows}, table("", columns, rows, numbers=numbers))
+    cells = [[_value(value) for value in row] for row in rows]
+    Output(as_json).answer({"columns": columns, "rows": rows}, table("", columns, cells, numbers=numbers))
+
+
+def _value(value: object) -> Text:
+    """A value of the answer as it is: no thousands are separated, NULL and '' are told apart, bytes are hexadecimal."""
+    if value is None:
+        return Text("NULL", style="dim")
+    return Text(f"0x{value.hex()}" if isinstance(value, bytes) else str(value))
 
 
 def _is_number(kind: str) -> bool:
