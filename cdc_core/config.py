@@ -155,8 +155,8 @@ class Tables(_Model):
     exclude: tuple[Pattern, ...] = Field((), description="regular expressions: none may match")
     on_unlogged_change: Literal["stop", "record"] = Field(
         "stop",
-        description="DDL that changes rows without row events (TRUNCATE, ADD COLUMN ... DEFAULT, ...): stop, or "
-        "record 'needs re-sync' in the manifest and go on",
+        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, cascading foreign keys of servers "
+        "that do not log them): stop, or record 'needs re-sync' in manifest or log and go on",
     )
 
 

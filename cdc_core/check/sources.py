@@ -13,7 +13,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
-from cdc_core.source.definitions import survey
+from cdc_core.source.definitions import require_logged_cascades, survey
 from cdc_core.source.start import find_start
 
 
@@ -84,6 +84,7 @@ def check_tables(
         findings.warn(subject, "no table matches tables.include yet", "those that appear and match will be captured")
     else:
         findings.ok(subject, f"{len(tables)} match")
+        _check_cascades(pipeline, source, connection, capture, findings)
     for one in tables:
         if one.schema is None:
             findings.warn(
@@ -96,3 +97,18 @@ def check_tables(
                 "give it a primary key, or name the key columns at the target (targets.*.tables.*.key)",
             )
     return [one.schema for one in tables if one.schema is not None]
+
+
+def _check_cascades(
+    pipeline: Pipeline, source: Source, connection: pymysql.Connection[Any], capture: Capture, findings: Findings
+) -> None:
+    subject, policy = f"source {source.name}: foreign keys", pipeline.tables.on_unlogged_change
+    let_pass = findings.attempt(
+        subject,
+        lambda: require_logged_cascades(
+            connection, capture.captures, server.facts(connection), source=source.name, on_unlogged_change=policy
+        ),
+        lambda found: "none changes captured rows unlogged" if not found else f"{len(found)} accepted",
+    )
+    for unlogged in let_pass or ():
+        findings.warn(subject, unlogged, "target and source will differ there until a re-sync")

@@ -29,6 +29,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
 from cdc_core.source import server
+from cdc_core.source.definitions import require_logged_cascades
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from cdc_core.stage.manifest import chain
@@ -101,7 +102,13 @@ class Extractor:
         address = connections.resolve(source.connection, self._environ)
         self._control = connections.connect(address, where=source.name)
         opened.callback(self._control.close)
-        server.require_all(self._control, source)
+        facts = server.require_all(self._control, source)
+        capture = Capture(pipeline.tables, pipeline.routes)
+        policy = pipeline.tables.on_unlogged_change
+        for unlogged in require_logged_cascades(
+            self._control, capture.captures, facts, source=source.name, on_unlogged_change=policy
+        ):
+            log.warning("%s: %s", source.name, unlogged)
         store = open_store(
             pipeline.stage.uri, s3_endpoint=pipeline.stage.s3_endpoint, s3_region=pipeline.stage.s3_region
         )
@@ -123,13 +130,12 @@ class Extractor:
             acknowledge=self._ring.ack,
         )  # fmt: skip
         opened.callback(self._stager.abort)
-        capture = Capture(pipeline.tables, pipeline.routes)
         stream = SourceStream(
             source,
             server=address,
             start=start,
             captures=capture.captures,
-            on_unlogged_change=pipeline.tables.on_unlogged_change,
+            on_unlogged_change=policy,
             limits=pipeline.limits,
         )
         opened.enter_context(stream)

@@ -176,7 +176,7 @@ CASCADES_LOGGED_SINCE = (9, 6)
 def unlogged_cascades(
     connection: pymysql.Connection, captures: Callable[[str, str], bool], server: ServerFacts
 ) -> tuple[str, ...]:
-    """Foreign keys that change rows of captured tables without row events, one line each for `check` and `init`."""
+    """Foreign keys that change rows of captured tables without row events, one line each."""
     if not server.mariadb and server.version_number >= CASCADES_LOGGED_SINCE:
         return ()
     found = []
@@ -185,6 +185,30 @@ def unlogged_cascades(
         if captures(database, table):
             found.append(
                 f"{database}.{table}: the foreign key {key} to {parent} (ON DELETE {on_delete}, ON UPDATE {on_update}) "
-                "changes rows that this server does not log: delete or change children by statements of their own"
+                "changes rows that this server does not log"
             )
     return tuple(found)
+
+
+def require_logged_cascades(
+    connection: pymysql.Connection,
+    captures: Callable[[str, str], bool],
+    server: ServerFacts,
+    *,
+    source: str,
+    on_unlogged_change: str,
+) -> tuple[str, ...]:
+    """What `on_unlogged_change: record` lets pass, one line for each foreign key; otherwise Refused.
+
+    Raises Refused (source.unlogged_cascades): changes would be missing from the staged files without a trace.
+    """
+    found = unlogged_cascades(connection, captures, server)
+    if found and on_unlogged_change == "stop":
+        raise Refused(
+            f"{len(found)} foreign key(s) change rows of captured tables without logging them: {'; '.join(found)}.",
+            where=source,
+            code="source.unlogged_cascades",
+            remedy="replace the cascade by statements of the application, exclude the child table, or accept it with "
+            "tables.on_unlogged_change: record",
+        )
+    return found

@@ -257,6 +257,21 @@ def test_an_unlogged_change_that_is_recorded_stands_in_the_manifest(make_line):
     assert any("needs re-sync" in note for batch in line.chain for note in batch.notes)
 
 
+CASCADE = """CREATE TABLE child (id INT PRIMARY KEY, t_id INT,
+    FOREIGN KEY by_t (t_id) REFERENCES t (id) ON DELETE CASCADE)"""
+
+
+def test_a_cascade_that_the_server_does_not_log_is_refused_unless_it_is_accepted(make_line):
+    line, lenient = make_line(), make_line(more_tables=", on_unlogged_change: record")
+    line.execute(TABLE, CASCADE, "INSERT INTO t VALUES (1, 1)", "INSERT INTO child VALUES (1, 1)")
+    with pytest.raises(Refused, match="ON DELETE CASCADE") as caught:
+        line.drain()
+    assert caught.value.code == "source.unlogged_cascades"
+    assert line.chain == []
+    lenient.drain()
+    assert line.ids() == [1]
+
+
 def test_a_meta_that_forgot_what_the_stage_holds_is_refused(make_line, tmp_path):
     line = make_line()
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
