@@ -74,7 +74,7 @@ format: setup ## let ruff mend what it can
 	@$(VENV)/bin/ruff check --fix $(LINTED)
 	@$(VENV)/bin/ruff format $(LINTED)
 
-types: setup ## mypy, strict, on cdc_core
+types: setup ## mypy, strict, on all but the tests
 	@$(VENV)/bin/mypy
 
 check-all: ## lint, types and test, as CI does

@@ -182,7 +182,7 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
 
 def moving_keys(job: Job, table: MergeTable) -> list[str]:
     """Shard keys of the targets that wait for this set, outside the table's key."""
-    found = {}
+    found: dict[str, None] = {}
     for one in job.plan.targets:
         if one.merge_set == job.merge_set.name:
             rule = job.pipeline.target(one.target).table(table.table)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ from typing import Any
 import great_expectations as gx
 import numpy as np
 import pyarrow as pa
+from great_expectations.data_context.types.base import ProgressBarsConfig
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
@@ -70,8 +71,8 @@ def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     return reduce(DataFrame.unionAll, parts) if parts else None
 
 
-def _comparer(destination: Destination) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def _comparer(destination: Destination) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
             for batch in batches:
                 shards = np.asarray(batch.column(SHARD))
@@ -95,7 +96,7 @@ def _comparer(destination: Destination) -> Callable[[Iterator[pa.RecordBatch]], 
 def judge(frame: DataFrame, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:
     """The verdict of a suite on a frame of about so many rows."""
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False, "metric_calculations": False}
+    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
     small = rows <= PANDAS_ROWS
     if small:
         source: Any = context.data_sources.add_pandas("rows")

@@ -51,6 +51,7 @@ def mysql_root() -> Path:
 
 def _find() -> _Installation:
     root = mysql_root()
+    command: tuple[str, ...]
     if (root / "usr/sbin/mysqld").exists():
         loader = next(root.glob("usr/lib*/ld-linux-*.so.*"), None)
         if loader is None:

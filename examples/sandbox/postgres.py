@@ -11,6 +11,7 @@ import subprocess
 import tarfile
 import zipfile
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -44,10 +45,12 @@ class Postgres:
         binaries = cls.fetch()
         place = Directory(directory, "postgres")
         try:
-            return cls(**_launch(binaries, place))
+            port, password, process = _launch(binaries, place)
         except BaseException:
             place.remove()
             raise
+        log = place.path / "server.log"
+        return cls(HOST, port, USER, password, place.path, log, process, place)
 
     @staticmethod
     def fetch() -> Path:
@@ -95,7 +98,8 @@ def _unpack(into: Path) -> None:
             tar.extractall(into, filter="tar")
 
 
-def _launch(binaries: Path, place: Directory) -> dict[str, object]:
+def _launch(binaries: Path, place: Directory) -> tuple[int, str, ServerProcess]:
+    """Port, password and process of a server that answers."""
     base, data, secret = place.path / "server", place.path / "data", place.path / "password"
     log = place.path / "server.log"
     if not base.exists():
@@ -118,7 +122,7 @@ def _launch(binaries: Path, place: Directory) -> dict[str, object]:
             [f"{base}/bin/postgres", "-D", str(data), "-p", str(port), *flags],
             directory=place,
             log=log,
-            ready=lambda port=port: _answers(port, password),
+            ready=partial(_answers, port, password),
             user=_UNPRIVILEGED,
             stop_signal=signal.SIGINT,  # SIGTERM would wait for every client to leave
         )
@@ -130,16 +134,7 @@ def _launch(binaries: Path, place: Directory) -> dict[str, object]:
             if attempt == _PORT_ATTEMPTS or not taken:
                 raise
             log.unlink()
-    return {
-        "host": HOST,
-        "port": port,
-        "user": USER,
-        "password": password,
-        "directory": place.path,
-        "log": log,
-        "_process": process,
-        "_directory": place,
-    }
+    return port, password, process
 
 
 def _give_away(directory: Path, data: Path, secret: Path) -> None:

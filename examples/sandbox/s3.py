@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
@@ -47,9 +48,7 @@ class S3Server:
             port = free_port()
             properties = _write_properties(place.path, port, secret)
             command = [java(), *_JVM, "-cp", f"{jars}/*", "org.gaul.s3proxy.Main", "--properties", str(properties)]
-            process = ServerProcess(
-                "the S3 server", command, directory=place, log=log, ready=lambda port=port: _answers(port)
-            )
+            process = ServerProcess("the S3 server", command, directory=place, log=log, ready=partial(_answers, port))
             try:
                 process.start()
                 break
