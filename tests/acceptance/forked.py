@@ -1,0 +1,55 @@
+"""Answers each line of stdin, a JSON of arguments, directory, environ, out and err, with the exit code of `lockstep`.
+
+Each command runs in a process of its own, forked from this one, which has loaded the program: loading takes longer
+than most commands do. Nothing of a command is left for the next.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import os
+import pkgutil
+import sys
+import threading
+from typing import Any
+
+import cdc_core
+from cdc_core.binlog.warm import warm
+from cdc_core.cli import main
+
+# Two that do something when imported, and the one that loads DuckDB, which reports frozen objects as leaks at exit.
+_LEFT = {"__main__", "migrations", "reader"}
+
+
+def load() -> None:
+    for module in pkgutil.walk_packages(cdc_core.__path__, "cdc_core."):
+        if not _LEFT & set(module.name.split(".")):
+            importlib.import_module(module.name)
+    warm()
+    gc.freeze()  # else the collector of each child would copy this process's memory by writing to it
+    assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"
+
+
+def become(order: dict[str, Any]) -> None:
+    """Runs the command, which leaves by SystemExit as it does when it is a program."""
+    os.chdir(order["directory"])
+    os.environ.clear()
+    os.environ.update(order["environ"])
+    for number, path in enumerate((os.devnull, order["out"], order["err"])):
+        descriptor = os.open(path, os.O_RDONLY if number == 0 else os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(descriptor, number)
+        os.close(descriptor)
+    sys.argv = ["lockstep", *order["arguments"]]
+    main()
+
+
+if __name__ == "__main__":
+    load()
+    while line := sys.stdin.readline():
+        child = os.fork()
+        if child == 0:
+            become(json.loads(line))
+        status = os.waitpid(child, 0)[1]
+        print(os.waitstatus_to_exitcode(status), flush=True)
