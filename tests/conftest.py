@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pytest
 
@@ -14,6 +17,9 @@ from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.postgres import Postgres
 from examples.sandbox.s3 import S3Server
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 _missing = pytest.StashKey[dict[str, str]]()
 
@@ -67,6 +73,24 @@ def postgres() -> Iterator[Postgres]:
     """A PostgreSQL: `postgres.url()` is a SQLAlchemy URL."""
     with Postgres.start() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """One Spark session for all tests, with the settings of a job on this machine: a JVM costs seconds."""
+    from pyspark.sql import SparkSession
+
+    from cdc_core.apply.jobs import ANYWHERE, local_conf
+    from spark_jobs.session import EXACT
+
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    builder = SparkSession.builder.master("local[2]").appName("tests")
+    conf = {**ANYWHERE, **local_conf(), **EXACT, "spark.sql.shuffle.partitions": "2"}
+    for key, value in conf.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    yield session
+    session.stop()
 
 
 @dataclass(frozen=True)

@@ -72,7 +72,8 @@ def _cache() -> Path:
     return Path(os.environ.get("LOCKSTEP_CACHE") or Path.home() / ".cache" / "lockstep")
 
 
-def _local_conf() -> dict[str, str]:
+def local_conf() -> dict[str, str]:
+    """Spark settings of jobs whose driver runs here."""
     # The interpreter that submits is the one whose packages the workers need.
     conf = {**LOCAL_CONF, "spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
     archive = class_archive()
@@ -138,7 +139,7 @@ def spark_job(
     in_bucket = pipeline.stage.uri.startswith("s3://")
     conf: dict[str, str] = dict(ANYWHERE)
     if local:
-        conf |= _local_conf()
+        conf |= local_conf()
     if in_bucket:
         conf |= _s3_conf(pipeline)
     conf |= pipeline.spark.conf

@@ -24,9 +24,8 @@ START = Position(0, "binlog.000001", 4)
 
 
 @pytest.mark.spark
-def test_spark_reads_every_type_and_encoding(tmp_path):
-    from pyspark.sql import SparkSession
-
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # PySpark leaves the sockets of `collect` to the collector
+def test_spark_reads_every_type_and_encoding(spark, tmp_path):
     columns = tuple(Column(name, parse_column_type(text)) for name, text in TYPES.items())
     schema = TableSchema("shop", "all", (Column("id", ColumnType("int"), False, 1), *columns))
     row = {
@@ -47,22 +46,11 @@ def test_spark_reads_every_type_and_encoding(tmp_path):
             for n, c in enumerate(changes)]  # fmt: skip
     writer.add(block(made, START))
     manifest = writer.finish(Checkpoint(Position(0, "binlog.000001", 4 + 100 * count)))
-    spark = (
-        SparkSession.builder.master("local[1]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.session.timeZone", "UTC")
-        .config("spark.driver.bindAddress", "127.0.0.1")
-        .config("spark.driver.host", "127.0.0.1")
-        .getOrCreate()
-    )
-    try:
-        frame = spark.read.parquet(store.spark_uri(manifest.parts[0].path))
-        kinds = dict(frame.dtypes)
-        rows = {one["id"]: one for one in frame.collect()}
-        plan = frame._jdf.queryExecution().executedPlan().toString()
-        by_partition = spark.read.parquet(f"file:{tmp_path}/a stage/changes").select("table").first()[0]
-    finally:
-        spark.stop()
+    frame = spark.read.parquet(store.spark_uri(manifest.parts[0].path))
+    kinds = dict(frame.dtypes)
+    rows = {one["id"]: one for one in frame.collect()}
+    plan = frame._jdf.queryExecution().executedPlan().toString()
+    by_partition = spark.read.parquet(f"file:{tmp_path}/a stage/changes").select("table").first()[0]
     assert "Batched: true" in plan
     assert by_partition == "a=b/c% .x"
     assert (kinds["at"], kinds["ts"], kinds["u64"], kinds["u32"]) == (
