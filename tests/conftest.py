@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import uuid
@@ -84,6 +85,8 @@ def spark() -> Iterator[SparkSession]:
     from spark_jobs.session import EXACT
 
     os.environ["PYSPARK_PYTHON"] = sys.executable
+    # Its connections log their end when they are collected: after pytest has closed what the handlers write to.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     builder = SparkSession.builder.master("local[2]").appName("tests")
     conf = {**ANYWHERE, **local_conf(), **EXACT, "spark.sql.shuffle.partitions": "2"}
     for key, value in conf.items():
