@@ -28,17 +28,14 @@ print("RESULT " + json.dumps({
 }, default=str))
 """
 
-SYNC = """
-import sys
+SYNC_AND_STATE = """
+import json, sys
 from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 from airflow.dag_processing.bundles.manager import DagBundlesManager
 DagBundlesManager().sync_bundles_to_db()
 bag = DagBag(sys.argv[1], bundle_path=__import__("pathlib").Path(sys.argv[1]), bundle_name="dags-folder")
 sync_bag_to_db(bag, "dags-folder", None)
-"""
 
-STATE = """
-import json
 from sqlalchemy import select
 from airflow.models.dag import DagModel
 from airflow.models.errors import ParseImportError
@@ -82,8 +79,7 @@ def test_a_broken_file_breaks_only_its_own_dag_and_says_what_where_and_what_to_d
     write_pipeline("shop")
     broken = write_pipeline("bank", more="shedule: nonsense\n")
     twice = write_pipeline("shop", file="zz_copy.yaml")
-    assert python(SYNC, str(REPOSITORY / "dags")).returncode == 0
-    state = result(python(STATE))
+    state = result(python(SYNC_AND_STATE, str(REPOSITORY / "dags")))
     assert state["dags"]["cdc_shop"] == [False, False]
     assert "cdc_bank" not in state["dags"]
     assert list(state["errors"]) == ["lockstep_pipeline_errors.py"]
@@ -93,8 +89,7 @@ def test_a_broken_file_breaks_only_its_own_dag_and_says_what_where_and_what_to_d
 
     broken.unlink()
     twice.unlink()
-    assert python(SYNC, str(REPOSITORY / "dags")).returncode == 0
-    assert result(python(STATE))["errors"] == {}
+    assert result(python(SYNC_AND_STATE, str(REPOSITORY / "dags")))["errors"] == {}
 
 
 def test_the_plugin_is_loaded_once_also_when_the_plugins_folder_is_named(python: Callable[..., Any]) -> None:
