@@ -144,9 +144,9 @@ def test_a_server_that_was_killed_and_started_again_is_read_on_into_its_next_fil
 def test_a_server_that_hangs_is_noticed(origin: Origin) -> None:
     pid = origin.sql.pid
     assert pid is not None
-    with origin.stream(origin.end(), heartbeat_s=0.2, read_timeout_s=1.5) as stream:
+    with origin.stream(origin.end(), heartbeat_s=0.2, read_timeout_s=3) as stream:
         began_s = time.monotonic()
-        assert list(stream.blocks(lambda: time.monotonic() > began_s + 3)) == [], "heartbeats keep it alive"
+        assert list(stream.blocks(lambda: time.monotonic() > began_s + 4)) == [], "heartbeats keep it alive"
         os.kill(pid, signal.SIGSTOP)
         try:
             error = error_of(RetryLater, "source.connection_lost", lambda: list(stream.blocks(lambda: False)))
@@ -381,7 +381,7 @@ def test_a_purged_position_is_refused_with_how_much_is_missing_and_never_started
     origin.execute("INSERT INTO t VALUES (1, 'a')", "FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')")
     origin.execute("FLUSH BINARY LOGS")
     newest = origin.end().position.file
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 120
     while binlog_files(origin.control)[0].name != newest:  # MariaDB purges a file only when nothing needs it
         assert time.monotonic() < deadline_s
         origin.execute(f"PURGE BINARY LOGS TO '{newest}'")
