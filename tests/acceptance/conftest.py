@@ -43,7 +43,7 @@ class CommandLine:
     _commands: subprocess.Popen[str]
     environ: dict[str, str] = field(default_factory=dict)
 
-    def __call__(self, *arguments: object, code: int | None = 0, timeout_s: float = 240) -> Done:
+    def __call__(self, *arguments: object, code: int | None = 0) -> Done:
         """Runs `lockstep ARGUMENTS --json`; fails the test when it ends with another code than expected."""
         out, err = self.directory / ".stdout", self.directory / ".stderr"
         order = {

@@ -1,0 +1,78 @@
+"""`airflow standalone` in a process group of its own, so that nothing of it outlives who started it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from examples.shop.airflow_env import REPOSITORY, airflow_command
+
+START_S = 180
+STOP_S = 20
+PARTS = ("metadatabase", "scheduler", "dag_processor")
+
+
+@contextmanager
+def standalone(environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Scheduler, DAG processor, triggerer and web server; ended with all of their children on leaving."""
+    with open(log, "ab") as output:
+        process = subprocess.Popen(
+            airflow_command(["standalone"]),
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            cwd=REPOSITORY,
+        )
+    try:
+        yield process
+    finally:
+        # By itself it leaves children behind.
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(process.pid, signal_number)
+            except ProcessLookupError:
+                break
+            _reap_group(process)
+
+
+def _reap_group(process: subprocess.Popen[bytes]) -> None:
+    deadline_s = time.monotonic() + STOP_S
+    while time.monotonic() < deadline_s:
+        process.poll()
+        try:
+            os.killpg(process.pid, 0)
+        except ProcessLookupError:
+            return
+        time.sleep(0.2)
+
+
+def wait_until_healthy(airflow: subprocess.Popen[bytes], port: int) -> bool:
+    """Whether all parts work before START_S is over; False at once when Airflow ends."""
+    deadline_s = time.monotonic() + START_S
+    while time.monotonic() < deadline_s and airflow.poll() is None:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v2/monitor/health", timeout=5) as answer:
+                health = json.load(answer)
+            if all(health.get(part, {}).get("status") == "healthy" for part in PARTS):
+                return True
+        except (urllib.error.URLError, OSError, ValueError):
+            pass
+        time.sleep(0.5)
+    return False
+
+
+def login(home: Path) -> tuple[str, str]:
+    """User and password that Airflow made up at its first start."""
+    passwords = json.loads((home / "simple_auth_manager_passwords.json.generated").read_text())
+    user = next(iter(passwords))
+    return user, passwords[user]

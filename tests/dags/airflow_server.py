@@ -1,0 +1,159 @@
+"""A whole Airflow for tests: web server, scheduler and DAG processor, and its REST interface as a user calls it."""
+
+from __future__ import annotations
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from examples.shop.airflow_env import run_airflow
+from examples.shop.standalone import login
+
+END_STATES = ("success", "failed")
+PATIENCE_S = 600
+
+
+@dataclass
+class AirflowServer:
+    """A running `airflow standalone`. environment: the one that it and its command line run in."""
+
+    port: int
+    home: Path
+    log: Path
+    environment: Mapping[str, str]
+    _token: str = field(default="", repr=False)
+
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """One call of the REST interface; the answer, decoded. Fails on a status that is not 2xx."""
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            method=method,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        if path.startswith("/api/"):
+            request.add_header("Authorization", f"Bearer {self._logged_in()}")
+        try:
+            with urllib.request.urlopen(request, timeout=60) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise AssertionError(f"{method} {path}: {error.code} {error.read().decode(errors='replace')}") from error
+        return json.loads(text) if text else None
+
+    def _logged_in(self) -> str:
+        if not self._token:
+            user, password = login(self.home)
+            self._token = self.call("POST", "/auth/token", {"username": user, "password": password})["access_token"]
+        return self._token
+
+    def command(self, *arguments: str) -> str:
+        """`airflow ARGUMENTS`; what it printed."""
+        lines: list[str] = []
+        code = run_airflow(arguments, self.environment, log=self.log, on_line=lines.append)
+        assert code == 0, "\n".join(lines[-40:])
+        return "\n".join(lines)
+
+    def wait_for_dag(self, dag_id: str) -> None:
+        """Until the DAG processor has found it."""
+        self._until(lambda: any(dag["dag_id"] == dag_id for dag in self.call("GET", "/api/v2/dags")["dags"]), dag_id)
+
+    def set_connection(self, connection_id: str, **values: Any) -> None:
+        """Adds or replaces a connection."""
+        known = {one["connection_id"] for one in self.call("GET", "/api/v2/connections")["connections"]}
+        method, path = ("PATCH", f"/{connection_id}") if connection_id in known else ("POST", "")
+        body = {"connection_id": connection_id, "conn_type": "mysql", **values}
+        self.call(method, f"/api/v2/connections{path}", body)
+
+    def switch_on(self, dag_id: str) -> None:
+        self.call("PATCH", f"/api/v2/dags/{dag_id}", {"is_paused": False})
+
+    def trigger(self, dag_id: str, **conf: Any) -> Run:
+        """A run by hand, without logical date, as the page's button makes it."""
+        made = self.call("POST", f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": conf})
+        return Run(self, dag_id, made["dag_run_id"])
+
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        """The DAG's runs, by the end of their interval."""
+        found = self.call("GET", f"/api/v2/dags/{dag_id}/dagRuns?order_by=run_after")["dag_runs"]
+        assert isinstance(found, list)
+        return found
+
+    def wait_for_runs(self, dag_id: str, count: int) -> list[Run]:
+        """Until the DAG has so many runs and all have ended; the runs."""
+        self._until(
+            lambda: [run["state"] in END_STATES for run in self.runs(dag_id)] == [True] * count, f"{count} runs"
+        )
+        return [Run(self, dag_id, run["dag_run_id"]) for run in self.runs(dag_id)]
+
+    def wait_for_backfills(self, dag_id: str) -> None:
+        """Until Airflow counts none of the DAG's as running, which is up to half a minute after the last run's end."""
+        path = f"/api/v2/backfills?dag_id={dag_id}"
+        self._until(lambda: all(one["completed_at"] for one in self.call("GET", path)["backfills"]), "the backfill")
+
+    def _until(self, true: Any, what: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not true():
+            assert time.monotonic() < deadline_s, f"waited in vain for {what}: {self.log.read_text()[-6000:]}"
+            time.sleep(0.5)
+
+
+@dataclass
+class Run:
+    """A run of a DAG."""
+
+    server: AirflowServer
+    dag_id: str
+    run_id: str
+
+    @property
+    def path(self) -> str:
+        return f"/api/v2/dags/{self.dag_id}/dagRuns/{quote(self.run_id, safe='')}"
+
+    def tasks(self) -> list[dict[str, Any]]:
+        found = self.server.call("GET", f"{self.path}/taskInstances")["task_instances"]
+        assert isinstance(found, list)
+        return found
+
+    def states(self) -> dict[str, str]:
+        """State of each task by its id."""
+        return {task["task_id"]: task["state"] for task in self.tasks()}
+
+    def tries(self, task_id: str) -> int:
+        return next(int(task["try_number"]) for task in self.tasks() if task["task_id"] == task_id)
+
+    def wait(self) -> str:
+        """Until it has ended; its state. Right after a clear it is queued, so that this waits for the new end."""
+        self.server._until(lambda: self.server.call("GET", self.path)["state"] in END_STATES, self.run_id)
+        return str(self.server.call("GET", self.path)["state"])
+
+    def clear(self, *task_ids: str, downstream: bool = False) -> None:
+        """The whole run, or only the tasks named and, if asked, all after them."""
+        if not task_ids:
+            self.server.call("POST", f"{self.path}/clear", {"dry_run": False})
+            return
+        body = {
+            "dry_run": False,
+            "dag_run_id": self.run_id,
+            "task_ids": list(task_ids),
+            "include_downstream": downstream,
+            "only_failed": False,
+            "reset_dag_runs": True,
+        }
+        self.server.call("POST", f"/api/v2/dags/{self.dag_id}/clearTaskInstances", body)
+
+    def log_of(self, task_id: str) -> str:
+        """The log of the task's last try."""
+        task = next(task for task in self.tasks() if task["task_id"] == task_id)
+        path = f"{self.path}/taskInstances/{task_id}/logs/{task['try_number']}?map_index={task['map_index']}"
+        return json.dumps(self.server.call("GET", path)["content"])
+
+    def xcom(self, task_id: str) -> Any:
+        task = next(task for task in self.tasks() if task["task_id"] == task_id)
+        path = f"{self.path}/taskInstances/{task_id}/xcomEntries/return_value?map_index={task['map_index']}"
+        return self.server.call("GET", f"{path}&deserialize=true")["value"]

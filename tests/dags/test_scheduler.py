@@ -1,0 +1,293 @@
+"""A pipeline's life under Airflow's own scheduler, driven as a user drives it: by REST and command line.
+
+One Airflow serves the module. The pipeline's intervals are days; the shop's clock is set back, so that its changes
+lie in three past days. The scheduler itself makes one run, for yesterday; nothing else starts by itself.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import create_engine, text
+
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.process import free_port
+from examples.shop.airflow_env import REPOSITORY, airflow_environment
+from examples.shop.compare import compare, target_fingerprint
+from examples.shop.standalone import standalone, wait_until_healthy
+from examples.shop.tables import source_statements, target_statements
+from examples.shop.workload import Shop
+from tests.dags.airflow_server import AirflowServer, Run
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+DAYS = 3
+TRANSACTIONS_A_DAY = 100
+SEED = 7
+EXTRACT, PLAN = "extract", "plan"
+TO_TARGET = ["merge", "to_shards.filter", "to_shards.write", "to_shards.quality", "to_shards.commit"]
+
+PIPELINE = """\
+pipeline: {name}
+schedule: "0 0 * * *"
+sources:
+  - {{name: {name}_db, connection: "airflow:shop_source", server_id: {server_id}, heartbeat_s: 1, read_timeout_s: 10,
+     start: {{position: {{file: {file}, offset: 4}}}}}}
+tables: {{include: ['shop\\..*']}}
+routes:
+  - {{match: 'shop\\.orders_\\d+', to: orders}}
+  - {{match: 'shop\\.(customers|order_items)', to: '\\1'}}
+stage: {{uri: "file://{folder}/{name}/stage"}}
+meta: {{url: "sqlite:///{folder}/{name}/meta.db"}}
+targets:
+  - name: shards
+    connections: ["airflow:shop_target"]
+    tables: {tables}
+limits: {{lease_s: 5, batch_rows: 100}}
+airflow: {{poke_interval_s: 1, retry_delay_s: 1}}
+"""
+
+SHARDED = "{{database: 'shop_{{d}}', table: '{0}_{{t}}', sharding: {{key: {1}, databases: 2, tables: 2}}}}"
+ALL_TABLES = "{{{}}}".format(
+    ", ".join(
+        f"{table}: {SHARDED.format(table, key)}"
+        for table, key in (("customers", "id"), ("orders", "order_id"), ("order_items", "order_id"))
+    )
+)
+NO_TABLE = "{of_another_day: {database: shop_0}}"
+
+
+@dataclass
+class Line:
+    """Airflow, the shop that the pipelines read, and the shards."""
+
+    airflow: AirflowServer
+    shop: Shop
+    source: Any
+    target: Any
+    server: Any
+    folder: Path
+
+    def sell(self, transactions: int, *, day: datetime | None = None) -> None:
+        """Business on a day that is over, or now."""
+        with self.source.cursor() as cursor:
+            cursor.execute("SET timestamp = DEFAULT" if day is None else f"SET timestamp = {day.timestamp()}")
+        self.shop.run(transactions)
+
+    def open_source(self) -> None:
+        """The source's connection in Airflow."""
+        server = self.server
+        login = {"login": server.user, "password": server.password}
+        self.airflow.set_connection("shop_source", host=server.host, port=server.port, **login)
+
+    def shut_source(self) -> None:
+        """The same, where nobody answers."""
+        self.airflow.set_connection("shop_source", host="127.0.0.1", port=1, login="nobody", password="nothing")
+
+    def require_equal(self) -> None:
+        """Source and target agree in every row of every table."""
+        self.source.commit()
+        self.target.commit()
+        found = compare(self.source, self.target)
+        assert all(table.source_rows > 0 for table in found)
+        assert {table.table: table.differing for table in found} == dict.fromkeys((one.table for one in found), 0)
+
+    def fingerprint(self) -> Counter[tuple[object, ...]]:
+        self.target.commit()
+        return target_fingerprint(self.target)
+
+    def meta(self, query: str, pipeline: str = "shop") -> list[tuple[Any, ...]]:
+        with closing(sqlite3.connect(self.folder / pipeline / "meta.db")) as database:
+            return database.execute(query).fetchall()
+
+    def holder(self) -> str:
+        """Who holds the source's lease."""
+        if not (self.folder / "shop" / "meta.db").exists():
+            return ""
+        return "".join(row[0] for row in self.meta("SELECT holder FROM lease"))
+
+
+def midnight(days_ago: int) -> datetime:
+    return datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=days_ago)
+
+
+@pytest.fixture(scope="module")
+def airflow_database(postgres: Any) -> str:
+    """On SQLite a command beside the scheduler meets `database is locked` now and then, whatever it is to do."""
+    engine = create_engine(postgres.url(), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("CREATE DATABASE airflow"))
+    engine.dispose()
+    return str(postgres.url("airflow"))
+
+
+@pytest.fixture(scope="module")
+def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Line]:
+    folder = tmp_path_factory.mktemp("scheduler")
+    home, log, port = folder / "airflow", folder / "airflow.log", free_port()
+    (folder / "pipelines").mkdir()
+    environment = {
+        **os.environ,
+        **airflow_environment(home, folder / "pipelines", {}, port=port),
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": airflow_database,
+        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": airflow_database,
+    }
+    with (
+        MariaDb.start(server_id=70) as server,
+        closing(server.connect(autocommit=True)) as source,
+        closing(mariadb_target.connect(autocommit=True)) as target,
+        standalone(environment, log) as process,
+    ):
+        create_tables(source, target)
+        line = Line(AirflowServer(port, home, log, environment), Shop(source, SEED), source, target, server, folder)
+        for days_ago in range(DAYS, 0, -1):
+            line.sell(TRANSACTIONS_A_DAY, day=midnight(days_ago) + timedelta(hours=6))
+        for name, server_id, tables in (("shop", 7001, ALL_TABLES), ("again", 7002, NO_TABLE)):
+            write_pipeline(line, name, server_id, tables)
+        assert wait_until_healthy(process, port), log.read_text()[-6000:]
+        line.open_source()
+        login = {"login": mariadb_target.user, "password": mariadb_target.password}
+        line.airflow.set_connection("shop_target", host=mariadb_target.host, port=mariadb_target.port, **login)
+        for dag_id in ("cdc_shop", "cdc_again"):
+            line.airflow.wait_for_dag(dag_id)
+        yield line
+        with target.cursor() as cursor:
+            for database in ("shop_0", "shop_1"):
+                cursor.execute(f"DROP DATABASE {database}")
+
+
+def create_tables(source: Any, target: Any) -> None:
+    """The shop's, in a log file that begins some days ago, and the shards'."""
+    with source.cursor() as cursor:
+        cursor.execute(f"SET timestamp = {midnight(DAYS).timestamp()}")
+        cursor.execute("FLUSH BINARY LOGS")
+    for connection, statements in ((source, source_statements()), (target, target_statements())):
+        with connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+
+def write_pipeline(line: Line, name: str, server_id: int, tables: str) -> None:
+    with line.source.cursor() as cursor:
+        cursor.execute("SHOW BINARY LOGS")
+        file = cursor.fetchall()[-1][0]
+    (line.folder / name).mkdir()
+    values = {"name": name, "server_id": server_id, "file": file, "folder": line.folder, "tables": tables}
+    (line.folder / "pipelines" / f"{name}.yaml").write_text(PIPELINE.format(**values))
+
+
+@pytest.fixture(scope="module")
+def scheduled(line: Line) -> Run:
+    """The run that the scheduler makes when the DAG is switched on: of yesterday, with all that was logged before."""
+    line.airflow.switch_on("cdc_shop")
+    (run,) = line.airflow.wait_for_runs("cdc_shop", 1)
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed(line: Line, scheduled: Run) -> Run:
+    """A run by hand, whose extract task was killed by SIGKILL while it read, and ended by its next try."""
+    end = datetime.now(UTC) + timedelta(seconds=20)
+    before = line.meta("SELECT count(*) FROM batch")
+    run = line.airflow.trigger("cdc_shop", window_end=end.isoformat())
+    _wait(lambda: run.run_id in line.holder(), "the extract task")
+    line.sell(TRANSACTIONS_A_DAY)
+    _wait(lambda: line.meta("SELECT count(*) FROM batch") > before, "a batch")
+    os.kill(int(line.holder().rpartition(":")[2]), signal.SIGKILL)
+    assert run.wait() == "success", run.states()
+    return run
+
+
+def _wait(true: Callable[[], bool], what: str) -> None:
+    deadline_s = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline_s, f"waited in vain for {what}"
+        time.sleep(0.1)
+
+
+def test_switched_on_after_a_pause_one_run_takes_all_that_was_logged_meanwhile(line: Line, scheduled: Run) -> None:
+    assert scheduled.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
+    assert scheduled.run_id.startswith("scheduled__")
+    windows = line.meta("SELECT DISTINCT window_start_us FROM batch WHERE row_count > 0 ORDER BY 1")
+    assert [start for (start,) in windows] == [int(midnight(days).timestamp()) * 10**6 for days in (3, 2, 1)]
+
+
+def test_a_killed_extract_is_tried_again_and_the_target_ends_equal(line: Line, killed: Run) -> None:
+    assert killed.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
+    assert killed.tries(EXTRACT) > 1
+    line.require_equal()
+
+
+def test_clearing_write_and_what_follows_it_in_a_past_run_overwrites_nothing_newer(
+    line: Line, scheduled: Run, killed: Run
+) -> None:
+    before, tries = line.fingerprint(), scheduled.tries("to_shards.write")
+    scheduled.clear("to_shards.write", downstream=True)
+    assert scheduled.wait() == "success", scheduled.states()
+    assert scheduled.tries("to_shards.write") == tries + 1
+    assert scheduled.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
+    assert scheduled.xcom("to_shards.commit")["moved"] == 0
+    assert line.fingerprint() == before
+    line.require_equal()
+
+
+def test_clearing_a_whole_past_run_asks_no_source_and_changes_nothing(line: Line, killed: Run) -> None:
+    before = line.fingerprint()
+    line.shut_source()
+    try:
+        killed.clear()
+        assert killed.wait() == "success", killed.states()
+    finally:
+        line.open_source()
+    assert killed.states() == {EXTRACT: "success", PLAN: "success", **dict.fromkeys(TO_TARGET, "skipped")}
+    assert "the source is not asked" in killed.log_of(EXTRACT)
+    assert line.fingerprint() == before
+
+
+def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source_and_repeated_does_nothing(
+    line: Line,
+) -> None:
+    """Of a pipeline whose target takes none of the staged tables: Spark has nothing to do in it."""
+    staged = subprocess.run(
+        [sys.executable, "-m", "cdc_core.cli", "extract", line.folder / "pipelines" / "again.yaml", "--until", "now"],
+        env={**os.environ, "LOCKSTEP_CONN_SHOP_SOURCE": line.server.url},
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert staged.returncode == 0, staged.stderr
+    days = ("--from-date", f"{midnight(DAYS):%Y-%m-%d}", "--to-date", f"{midnight(1):%Y-%m-%d}")
+    command = ("backfill", "create", "--dag-id", "cdc_again", *days, "--max-active-runs", "1")
+    line.shut_source()
+    try:
+        line.airflow.command(*command)
+        line.airflow.switch_on("cdc_again")
+        runs = line.airflow.wait_for_runs("cdc_again", DAYS)
+        assert [run.states() for run in runs] == [dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")] * DAYS
+        assert all(run.xcom(EXTRACT)["already_staged"] for run in runs)
+        by_run = "SELECT run_id, min(window_start_us) FROM consume_record JOIN batch USING (batch_id)"
+        taken = line.meta(f"{by_run} WHERE consume_record.state = 'COMMITTED' GROUP BY run_id ORDER BY 2", "again")
+        assert [start for _, start in taken] == [int(midnight(day).timestamp()) * 10**6 for day in (3, 2, 1)]
+
+        line.airflow.wait_for_backfills("cdc_again")
+        line.airflow.command(*command, "--reprocess-behavior", "completed", "--run-backwards")
+        _wait(lambda: all(run.tries(PLAN) > 1 for run in runs), "the second backfill")
+        line.airflow.wait_for_runs("cdc_again", DAYS)
+    finally:
+        line.open_source()
+    skipped = {EXTRACT: "success", PLAN: "success", **dict.fromkeys(TO_TARGET, "skipped")}
+    assert [run.states() for run in runs] == [skipped] * DAYS
