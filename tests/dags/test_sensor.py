@@ -4,7 +4,8 @@ runs the same sensor in Airflow against a real server."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -71,9 +72,17 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
 
 
 @pytest.fixture
-def sensor(write_pipeline: Callable[..., Path]) -> Callable[[str], ExtractSensor]:
+def sensor(write_pipeline: Callable[..., Path]) -> Iterator[Callable[[str], ExtractSensor]]:
+    """Makes sensors, which are closed after the test: an open one holds variables in this process's environment."""
     file = write_pipeline("shop")
-    return lambda mode: ExtractSensor(task_id="extract", file=str(file), source="shop_db", mode=mode, poke_interval=0)
+    with ExitStack() as made:
+
+        def make(mode: str) -> ExtractSensor:
+            one = ExtractSensor(task_id="extract", file=str(file), source="shop_db", mode=mode, poke_interval=0)
+            made.callback(one._close)
+            return one
+
+        yield make
 
 
 @pytest.fixture
