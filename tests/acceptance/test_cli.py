@@ -204,7 +204,7 @@ def test_following_ends_in_good_order_when_a_signal_comes(shop: Any, lockstep: A
         _until(lambda: lockstep("status", "shop.yaml").document["sources"][0].get("holder"), process)
         changes(shop)
         process.send_signal(number)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=180)
     finally:
         process.kill()
     assert process.returncode == 0, err
