@@ -20,7 +20,8 @@ from examples.shop.standalone import login, standalone, wait_until_healthy
 
 USUAL_PORT = 8080
 
-console = Console(highlight=False)
+# Where the output goes to a file, its lines still want room.
+console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
 def main() -> int:
@@ -59,7 +60,7 @@ def _say_how(home: Path, port: int, log: Path) -> None:
     console.rule("[bold]Airflow")
     console.print(f"http://127.0.0.1:{port}/dags/cdc_{PIPELINE}    user {user}, password {password}")
     console.print(f"Switch cdc_{PIPELINE} on to run it each minute, or trigger it by hand; a form asks for the window.")
-    console.print(f"A past range: [bold]airflow backfill create[/] or the page's own Backfill. Log: {log}")
+    console.print(f"A past range: Trigger, then Backfill. Log: {log}")
     console.print("Ctrl-C ends all of it.")
 
 
