@@ -60,7 +60,7 @@ class Command(SparkJob):
 
 
 def job(script: str) -> SparkJob:
-    return Command("job", script, (), {}, (), (), ())
+    return Command("job", script, (), {}, jars=(), packages=(), excluded=(), environment=())
 
 
 def test_the_output_of_an_application_is_kept_and_its_status_decides(tmp_path: Path) -> None:
