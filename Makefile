@@ -82,9 +82,6 @@ check-all: ## lint, types and test, as CI does
 	@$(MAKE) types
 	@$(MAKE) test
 
-bench: servers ## the benchmarks (BENCH_ARGS=...)
-	@$(PY) -m benchmarks $(BENCH_ARGS)
-
 lock: setup ## resolve requirements.lock anew from pyproject.toml
 	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
 	  --no-header --no-annotate --no-emit-index-url --group dev --extra postgres \
@@ -94,4 +91,4 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql demo ui test lint format types check-all bench lock clean
+.PHONY: help setup servers mysql demo ui test lint format types check-all lock clean
