@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import logging
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -19,9 +18,11 @@ from typing import TypeVar
 
 from cdc_core.apply import plan as planning
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied
+from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, spark_job
+from cdc_core.check.loops import require_no_loops
 from cdc_core.config import Pipeline
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import LedgerRow, Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.stage.objects import ObjectStore
@@ -31,11 +32,6 @@ log = logging.getLogger(__name__)
 Result = TypeVar("Result")
 Began = Callable[[str], None]
 """Told the name of each task as it begins, such as `merge` or `shards: write`."""
-
-_BY_EXIT_CODE = {kind.exit_code: kind for kind in (UsageError, Refused, DataAtRisk, RetryLater, InternalError)}
-_CODED = re.compile(r"\(([a-z_0-9]+\.[a-z_0-9]+)\)\s*$")
-_LOGGED = re.compile(r"^.*? ERROR \S+ \w+: ")
-"""How spark_jobs/job.py logs an error: `<time> ERROR <logger> <job>: <error>`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +62,12 @@ def apply(rooms: Rooms, run_id: str, *, targets: Sequence[str] | None = None) ->
     """Take everything staged that the targets have not committed yet.
 
     A target that fails does not stop the others; the first error is raised when all have ended.
-    Raises what the tasks raise; RetryLater (run.spark_ended) for a Spark application that says nothing of ours.
+    Raises what the tasks raise; Refused (check.loop); RetryLater (run.spark_ended) for a Spark application that says
+    nothing of ours.
     """
     rooms.began("plan")
     plan = planning.plan(rooms.meta, rooms.store, rooms.pipeline, window=None, run_id=run_id, targets=targets)
+    require_no_loops(rooms.pipeline, plan, rooms.environ)
     summaries: list[CommitSummary] = []
     errors: list[LockstepError] = []
     if any(one.batches for one in plan.targets):
@@ -151,25 +149,7 @@ def submit(job: SparkJob, rooms: Rooms) -> None:
             process.wait()
             raise
     if status != 0:
-        raise of_spark(status, job.name, output, began)
-
-
-def of_spark(status: int, name: str, output: Path, began: int = 0) -> LockstepError:
-    """The error behind a failed application, from its exit status and what it logged from byte `began` on."""
-    kind = _BY_EXIT_CODE.get(status)
-    with output.open("rb") as file:
-        file.seek(began)
-        lines = file.read().decode(errors="replace").splitlines()
-    for line in reversed(lines):
-        coded = _CODED.search(line)
-        if kind is not None and coded is not None and " ERROR " in line:
-            text = _LOGGED.sub("", line.strip()).removesuffix(f"({coded[1]})").strip()
-            what, _, remedy = text.partition(" What to do: ")
-            what, _, where = what.removesuffix("]").partition(" [at ")
-            return kind(what, where=where or name, code=coded[1], remedy=remedy or f"see {output}")
-    return RetryLater(
-        f"The Spark application {name} ended with status {status} and without an error of Lockstep.",
-        where=str(output),
-        code="run.spark_ended",
-        remedy="see the end of that file: Java, memory, a missing jar; running again changes nothing twice",
-    )
+        with output.open("rb") as file:
+            file.seek(began)
+            lines = file.read().decode(errors="replace").splitlines()
+        raise error_of(status, lines, job=job.name, seen=str(output))

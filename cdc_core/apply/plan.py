@@ -237,7 +237,7 @@ def _merge_tables(
             if target.table(file.table) is not None:
                 files[file.table].append(StagedFile(file.path, file.rows, file.schema_id, batch.batch_id))
     return tuple(
-        MergeTable(table, _key(target, table, _in_use(files[table], schemas)), tuple(files[table]))
+        MergeTable(table, key_of(target, table, _in_use(files[table], schemas)), tuple(files[table]))
         for table in sorted(files)
     )
 
@@ -246,8 +246,11 @@ def _in_use(files: Sequence[StagedFile], schemas: Mapping[str, TableSchema]) -> 
     return [schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in files)]
 
 
-def _key(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
-    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables."""
+def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
+    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables.
+
+    Raises Refused (plan.no_key, plan.key_column, plan.key_differs).
+    """
     rule = target.table(table)
     configured = rule.key if rule is not None else None
     where = f"targets.{target.name}.tables.{table}.key"

@@ -8,14 +8,13 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.apply.plan import key_of
 from cdc_core.check.findings import Findings, connected
+from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
-from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
-from cdc_core.sink import Capture
 from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
-from cdc_core.target.sharding import ShardTable
 
 
 def identity(connection: pymysql.Connection[Any]) -> str:
@@ -71,22 +70,13 @@ def _logical_table(
     """`looped`: numbers of the target's connections that lead to a server we read."""
 
     def look() -> int:
-        destination = open_destination(target, name, schemas, ready=False, environ=environ)
+        key = key_of(target, name, schemas)
+        destination = open_destination(target, name, schemas, key=key, ready=False, environ=environ)
         for shard in destination.shards:
             if shard.place.connection in looped:
-                _require_no_loop(pipeline, shard.place)
+                require_no_loop(pipeline, shard.place)
         return len(destination.shards)
 
     findings.attempt(
         f"target {target.name}: {name}", look, lambda count: f"{count} table(s) with the columns and key of the source"
     )
-
-
-def _require_no_loop(pipeline: Pipeline, place: ShardTable) -> None:
-    if Capture(pipeline.tables, pipeline.routes).captures(place.database, place.table):
-        raise Refused(
-            f"{place.name} is written by this pipeline and captured by it, on the same server: a loop.",
-            where=place.name,
-            code="check.loop",
-            remedy="exclude it (tables.exclude), or write to another database or server",
-        )

@@ -13,14 +13,11 @@ from contextlib import contextmanager
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.apply.job_errors import error_of
+from cdc_core.errors import InternalError, LockstepError
 
 log = logging.getLogger(__name__)
 
-_BY_EXIT_CODE = {kind.exit_code: kind for kind in (UsageError, Refused, DataAtRisk, RetryLater, InternalError)}
-_CODED = re.compile(r"\(([a-z_0-9]+\.[a-z_0-9.]+)\)\s*$")
-_LOGGED = re.compile(r"^.*? ERROR \S+ \w+: ")
-"""How spark_jobs/job.py logs an error: `<time> ERROR <logger> <job>: <error>`."""
 _EXIT_CODE = re.compile(r"Error code is: (-?\d+)")
 
 
@@ -47,34 +44,8 @@ def as_airflow_failures(doing: str) -> Iterator[None]:
         raise AirflowFailException(str(unplanned)) from error
 
 
-def of_spark(failure: Exception, job: str, output: list[str]) -> LockstepError:
-    """The error behind a failed spark-submit.
-
-    A job of ours ends with the exit code of its error's class and logs `what [at where] What to do: ... (code)`;
-    spark-submit hands the exit code on. Anything else did not get as far as our code, or was killed.
-
-    failure: what the Spark hook raised; its text has the exit code.
-    output:  lines of the driver, oldest first.
-    """
+def of_spark(failure: Exception, job: str) -> LockstepError:
+    """The error behind a failed spark-submit: the hook's text has the exit code and the driver's last lines."""
     found = _EXIT_CODE.search(str(failure))
-    exit_code = int(found.group(1)) if found else None
-    kind = _BY_EXIT_CODE.get(exit_code) if exit_code is not None else None
-    for line in reversed(output):
-        coded = _CODED.search(line)
-        if kind is not None and coded:
-            return _relayed(kind, line, coded.group(1))
-    ended = f"exit code {exit_code}" if exit_code is not None else str(failure)
-    return RetryLater(
-        f"The Spark application {job!r} ended with {ended} and without an error of Lockstep.",
-        where="spark-submit",
-        code="airflow.spark_ended",
-        remedy="see the driver's output above: memory, cluster, missing jar; the task is retried and changes nothing "
-        "twice",
-    )
-
-
-def _relayed(kind: type[LockstepError], line: str, code: str) -> LockstepError:
-    """An error from a child process, in its own words: `what [at where] What to do: remedy (code)`."""
-    text = _LOGGED.sub("", line.strip()).removesuffix(f"({code})").strip()
-    what, _, remedy = text.partition(" What to do: ")
-    return kind(what, code=code, remedy=remedy or "see the output of the Spark application above")
+    status = int(found[1]) if found else None
+    return error_of(status, str(failure).splitlines(), job=job, seen="the driver's output above")

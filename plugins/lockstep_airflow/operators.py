@@ -90,6 +90,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
 
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.plan import plan
+        from cdc_core.check.loops import require_no_loops
 
         window = window_of(context)
         made = plan(
@@ -101,6 +102,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
             targets=targets_of(context, pipeline),
             airflow_run_id=context["dag_run"].run_id,
         )
+        require_no_loops(pipeline, made, environment(pipeline))
         return {
             "run_id": made.run_id,
             "window": str(window),
@@ -225,7 +227,7 @@ class SparkJobOperator(_RunOperator):
         try:
             self._hook.submit(job.application, env=dict(environ), preexec_fn=die_with_parent)
         except AirflowException as failure:
-            raise of_spark(failure, self.job, str(failure).splitlines()) from None
+            raise of_spark(failure, self.job) from None
         finally:
             self._hook = None
 

@@ -1,0 +1,45 @@
+"""Loops: a target table that its own pipeline captures. Each write there would come back as a new change, for ever."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cdc_core.config import Pipeline
+from cdc_core.connections import resolve
+from cdc_core.errors import Refused
+from cdc_core.model.run import RunPlan
+from cdc_core.sink import Capture
+from cdc_core.target.sharding import ShardTable, shard_tables
+
+
+def require_no_loop(pipeline: Pipeline, place: ShardTable) -> None:
+    """For a physical table on a server that is also read. Raises Refused (check.loop) when the pipeline captures it."""
+    if Capture(pipeline.tables, pipeline.routes).captures(place.database, place.table):
+        raise Refused(
+            f"{place.name} is written by this pipeline and captured by it, on the same server: a loop.",
+            where=place.name,
+            code="check.loop",
+            remedy="exclude it (tables.exclude), or write to another database or server",
+        )
+
+
+def require_no_loops(pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None) -> None:
+    """For all that a run would write. A server is told by its address, since a run whose batches are staged asks no
+    source; `lockstep check`, which does, also tells one that has two addresses. Raises as require_no_loop.
+    """
+    read = {_address(source.connection, environ) for source in pipeline.sources}
+    for run in plan.targets:
+        target = pipeline.target(run.target)
+        written = [_address(reference, environ) for reference in target.connections]
+        if not read.intersection(written):
+            continue
+        for table in plan.merge_set(run.merge_set).tables if run.batches else ():
+            if target.table(table.table) is not None:
+                for place in shard_tables(target, table.table):
+                    if written[place.connection] in read:
+                        require_no_loop(pipeline, place)
+
+
+def _address(reference: str, environ: Mapping[str, str] | None) -> tuple[str, int]:
+    server = resolve(reference, environ)
+    return server.host.lower(), server.port

@@ -1,0 +1,37 @@
+"""A run that would write what its own pipeline reads is refused before it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_core.check.loops import require_no_loops
+from cdc_core.errors import Refused
+from tests.made_batches import manifest
+from tests.unit.apply.made_line import Line
+
+SAME = "mysql://u:p@DB.example:3306"
+OTHER = "mysql://u:p@db.example:3307"
+
+
+@pytest.mark.parametrize(
+    ("target", "database", "loops"),
+    [(SAME, "shop", True), (SAME.lower(), "shop", True), (OTHER, "shop", False), (SAME, "copy", False)],
+)
+def test_a_captured_table_on_a_server_that_is_read_is_not_written(
+    tmp_path: Path, target: str, database: str, loops: bool
+) -> None:
+    written = {"name": "t", "connections": ["env:T"], "tables": {"*": {"database": database, "table": "orders"}}}
+    line = Line.open(tmp_path, tables={"include": [r"shop\..*"]}, targets=[written])
+    environ = {"SHOP": SAME, "T": target}
+    with line.meta:
+        line.stage(manifest(0))
+        plan = line.plan("r")
+    if not loops:
+        require_no_loops(line.pipeline, plan, environ)
+        return
+    with pytest.raises(Refused) as caught:
+        require_no_loops(line.pipeline, plan, environ)
+    assert caught.value.code == "check.loop"
+    assert "shop.orders" in str(caught.value)
