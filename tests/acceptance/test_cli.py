@@ -412,6 +412,13 @@ def test_a_target_that_is_captured_itself_is_refused(shop: Any, lockstep: Any) -
     assert "check.loop" in failed(lockstep("check", "shop.yaml", code=3))
 
 
+def test_keys_that_differ_in_one_logical_table_are_found_before_a_run(shop: Any, copied: Any, lockstep: Any) -> None:
+    shop.execute("CREATE TABLE orders_b (code INT PRIMARY KEY, order_id INT NOT NULL)")
+    with (lockstep.directory / "shop.yaml").open("a", encoding="utf-8") as file:
+        file.write(f"routes: [{{match: '.*orders.*', to: '{shop.name}.orders'}}]\n")
+    assert "plan.key_differs" in failed(lockstep("check", "shop.yaml", code=3))
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
