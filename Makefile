@@ -16,6 +16,7 @@ PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.lockstep
 UV_VERSION = $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements.lock)
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 LINTED := $(wildcard cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
 
 help: ## list these targets
@@ -66,6 +67,11 @@ test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m pytest $(PYTEST_ARGS)
 
+bench: setup ## how fast the extractor is, beside others, on a real server (BENCH_ARGS=--quick for a short one)
+	@$(PY) -m examples.sandbox fetch mariadb
+	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m benchmarks.extract $(BENCH_ARGS)
+
 lint: setup ## ruff: rules and format
 	@$(VENV)/bin/ruff check $(LINTED)
 	@$(VENV)/bin/ruff format --check $(LINTED)
@@ -91,4 +97,4 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql demo ui test lint format types check-all lock clean
+.PHONY: help setup servers mysql demo ui test bench lint format types check-all lock clean

@@ -1,0 +1,166 @@
+"""`make bench`: how fast the extractor reads a real server's log, beside others that read the same log in the same run.
+
+Every workload has a server of its own (MySQL 9 where there is one, else MariaDB), whose log holds nothing else. Each
+reader runs in a process of its own, several rounds, in turn; the best round counts. All must find every change.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from benchmarks.workloads import WORKLOADS, Stretch, Workload, written
+from examples.sandbox.cache import cached
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
+from examples.sandbox.sql_server import SqlServer
+
+RIVET_VERSION = "0.32.2"
+DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
+BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
+Figures = dict[str, dict[str, Any]]
+
+
+def install_rivet(into: Path) -> None:
+    """Into an environment of its own: no dependency of Lockstep."""
+    uv = Path(sys.executable).parent / "uv"
+    subprocess.run([uv, "venv", "--quiet", "--relocatable", into / "venv"], check=True)
+    python = into / "venv" / "bin" / "python"
+    subprocess.run([uv, "pip", "install", "--quiet", "--python", python, f"rivet-cli=={RIVET_VERSION}"], check=True)
+
+
+def rivet() -> Path | None:
+    try:
+        return cached(f"rivet-{RIVET_VERSION}", install_rivet) / "venv" / "bin" / "rivet"
+    except (OSError, subprocess.CalledProcessError) as error:
+        print(f"rivet is left out: {error}", file=sys.stderr)
+        return None
+
+
+def measured(reader: str, url: str, stretch: Stretch, environ: dict[str, str]) -> dict[str, Any]:
+    with tempfile.NamedTemporaryFile("w", suffix=".json") as job:
+        json.dump({"url": url, "stretch": asdict(stretch)}, job)
+        job.flush()
+        command = [sys.executable, "-m", "benchmarks.readers", reader, job.name]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+    if done.returncode:
+        raise SystemExit(f"{reader} failed on {stretch.database}:\n{done.stderr[-4000:]}")
+    found: dict[str, Any] = json.loads(done.stdout)
+    if found["changes"] != stretch.changes:
+        raise SystemExit(f"{reader} found {found['changes']} changes in {stretch.database}, not {stretch.changes}")
+    return found
+
+
+def best_of(rounds: int, readers: list[str], url: str, stretch: Stretch, environ: dict[str, str]) -> Figures:
+    best: Figures = {}
+    for number in range(rounds):
+        for reader in readers:
+            if number and reader == "mysql_replication":
+                continue  # hundreds of times slower than its neighbours: one round tells
+            found = measured(reader, url, stretch, environ)
+            if reader not in best or found["seconds"] < best[reader]["seconds"]:
+                best[reader] = found
+    return best
+
+
+def line(workload: Workload, stretch: Stretch, figures: Figures) -> str:
+    ours = figures["lockstep"]
+
+    def beside(reader: str) -> str:
+        if reader not in figures:
+            return "–"
+        seconds = figures[reader]["seconds"]
+        return f"{stretch.changes / seconds:,.0f} ({seconds / ours['seconds']:.1f}×)"
+
+    return (
+        f"| {workload.about} | {stretch.changes:,} | {ours['seconds']:.2f} s | "
+        f"**{stretch.changes / ours['seconds']:,.0f}** | {ours['cpu']:.1f} s | {ours['rss_mib']:,.0f} MiB | "
+        f"{beside('rivet')} | {beside('mysql_replication')} | {beside('pyarrow')} |"
+    )
+
+
+HEAD = (
+    "| workload | changes | time | changes/s | CPU of the process | memory | rivet-cli | mysql-replication "
+    "| pyarrow, writing only |\n|---|---|---|---|---|---|---|---|---|"
+)
+
+
+def machine(server: SqlServer) -> str:
+    model = next(
+        (
+            row.partition(":")[2].strip()
+            for row in Path("/proc/cpuinfo").read_text().splitlines()
+            if "model name" in row
+        ),
+        "unknown processor",
+    )
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT VERSION()")
+        [[version]] = cursor.fetchall()
+    product = "MariaDB" if "mariadb" in version.lower() else "MySQL"
+    return (
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), shared with the server; {product} {version}, "
+        f"Python {sys.version.split()[0]}, pyarrow {pa.__version__}, rivet-cli {RIVET_VERSION}."
+    )
+
+
+def keep(text: str) -> None:
+    """Puts the figures into the document, between its marks."""
+    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
+    after = rest.partition(END)[2]
+    DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
+
+
+def start(server: str) -> SqlServer:
+    options = {"innodb-flush-log-at-trx-commit": "0"}
+    starts: dict[str, Callable[..., SqlServer]] = {"mysql": MySql.start, "mariadb": MariaDb.start}
+    return starts[server](server_id=9, options=options)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.extract", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the rows, one round, under two minutes")
+    parser.add_argument("--only", default="", help="workloads, by comma: " + ", ".join(w.name for w in WORKLOADS))
+    parser.add_argument("--rounds", type=int, default=0, help="how often each reader runs (default 3; quick: 1)")
+    parser.add_argument(
+        "--server", choices=["mysql", "mariadb"], default="mysql" if not MySql.available() else "mariadb"
+    )
+    parser.add_argument("--write", action="store_true", help=f"put the table into docs/{DOCUMENT.name}")
+    chosen = parser.parse_args()
+    names = chosen.only.split(",") if chosen.only else [workload.name for workload in WORKLOADS]
+    rounds = chosen.rounds or (1 if chosen.quick else 3)
+    peer = rivet() if chosen.server == "mysql" else None
+    environ = {"RIVET": str(peer)} if peer else {}
+    lines, where = [HEAD], ""
+    for workload in WORKLOADS:
+        if workload.name not in names:
+            continue
+        with start(chosen.server) as server:
+            where = where or machine(server)
+            rows = int(workload.rows * (workload.quick if chosen.quick else 1))
+            print(f"writing {rows:,} changes: {workload.about}", file=sys.stderr)
+            stretch = written(server, workload, rows)
+            readers = ["lockstep", "pyarrow", "mysql_replication"]
+            if peer and len(workload.tables) == 1:
+                readers.append("rivet")
+            lines.append(line(workload, stretch, best_of(rounds, readers, server.url, stretch, environ)))
+        print(lines[-1], file=sys.stderr)
+    text = "\n".join([where, "", *lines])
+    print(text)
+    if chosen.write:
+        keep(text)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""One measurement: a reader of the log, in a process of its own. `python -m benchmarks.readers NAME JOB.json`.
+
+Each function reads one stretch of the log once and returns seconds and what it read. The clock runs from the moment
+the stream is asked for to the last durable byte; loading the program is counted beside it, not in it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from benchmarks.workloads import Stretch
+
+SOURCE = "bench"
+
+
+def lockstep(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
+    """The whole extractor: ring, lease, Parquet parts with all bookkeeping columns, manifest, meta (SQLite)."""
+    from cdc_core.config import parse
+    from cdc_core.extract import Extractor
+    from cdc_core.meta import Meta
+
+    pipeline = parse(
+        f"""
+        pipeline: bench
+        sources:
+          - name: {SOURCE}
+            connection: env:BENCH
+            server_id: 4242
+            start: {{position: {{file: {stretch.file}, offset: 4}}}}
+        tables: {{include: ['{stretch.database}\\..*']}}
+        stage: {{uri: {(place / "stage").as_uri()}}}
+        meta: {{url: "sqlite:///{place}/meta.db"}}
+        limits: {{batch_rows: 100000000, batch_mib: 100000}}
+        """,
+        where="benchmark",
+    )
+    meta = Meta.open(pipeline.meta.url)
+    try:
+        opened_s = time.perf_counter()
+        with Extractor(pipeline, SOURCE, meta=meta, environ={"BENCH": url}) as extractor:
+            started_s = time.perf_counter()
+            result = extractor.drain()
+            ended_s = time.perf_counter()
+    finally:
+        meta.close()
+    return {"seconds": ended_s - started_s, "opening": started_s - opened_s, "changes": result.staged.rows}
+
+
+def pyarrow(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
+    """What is the least that the Parquet of the result costs: pyarrow writes the rows that Lockstep staged, in memory
+    already, with its defaults and zstd."""
+    import pyarrow.parquet as pq
+
+    found = lockstep(url, stretch, place)
+    tables = [pq.read_table(path) for path in sorted((place / "stage").rglob("*.parquet"))]
+    started_s = time.perf_counter()
+    for number, table in enumerate(tables):
+        pq.write_table(table, place / f"{number}.parquet", compression="zstd", compression_level=1)
+    return {"seconds": time.perf_counter() - started_s, "changes": found["changes"]}
+
+
+SLICE = 20_000
+"""Changes that mysql-replication is given; its time is scaled to the whole."""
+
+
+def mysql_replication(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
+    """Values of rows as Python objects, `.rows`; nothing is written."""
+    from pymysqlreplication import BinLogStreamReader
+    from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+
+    address = urlsplit(url)
+    settings = {"host": address.hostname, "port": address.port, "user": address.username, "passwd": address.password}
+    started_s = time.perf_counter()
+    stream = BinLogStreamReader(
+        connection_settings=settings, server_id=4243, log_file=stretch.file, log_pos=4, resume_stream=True,
+        blocking=False, only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
+        only_schemas=[stretch.database],
+    )  # fmt: skip
+    changes = 0
+    for event in stream:
+        changes += len(event.rows)
+        if changes >= SLICE:
+            break
+    seconds = time.perf_counter() - started_s
+    stream.close()
+    return {"seconds": seconds * stretch.changes / changes, "changes": stretch.changes, "read": changes}
+
+
+def rivet(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
+    """`rivet cdc --format parquet` of one table, its process from start to end."""
+    program = os.environ["RIVET"]
+    (place / "checkpoint").write_text(json.dumps({"file": stretch.file, "pos": 4}))
+    command = [
+        program, "cdc", "--source-env", "RIVET_URL", "--table", stretch.tables[0], "--server-id", "4244",
+        "--checkpoint", str(place / "checkpoint"), "--output", str(place / "out"), "--format", "parquet",
+    ]  # fmt: skip
+    environ = {**os.environ, "RIVET_URL": f"{url}/{stretch.database}"}
+    started_s = time.perf_counter()
+    subprocess.run(command, env=environ, check=True, capture_output=True, cwd=place)
+    seconds = time.perf_counter() - started_s
+    manifest = json.loads((place / "out" / "manifest.json").read_text())
+    return {"seconds": seconds, "changes": _rows_of(manifest)}
+
+
+def _rows_of(manifest: dict[str, Any]) -> int:
+    return int(manifest["row_count"])
+
+
+READERS: dict[str, Callable[[str, Stretch, Path], dict[str, Any]]] = {
+    "lockstep": lockstep,
+    "pyarrow": pyarrow,
+    "mysql_replication": mysql_replication,
+    "rivet": rivet,
+}
+
+
+def main() -> None:
+    began_s = time.perf_counter()
+    name, job = sys.argv[1], json.loads(Path(sys.argv[2]).read_text())
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as place:
+        found = READERS[name](job["url"], Stretch(**job["stretch"]), Path(place))
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    found |= {
+        "process": time.perf_counter() - began_s,
+        "cpu": sum(one.ru_utime + one.ru_stime for one in used),
+        "rss_mib": max(one.ru_maxrss for one in used) / 1024,
+    }
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()
