@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from cdc_core.binlog import addresses, kernels, temporal
 from cdc_core.binlog import text as charsets
+from cdc_core.binlog import wide as wide_sets
 from cdc_core.binlog.json import JsonError, json_text
 from cdc_core.binlog.scan import Bytes, Ints, Longs
 from cdc_core.binlog.table_map import TypeCode
@@ -205,8 +206,9 @@ def _text(values: _Values) -> _Decoded:
         return (array, None) if not high or _is_utf8(array) else _each_text(values)
     if table is not None:
         return _widened(values, table)
-    if charset in charsets.PYTHON_CODECS:
-        return _each_text(values)
+    wide = wide_sets.wide(charset)
+    if wide is not None:
+        return _narrowed(values, wide)
     raise charset_refused(values.column, values.where(0) if len(values.offset) else "")
 
 
@@ -239,8 +241,20 @@ def _widened(values: _Values, table: charsets.SingleByte) -> _Decoded:
     return pa.Array.from_buffers(pa.string(), len(ends) - 1, buffers), None
 
 
+def _narrowed(values: _Values, wide: wide_sets.Wide) -> _Decoded:
+    """Texts of a set of more than one byte a character."""
+    size = np.empty(len(values.offset), np.int64)
+    bad = wide_sets.sizes(values.buffer, values.offset, values.length, wide.form, wide.points, size)
+    ends = _ends(np.maximum(size, 0))
+    out = np.empty(int(ends[-1]), np.uint8)
+    wide_sets.encode(values.buffer, values.offset, values.length, wide.form, wide.points, ends, out)
+    buffers = [_validity(values.valid & (size >= 0)), pa.py_buffer(ends), pa.py_buffer(out)]
+    array = pa.Array.from_buffers(pa.string(), len(size), buffers)
+    return array, _hex_literals(values, np.flatnonzero(size < 0).tolist() if bad else [])
+
+
 def _each_text(values: _Values) -> _Decoded:
-    """Value by value in Python: wide character sets, and columns in which some bytes are no text."""
+    """Value by value in Python: columns in which some bytes are no text."""
     charset = values.column.type.charset
     texts: list[str | None] = []
     bad: list[int] = []

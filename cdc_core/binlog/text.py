@@ -1,7 +1,8 @@
 """Character sets: bytes of a column to UTF-8, exactly as the server itself converts them, or not at all.
 
-data/single_byte.tsv and data/collations.tsv were written by real servers (MySQL 9.7, MariaDB 11.4). A code without a
-character, and bytes that are no text of their set, are never replaced by '?': the caller gets to know the row.
+data/single_byte.tsv and data/collations.tsv were written by real servers (MySQL 9.7, MariaDB 11.4); sets of more bytes
+a character stand in wide.py. A code without a character, and bytes that are no text of their set, are never replaced
+by '?': the caller gets to know the row.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from importlib import resources
 import numpy as np
 import numpy.typing as npt
 
+from cdc_core.binlog.wide import wide
+
 UTF8 = frozenset({"utf8mb4", "utf8mb3", "utf8"})
-PYTHON_CODECS = {"ucs2": "utf-16-be", "utf16": "utf-16-be", "utf16le": "utf-16-le", "utf32": "utf-32-be"}
-"""Sets whose Python codec agrees with the server on every valid text; a lone surrogate is not valid in either."""
 BINARY = "binary"
 
 
@@ -71,18 +72,17 @@ def single_byte(charset: str) -> SingleByte | None:
 
 def convertible(charset: str) -> bool:
     """Whether texts of this set are converted exactly."""
-    return charset in UTF8 or charset in PYTHON_CODECS or charset == BINARY or single_byte(charset) is not None
+    return charset in UTF8 or charset == BINARY or (single_byte(charset) or wide(charset)) is not None
 
 
 def decode(raw: bytes, charset: str) -> str | None:
     """One text; None where the bytes are none of this set, or the set is not convertible."""
-    table = single_byte(charset)
+    table = single_byte(charset) or wide(charset)
     if table is not None:
         return table.decode(raw)
-    codec = "utf-8" if charset in UTF8 or charset == BINARY else PYTHON_CODECS.get(charset)
-    if codec is None:
+    if charset not in UTF8 and charset != BINARY:
         return None
     try:
-        return raw.decode(codec)
+        return raw.decode()
     except UnicodeDecodeError:
         return None

@@ -35,6 +35,7 @@ _COLUMNS: tuple[tuple[ColumnType, int, int, bytes], ...] = (
     (ColumnType("varchar", length=5, charset="utf8mb4"), TypeCode.VARCHAR, 20, b"\x01a"),
     (ColumnType("varchar", length=5, charset="latin1"), TypeCode.VARCHAR, 5, b"\x01a"),
     (ColumnType("varchar", length=5, charset="ascii"), TypeCode.VARCHAR, 5, b"\x01a"),
+    (ColumnType("varchar", length=5, charset="gbk"), TypeCode.VARCHAR, 10, b"\x01a"),
     (ColumnType("binary", length=2), TypeCode.STRING, 2, b"\x00"),
     (ColumnType("set", labels=("a", "b"), charset="utf8mb4"), TypeCode.SET, 1, b"\x03"),
     (ColumnType("uuid"), TypeCode.STRING, 16, b"\x00"),
@@ -62,9 +63,9 @@ def warm() -> pa.StructArray:
 
 def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this room by name."""
-    from cdc_core.binlog import addresses, kernels, scan, temporal
+    from cdc_core.binlog import addresses, kernels, scan, temporal, wide
 
-    for module in (scan, kernels, temporal, addresses):
+    for module in (scan, kernels, temporal, addresses, wide):
         for name, function in vars(module).items():
             if hasattr(function, "signatures") and function.__module__ == module.__name__:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", function

@@ -189,9 +189,39 @@ def test_bytes_that_are_no_utf8_are_a_literal_and_the_rest_of_the_column_is_text
     assert (literals.row.tolist(), literals.text.to_pylist()) == ([2], ["0xfffe"])
 
 
+@pytest.mark.parametrize(
+    ("charset", "raw", "text"),
+    [
+        ("gbk", b"a\xb0\xa1", "a啊"),
+        ("gbk", b"\xb0", None),
+        ("ujis", b"\x8f\xb0\xa1\x8e\xb1", "丂ｱ"),
+        ("ujis", b"\x8f\xb0", None),
+        ("gb18030", b"\x90\x30\x81\x30\xe3\x32\x9a\x35z", "\U00010000\U0010ffffz"),
+        ("gb18030", b"\xe3\x32\x9a\x36", None),
+        ("gb18030", b"\x84\x31\xa4", None),
+        ("gb18030", b"\x81\x30\x81\x3a", None),
+        ("sjis", b"\\~\xb1\x82\xa0", "\\~ｱあ"),
+        ("ucs2", b"\xd8\x3d\xde\x00", None),
+        ("utf16", b"\xd8\x3d\xde\x00", "😀"),
+        ("utf16", b"\xd8\x3d\x00\x41", None),
+        ("utf16", b"\xde\x00", None),
+        ("utf16le", b"A\x00\x3d", None),
+        ("utf32", b"\x00\x00\xd8\x00", None),
+        ("utf32", b"\x00\x11\x00\x00", None),
+        ("big5", b"", ""),
+    ],
+)  # fmt: skip
+def test_a_text_of_a_wide_set_is_converted_or_a_literal(charset: str, raw: bytes, text: str | None) -> None:
+    assert decode(raw, charset) == text
+    kind = ColumnType("varchar", length=9, charset=charset)
+    found, literals = column_of(kind, TypeCode.VARCHAR, 36, [b"", raw, None, raw])
+    assert found == ["", text, None, text]
+    assert (literals.text.to_pylist() if literals else []) == ([f"0x{raw.hex()}"] * 2 if text is None else [])
+
+
 def test_a_character_set_that_is_not_converted_exactly_is_refused() -> None:
     with pytest.raises(Refused) as refused:
-        column_of(ColumnType("varchar", length=9, charset="gbk"), TypeCode.VARCHAR, 18, [b"a"])
+        column_of(ColumnType("varchar", length=9, charset="utf7"), TypeCode.VARCHAR, 18, [b"a"])
     assert refused.value.code == "binlog.charset"
     assert "utf8mb4" in refused.value.remedy
 
