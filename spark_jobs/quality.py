@@ -1,25 +1,23 @@
 """Quality: the suites of expectations/ over the run's staged and merged rows, and over what now stands in the target.
 
 The workers read the touched keys back from the target and compare values in the server; the suites judge the frames.
-A frame of up to PANDAS_ROWS rows is judged by GX's pandas engine (0.1 s), a larger one by its Spark engine (3 s and
-more): the same suites, measured to give the same verdicts.
+Great Expectations takes seconds to import, which it does here while Spark starts and gathers the frames.
 Results are kept as quality/target=<t>/<stage>.json. A critical expectation that fails is DataAtRisk.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
 from typing import Any
 
-import great_expectations as gx
 import numpy as np
 import pyarrow as pa
-from great_expectations.data_context.types.base import ProgressBarsConfig
-from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
@@ -29,14 +27,14 @@ from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import row_keys
-from expectations import merged, staged, target
 from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import carried
 from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.merge import exact
 
-PANDAS_ROWS = 1_000_000
+GATHERED_ROWS = 1_000_000
+"""A frame of up to so many rows is judged in memory (see judging)."""
 _TABLE, _KEY, _SHARD, _OUTCOME = "_table", "_key", "_shard", "_outcome"
 _STAGED = (OP, TS, SOURCE, FILE, POS, ROW, SEQ)
 _TARGET_FRAME = f"`{_TABLE}` string, `{_SHARD}` string, `{_KEY}` string, `{OP}` string, `{_OUTCOME}` string"
@@ -93,51 +91,6 @@ def _comparer(destination: Destination) -> Callable[[Iterable[pa.RecordBatch]], 
     return work
 
 
-def judge(frame: DataFrame, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:
-    """The verdict of a suite on a frame of about so many rows."""
-    context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
-    small = rows <= PANDAS_ROWS
-    if small:
-        source: Any = context.data_sources.add_pandas("rows")
-        data: Any = frame.toArrow().to_pandas()
-    else:
-        source = context.data_sources.add_spark("rows", persist=False)
-        data = frame.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        whole = source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("rows")
-        batch = whole.get_batch({"dataframe": data})
-        result = batch.validate(suite, result_format="BOOLEAN_ONLY")
-        if not result.success:  # only now is it worth the work to count and to show examples
-            result = batch.validate(suite, result_format="SUMMARY")
-    finally:
-        if not small:
-            data.unpersist()
-    found = [_one(outcome) for outcome in result.results]
-    return {
-        "success": all(one["success"] or one["severity"] != "critical" for one in found),
-        "suite": suite.name,
-        "engine": "pandas" if small else "spark",
-        "rows": rows,
-        "expectations": found,
-    }
-
-
-def _one(outcome: Any) -> dict[str, Any]:
-    config = outcome.expectation_config
-    detail = dict(outcome.result or {})
-    if not detail and outcome.exception_info:
-        detail = {"could not evaluate": str(outcome.exception_info)[:2000]}
-    kwargs = {name: value for name, value in config.kwargs.items() if name != "batch_id"}
-    return {
-        "expectation": config.type,
-        "arguments": kwargs,
-        "severity": str(getattr(config.severity, "value", config.severity) or "critical"),
-        "success": bool(outcome.success),
-        "result": json.loads(json.dumps(detail, default=str)),
-    }
-
-
 def summary(stage: str, verdict: dict[str, Any]) -> str:
     """Readable lines for the task's log: what passed, and each failure with examples."""
     bad = [one for one in verdict["expectations"] if not one["success"]]
@@ -160,16 +113,28 @@ def check(job: Job) -> None:
         "merged": sum(winners[table.table] for table in tables),
         "target": sum(job.rows_in(job.filtered(table.table)) for table in tables),
     }
-    stages = (("staged", staged_frame, staged), ("merged", merged_frame, merged), ("target", target_frame, target))
+    frames = {
+        "staged": staged_frame(job, tables),
+        "merged": merged_frame(job, tables),
+        "target": target_frame(job, tables),
+    }
+    with ThreadPoolExecutor(len(frames), thread_name_prefix="gather") as pool:
+        gathered = {
+            stage: pool.submit(frame.toArrow)
+            for stage, frame in frames.items()
+            if frame is not None and rows[stage] <= GATHERED_ROWS
+        }
+        from spark_jobs.judging import GOOD, SUITES, judge
+
     failed = []
-    for stage, frame_of, suites in stages:
-        frame = frame_of(job, tables)
+    for stage, frame in frames.items():
         if frame is None:
             verdict: dict[str, Any] = {"success": True, "suite": stage, "rows": 0, "expectations": []}
         else:
-            verdict = judge(frame, suites.suite(rows[stage]), rows[stage])
+            data = gathered[stage].result().to_pandas() if stage in gathered else frame
+            verdict = judge(data, SUITES[stage](rows[stage]), rows[stage])
             if not verdict["success"] and stage == "target":
-                verdict["examples"] = _examples(frame)
+                verdict["examples"] = _examples(frame, GOOD)
         job.store.put(
             f"{job.plan.quality_folder(job.target.name)}/{stage}.json", json.dumps(verdict, indent=1).encode()
         )
@@ -188,13 +153,15 @@ def check(job: Job) -> None:
         )
 
 
-def _examples(frame: DataFrame) -> list[dict[str, str]]:
-    bad = frame.where(~c(_OUTCOME).isin(*target.GOOD)).limit(20)
+def _examples(frame: DataFrame, good: Sequence[str]) -> list[dict[str, str]]:
+    bad = frame.where(~c(_OUTCOME).isin(*good)).limit(20)
     return [{name: str(value) for name, value in row.asDict().items()} for row in bad.collect()]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    return run("quality", check, argv)
+    with ThreadPoolExecutor(1, thread_name_prefix="import") as pool:
+        pool.submit(importlib.import_module, "spark_jobs.judging")
+        return run("quality", check, argv)
 
 
 if __name__ == "__main__":
