@@ -13,7 +13,6 @@ from contextlib import contextmanager
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError
 
-from cdc_core.apply.job_errors import error_of
 from cdc_core.errors import InternalError, LockstepError
 
 log = logging.getLogger(__name__)
@@ -46,6 +45,8 @@ def as_airflow_failures(doing: str) -> Iterator[None]:
 
 def of_spark(failure: Exception, job: str) -> LockstepError:
     """The error behind a failed spark-submit: the hook's text has the exit code and the driver's last lines."""
+    from cdc_core.apply.job_errors import error_of
+
     found = _EXIT_CODE.search(str(failure))
     status = int(found[1]) if found else None
     return error_of(status, str(failure).splitlines(), job=job, seen="the driver's output above")
