@@ -141,6 +141,13 @@ class Source(_Model):
         30.0, gt=0, description="no byte and no heartbeat for so long: the connection is dead"
     )
 
+    reconnect_s: float = Field(
+        60.0,
+        ge=0,
+        description="a connection that is lost is opened again, with growing pauses, for so long; then the task fails "
+        "and may be retried",
+    )
+
     @model_validator(mode="after")
     def _timeout_above_heartbeat(self) -> Source:
         if self.read_timeout_s < 2 * self.heartbeat_s:

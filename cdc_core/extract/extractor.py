@@ -18,11 +18,13 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn
+from typing import NoReturn, TypeVar
+
+import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Pipeline
-from cdc_core.errors import InternalError, LockstepError, Refused
+from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract.stager import Staged, Stager
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.position import Checkpoint, Position
@@ -30,12 +32,15 @@ from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import require_logged_cascades
+from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore, open_store
 
 log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
 
 POLL_S = 0.2
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
@@ -100,9 +105,10 @@ class Extractor:
     def _open(self, opened: ExitStack) -> None:
         pipeline, source = self._pipeline, self._source
         address = connections.resolve(source.connection, self._environ)
-        self._control = connections.connect(address, where=source.name)
+        self._control = connections.connect(address, where=source.name, read_timeout=source.read_timeout_s)
         opened.callback(self._control.close)
         facts = server.require_all(self._control, source)
+        self._clock_us = _clock_us(self._control)
         capture = Capture(pipeline.tables, pipeline.routes)
         policy = pipeline.tables.on_unlogged_change
         for unlogged in require_logged_cascades(
@@ -189,14 +195,15 @@ class Extractor:
         started_s = time.monotonic()
         fence: Position | None = None
         asked_now = until_us is None
-        clock_us = server.now_us(self._control) - time.monotonic_ns() // 1000
+        self._clock_us = self._asked(_clock_us) or self._clock_us
         while True:
-            now_us = clock_us + time.monotonic_ns() // 1000
+            now_us = self._clock_us + time.monotonic_ns() // 1000
             if until_us is None:
                 until_us = now_us
             if fence is None and now_us >= until_us:
-                fence = server.end_position(self._control, self._stager.reached.position.timeline)
-                log.info("%s: draining to the fence %s", self._source.name, fence)
+                fence = self._asked(self._end_of_log)
+                if fence is not None:
+                    log.info("%s: draining to the fence %s", self._source.name, fence)
             waited = not self._take(now_us)
             reached = self._stager.reached
             complete = fence is not None and reached.position >= fence
@@ -210,6 +217,18 @@ class Extractor:
                 return self._result(done=False)
             if waited and fence is None and budget_s is not None:
                 return self._result(done=False)
+
+    def _end_of_log(self, control: pymysql.Connection) -> Position:
+        return server.end_position(control, self._stager.reached.position.timeline)
+
+    def _asked(self, question: Callable[[pymysql.Connection], Answer]) -> Answer | None:
+        """The server's answer; None while it is away: the stream seeks it, and says when to give up."""
+        try:
+            return question(self._control)
+        except RetryLater as error:
+            if error.code not in LOST:
+                raise
+            return None
 
     def _take(self, now_us: int) -> bool:
         """Move what the ring holds into the stager; False when nothing came within POLL_S."""
@@ -242,6 +261,11 @@ class Extractor:
     def _result(self, *, done: bool) -> DrainResult:
         durable = self._stager.durable
         return DrainResult(done, self._stager.staged, durable.position, durable.watermark_us)
+
+
+def _clock_us(control: pymysql.Connection) -> int:
+    """What the server's clock is ahead of our monotonic one."""
+    return server.now_us(control) - time.monotonic_ns() // 1000
 
 
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import struct
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -59,7 +60,8 @@ class _Group:
 
     open: goes on until its end, not just to the next statement. xa: may stay prepared. redundant: the first of the
     two groups of a MariaDB ALTER. ordinal: row events so far. pieces: how many PARTs have left. defines: holds DDL of
-    a captured table. marks: savepoint -> how many rows were held when it was set.
+    a captured table. marks: savepoint -> how many rows were held when it was set. passed, notes: of its entry,
+    and gone with the group when it is dropped.
     """
 
     start: int
@@ -77,6 +79,8 @@ class _Group:
     defines: bool = False
     marks: dict[str, int] = field(default_factory=dict)
     maps: dict[bytes, TableUse | None] = field(default_factory=dict)
+    passed: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
 
 
 class Assembly:
@@ -128,10 +132,25 @@ class Assembly:
         if self.gather.size_bytes >= self._block_bytes:
             self._close()
 
+    @property
+    def reached(self) -> int:
+        """Offset behind the last event that was fed."""
+        return self._end
+
     def flush(self) -> None:
         """Makes a block of all complete groups, if the position moved."""
         if self.gather:
             self._close()
+
+    def rewind(self) -> Position | None:
+        """Drops the open group; call it after `flush`. Where its events, to be fed again, begin; None where pieces of
+        it have left already."""
+        if self._group is not None and self._group.pieces:
+            return None
+        self._group = None
+        self._in_payload = False
+        self._end = self.gather.end
+        return self.gather.begin
 
     def discard(self) -> None:
         """Drops what complete groups have gathered: for a look at the past that is after `held` only."""
@@ -254,6 +273,7 @@ class Assembly:
         """Lets go what the group holds so far, as a PART."""
         self._add(group, EntryKind.PART, group.rows)
         group.rows, group.size_bytes, group.events = [], 0, 0
+        group.passed.clear()
         group.pieces += 1
         self._close()
 
@@ -262,6 +282,10 @@ class Assembly:
             kind, self._end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
             rows=rows,
         )  # fmt: skip
+        for rule, count in group.passed.items():
+            self.gather.pass_over(rule, count)
+        for note in group.notes:
+            self.gather.note(note)
 
     def _xid(self, event: Event) -> None:
         self._require_group(event)
@@ -286,7 +310,7 @@ class Assembly:
                 return
             raise faults.inside_transaction(event, self._where(event)) from None
         if use is None:
-            self.gather.pass_over(NOT_INCLUDED)
+            group.passed[NOT_INCLUDED] += 1
             return
         held = HeldRows.of(use, parse_rows(event), ordinal)
         group.rows.append(held)
@@ -345,7 +369,7 @@ class Assembly:
             self.held.pop(statement.name, None)
             self._finish(EntryKind.PASSED, rows=[])
         elif action == Action.DATA:
-            self._data(event, statement, words)
+            self._data(event, group, statement, words)
             self._single(group)
         elif action == Action.DEFINITION:
             if not group.redundant:
@@ -386,19 +410,19 @@ class Assembly:
         if not why:
             log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
             if statement.verb in ("DROP TABLE", "DROP DATABASE"):
-                self.gather.note(f"{names} dropped on the source at {where}; the rows stay in the targets")
+                group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
         elif self._on_unlogged_change == "stop":
             raise faults.unlogged_change(statement.verb, names, why, words, where)
         else:
             log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
-            self.gather.note(f"needs re-sync of table {names}: {why}, at {where}: {words}")
+            group.notes.append(f"needs re-sync of table {names}: {why}, at {where}: {words}")
 
-    def _data(self, event: Event, statement: Statement, words: str) -> None:
+    def _data(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
         """DML as a statement: what it did to rows is not in the log."""
         tables = statement.tables
         if tables is None or any(self._tables.captures(*table) or self._triggers(*table) for table in tables):
             raise faults.statement_dml(words, self._where(event))
-        self.gather.pass_over(STATEMENT_PASSED)
+        group.passed[STATEMENT_PASSED] += 1
 
     # XA
 

@@ -61,6 +61,7 @@ class LogReader:
         max_dump_offset: int = MAX_DUMP_OFFSET,
     ) -> None:
         self._source = source
+        self._waits = server_id != 0
         self._read_timeout_s = read_timeout_s
         self._frames = Frames(start, source, max_dump_offset=max_dump_offset)
         self._silent_s = 0.0
@@ -84,7 +85,7 @@ class LogReader:
         reader = BinLogStreamReader(
             connection_settings={"read_timeout": self._read_timeout_s},
             server_id=server_id,
-            blocking=server_id != 0,
+            blocking=self._waits,
             resume_stream=True,
             log_file=self._frames.file,
             log_pos=self._frames.offset,
@@ -129,6 +130,8 @@ class LogReader:
         return found
 
     def _require_more(self) -> None:
+        if self._frames.ended and self._waits:
+            raise faults.connection_lost("the server ended it", self._frames.where)
         if self._frames.ended:
             raise EndOfLog
 

@@ -39,6 +39,7 @@ _HEARTBEATS = frozenset({EventType.HEARTBEAT, EventType.HEARTBEAT_V2})
 _STEERING = _HEARTBEATS | {EventType.ROTATE, EventType.FORMAT_DESCRIPTION}
 _HEADER = struct.Struct("<IBIIIH")
 _SHORTEST = 1 + HEADER_SIZE + CHECKSUM_SIZE
+_PACKET_HEAD = 4 + 1 + HEADER_SIZE
 
 
 class Frames:
@@ -118,6 +119,7 @@ class Frames:
             while len(buffer) - at >= 4:
                 size = int.from_bytes(buffer[at : at + 3], "little")
                 if len(buffer) - at < 4 + size:
+                    self._require_plausible(memoryview(buffer)[at : at + _PACKET_HEAD], size)
                     break
                 part = bytes(memoryview(buffer)[at + 4 : at + 4 + size])
                 at += 4 + size
@@ -131,6 +133,15 @@ class Frames:
                     yield part
         finally:
             del buffer[:at]
+
+    def _require_plausible(self, head: memoryview, size: int) -> None:
+        """That a packet which is not whole yet is one: bytes bent on the way would make us wait for it for ever."""
+        with head:
+            if self._parts or size == _LONGEST_PACKET or len(head) < _PACKET_HEAD:
+                return
+            if head[4] != 0 or int.from_bytes(head[14:18], "little") == size - 1:
+                return
+        raise faults.protocol(f"a packet of {size} bytes holds an event of another length", self.where)
 
     def _plain(self, payload: bytes) -> Event | None:
         """An OK byte and an event. The short way for an ordinary event where all is as expected: it saves what

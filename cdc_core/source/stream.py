@@ -2,7 +2,8 @@
 
 It joins the wire (dump), the transactions (assembly) and a second, ordinary connection for definitions. It must keep
 true that a block is handed on soon (a second at most after its first event), that its caller's stop is heard soon,
-and that stopping and going on loses and repeats nothing.
+and that stopping and going on, or losing the connection and going on, loses and repeats nothing: it goes on where the
+last whole transaction ended, and what came of the next one is dropped and read again.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
 from types import TracebackType
 from typing import Literal
 
@@ -18,15 +20,18 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Limits, Source
+from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.facts import binlog_files, query
+from cdc_core.source.facts import binlog_files, facts, query
 from cdc_core.source.gather import HeldRows
+from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import our_host
+from cdc_core.source.start import require_available
 from cdc_core.source.tables import Tables
 
 log = logging.getLogger(__name__)
@@ -61,6 +66,7 @@ class SourceStream:
     ) -> None:
         self._source = source
         self._server = server
+        self._checkpoint = start
         self._start = start.position
         self._captures = captures
         self._on_unlogged_change = on_unlogged_change
@@ -68,22 +74,25 @@ class SourceStream:
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
         self._assembly = self._assemble(self._start)
+        self._backoff = Backoff(source.reconnect_s)
+        self._resume_s = 0.0
+        self._bent_at: Position | None = None
         self.position = self._start
         """Behind the last block that was handed on."""
 
     def __enter__(self) -> SourceStream:
-        source = self._source
-        self._reader = LogReader(
-            self._server, self._start, source=source.name, server_id=source.server_id,
-            heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=our_host(source),
-        )  # fmt: skip
+        self._reader = self._open(self._start)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._disconnect()
+
+    def _disconnect(self) -> None:
         if self._reader is not None:
             self._reader.close()
+            self._reader = None
         if self._control is not None:
             self._control.close()
             self._control = None
@@ -91,23 +100,31 @@ class SourceStream:
     def blocks(self, stop: Callable[[], bool]) -> Iterator[Block]:
         """Blocks in stream order until `stop()` is true; call again to go on where it left off.
 
-        Raises RetryLater (source.connection_lost), DataAtRisk and Refused as the log or the server demand. What was
-        read before such an error and makes whole transactions is handed on first.
+        Raises RetryLater (source.connection_lost, connection.unreachable) when the source's `reconnect_s` is over, or
+        at once when pieces of the open transaction were handed on already; DataAtRisk and Refused as the log or the
+        server demand. What was read before such an error and makes whole transactions is handed on first.
         """
-        assert self._reader is not None, "enter the context first"
         assembly = self._assembly
         due_s = 0.0
         while not stop():
+            if self._reader is None and time.monotonic() < self._resume_s:
+                time.sleep(POLL_S)
+                continue
             try:
+                if self._reader is None:
+                    self._reader = self._open_again()
                 events = self._reader.events(POLL_S)
                 assembly.mariadb = self._reader.mariadb
                 for event in events:
                     assembly.feed(event)
                     yield from self._handed_on()
-            except Exception:
+            except Exception as error:
                 assembly.flush()
                 yield from self._handed_on()
-                raise
+                if not isinstance(error, LockstepError) or not self._can_go_on(error):
+                    raise
+                continue
+            self._backoff.reached(assembly.gather.begin.number, assembly.reached)
             now_s = time.monotonic()
             if not assembly.gather:
                 due_s = now_s + FLUSH_S
@@ -125,6 +142,46 @@ class SourceStream:
             self.position = block.end
             yield block
 
+    # The connection
+
+    def _open(self, begin: Position) -> LogReader:
+        source = self._source
+        return LogReader(
+            self._server, begin, source=source.name, server_id=source.server_id,
+            heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=our_host(source),
+        )  # fmt: skip
+
+    def _can_go_on(self, error: LockstepError) -> bool:
+        """After an error: drops the connection and says when to open the next; False when the error stands."""
+        if error.code not in LOST | PERHAPS_ON_THE_WAY:
+            return False
+        place = self._assembly.rewind()
+        if place is None or (error.code in PERHAPS_ON_THE_WAY and place == self._bent_at):
+            return False
+        if error.code in PERHAPS_ON_THE_WAY:
+            self._bent_at = place
+        pause_s = self._backoff.pause_s()
+        if pause_s is None:
+            log.error("%s: given up after %g s (reconnect_s)", self._source.name, self._source.reconnect_s)
+            return False
+        self._disconnect()
+        self._resume_s = time.monotonic() + pause_s
+        log.warning("%s: trying again in %.1f s, from %s: %s", self._source.name, pause_s, place, error)
+        return True
+
+    def _open_again(self) -> LogReader:
+        """Where the last whole transaction ended, if it is still the server and the log that we read.
+
+        Raises what connect, require_available and LogReader do.
+        """
+        place = self._assembly.gather.begin
+        control = self._asked()
+        here = replace(self._checkpoint, position=place)
+        require_available(here, binlog_files(control), facts(control), control, self._source)
+        reader = self._open(place)
+        log.info("%s: connected again, reading on from %s", self._source.name, place)
+        return reader
+
     def _assemble(self, begin: Position) -> Assembly:
         return Assembly(
             self._source.name, begin, Tables(self._captures, self._known),
@@ -136,7 +193,9 @@ class SourceStream:
 
     def _asked(self) -> pymysql.Connection:
         if self._control is None:
-            self._control = connections.connect(self._server, where=self._source.name)
+            self._control = connections.connect(
+                self._server, where=self._source.name, read_timeout=self._source.read_timeout_s
+            )
         return self._control
 
     def _known(self, database: str, table: str) -> TableSchema | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
@@ -22,6 +23,11 @@ from cdc_core.source.stream import SourceStream
 from examples.sandbox.sql_server import SqlServer
 
 PATIENCE_S = 60
+
+TABLES = (
+    "CREATE TABLE customer (id INT PRIMARY KEY, name VARCHAR(40), credit DECIMAL(12,2), seen DATETIME(3))",
+    "CREATE TABLE item (customer INT, line INT, text TEXT, PRIMARY KEY (line, customer))",
+)
 
 Rows = dict[tuple[Any, ...], dict[str, Any]]
 
@@ -64,6 +70,12 @@ class Origin:
         with self.session() as run:
             run(*statements)
 
+    def execute_on_server(self, *statements: str) -> None:
+        """Outside the database, each committed by itself."""
+        with self.sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
     def end(self) -> Checkpoint:
         return Checkpoint(server.end_position(self.control, 0))
 
@@ -97,6 +109,27 @@ class Origin:
         with self.sql.connect(self.name) as connection, connection.cursor(pymysql.cursors.DictCursor) as cursor:
             cursor.execute(f"SELECT * FROM `{table}`")
             return list(cursor.fetchall())
+
+
+def workload(origin: Origin, transactions: int, seed: int = 1) -> None:
+    """Inserts, updates, deletes, key changes, multi-table, rolled-back and partly rolled-back transactions."""
+    chance = random.Random(seed)
+    with origin.session() as run:
+        for n in range(transactions):
+            key = chance.randrange(40)
+            run("BEGIN")
+            run(f"REPLACE INTO customer VALUES ({key}, 'näme {n}', {n}.25, NOW(3))")
+            run(f"REPLACE INTO item VALUES ({key}, {n % 7}, REPEAT('x', {n % 300}))")
+            if n % 5 == 0:
+                run("SAVEPOINT here", f"DELETE FROM item WHERE line = {n % 3}", "ROLLBACK TO here")
+            if n % 4 == 1:
+                run(f"DELETE FROM customer WHERE id = {chance.randrange(40)}")
+            if n % 6 == 2:
+                run(f"UPDATE IGNORE customer SET id = id + 1000 WHERE id = {key}")
+            if n % 3 == 0:
+                who = chance.randrange(40)
+                run(f"UPDATE IGNORE item SET line = line + 10, text = NULL WHERE customer = {who} AND line < 7")
+            run("ROLLBACK" if n % 10 == 9 else "COMMIT")
 
 
 def read_to(stream: SourceStream, until: Position) -> list[Block]:

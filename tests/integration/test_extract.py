@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
@@ -57,7 +58,7 @@ class Line:
 def make_line(source_database, tmp_path) -> Callable[..., Line]:
     opened: list[Meta] = []
 
-    def make(*, start: str | None = None, limits: str = "", more_tables: str = "") -> Line:
+    def make(*, start: str | None = None, limits: str = "", more_tables: str = "", reconnect_s: float = 2) -> Line:
         server = source_database.server
         with server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("SHOW MASTER STATUS")
@@ -72,6 +73,7 @@ def make_line(source_database, tmp_path) -> Callable[..., Line]:
                 start: {start or f"{{position: {{file: {file}, offset: {offset}}}}}"}
                 heartbeat_s: 1
                 read_timeout_s: 5
+                reconnect_s: {reconnect_s}
             tables: {{include: ['{source_database.name}\\..*'] {more_tables}}}
             routes: [{{match: '{source_database.name}\\.(.*)', to: '\\1'}}]
             stage: {{uri: {(tmp_path / "stage").as_uri()}}}
@@ -281,6 +283,21 @@ def test_a_meta_that_forgot_what_the_stage_holds_is_refused(make_line, tmp_path)
         with pytest.raises(Refused) as caught:
             other.drain()
     assert caught.value.code == "extract.meta_behind"
+
+
+def test_a_server_that_restarts_while_it_is_drained_is_read_on(make_line, source_database):
+    line = make_line(reconnect_s=60)
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    with line.extractor() as extractor:
+        assert extractor.drain().done
+        source_database.server.kill()
+        restarting = threading.Thread(target=source_database.server.restart)
+        restarting.start()
+        assert not extractor.drain(until_us=time.time_ns() // 1000 + HOUR, budget_s=0.5).done
+        restarting.join()
+        line.execute("INSERT INTO t VALUES (2, 1)")
+        assert extractor.drain().done
+    assert line.ids() == [1, 2]
 
 
 def test_a_server_that_goes_away_is_a_reason_to_come_later_and_loses_nothing(make_line, source_database):

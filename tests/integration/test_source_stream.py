@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import ssl
 from collections.abc import Iterator
 from dataclasses import replace
@@ -17,6 +16,7 @@ from cdc_core.source import dump, server
 from cdc_core.source.gtid_sets import advanced
 from cdc_core.source.start import find_start
 from tests.integration.source_origin import (
+    TABLES,
     Origin,
     assert_partition,
     changes_of,
@@ -24,11 +24,7 @@ from tests.integration.source_origin import (
     in_order,
     read_to,
     replay,
-)
-
-TABLES = (
-    "CREATE TABLE customer (id INT PRIMARY KEY, name VARCHAR(40), credit DECIMAL(12,2), seen DATETIME(3))",
-    "CREATE TABLE item (customer INT, line INT, text TEXT, PRIMARY KEY (line, customer))",
+    workload,
 )
 
 
@@ -46,27 +42,6 @@ def origin(any_server: object) -> Iterator[Origin]:
         yield made
         cursor.execute(f"DROP DATABASE {name}")
     made.control.close()
-
-
-def workload(origin: Origin, transactions: int, seed: int = 1) -> None:
-    """Inserts, updates, deletes, key changes, multi-table, rolled-back and partly rolled-back transactions."""
-    chance = random.Random(seed)
-    with origin.session() as run:
-        for n in range(transactions):
-            key = chance.randrange(40)
-            run("BEGIN")
-            run(f"REPLACE INTO customer VALUES ({key}, 'näme {n}', {n}.25, NOW(3))")
-            run(f"REPLACE INTO item VALUES ({key}, {n % 7}, REPEAT('x', {n % 300}))")
-            if n % 5 == 0:
-                run("SAVEPOINT here", f"DELETE FROM item WHERE line = {n % 3}", "ROLLBACK TO here")
-            if n % 4 == 1:
-                run(f"DELETE FROM customer WHERE id = {chance.randrange(40)}")
-            if n % 6 == 2:
-                run(f"UPDATE IGNORE customer SET id = id + 1000 WHERE id = {key}")
-            if n % 3 == 0:
-                who = chance.randrange(40)
-                run(f"UPDATE IGNORE item SET line = line + 10, text = NULL WHERE customer = {who} AND line < 7")
-            run("ROLLBACK" if n % 10 == 9 else "COMMIT")
 
 
 def test_a_mixed_workload_replayed_is_what_the_tables_hold(origin: Origin) -> None:

@@ -13,6 +13,7 @@ from cdc_core.binlog.gtid import parse_gtid
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
+from cdc_core.source.gather import NOT_INCLUDED
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"
@@ -189,6 +190,38 @@ def test_an_xa_commit_without_its_prepare_asks_and_stops_when_nobody_knows() -> 
     log.gtid(XA_COMPLETED, b"x")
     refused("source.xa_unknown", log, lambda: log.query(f"XA COMMIT {XID}"))
     assert asked == [XID]
+
+
+def test_a_group_that_is_read_again_after_a_loss_is_counted_once() -> None:
+    log, whole = Log(), Log()
+    for one in (log, whole):
+        one.transaction(1)
+        one.gtid()
+        one.rows(2)
+        one.rows(3, database="other", table_id=8)
+    log.assembly.flush()
+    (before,) = log.assembly.ready
+    place = log.assembly.rewind()
+    assert place == before.end
+    log.offset, log.gtids = place.offset, log.gtids - 1
+    log.gtid()
+    log.rows(2)
+    log.rows(3, database="other", table_id=8)
+    for one in (log, whole):
+        one.commit()
+    blocks, (all_in_one,) = log.blocks(), whole.blocks()
+    assert_partition(blocks)
+    assert [block.passed for block in blocks] == [{}, {NOT_INCLUDED: 1}]
+    assert blocks[-1].entries.events.tolist() == all_in_one.entries.events[1:].tolist()
+    rows = [row for block in blocks for table in block.tables for row in table.rows.to_pylist()]
+    assert rows == all_in_one.tables[0].rows.to_pylist()
+
+
+def test_a_group_of_which_pieces_have_left_cannot_be_read_again() -> None:
+    log = Log(block_bytes=500)
+    log.gtid()
+    log.rows(*range(50))
+    assert log.assembly.rewind() is None
 
 
 def test_a_large_transaction_leaves_in_pieces_that_have_its_order_key() -> None:

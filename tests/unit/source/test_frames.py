@@ -181,6 +181,12 @@ def test_a_bent_byte_stops() -> None:
     assert refused(START, wire).code == "binlog.checksum"
 
 
+def test_a_packet_that_is_longer_than_its_event_is_not_waited_for() -> None:
+    wire = Wire(Position(0, "binlog.000001", 4))
+    bent = (1 << 23).to_bytes(3, "little") + ok(event(EventType.QUERY, b"x" * 40))[3:]
+    assert refused(Position(0, "binlog.000001", 4), wire.raw(bent)).code == "source.protocol"
+
+
 def test_an_event_that_is_shorter_than_it_says_stops() -> None:
     data = event(16, b"x" * 50)
     assert refused(START, Wire(START).raw(ok(data[:-3]))).code == "binlog.malformed"

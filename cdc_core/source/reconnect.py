@@ -1,0 +1,61 @@
+"""When a lost connection is opened again: pauses that grow, within a budget that only progress renews.
+
+No socket and no sleep here. It must keep true that a place in the log at which the connection is lost again and again
+uses the budget up, however well each connection begins.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+
+LOST = frozenset({"source.connection_lost", "connection.unreachable"})
+"""Errors of the network, or of a server that restarts."""
+PERHAPS_ON_THE_WAY = frozenset({"binlog.checksum", "binlog.malformed", "source.protocol", "source.hole"})
+"""Bytes that are no log: read once more, which tells damage on the way from damage in the log."""
+
+FIRST_PAUSE_S = 0.2
+LONGEST_PAUSE_S = 10.0
+
+
+class Backoff:
+    """budget_s: from the first loss on, until the stream gets further than it ever was, or has lived for so long."""
+
+    def __init__(
+        self,
+        budget_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._budget_s = budget_s
+        self._clock = clock
+        self._chance = chance
+        self._lost_s: float | None = None
+        self._alive_s = 0.0
+        self._attempts = 0
+        self._furthest = (0, 0)
+
+    def pause_s(self) -> float | None:
+        """After a loss: how long to wait; None when the budget is over."""
+        now_s = self._clock()
+        if self._lost_s is None:
+            self._lost_s = now_s
+        self._alive_s = 0.0
+        pause_s = min(FIRST_PAUSE_S * 2 ** min(self._attempts, 16), LONGEST_PAUSE_S) * (0.5 + self._chance() / 2)
+        self._attempts += 1
+        return pause_s if now_s - self._lost_s + pause_s <= self._budget_s else None
+
+    def reached(self, file: int, offset: int) -> None:
+        """The stream lives, and has come to this place."""
+        place = (file, offset)
+        if self._lost_s is None:
+            self._furthest = max(self._furthest, place)
+            return
+        now_s = self._clock()
+        self._alive_s = self._alive_s or now_s
+        if place > self._furthest or now_s - self._alive_s >= self._budget_s:
+            self._furthest = max(self._furthest, place)
+            self._lost_s = None
+            self._attempts = 0
