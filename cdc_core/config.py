@@ -251,6 +251,9 @@ class Target(_Model):
     tables: Mapping[str, TargetTable] = Field(
         min_length=1, description="by logical table name; '*' stands for every other one"
     )
+    replay_only: bool = Field(
+        False, description="fed by replays that name it, and left out by scheduled runs and by `lockstep run`"
+    )
 
     @model_validator(mode="after")
     def _one_server_or_one_per_database(self) -> Target:
@@ -342,6 +345,11 @@ class Pipeline(_Model):
     @property
     def windows(self) -> Windows:
         return Windows(self.schedule)
+
+    @property
+    def scheduled_targets(self) -> tuple[Target, ...]:
+        """Those that every run feeds."""
+        return tuple(target for target in self.targets if not target.replay_only)
 
     def source(self, name: str) -> Source:
         return next(source for source in self.sources if source.name == name)

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import TypeVar
 
 from cdc_core.apply import plan as planning
+from cdc_core.apply import replay as replaying
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied
 from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, spark_job
+from cdc_core.apply.replay import Selection
 from cdc_core.check.loops import require_no_loops
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused
@@ -59,14 +61,26 @@ class Rooms:
 
 
 def apply(rooms: Rooms, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
-    """Take everything staged that the targets have not committed yet.
+    """Take everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
+    rooms.began("plan")
+    plan = planning.plan(rooms.meta, rooms.store, rooms.pipeline, window=None, run_id=run_id, targets=targets)
+    return carry_out(rooms, plan)
+
+
+def replay(rooms: Rooms, run_id: str, selection: Selection) -> RunResult:
+    """Apply the selection, consumed or not. Raises what `carry_out` and the plan raise."""
+    rooms.began("plan")
+    return carry_out(rooms, replaying.plan(rooms.meta, rooms.store, rooms.pipeline, selection, run_id=run_id))
+
+
+def carry_out(rooms: Rooms, plan: RunPlan) -> RunResult:
+    """All tasks behind a plan.
 
     A target that fails does not stop the others; the first error is raised when all have ended.
     Raises what the tasks raise; Refused (check.loop); RetryLater (run.spark_ended) for a Spark application that says
     nothing of ours.
     """
-    rooms.began("plan")
-    plan = planning.plan(rooms.meta, rooms.store, rooms.pipeline, window=None, run_id=run_id, targets=targets)
+    run_id = plan.run_id
     require_no_loops(rooms.pipeline, plan, rooms.environ)
     summaries: list[CommitSummary] = []
     errors: list[LockstepError] = []

@@ -27,7 +27,8 @@ from spark_jobs.failures import carried
 from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 
-_RESULT = "shard string, written bigint, stale bigint, absent bigint"
+_COUNTS = ("written", "stale", "absent", "equal")
+_RESULT = ", ".join(["shard string", *(f"{name} bigint" for name in _COUNTS)])
 
 
 def written(rows: DataFrame, destination: Destination, run_id: str, *, arrivals: bool) -> list[WriteCounts]:
@@ -37,7 +38,7 @@ def written(rows: DataFrame, destination: Destination, run_id: str, *, arrivals:
     placed = mine.repartitionById(parallel, F.pmod(c(SHARD), F.lit(parallel)).cast("int"))
     done = placed.mapInArrow(_writer(destination, run_id, arrivals), _RESULT).collect()
     return sorted(
-        (WriteCounts(destination.logical, row["shard"], row["written"], row["stale"], row["absent"]) for row in done),
+        (WriteCounts(destination.logical, row["shard"], *(row[name] for name in _COUNTS)) for row in done),
         key=lambda counts: counts.shard,
     )
 
@@ -61,14 +62,7 @@ def _writer(
                     run_id, destination.logical, shard.facts, destination.rule.freshness, ledger=arrivals
                 )
                 counts = write_shard(shard.server, write, file)
-                yield pa.record_batch(
-                    {
-                        "shard": [counts.shard],
-                        "written": [counts.written],
-                        "stale": [counts.stale],
-                        "absent": [counts.absent],
-                    }
-                )
+                yield pa.record_batch({"shard": [counts.shard], **{name: [getattr(counts, name)] for name in _COUNTS}})
 
     return work
 

@@ -44,6 +44,7 @@ class TableSummary:
     written: int
     stale: int
     absent: int
+    equal: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +73,8 @@ def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
     Raises RetryLater (meta.taken_over), Refused (meta.not_planned, commit.plan_differs).
     """
     _require_same_plan(meta, plan)
-    batches = plan.target(target).batches
-    moved = meta.mark_applied(plan.run_id, target, batches) if batches else 0
+    claimed = plan.claimed(target)
+    moved = meta.mark_applied(plan.run_id, target, claimed) if claimed else 0
     log.info("run %s: target %s: %d records applied", plan.run_id, target, moved)
     return moved
 
@@ -93,17 +94,17 @@ def commit(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, ta
             remedy="give the pipeline that the run was planned for",
         )
     _require_same_plan(meta, plan)
-    batches = plan.target(target).batches
+    batches, claimed = plan.target(target).batches, plan.claimed(target)
     closed = meta.ledger(plan.run_id, target)
-    if not batches or (closed and all(record.state.consumed for record in meta.records(target, batches))):
+    if not batches or (closed and all(record.state.consumed for record in meta.records(target, claimed))):
         return _summary(plan, target, 0, closed)
     if plan.merge_set(plan.target(target).merge_set).tables:
         entries, written = _account(store, plan, target)
     else:
         # Only batches without rows, or of tables that the target leaves out: there was nothing to write or check.
-        meta.mark_applied(plan.run_id, target, batches)
+        meta.mark_applied(plan.run_id, target, claimed)
         entries, written = [], []
-    moved = meta.commit_run(plan.run_id, target, batches, entries, written)
+    moved = meta.commit_run(plan.run_id, target, claimed, entries, written)
     summary = _summary(plan, target, moved, meta.ledger(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary
@@ -196,6 +197,7 @@ def _summary(plan: RunPlan, target: str, moved: int, rows: tuple[LedgerRow, ...]
             written=entry.written,
             stale=entry.stale,
             absent=entry.absent,
+            equal=entry.equal,
         )
         for entry in (row.entry for row in rows)
     )

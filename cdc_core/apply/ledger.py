@@ -73,7 +73,9 @@ def _entry(
     written: Sequence[WriteCounts],
 ) -> tuple[LedgerEntry, list[str]]:
     passed = filtered.insert + filtered.update + filtered.delete + filtered.revived + filtered.absent
-    wrote, stale, absent = (sum(getattr(one, what) for one in written) for what in ("written", "stale", "absent"))
+    wrote, stale, absent, equal = (
+        sum(getattr(one, what) for one in written) for what in ("written", "stale", "absent", "equal")
+    )
     entry = LedgerEntry(
         run_id=run_id,
         target=target,
@@ -85,6 +87,7 @@ def _entry(
         written=wrote,
         stale=filtered.stale + stale,
         absent=absent,
+        equal=equal,
     )
     problems = []
     if merge.rows != table.rows:

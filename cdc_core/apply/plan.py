@@ -77,9 +77,7 @@ def sha256(plan: RunPlan) -> str:
     return hashlib.sha256(plan.to_bytes()).hexdigest()
 
 
-def _checked(
-    pipeline: Pipeline, window: tuple[int, int] | None, run_id: str, targets: Sequence[str] | None
-) -> tuple[Target, ...]:
+def check_run_id(run_id: str) -> None:
     if not 0 < len(run_id) <= _RUN_ID_CHARS:
         raise UsageError(
             f"A run id has 1 to {_RUN_ID_CHARS} characters, not {len(run_id)}.",
@@ -87,6 +85,12 @@ def _checked(
             code="plan.run_id",
             remedy="give the run a shorter id",
         )
+
+
+def _checked(
+    pipeline: Pipeline, window: tuple[int, int] | None, run_id: str, targets: Sequence[str] | None
+) -> tuple[Target, ...]:
+    check_run_id(run_id)
     if window is not None and window[0] >= window[1]:
         raise UsageError(
             f"The window {from_us(window[0])} to {from_us(window[1])} is empty.",
@@ -94,16 +98,16 @@ def _checked(
             code="plan.window",
             remedy="give a start before the end; both in UTC",
         )
-    known = {target.name: target for target in pipeline.targets}
+    known = {target.name: target for target in pipeline.scheduled_targets}
     unknown = [name for name in targets or () if name not in known]
     if unknown:
         raise UsageError(
-            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r}.",
+            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r} that is not for replays only.",
             where="targets",
             code="plan.unknown_target",
             remedy=f"choose of: {', '.join(known) or '(it has none)'}",
         )
-    return pipeline.targets if targets is None else tuple(known[name] for name in dict.fromkeys(targets))
+    return tuple(known.values()) if targets is None else tuple(known[name] for name in dict.fromkeys(targets))
 
 
 def _plan(
@@ -118,16 +122,16 @@ def _plan(
     known = meta.run(run_id)
     sources = [source.name for source in pipeline.sources]
     view = meta.plan_view(run_id, sources, [target.name for target in targets], window)
-    _require_staged(view, sources, window)
+    require_staged(view, sources, window)
     for source in sources:
-        _require_chain(view, source)
-    schemas = _schemas(view, store)
+        require_chain(view, source)
+    schemas = schemas_of(view, store)
     plan: RunPlan | None = None
     if known is not None and any(view.own.values()):
-        plan = _composed(pipeline, window, run_id, targets, view, view.own, schemas)
+        plan = composed(pipeline, window, run_id, targets, view, view.own, schemas)
     if plan is None or known is None or sha256(plan) != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
-        plan = _composed(pipeline, window, run_id, targets, view, open_, schemas)
+        plan = composed(pipeline, window, run_id, targets, view, open_, schemas)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
     meta.claim(
         run_id,
@@ -145,7 +149,7 @@ def _plan(
     return plan
 
 
-def _require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None) -> None:
+def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None) -> None:
     if window is None:
         return
     for source in sources:
@@ -161,12 +165,12 @@ def _require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, i
             )
 
 
-def _require_chain(view: PlanView, source: str) -> None:
-    """From the batch before the first that is wanted to the stored position: each begins where the last one ended."""
+def require_chain(view: PlanView, source: str, *, whole: bool = True) -> None:
+    """Each batch of the view begins where the last one ended; with `whole`, the last ends at the stored position."""
     chain = view.chain.get(source, ())
     ends = [(batch.batch_id, batch.end) for batch in chain]
     follows = [(batch.batch_id, batch.begin) for batch in chain[1:]]
-    checkpoint = view.checkpoints.get(source)
+    checkpoint = view.checkpoints.get(source) if whole else None
     if checkpoint is not None:
         follows.append(("the stored position", checkpoint.position))
     for (batch_id, end), (what, begin) in zip(ends, follows, strict=False):  # one end more without a position
@@ -181,7 +185,7 @@ def _require_chain(view: PlanView, source: str) -> None:
             )
 
 
-def _schemas(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
+def schemas_of(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
     """Every definition of the pending files; from the manifests where meta does not have it."""
     found = dict(view.schemas)
     manifests = {batch.batch_id: batch.manifest for chain in view.chain.values() for batch in chain}
@@ -191,7 +195,7 @@ def _schemas(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
     return found
 
 
-def _composed(
+def composed(
     pipeline: Pipeline,
     window: tuple[int, int] | None,
     run_id: str,

@@ -56,14 +56,19 @@ def moment_us(text: str) -> int | None:
     """`now` -> None (the server's present position); an ISO 8601 time with a zone -> µs UTC."""
     if text == "now":
         return None
+    return time_us(text, "--until", "neither 'now' nor an ISO 8601 time with a zone")
+
+
+def time_us(text: str, option: str, wrong: str = "not an ISO 8601 time with a zone") -> int:
+    """µs UTC of an ISO 8601 time with a zone. Raises UsageError (cli.usage)."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
         moment = None
     if moment is None or moment.tzinfo is None:
         raise UsageError(
-            f"{text!r} is neither 'now' nor an ISO 8601 time with a zone.",
-            where="--until",
+            f"{text!r} is {wrong}.",
+            where=option,
             code="cli.usage",
             remedy="write for example 2026-11-21T04:00:00Z",
         )

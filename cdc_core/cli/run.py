@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -21,11 +21,16 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
     moment_us,
+    time_us,
 )
 from cdc_core.cli.output import Output, table
 from cdc_core.cli.stage import opened
 from cdc_core.cli.status import LEDGER_COLUMNS, ledger_document, ledger_row
+from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from cdc_core.apply.replay import Selection
 
 
 def register(app: typer.Typer) -> None:
@@ -43,6 +48,21 @@ def run(
     staged: Annotated[
         bool, typer.Option("--staged", help="Apply what is staged already; do not ask the sources.")
     ] = False,
+    replay: Annotated[
+        bool,
+        typer.Option("--replay", help="Apply staged batches to one --target again, or for the first time; no source."),
+    ] = False,
+    begin: Annotated[
+        list[str] | None,
+        typer.Option("--from", metavar="TIME|BATCH", help="Replay from the window of a time, or from a batch on."),
+    ] = None,
+    end: Annotated[
+        list[str] | None,
+        typer.Option("--to", metavar="TIME|BATCH", help="Replay windows up to a time, or batches up to this one."),
+    ] = None,
+    table_names: Annotated[
+        list[str] | None, typer.Option("--table", metavar="NAME", help="Replay only this logical table; repeatable.")
+    ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -52,17 +72,26 @@ def run(
       lockstep run shop
       lockstep run shop --target shards
       lockstep run shop --staged
+      lockstep run shop --replay --target rebuilt
+      lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
 
     The code of each task is the one that Airflow runs; Spark runs on the pipeline's spark.master. Takes all that
     is staged and not applied yet, also what a failed run has left. Ends with the ledger, which must add up.
+
+    A replay takes what it is told to, whole batches of it, whether the target has taken them before or not. It asks no
+    source and moves no consume record; the target's versions let nothing older overwrite anything newer. Where the
+    target has it all, nothing changes: every row of the ledger is equal, stale or absent.
     """
     from cdc_core.meta import Meta
     from cdc_core.run import Rooms, apply
+    from cdc_core.run import replay as apply_again
 
     output = Output(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
-    targets = choose([one.name for one in parsed.targets], target, "target")
+    taking = parsed.targets if replay else parsed.scheduled_targets
+    targets = choose([one.name for one in taking], target, "target")
     until_us = moment_us(until)
+    selection = _selection(parsed, targets, begin, end, table_names, replay=replay)
     if not targets:
         raise UsageError(
             "The pipeline has no targets.",
@@ -70,12 +99,14 @@ def run(
             code="cli.no_targets",
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
-    extracted = [] if staged else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
-    run_id = f"{parsed.pipeline}-cli-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
+    extracted = (
+        [] if staged or replay else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
+    )
+    run_id = f"{parsed.pipeline}-{'replay' if replay else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
     logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
     with Meta.open(parsed.meta.url) as meta, _spinner(output) as began:
         rooms = Rooms(parsed, path.absolute(), meta, opened(parsed), logs, os.environ, began)
-        done = apply(rooms, run_id, targets=targets)
+        done = apply_again(rooms, run_id, selection) if selection else apply(rooms, run_id, targets=targets)
     document = {
         "pipeline": parsed.pipeline,
         "run_id": done.run_id,
@@ -87,7 +118,8 @@ def run(
         "logs": str(logs),
     }
     if not done.summaries:
-        output.answer(document, "Nothing to apply: every target has taken all that is staged.")
+        nothing = "no batch is staged there" if replay else "every target has taken all that is staged"
+        output.answer(document, f"Nothing to apply: {nothing}.")
         return
     rows = [ledger_row(row.entry) for row in done.ledgers]
     output.answer(
@@ -95,6 +127,44 @@ def run(
         table(f"ledger of {done.run_id}", LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1]),
         f"{done.batches} batches, {done.rows:,} changes; output of Spark: {logs}",
     )
+
+
+def _selection(
+    pipeline: Pipeline,
+    targets: list[str],
+    begin: list[str] | None,
+    end: list[str] | None,
+    tables: list[str] | None,
+    *,
+    replay: bool,
+) -> Selection | None:
+    """What --replay and its options say; None without it. Raises UsageError (cli.usage, replay.position)."""
+    from cdc_core.apply.replay import Selection, places
+
+    if not replay:
+        if begin or end or tables:
+            raise _usage("--from, --to and --table belong to a replay.", "add --replay, or leave them out")
+        return None
+    if len(targets) != 1:
+        raise _usage("A replay has exactly one target.", f"give one --target of: {', '.join(targets) or '(none)'}")
+    bounds = [_bound(texts or [], option) for texts, option in ((begin, "--from"), (end, "--to"))]
+    (start_us, first), (end_us, last) = bounds
+    return Selection(
+        targets[0], start_us, end_us, places(pipeline, first, "--from"), places(pipeline, last, "--to"),
+        tuple(dict.fromkeys(tables or ())),
+    )  # fmt: skip
+
+
+def _bound(texts: list[str], option: str) -> tuple[int | None, list[str]]:
+    """A time, and batches; of times at most one."""
+    times = [text for text in texts if "/" not in text]
+    if len(times) > 1:
+        raise _usage(f"{option} names two times.", "give one time, or one batch for each source")
+    return (time_us(times[0], option) if times else None), [text for text in texts if "/" in text]
+
+
+def _usage(what: str, remedy: str) -> UsageError:
+    return UsageError(what, where="lockstep run", code="cli.usage", remedy=remedy)
 
 
 @contextmanager

@@ -35,7 +35,7 @@ def status(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     with Meta.open(parsed.meta.url) as meta:
-        found = meta.status(parsed.pipeline, [target.name for target in parsed.targets])
+        found = meta.status(parsed.pipeline, [target.name for target in parsed.scheduled_targets])
     known = {one.source for one in found.sources}
     waiting = [source.name for source in parsed.sources if source.name not in known]
     Output(as_json).answer(_document(found, waiting), *_tables(found, waiting))
@@ -91,21 +91,22 @@ def _count(count: StateCount) -> Mapping[str, int]:
 
 
 LEDGER_COLUMNS = (
-    "target", "table", "staged", "key changes", "winners", "superseded", "written", "stale", "absent", "adds up",
+    "target", "table", "staged", "key changes", "winners", "superseded", "written", "equal", "stale", "absent",
+    "adds up",
 )  # fmt: skip
 
 
 def ledger_document(entry: Any) -> dict[str, Any]:
     """An account of a run, for --json."""
     names = ("run_id", "target", "table", "staged_rows", "key_changes", "winners", "superseded", "written", "stale")
-    return {name: getattr(entry, name) for name in (*names, "absent")} | {"problems": list(entry.problems())}
+    return {name: getattr(entry, name) for name in (*names, "absent", "equal")} | {"problems": list(entry.problems())}
 
 
 def ledger_row(entry: Any) -> tuple[object, ...]:
     """The same as a table's row, in LEDGER_COLUMNS."""
     return (
         entry.target, entry.table, entry.staged_rows, entry.key_changes, entry.winners, entry.superseded,
-        entry.written, entry.stale, entry.absent, "; ".join(entry.problems()) or "yes",
+        entry.written, entry.equal, entry.stale, entry.absent, "; ".join(entry.problems()) or "yes",
     )  # fmt: skip
 
 

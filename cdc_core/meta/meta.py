@@ -21,6 +21,7 @@ from cdc_core.meta.views import PlanView
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
+from cdc_core.model.schema import TableSchema
 
 log = logging.getLogger(__name__)
 
@@ -135,6 +136,10 @@ class Meta:
         """The files of each batch, as in its manifest."""
         return self._database.read(lambda c: batches.files(c, batch_ids))
 
+    def schemas(self, schema_ids: Sequence[str]) -> Mapping[str, TableSchema]:
+        """The definitions that meta knows of those asked for."""
+        return self._database.read(lambda c: batches.schemas(c, schema_ids))
+
     # Runs and consume records
 
     def plan_view(
@@ -152,8 +157,11 @@ class Meta:
         plan_path: str,
         plan_sha256: str,
         airflow_run_id: str | None = None,
+        replays: bool = False,
     ) -> None:
         """Register a run, and make it the owner of these records: new ones STAGED, others as they stand.
+
+        replays: the run has work without owning any record; it is PLANNED until its ledger is closed.
 
         Raises RetryLater (meta.consumed) when one of them is committed, Refused (meta.run_differs).
         """
@@ -167,6 +175,7 @@ class Meta:
                 plan_path=plan_path,
                 plan_sha256=plan_sha256,
                 airflow_run_id=airflow_run_id,
+                replays=replays,
             )
         )
 

@@ -58,6 +58,7 @@ def claim(
     plan_path: str,
     plan_sha256: str,
     airflow_run_id: str | None,
+    replays: bool = False,
 ) -> None:
     """See Meta.claim."""
     now = now_us(connection)
@@ -70,7 +71,7 @@ def claim(
             code="meta.run_differs",
             remedy="start a run with an id of its own for another window",
         )
-    state = RunState.PLANNED if claims else RunState.COMMITTED
+    state = RunState.PLANNED if claims or replays else RunState.COMMITTED
     if known is None:
         start, end = window or (None, None)
         connection.execute(
@@ -321,5 +322,7 @@ def record_of(row: Row[tuple[object, ...]]) -> RecordRow:
 
 def ledger_of(row: Row[tuple[object, ...]]) -> LedgerRow:
     figures = {figure: getattr(row, figure) for figure in _LEDGER_FIGURES}
-    entry = LedgerEntry(run_id=row.run_id, target=row.target, table=row.table_name, **figures)
-    return LedgerRow(entry, tuple(WriteCounts(**one) for one in json.loads(row.shards)), row.closed_us)
+    shards = tuple(WriteCounts(**one) for one in json.loads(row.shards))
+    equal = sum(one.equal for one in shards)
+    entry = LedgerEntry(run_id=row.run_id, target=row.target, table=row.table_name, **figures, equal=equal)
+    return LedgerRow(entry, shards, row.closed_us)

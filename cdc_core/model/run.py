@@ -86,7 +86,10 @@ def table_folder(folder: str, table: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RunPlan:
-    """See the module's docstring. Times in µs UTC; the window is [start, end)."""
+    """See the module's docstring. Times in µs UTC; the window is [start, end).
+
+    replay: the run applies what it was told to, consumed or not, and neither needs nor moves consume records.
+    """
 
     run_id: str
     pipeline: str
@@ -96,6 +99,7 @@ class RunPlan:
     merge_sets: tuple[MergeSet, ...]
     targets: tuple[TargetRun, ...]
     schemas: Mapping[str, TableSchema]
+    replay: bool = False
 
     @property
     def root(self) -> str:
@@ -125,6 +129,10 @@ class RunPlan:
 
     def target(self, name: str) -> TargetRun:
         return next(one for one in self.targets if one.target == name)
+
+    def claimed(self, target: str) -> tuple[str, ...]:
+        """The batches whose consume records the run moves."""
+        return () if self.replay else self.target(target).batches
 
     def to_bytes(self) -> bytes:
         data = asdict(self) | {"schemas": {key: schema.to_json() for key, schema in self.schemas.items()}}
@@ -198,6 +206,8 @@ class WriteCounts:
     written: int
     stale: int
     absent: int
+    equal: int = 0
+    """Of `written`: rows that stood there in this very version already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,6 +224,8 @@ class LedgerEntry:
     written: int
     stale: int
     absent: int
+    equal: int = 0
+    """Of `written`: written again in the version that the target had. All of it, where a run changes no row."""
 
     def problems(self) -> tuple[str, ...]:
         """Each broken equation in words (invariant 8)."""
@@ -226,6 +238,8 @@ class LedgerEntry:
             found.append(
                 f"winners {self.winners} != written {self.written} + stale {self.stale} + absent {self.absent}"
             )
+        if self.equal > self.written:
+            found.append(f"equal {self.equal} > written {self.written}")
         return tuple(found)
 
 

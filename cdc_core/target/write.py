@@ -43,8 +43,9 @@ from cdc_core.target.versions import on_key, table_name, tombstones_name
 log = logging.getLogger(__name__)
 
 UPSERT, REMOVE, LEFT = "u", "d", "x"
-NEW, STALE, THERE = 0, 1, 2
-"""States of a loaded row: the target has no such row; the target is newer; the target has the row."""
+NEW, STALE, THERE, EQUAL = 0, 1, 2, 3
+"""States of a loaded row: the target has no such row; the target is newer; the target has the row; it has the row in
+this very version (upserts only, which are written again all the same)."""
 
 _DEADLOCKS = frozenset({1205, 1213})
 _GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055})
@@ -163,7 +164,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     )
     by_version = newer_or_equal_sql("_l._v", f"r.{VERSION_COLUMN}")
     wins = replaces if fresh is None else f"IF(_l._o = '{UPSERT}', {replaces}, {by_version})"
-    cursor.execute(f"UPDATE {joined} SET _l._s = IF({wins}, {THERE}, {STALE})")
+    equal = f"_l._o = '{UPSERT}' AND _l._v <=> r.{VERSION_COLUMN}"
+    cursor.execute(f"UPDATE {joined} SET _l._s = IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})")
     cursor.execute(f"SELECT 1 FROM {tombstones} WHERE table_name = %s LIMIT 1", (facts.table,))
     buried = cursor.fetchone() is not None
     by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON d.table_name = %s AND d.row_key = _l._k"
@@ -183,7 +185,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
             f"WHERE _l._o <> '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v",
             (facts.table,),
         )
-    upserts = states.get((UPSERT, NEW), 0) + states.get((UPSERT, THERE), 0)
+    upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
     if upserts:
         if careful:
             take_out(cursor, facts, file.layout)
@@ -201,6 +203,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         written=upserts + states.get((REMOVE, THERE), 0),
         stale=states.get((UPSERT, STALE), 0) + states.get((REMOVE, STALE), 0),
         absent=states.get((REMOVE, NEW), 0),
+        equal=states.get((UPSERT, EQUAL), 0),
     )
     if write.ledger:
         _note(cursor, write, counts)

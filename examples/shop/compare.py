@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import pymysql
 
-from examples.shop.tables import LOGICAL, SHARD_DATABASES, SHARD_TABLES, SOURCE_DATABASE, source_tables
+from examples.shop.tables import LOGICAL, SOURCE_DATABASE, shards, source_tables
 
 
 @dataclass(frozen=True)
@@ -21,8 +22,10 @@ class TableComparison:
     shards: dict[str, int]
 
 
-def compare(source: pymysql.Connection, target: pymysql.Connection) -> list[TableComparison]:
-    """Compare every logical table of the shop."""
+def compare(
+    source: pymysql.Connection, target: pymysql.Connection, places: Callable[[str], Iterable[str]] = shards
+) -> list[TableComparison]:
+    """Compare every logical table of the shop with the tables of the target that `places` names for it."""
     found = []
     for logical, (_, key, _) in LOGICAL.items():
         columns = _columns(source, SOURCE_DATABASE, source_tables(logical)[0])
@@ -30,15 +33,13 @@ def compare(source: pymysql.Connection, target: pymysql.Connection) -> list[Tabl
         for table in source_tables(logical):
             here.update(_checksums(source, f"{SOURCE_DATABASE}.{table}", key, columns))
         there: Counter[tuple[object, ...]] = Counter()
-        shards = {}
-        for database in range(SHARD_DATABASES):
-            for table_number in range(SHARD_TABLES):
-                shard = f"shop_{database}.{logical}_{table_number}"
-                rows = _checksums(target, shard, key, columns)
-                shards[shard] = len(rows)
-                there.update(rows)
+        counts = {}
+        for place in places(logical):
+            rows = _checksums(target, place, key, columns)
+            counts[place] = len(rows)
+            there.update(rows)
         differing = {row[:-1] for row in ((here - there) + (there - here))}
-        found.append(TableComparison(logical, here.total(), there.total(), len(differing), shards))
+        found.append(TableComparison(logical, here.total(), there.total(), len(differing), counts))
     return found
 
 
@@ -46,11 +47,9 @@ def target_fingerprint(target: pymysql.Connection) -> Counter[tuple[object, ...]
     """Every row of every shard with its version: what must not change when a run is repeated."""
     rows: Counter[tuple[object, ...]] = Counter()
     for logical, (_, key, _) in LOGICAL.items():
-        for database in range(SHARD_DATABASES):
-            for table_number in range(SHARD_TABLES):
-                shard = f"shop_{database}.{logical}_{table_number}"
-                columns = [*_columns(target, f"shop_{database}", f"{logical}_{table_number}"), "_cdc_version"]
-                rows.update((shard, *row) for row in _checksums(target, shard, key, columns))
+        for shard in shards(logical):
+            columns = [*_columns(target, *shard.split(".")), "_cdc_version"]
+            rows.update((shard, *row) for row in _checksums(target, shard, key, columns))
     return rows
 
 

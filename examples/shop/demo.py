@@ -1,11 +1,13 @@
 """`make demo`: a shop's changes travel from a live MariaDB through Airflow and Spark into four shards.
 
 Two data intervals of the real DAG run while the shop is open; the first is run again to show that nothing changes;
-then source and target are compared row by row. Exit status 0 only if everything adds up.
+a replay builds all tables anew in an empty database, from the staged files alone; then source and targets are compared
+row by row. Exit status 0 only if everything adds up.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -22,13 +24,15 @@ from examples.shop import summary
 from examples.shop.airflow_env import airflow_environment, run_airflow
 from examples.shop.compare import target_fingerprint
 from examples.shop.place import PIPELINE, Place, connections
-from examples.shop.tables import source_statements, target_statements
+from examples.shop.tables import REBUILT_DATABASE, source_statements, target_statements
 from examples.shop.workload import Shop
 
 SEED = 20
 FIRST_HALF, SECOND_HALF = 12_000, 8_000
 COLUMN_AFTER = 10_000
 WINDOW = timedelta(minutes=1)
+DAG = f"cdc_{PIPELINE}"
+REPLAY_DAG = f"{DAG}_replay"
 HALF_TAKES_S = 20
 """If less than this is left of the minute, the shop opens with the next one, so that its first half fits."""
 
@@ -82,6 +86,9 @@ def _run(place: Place, source: MariaDb, target: MariaDb, environment: dict[str, 
         target_connection.commit()
         _dag_run(place, environment, "first interval, cleared and run again", first)
         unchanged = before == target_fingerprint(target_connection)
+        target_connection.commit()
+        conf = json.dumps({"target": REBUILT_DATABASE})
+        _airflow(place, environment, "replay into an empty database", ["dags", "test", REPLAY_DAG, "--conf", conf])
         return summary.show(console, place, shop, shop_connection, target_connection, unchanged=unchanged)
 
 
@@ -120,25 +127,28 @@ def _second_half(shop: Shop, start: datetime) -> None:
 def _dag_run(place: Place, environment: dict[str, str], title: str, start: datetime) -> None:
     """One run of the real DAG for the interval that begins at `start`, through Airflow's own command."""
     # A manual run belongs to the interval that ends at its logical date.
-    logical_date = (start + WINDOW).isoformat()
-    log = place.root / f"dag-run-{start:%H%M}-{int(time.time())}.log"
+    command = ["dags", "test", DAG, (start + WINDOW).isoformat()]
+    _airflow(place, environment, f"{title} ({start:%H:%M} to {start + WINDOW:%H:%M})", command)
+
+
+def _airflow(place: Place, environment: dict[str, str], title: str, command: list[str]) -> None:
+    """`airflow COMMAND`, which runs a DAG; ends the demo when it fails."""
+    dag = command[2]
+    log = place.root / f"dag-run-{dag}-{int(time.time())}.log"
     began_s = time.monotonic()
     with console.status("") as status:
 
         def show(line: str) -> None:
             if found := TASK_LINE.search(line):
-                status.update(f"DAG cdc_{PIPELINE}, {title} ({start:%H:%M} to {start + WINDOW:%H:%M}): {found[1]}")
+                status.update(f"DAG {dag}, {title}: {found[1]}")
 
-        status.update(f"DAG cdc_{PIPELINE}, {title}: starting Airflow")
-        code = run_airflow(["dags", "test", f"cdc_{PIPELINE}", logical_date], environment, log=log, on_line=show)
+        status.update(f"DAG {dag}, {title}: starting Airflow")
+        code = run_airflow(command, environment, log=log, on_line=show)
     if code != 0:
         console.print(f"[red]✗[/] {title}: the DAG run failed. Its last lines (all of them: {log}):")
         console.print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-40:]), markup=False)
         sys.exit(1)
-    console.print(
-        f"[green]✓[/] DAG cdc_{PIPELINE}, {title} ({start:%H:%M} to {start + WINDOW:%H:%M}): "
-        f"{time.monotonic() - began_s:.0f} s"
-    )
+    console.print(f"[green]✓[/] DAG {dag}, {title}: {time.monotonic() - began_s:.0f} s")
 
 
 if __name__ == "__main__":

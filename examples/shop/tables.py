@@ -9,6 +9,8 @@ SOURCE_DATABASE = "shop"
 ORDER_TABLES = 4
 SHARD_DATABASES = 2
 SHARD_TABLES = 2
+REBUILT_DATABASE = "rebuilt"
+"""Where the demo's replay goes: one table of each."""
 
 CUSTOMERS = """CREATE TABLE {name} (
   id BIGINT UNSIGNED NOT NULL,
@@ -79,7 +81,7 @@ def source_statements() -> list[str]:
 
 
 def target_statements() -> list[str]:
-    """Create the target's shards: `shop_<d>.<table>_<t>`."""
+    """Create the target's shards, `shop_<d>.<table>_<t>`, and the tables of the replay."""
     statements = []
     for database in range(SHARD_DATABASES):
         statements.append(f"CREATE DATABASE shop_{database}")
@@ -88,4 +90,19 @@ def target_statements() -> list[str]:
                 definition.format(name=f"shop_{database}.{logical}_{table}", extra=f"{LOYALTY},")
                 for table in range(SHARD_TABLES)
             ]
+    statements.append(f"CREATE DATABASE {REBUILT_DATABASE}")
+    for logical, (definition, _, _) in LOGICAL.items():
+        statements.append(definition.format(name=f"{REBUILT_DATABASE}.{logical}_0", extra=f"{LOYALTY},"))
     return statements
+
+
+def shards(logical: str) -> tuple[str, ...]:
+    """The target's tables of a logical table."""
+    return tuple(
+        f"shop_{database}.{logical}_{table}" for database in range(SHARD_DATABASES) for table in range(SHARD_TABLES)
+    )
+
+
+def rebuilt(logical: str) -> tuple[str, ...]:
+    """The table that the replay makes of it."""
+    return (f"{REBUILT_DATABASE}.{logical}_0",)

@@ -20,7 +20,8 @@ from cdc_core.errors import LockstepError, Refused, UsageError
 from lockstep_airflow.child import die_with_parent
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark
-from lockstep_airflow.run_context import is_dry_run, run_name, targets_of, window_of
+from lockstep_airflow.run_context import is_dry_run, run_name, selection_of, targets_of, window_of
+from lockstep_airflow.window import RunWindow
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -90,7 +91,6 @@ class PlanOperator(_PipelineOperator, SkipMixin):
 
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.plan import plan
-        from cdc_core.check.loops import require_no_loops
 
         window = window_of(context)
         made = plan(
@@ -102,14 +102,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
             targets=targets_of(context, pipeline),
             airflow_run_id=context["dag_run"].run_id,
         )
-        require_no_loops(pipeline, made, environment(pipeline))
-        return {
-            "run_id": made.run_id,
-            "window": str(window),
-            "batches": len({batch for one in made.targets for batch in one.batches}),
-            "rows": sum(table.rows for one in made.merge_sets for table in one.tables),
-            "targets": {one.target: len(one.batches) for one in made.targets},
-        }
+        return _planned(pipeline, made, str(window))
 
     def _look(self, context: Context, pipeline: Pipeline, meta: Meta) -> dict[str, Any]:
         """What a plan would choose, without registering it."""
@@ -130,6 +123,45 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         # `skip` ends the task by an exception, so its answer has to be pushed before.
         context["ti"].xcom_push(key="return_value", value=dict(planned))
         self.skip(context["ti"], [self.dag.get_task(task_id) for task_id in task_ids])
+
+
+class ReplayPlanOperator(PlanOperator):
+    """Registers a replay: what the trigger form names, for one target. XCom as PlanOperator's."""
+
+    def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
+        from cdc_core.apply.replay import plan
+
+        selection = selection_of(context, pipeline)
+        run_id, airflow_run_id = run_name(context, pipeline), context["dag_run"].run_id
+        made = plan(meta, store, pipeline, selection, run_id=run_id, airflow_run_id=airflow_run_id)
+        return _planned(pipeline, made, str(RunWindow(made.window_start_us, made.window_end_us)))
+
+    def _look(self, context: Context, pipeline: Pipeline, meta: Meta) -> dict[str, Any]:
+        from cdc_core.apply.replay import chosen
+
+        selection = selection_of(context, pipeline)
+        view = chosen(meta, pipeline, selection)
+        return {
+            "run_id": run_name(context, pipeline),
+            "dry_run": True,
+            "batches": len(view.files),
+            "rows": sum(file.rows for files in view.files.values() for file in files),
+            "targets": {selection.target: len(view.files)},
+        }
+
+
+def _planned(pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
+    """A plan's XCom. Raises Refused (check.loop) for one that would write what the pipeline captures."""
+    from cdc_core.check.loops import require_no_loops
+
+    require_no_loops(pipeline, made, environment(pipeline))
+    return {
+        "run_id": made.run_id,
+        "window": window,
+        "batches": len({batch for one in made.targets for batch in one.batches}),
+        "rows": sum(table.rows for one in made.merge_sets for table in one.tables),
+        "targets": {one.target: len(one.batches) for one in made.targets},
+    }
 
 
 class _RunOperator(_PipelineOperator):

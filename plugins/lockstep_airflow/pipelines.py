@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cdc_core import config
-from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
-from lockstep_airflow.specs import DagSpec, dag_id_of, dag_spec
+from lockstep_airflow.specs import DagSpec, dag_specs
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -48,13 +47,12 @@ def read_folder(folder: Path) -> Folder:
     errors: list[UsageError] = []
     for file in sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES):
         try:
-            pipeline = config.load(file)
-            _only_one(pipeline, file, specs)
+            found = dag_specs(config.load(file), file)
+            _only_one(found, file, specs)
         except UsageError as error:
             errors.append(error)
         else:
-            spec = dag_spec(pipeline, file)
-            specs[spec.dag_id] = spec
+            specs |= {spec.dag_id: spec for spec in found}
     return Folder(tuple(specs.values()), tuple(errors))
 
 
@@ -68,11 +66,11 @@ def dags_of(folder: Path) -> Mapping[str, DAG]:
     return {spec.dag_id: render(spec) for spec in read_folder(folder).specs if wanted in (None, spec.dag_id)}
 
 
-def _only_one(pipeline: Pipeline, file: Path, specs: Mapping[str, DagSpec]) -> None:
-    first = specs.get(dag_id_of(pipeline.pipeline))
+def _only_one(found: Iterable[DagSpec], file: Path, specs: Mapping[str, DagSpec]) -> None:
+    first = next((specs[spec.dag_id] for spec in found if spec.dag_id in specs), None)
     if first is not None:
         raise UsageError(
-            f"The pipeline {pipeline.pipeline!r} is defined by {first.file} already.",
+            f"The DAG {first.dag_id!r} is that of the pipeline {first.pipeline!r} in {first.file} already.",
             where=str(file),
             code="airflow.pipeline_twice",
             remedy="give one of the two another name (key pipeline), or remove one file",

@@ -11,10 +11,19 @@ from typing import Any
 
 from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
 
-from lockstep_airflow.operators import CommitOperator, PlanOperator, SparkJobOperator
+from lockstep_airflow.operators import CommitOperator, PlanOperator, ReplayPlanOperator, SparkJobOperator
 from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, DagSpec, Kind, TaskSpec
-from lockstep_airflow.window import DRY_RUN, TARGETS, WINDOW_END, WINDOW_START
+from lockstep_airflow.window import (
+    DRY_RUN,
+    FIRST_BATCHES,
+    LAST_BATCHES,
+    TABLES,
+    TARGET,
+    TARGETS,
+    WINDOW_END,
+    WINDOW_START,
+)
 
 MAX_RETRY_DELAY = timedelta(minutes=10)
 # Without catchup it only has to lie in the past; a constant, so that a DAG is the same each time it is parsed.
@@ -27,13 +36,13 @@ def render(spec: DagSpec) -> DAG:
         dag_id=spec.dag_id,
         description=spec.description,
         doc_md=_about(spec),
-        schedule=CronDataIntervalTimetable(spec.schedule, timezone="UTC"),
+        schedule=CronDataIntervalTimetable(spec.schedule, timezone="UTC") if spec.schedule else None,
         start_date=START_DATE,
         catchup=False,
         # Two runs of a pipeline at once would be right, but the later would wait for the earlier one's lease.
         max_active_runs=1,
         tags=list(spec.tags),
-        params=_params(spec),
+        params=_params(spec) if spec.schedule else _replay_params(spec),
         default_args=_default_args(spec),
         render_template_as_native_obj=False,
     )
@@ -66,6 +75,8 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             ).expand(source=list(task.sources))
         case Kind.PLAN:
             return PlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
+        case Kind.REPLAN:
+            return ReplayPlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
         case Kind.SPARK:
             return SparkJobOperator(
                 file=spec.file,
@@ -128,7 +139,46 @@ def _params(spec: DagSpec) -> dict[str, Param]:
     return params
 
 
+def _replay_params(spec: DagSpec) -> dict[str, Param]:
+    names: dict[str, Any] = {"type": ["null", "array"], "items": {"type": "string"}}
+    start, end = (
+        Param(None, type=["null", "string"], format="date-time", title=title, description=description)
+        for title, description in (
+            ("Window start", "From the window of this time on. Empty: from the beginning."),
+            ("Window end", "Windows that begin before this time. Empty: all that is staged."),
+        )
+    )
+    first, last = (
+        Param(None, **names, title=title, description=description)
+        for title, description in (
+            ("First batches", "For a source: from this batch on, as `lockstep stage ls` names it."),
+            ("Last batches", "For a source: up to this batch, with it."),
+        )
+    )
+    dry = Param(False, type="boolean", title="Dry run", description="Only say which batches would be replayed.")
+    return {
+        TARGET: Param(
+            type="string",
+            enum=list(spec.targets),
+            title="Target",
+            description="Where to. One that has the changes already stays as it is; an empty one is built anew.",
+        ),
+        WINDOW_START: start,
+        WINDOW_END: end,
+        FIRST_BATCHES: first,
+        LAST_BATCHES: last,
+        TABLES: Param(None, **names, title="Tables", description="Logical names. Empty: all that the target takes."),
+        DRY_RUN: dry,
+    }
+
+
 def _about(spec: DagSpec) -> str:
+    if spec.schedule is None:
+        return (
+            f"Pipeline `{spec.pipeline}`: {spec.description}. Triggered by hand.\n\n"
+            "Reads staged files only, no source. No older change overwrites a newer row, so a replay into a target "
+            "that has it all changes nothing; consume records stay as they are."
+        )
     return (
         f"Pipeline `{spec.pipeline}`: {spec.description}. Intervals: `{spec.schedule}` (UTC).\n\n"
         "Clearing or repeating any task, or a whole run, changes nothing that is applied already: "

@@ -9,11 +9,25 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
-from lockstep_airflow.window import DRY_RUN, RunWindow, chosen_targets, run_window
+from lockstep_airflow.specs import dag_id_of
+from lockstep_airflow.window import (
+    DRY_RUN,
+    FIRST_BATCHES,
+    LAST_BATCHES,
+    TABLES,
+    TARGET,
+    WINDOW_END,
+    WINDOW_START,
+    RunWindow,
+    chosen_targets,
+    moment_us,
+    run_window,
+)
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from cdc_core.apply.replay import Selection
     from cdc_core.config import Pipeline
 
 MAX_RUN_NAME = 200
@@ -28,7 +42,22 @@ def window_of(context: Context) -> RunWindow:
 
 def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
     """The targets that the DAG run is for. Raises UsageError (airflow.targets)."""
-    return chosen_targets(_params(context), tuple(target.name for target in pipeline.targets))
+    return chosen_targets(_params(context), tuple(target.name for target in pipeline.scheduled_targets))
+
+
+def selection_of(context: Context, pipeline: Pipeline) -> Selection:
+    """What a run of the replay DAG takes. Raises UsageError (airflow.window, replay.position)."""
+    from cdc_core.apply.replay import Selection, places
+
+    params = _params(context)
+    return Selection(
+        str(params.get(TARGET) or ""),
+        moment_us(params, WINDOW_START),
+        moment_us(params, WINDOW_END),
+        places(pipeline, params.get(FIRST_BATCHES) or (), f"param {FIRST_BATCHES}"),
+        places(pipeline, params.get(LAST_BATCHES) or (), f"param {LAST_BATCHES}"),
+        tuple(dict.fromkeys(params.get(TABLES) or ())),
+    )
 
 
 def is_dry_run(context: Context) -> bool:
@@ -37,7 +66,8 @@ def is_dry_run(context: Context) -> bool:
 
 def run_name(context: Context, pipeline: Pipeline) -> str:
     """The run's id in meta, stage and ledger: the same in every try and clear of a DAG run, and fit for a path."""
-    name = f"{pipeline.pipeline}-{context['dag_run'].run_id}"
+    run = context["dag_run"]
+    name = f"{pipeline.pipeline}{run.dag_id.removeprefix(dag_id_of(pipeline.pipeline))}-{run.run_id}"
     fit = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     return fit if len(fit) <= MAX_RUN_NAME else f"{fit[: MAX_RUN_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
 

@@ -3,7 +3,8 @@
 Everything follows from the pipeline file alone, so that a DAG looks the same whenever it is parsed (Airflow stores
 a new version of a DAG for each difference). render.py turns the values into operators.
 
-    extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
+    cdc_<pipeline>           extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
+    cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ class Kind(StrEnum):
     """Drains the log of a source to the end of the window; a sensor, mapped over the sources."""
     PLAN = "plan"
     """Chooses the staged batches that the run applies."""
+    REPLAN = "replan"
+    """Chooses the staged batches that the run applies again."""
     SPARK = "spark"
     """Runs one Spark application, `job`."""
     COMMIT = "commit"
@@ -63,13 +66,14 @@ class TaskSpec:
 
 @dataclass(frozen=True, slots=True)
 class DagSpec:
-    """One DAG. `schedule` is a cron expression whose intervals are the windows; `file` is the pipeline file."""
+    """One DAG. `schedule` is a cron expression whose intervals are the windows, None for a DAG that is triggered;
+    `file` is the pipeline file."""
 
     dag_id: str
     pipeline: str
     file: str
     description: str
-    schedule: str
+    schedule: str | None
     targets: tuple[str, ...]
     tags: tuple[str, ...]
     airflow: Airflow
@@ -88,15 +92,24 @@ def dag_id_of(pipeline: str) -> str:
     return f"cdc_{pipeline}"
 
 
+def replay_dag_id_of(pipeline: str) -> str:
+    return f"{dag_id_of(pipeline)}_replay"
+
+
 def group_of(target: str) -> str:
     """Task group of a target. The prefix keeps a target named `plan` or `merge` apart from the tasks."""
     return f"to_{target}"
 
 
+def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
+    """All DAGs of a pipeline file."""
+    return (dag_spec(pipeline, file), *([replay_spec(pipeline, file)] if pipeline.targets else []))
+
+
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     """The DAG `cdc_<pipeline>` of a pipeline file. Without targets it stages, and no more."""
     sources = tuple(source.name for source in pipeline.sources)
-    targets = tuple(target.name for target in pipeline.targets)
+    targets = tuple(target.name for target in pipeline.scheduled_targets)
     tasks = [
         TaskSpec(
             Kind.EXTRACT,
@@ -115,24 +128,51 @@ def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
                 (EXTRACT,),
                 "Chooses the staged batches of the window, and earlier ones not applied yet, for each target.",
             ),
-            TaskSpec(
-                Kind.SPARK, MERGE, (PLAN,), "Finds the last change of each key among the planned batches.", job="merge"
-            ),
+            _merge_task(),
         ]
     for target in targets:
         tasks += _target_tasks(target)
+    description = f"Changes of {', '.join(sources)} to {', '.join(targets) or 'the stage'}"
+    return _spec(pipeline, file, dag_id_of(pipeline.pipeline), description, pipeline.schedule, targets, tasks)
+
+
+def replay_spec(pipeline: Pipeline, file: Path) -> DagSpec:
+    """The DAG `cdc_<pipeline>_replay`: staged batches to a target again, or to a new one, without the sources."""
+    targets = tuple(target.name for target in pipeline.targets)
+    doc = "Chooses the staged batches that the trigger form names, whether the target has taken them before or not."
+    tasks = [TaskSpec(Kind.REPLAN, PLAN, (), doc), _merge_task()]
+    for target in targets:
+        tasks += _target_tasks(target)
+    description = f"Staged changes of {pipeline.pipeline} again, to one of {', '.join(targets)}"
+    return _spec(pipeline, file, replay_dag_id_of(pipeline.pipeline), description, None, targets, tasks)
+
+
+def _spec(
+    pipeline: Pipeline,
+    file: Path,
+    dag_id: str,
+    description: str,
+    schedule: str | None,
+    targets: tuple[str, ...],
+    tasks: list[TaskSpec],
+) -> DagSpec:
     return DagSpec(
-        dag_id=dag_id_of(pipeline.pipeline),
+        dag_id=dag_id,
         pipeline=pipeline.pipeline,
         file=str(file),
-        description=f"Changes of {', '.join(sources)} to {', '.join(targets) or 'the stage'}",
-        schedule=pipeline.schedule,
+        description=description,
+        schedule=schedule,
         targets=targets,
         tags=("lockstep", pipeline.pipeline),
         airflow=pipeline.airflow,
         spark_connection=pipeline.spark.connection,
         tasks=tuple(tasks),
     )
+
+
+def _merge_task() -> TaskSpec:
+    doc = "Finds the last change of each key among the planned batches."
+    return TaskSpec(Kind.SPARK, MERGE, (PLAN,), doc, job="merge")
 
 
 def _target_tasks(target: str) -> list[TaskSpec]:

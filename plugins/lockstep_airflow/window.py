@@ -20,6 +20,10 @@ WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 TARGETS = "targets"
 DRY_RUN = "dry_run"
+TARGET = "target"
+TABLES = "tables"
+FIRST_BATCHES = "first_batches"
+LAST_BATCHES = "last_batches"
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +46,7 @@ def run_window(
     asked_at: datetime,
 ) -> RunWindow:
     """The window of a run; the module's docstring has the order. Raises UsageError (airflow.window)."""
-    start, end = _moment(params, WINDOW_START), _moment(params, WINDOW_END)
+    start, end = moment_us(params, WINDOW_START), moment_us(params, WINDOW_END)
     if start is not None or end is not None:
         window = RunWindow(start or 0, end if end is not None else to_us(asked_at))
     elif interval_start is not None and interval_end is not None and interval_start < interval_end:
@@ -73,7 +77,8 @@ def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[s
     return tuple(name for name in known if name in asked)
 
 
-def _moment(params: Mapping[str, Any], name: str) -> int | None:
+def moment_us(params: Mapping[str, Any], name: str) -> int | None:
+    """A param that holds a moment; None where it is empty. Raises UsageError (airflow.window)."""
     text = params.get(name)
     if text is None or text == "":
         return None

@@ -21,6 +21,7 @@ import pytest
 ORDERS = (
     "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(20) NOT NULL, amount DECIMAL(12,2), at DATETIME)"
 )
+REPLAY_ONLY = '  - {name: again, connections: ["env:COPY"], replay_only: true, tables: {"*": {}}}\n'
 FIRST = "INSERT INTO orders VALUES (1,'new',9.99,'2026-01-01 10:00:00'), (2,'new',NULL,NULL), (3,'gone',1,NULL)"
 
 
@@ -439,6 +440,47 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     assert [tuple(row) for row in copied.fetchall()] == source_rows(shop)
     (target,) = lockstep("status", "shop.yaml").document["targets"]
     assert target["pending"] == {"batches": 0, "rows": 0}
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes_nothing(
+    shop: Any, copied: Any, lockstep: Any
+) -> None:
+    copied.execute(f"USE `{shop.name}`")
+    copied.execute(ORDERS)
+    file = lockstep.directory / "shop.yaml"
+    name = re.search(r"targets:\n *- *\{?name: (\w+)", file.read_text())
+    assert name is not None
+    file.write_text(file.read_text().replace("targets:\n", f"targets:\n{REPLAY_ONLY}"))
+    changes(shop)
+    lockstep("extract", "shop.yaml")
+    expected = source_rows(shop)
+    lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
+
+    (built,) = lockstep("run", "shop.yaml", "--replay", "--target", "again").document["ledgers"]
+    assert (built["staged_rows"], built["key_changes"], built["equal"], built["problems"]) == (6, 1, 0, [])
+    copied.execute("SELECT order_id, status, amount, at FROM orders ORDER BY order_id")
+    assert [tuple(row) for row in copied.fetchall()] == expected
+    copied.execute("SELECT *, _cdc_version FROM orders ORDER BY order_id")
+    before = copied.fetchall()
+    (same,) = lockstep("run", "shop.yaml", "--replay", "--target", "again").document["ledgers"]
+    assert (same["winners"], same["problems"]) == (built["winners"], [])
+    assert same["winners"] == same["equal"] + same["absent"]
+    copied.execute("SELECT *, _cdc_version FROM orders ORDER BY order_id")
+    assert copied.fetchall() == before
+    (target,) = lockstep("status", "shop.yaml").document["targets"]
+    assert (target["target"], target["records"]) == (name[1], {})
+
+
+def test_the_options_of_a_replay_belong_to_a_replay_of_one_target(copied: Any, lockstep: Any) -> None:
+    file = lockstep.directory / "shop.yaml"
+    file.write_text(file.read_text().replace("targets:\n", f"targets:\n{REPLAY_ONLY}"))
+    for wrong in (["--replay"], ["--table", "orders"], ["--replay", "--target", "again", "--from", "yesterday"]):
+        assert lockstep("run", "shop.yaml", *wrong, code=2).error["code"] == "cli.usage"
+    done = lockstep("run", "shop.yaml", "--replay", "--target", "again", "--from", "none/1", code=2)
+    assert done.error["code"] == "replay.position"
+    assert lockstep("run", "shop.yaml", "--target", "again", code=2).error["code"] == "cli.usage"
 
 
 @pytest.mark.spark

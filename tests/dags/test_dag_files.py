@@ -65,10 +65,11 @@ def test_each_pipeline_file_is_a_dag_the_same_each_time_and_parsing_imports_noth
     write_pipeline("bank", file="other.yml")
     found = parse(python, PYTHONHASHSEED="1")
     assert found["errors"] == {}
-    assert sorted(found["dags"]) == ["cdc_bank", "cdc_shop"]
+    assert sorted(found["dags"]) == ["cdc_bank", "cdc_bank_replay", "cdc_shop", "cdc_shop_replay"]
     assert found["dags"]["cdc_shop"] == [
         "extract", "plan", "merge", "to_main.filter", "to_main.write", "to_main.quality", "to_main.commit"
     ]  # fmt: skip
+    assert found["dags"]["cdc_shop_replay"] == found["dags"]["cdc_shop"][1:]
     assert found["heavy"] == []
     assert parse(python, PYTHONHASHSEED="2")["serialized"] == found["serialized"]
 
@@ -79,16 +80,26 @@ def test_a_broken_file_breaks_only_its_own_dag_and_says_what_where_and_what_to_d
     write_pipeline("shop")
     broken = write_pipeline("bank", more="shedule: nonsense\n")
     twice = write_pipeline("shop", file="zz_copy.yaml")
+    taken = write_pipeline("shop_replay")
     state = result(python(SYNC_AND_STATE, str(REPOSITORY / "dags")))
     assert state["dags"]["cdc_shop"] == [False, False]
     assert "cdc_bank" not in state["dags"]
     assert list(state["errors"]) == ["lockstep_pipeline_errors.py"]
     text = state["errors"]["lockstep_pipeline_errors.py"]
-    for part in (str(broken), "shedule", "did you mean 'schedule'", str(twice), "airflow.pipeline_twice"):
+    for part in (
+        str(broken),
+        "shedule",
+        "did you mean 'schedule'",
+        str(twice),
+        str(taken),
+        "'cdc_shop_replay'",
+        "airflow.pipeline_twice",
+    ):
         assert part in text
 
     broken.unlink()
     twice.unlink()
+    taken.unlink()
     assert result(python(SYNC_AND_STATE, str(REPOSITORY / "dags")))["errors"] == {}
 
 

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,22 +38,24 @@ airflow: {{sensor: {mode}, poke_interval_s: 1, retry_delay_s: 1}}
 
 @dataclass
 class Line:
-    """A pipeline that stages one database of the test's server."""
+    """A pipeline that stages one database of the test's server. suffix: of the DAG among the pipeline's."""
 
     name: str
     home: Path
     folder: Path
     environ: dict[str, str]
+    suffix: str = ""
 
     @property
     def dag_id(self) -> str:
-        return f"cdc_{self.name}"
+        return f"cdc_{self.name}{self.suffix}"
 
-    def start(self, window_end: datetime) -> subprocess.Popen[bytes]:
+    def start(self, window_end: datetime, **params: Any) -> subprocess.Popen[bytes]:
         """`airflow dags test` of a run up to a moment; its output goes to a file, which takes it without waiting."""
         with open(self.folder / "airflow.log", "wb") as output:
+            conf = json.dumps({"window_end": str(window_end), **params})
             return subprocess.Popen(
-                airflow_command(["dags", "test", self.dag_id, "--conf", json.dumps({"window_end": str(window_end)})]),
+                airflow_command(["dags", "test", self.dag_id, "--conf", conf]),
                 env=self.environ,
                 cwd=REPOSITORY,
                 stdout=output,
@@ -185,6 +187,14 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
     assert "the source is not asked" in output
     assert "every staged batch in reach is consumed already" in output
     assert run.states() == {task: ["success" if task in tasks[:2] else "skipped"] for task in tasks}
+    # A replay takes them once more, and asks no source either.
+    again = replace(run, suffix="_replay")
+    for dry, after in ((True, "skipped"), (False, "success")):
+        process = again.start(end, target="main", dry_run=dry)
+        assert process.wait(timeout=240) == 0, again.output[-6000:]
+        assert again.states() == {"plan": ["success"], **{task: [after] for task in tasks[2:]}}, again.output[-6000:]
+    replayed = next(value for task, _, value in again.xcoms() if task == "to_main.commit")
+    assert (replayed["batches"], replayed["moved"]) == (committed["batches"], 0)
 
 
 @contextmanager

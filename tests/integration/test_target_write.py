@@ -71,14 +71,22 @@ def test_rows_are_inserted_updated_and_deleted_and_counted_once(table: Table) ->
     assert table.rows() == [(1, "a", 2)]
 
 
-def test_writing_again_changes_nothing_and_counts_as_written(table: Table) -> None:
+def test_writing_again_changes_nothing_and_counts_as_written_and_equal(table: Table) -> None:
     batch = [shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)]
-    table.write(batch)
+    assert table.write(batch).equal == 0
     before = table.everything()
     again = table.write(batch)
     assert table.everything() == before
-    assert again.written + again.stale + again.absent == 2
-    assert again.stale == 0
+    assert (again.written, again.stale, again.absent, again.equal) == (1, 0, 1, 1)
+    mixed = table.write([*batch, shop("u", 3, "c", 1, 10)])
+    assert (mixed.written, mixed.equal) == (2, 1)
+
+
+def test_a_row_changed_by_hand_is_put_right_by_writing_its_version_again(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 10)])
+    table.query(f"UPDATE {table.facts.name} SET n = 77")
+    assert table.write([shop("u", 1, "a", 1, 10)]).equal == 1
+    assert table.rows() == [(1, "a", 1)]
 
 
 def test_a_late_insert_does_not_revive_a_deleted_key_and_a_new_one_does(table: Table) -> None:

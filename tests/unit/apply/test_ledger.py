@@ -61,6 +61,12 @@ def test_what_adds_up_is_closed_with_the_stale_of_filter_and_write_together() ->
     assert entry.problems() == ()
 
 
+def test_equal_rows_are_part_of_the_written_ones_and_can_be_no_more() -> None:
+    (entry,) = ledger.close(PLAN, "t", [MERGE], [FILTER], [replace(one, equal=one.written) for one in WRITE])
+    assert (entry.written, entry.equal) == (6, 6)
+    assert "equal 7 > written 6" in problem(written=[replace(WRITE[0], equal=7), WRITE[1]])
+
+
 @given(
     where=st.sampled_from(["merge", "filter", "write"]),
     field=st.integers(min_value=0, max_value=5),
@@ -69,7 +75,7 @@ def test_what_adds_up_is_closed_with_the_stale_of_filter_and_write_together() ->
 def test_any_single_figure_that_is_wrong_is_found(where: str, field: int, by: int) -> None:
     merge, filtered, written = MERGE, FILTER, list(WRITE)
     one = {"merge": merge, "filter": filtered, "write": written[0]}[where]
-    names = [name for name in one.__slots__ if name not in ("table", "shard")]
+    names = [name for name in one.__slots__ if name not in ("table", "shard", "equal")]
     name = names[field % len(names)]
     bent = replace(one, **{name: getattr(one, name) + by})
     assert TABLE in problem(

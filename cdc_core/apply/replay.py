@@ -1,0 +1,189 @@
+"""A replay: staged batches applied to a target again, or for the first time, from the files alone.
+
+It takes what it is told to, consumed or not, and neither asks the sources nor needs or moves a consume record. That
+is safe whatever the target holds and whoever else writes to it, for the target's guard lets no older change overwrite
+a newer row: into a target that has it all a replay changes nothing (every row of its ledger is equal, stale or
+absent), into an empty one it builds the tables anew.
+
+Whole batches are taken: those that reach into the window, or from one position to another.
+
+Keeps true: no replay over a gap in a source's positions, nor over a window that is not staged completely. Planned
+again after its commit, a replay keeps its plan.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of, sha256
+from cdc_core.config import Pipeline, Target
+from cdc_core.errors import UsageError
+from cdc_core.meta import BatchRow, Meta, PlanView, RunState
+from cdc_core.model.position import order_key
+from cdc_core.model.run import RunPlan
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.windows import from_us
+
+log = logging.getLogger(__name__)
+
+_BATCH = re.compile(r"^([a-z][a-z0-9_]*)/(\d{4})-(\d{7})-(\d{10})$")
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """What a replay takes, and where to.
+
+    start_us, end_us: batches of windows that reach into [start, end), µs UTC; None: no bound.
+    first, last:      by source, order keys of positions: from the batch that holds the first one to the one that
+                      holds the last.
+    tables:           logical names; () for all that the target takes.
+    """
+
+    target: str
+    start_us: int | None = None
+    end_us: int | None = None
+    first: Mapping[str, int] = field(default_factory=dict)
+    last: Mapping[str, int] = field(default_factory=dict)
+    tables: tuple[str, ...] = ()
+
+    @property
+    def window(self) -> tuple[int, int] | None:
+        """None unless it is bounded by time on both sides."""
+        return None if self.start_us is None or self.end_us is None else (self.start_us, self.end_us)
+
+    def takes(self, batch: BatchRow) -> bool:
+        return (
+            (self.start_us is None or batch.window_end_us > self.start_us)
+            and (self.end_us is None or batch.window_start_us < self.end_us)
+            and batch.end.seq > self.first.get(batch.source, -1)
+            and batch.begin.seq <= self.last.get(batch.source, batch.begin.seq)
+        )
+
+
+def places(pipeline: Pipeline, names: Sequence[str], where: str) -> dict[str, int]:
+    """Positions, as `stage ls` names batches, by source. Raises UsageError (replay.position)."""
+    found: dict[str, int] = {}
+    known = [source.name for source in pipeline.sources]
+    for name in names:
+        match = _BATCH.match(name)
+        if match is None or match[1] not in known or match[1] in found:
+            raise UsageError(
+                f"{name!r} is no position of a source, or the source's second one.",
+                where=where,
+                code="replay.position",
+                remedy="give for each source at most one batch, as `lockstep stage ls` names it, such as "
+                f"{known[0]}/0000-0000042-0000015823",
+            )
+        found[match[1]] = order_key(int(match[2]), int(match[3]), int(match[4]))
+    return found
+
+
+def plan(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    selection: Selection,
+    *,
+    run_id: str,
+    airflow_run_id: str | None = None,
+) -> RunPlan:
+    """Choose the batches, register the run, write plan.json; returns the plan.
+
+    Raises UsageError (plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater (plan.not_staged),
+    DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column, plan.key_differs, meta.run_differs).
+    """
+    check_run_id(run_id)
+    known = meta.run(run_id)
+    if known is not None and known.state is RunState.COMMITTED and store.stat(known.plan_path) is not None:
+        stored = load(store, run_id)
+        if stored.target(selection.target).batches:
+            return stored
+    view = chosen(meta, pipeline, selection)
+    target = _target(pipeline, selection)
+    made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas_of(view, store))
+    made = replace(made, replay=True)
+    _require_tables(made, selection)
+    meta.claim(
+        run_id,
+        pipeline.pipeline,
+        selection.window,
+        (),
+        plan_path=made.path,
+        plan_sha256=sha256(made),
+        airflow_run_id=airflow_run_id,
+        replays=bool(made.target(target.name).batches),
+    )
+    store.put(made.path, made.to_bytes())
+    log.info("run %s: replay of %d batches to %s", run_id, len(made.target(target.name).batches), target.name)
+    return made
+
+
+def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
+    """The selection as a plan sees it. Raises what `plan` does for batches."""
+    target = _target(pipeline, selection)
+    sources = [source.name for source in pipeline.sources]
+    if selection.start_us is not None and selection.end_us is not None and selection.start_us >= selection.end_us:
+        raise UsageError(
+            f"The window {from_us(selection.start_us)} to {from_us(selection.end_us)} is empty.",
+            where="replay",
+            code="plan.window",
+            remedy="give a start before the end; both in UTC",
+        )
+    chain = {source: tuple(filter(selection.takes, meta.batches(source))) for source in sources}
+    ids = [batch.batch_id for batches in chain.values() for batch in batches]
+    files = meta.files(ids)
+    view = PlanView(
+        checkpoints=meta.checkpoints(pipeline.pipeline),
+        chain=chain,
+        pending={target.name: frozenset(ids)},
+        consumed={target.name: ()},
+        own={target.name: frozenset()},
+        closed=frozenset(),
+        files=files,
+        schemas=meta.schemas(sorted({file.schema_id for of_batch in files.values() for file in of_batch})),
+    )
+    if selection.end_us is not None:
+        require_staged(view, sources, (selection.start_us or 0, selection.end_us))
+    for source in sources:
+        require_chain(view, source, whole=False)
+    return view
+
+
+def _target(pipeline: Pipeline, selection: Selection) -> Target:
+    """The target with the rules of the selected tables alone."""
+    known = {target.name: target for target in pipeline.targets}
+    target = known.get(selection.target)
+    if target is None:
+        raise UsageError(
+            f"The pipeline {pipeline.pipeline!r} has no target {selection.target!r}.",
+            where="targets",
+            code="plan.unknown_target",
+            remedy=f"choose of: {', '.join(known) or '(it has none)'}",
+        )
+    if not selection.tables:
+        return target
+    rules = {name: target.table(name) for name in selection.tables}
+    missing = [name for name, rule in rules.items() if rule is None]
+    if missing:
+        raise UsageError(
+            f"The target {target.name!r} does not take the table {missing[0]!r}.",
+            where=f"targets.{target.name}.tables",
+            code="replay.table",
+            remedy="give logical names of tables that it takes, as `lockstep stage ls` shows them",
+        )
+    return target.model_copy(update={"tables": rules})
+
+
+def _require_tables(made: RunPlan, selection: Selection) -> None:
+    staged = {table.table for one in made.merge_sets for table in one.tables}
+    unstaged = [name for name in selection.tables if name not in staged]
+    if unstaged:
+        raise UsageError(
+            f"The chosen batches have no change of {unstaged[0]!r}.",
+            where=made.run_id,
+            code="replay.table",
+            remedy="look at `lockstep stage ls` for the names of the tables, or choose other batches",
+        )

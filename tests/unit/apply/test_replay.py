@@ -1,0 +1,159 @@
+"""What a replay takes, and that it leaves the consume records to the runs of the line."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.apply import replay
+from cdc_core.apply.replay import Selection, places
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, UsageError
+from cdc_core.meta import RecordState, RunState
+from cdc_core.model.run import RunPlan
+from tests.made_batches import HOUR_US, START_US, manifest
+from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
+
+B = [manifest(number, window=number // 2, tables={"shop.orders": 3, "shop.items": 2}) for number in range(6)]
+IDS = tuple(one.batch_id for one in B)
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    one = Line.open(tmp_path)
+    one.stage(*B, until_us=START_US + 3 * HOUR_US)
+    with one.meta:
+        yield one.with_targets({"name": "t"}, {"name": "new", "replay_only": True})
+
+
+def refusal(call: Callable[[], object]) -> LockstepError:
+    with pytest.raises(LockstepError) as caught:
+        call()
+    return caught.value
+
+
+def plan(line: Line, run_id: str, target: str = "t", **chosen: Any) -> RunPlan:
+    return replay.plan(line.meta, line.store, line.pipeline, Selection(target, **chosen), run_id=run_id)
+
+
+def taken(run: RunPlan) -> tuple[str, ...]:
+    return run.targets[0].batches
+
+
+def records(line: Line, target: str) -> set[tuple[RecordState, str]]:
+    return {(record.state, record.run_id) for record in line.meta.records(target, IDS)}
+
+
+def test_a_replay_takes_consumed_batches_too_and_moves_no_record(line: Line) -> None:
+    line.done("first", WINDOW)
+    before = records(line, "t")
+    run = plan(line, "r")
+    assert (taken(run), run.replay) == (IDS, True)
+    line.apply(run)
+    assert records(line, "t") == before
+    assert line.commit(run).moved == 0
+    assert records(line, "t") == before
+    known = line.meta.run("r")
+    assert known is not None
+    assert known.state is RunState.COMMITTED
+    assert {row.entry.table for row in line.meta.ledger("r")} == {"shop.orders", "shop.items"}
+    assert line.plan("second").target("t").batches == IDS[2:]  # the line goes on where it was
+
+
+def test_a_replay_that_is_not_committed_is_planned_and_its_failure_is_kept(line: Line) -> None:
+    plan(line, "r")
+    line.meta.record_failure("r", "spark died", target="t")
+    known = line.meta.run("r")
+    assert known is not None
+    assert (known.state, known.last_error) == (RunState.FAILED, "spark died")
+    assert taken(plan(line, "r")) == IDS
+
+
+@pytest.mark.parametrize(
+    ("chosen", "expected"),
+    [
+        ({"start_us": NEXT_WINDOW[0], "end_us": NEXT_WINDOW[1]}, IDS[2:4]),
+        ({"start_us": WINDOW[0] + 1, "end_us": WINDOW[0] + 2}, IDS[:2]),
+        ({"start_us": NEXT_WINDOW[1]}, IDS[4:]),
+        ({"end_us": NEXT_WINDOW[0]}, IDS[:2]),
+        ({"first": {"shop": B[3].begin.position.seq}}, IDS[3:]),
+        ({"first": {"shop": B[3].begin.position.seq + 1}}, IDS[3:]),
+        ({"last": {"shop": B[3].begin.position.seq}}, IDS[:4]),
+        ({"first": {"shop": B[1].begin.position.seq}, "end_us": NEXT_WINDOW[1]}, IDS[1:4]),
+        ({"first": {"shop": B[5].end.position.seq}}, ()),
+    ],
+)
+def test_whole_batches_are_taken_that_reach_into_what_is_asked(
+    line: Line, chosen: dict[str, Any], expected: tuple[str, ...]
+) -> None:
+    assert taken(plan(line, "r", **chosen)) == expected
+
+
+def test_chosen_tables_alone_are_in_the_plan(line: Line) -> None:
+    run = plan(line, "r", tables=("shop.items",))
+    assert [table.table for table in run.merge_sets[0].tables] == ["shop.items"]
+    for table, where in (("shop.none", "r"), ("shop.orders", "targets.only.tables")):
+        only = line.with_targets({"name": "t"}, {"name": "only", "tables": {"shop.items": {}}})
+        error = refusal(
+            lambda table=table, only=only, where=where: plan(
+                only, "r", "t" if where == "r" else "only", tables=(table,)
+            )
+        )
+        assert (type(error), error.code, error.where) == (UsageError, "replay.table", where)
+
+
+def test_only_a_replay_may_name_a_replay_only_target_and_runs_leave_it_out(line: Line) -> None:
+    assert [one.target for one in line.plan("r").targets] == ["t"]
+    assert refusal(lambda: line.plan("other", targets=["new"])).code == "plan.unknown_target"
+    assert taken(plan(line, "again", "new")) == IDS
+    assert refusal(lambda: plan(line, "x", "nobody")).code == "plan.unknown_target"
+
+
+def test_a_window_that_is_not_staged_to_its_end_waits_and_an_empty_one_is_refused(line: Line) -> None:
+    error = refusal(lambda: plan(line, "r", start_us=START_US, end_us=START_US + 3 * HOUR_US + 1))
+    assert (type(error), error.code) == (RetryLater, "plan.not_staged")
+    assert refusal(lambda: plan(line, "r", start_us=2, end_us=2)).code == "plan.window"
+    assert line.meta.run("r") is None
+
+
+def test_a_gap_among_the_chosen_batches_is_refused(line: Line, tmp_path: Path) -> None:
+    import sqlite3
+
+    with sqlite3.connect(tmp_path / "meta.db") as connection:
+        connection.execute("DELETE FROM batch WHERE batch_id = ?", (IDS[2],))
+    error = refusal(lambda: plan(line, "r"))
+    assert (type(error), error.code) == (DataAtRisk, "plan.gap")
+    assert taken(plan(line, "r", last={"shop": B[1].begin.position.seq})) == IDS[:2]
+
+
+def test_a_committed_replay_keeps_its_plan_whatever_was_staged_since(line: Line) -> None:
+    run = plan(line, "r", "new")
+    line.stage(manifest(6, window=3))
+    assert len(taken(plan(line, "r", "new"))) == 7  # not committed yet: planned anew
+    line.apply(plan(line, "r", "new"), "new")
+    line.commit(plan(line, "r", "new"), "new")
+    line.stage(manifest(7, window=3))
+    again = plan(line, "r", "new")
+    assert len(taken(again)) == 7 > len(taken(run))
+    line.apply(again, "new")
+    assert line.commit(again, "new").moved == 0
+
+
+def test_two_replays_and_a_run_may_be_open_at_once(line: Line) -> None:
+    runs = [plan(line, "a"), plan(line, "b"), line.plan("c")]
+    for run in runs:
+        line.apply(run)
+    for run in reversed(runs):
+        line.commit(run)
+    assert {state for state, _ in records(line, "t")} == {RecordState.COMMITTED}
+    assert {run_id for _, run_id in records(line, "t")} == {"c"}
+
+
+@pytest.mark.parametrize("name", ["west/0000-0000001-0000000004", "shop/1-2-3", "binlog.000001:4", "shop/"])
+def test_a_position_that_is_none_of_a_source_is_refused(line: Line, name: str) -> None:
+    error = refusal(lambda: places(line.pipeline, [name], "--from"))
+    assert (type(error), error.code, error.where) == (UsageError, "replay.position", "--from")
+    assert refusal(lambda: places(line.pipeline, [IDS[0], IDS[1]], "--to")).code == "replay.position"
+    assert places(line.pipeline, [IDS[1]], "--to") == {"shop": B[1].begin.position.seq}
