@@ -16,6 +16,8 @@ PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.lockstep
 UV_VERSION = $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements.lock)
 PYTEST_ARGS ?=
+# The files of tests side by side, each process with servers of its own, the long ones first.
+PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 LINTED := $(wildcard cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
 
@@ -65,7 +67,7 @@ ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
 # pytest's closing line is the last output: nothing may be printed after it.
 test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 bench: setup ## how fast the extractor is, beside others, on a real server (BENCH_ARGS=--quick for a short one)
 	@$(PY) -m examples.sandbox fetch mariadb
