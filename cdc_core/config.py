@@ -297,6 +297,26 @@ class Limits(_Model):
         return self
 
 
+class Suite(_Model):
+    """A Great Expectations suite of your own. What is critical and not met fails the run, the rest is shown."""
+
+    table: str = Field(min_length=1, description="the logical table whose rows it judges")
+    stage: Literal["staged", "merged"] = Field(
+        "merged", description="staged: every change of the run; merged: the last change of each key"
+    )
+    path: str = Field(
+        min_length=1,
+        description="JSON or YAML file with `expectations`, each of type, kwargs and severity, as Great Expectations "
+        "writes them; relative to the pipeline file",
+    )
+
+
+class Quality(_Model):
+    """What each run is judged by, besides what always holds."""
+
+    suites: tuple[Suite, ...] = Field((), description="suites of your own")
+
+
 class Airflow(_Model):
     """How the pipeline's DAG runs. What Airflow itself sets (pools, connections, alerts) is set there."""
 
@@ -325,6 +345,7 @@ class Pipeline(_Model):
     targets: tuple[Target, ...] = Field((), description="where changes are applied; may be none")
     spark: Spark = Field(default_factory=Spark, description="how Spark is run")
     limits: Limits = Field(default_factory=Limits, description="bounds of memory and batches")
+    quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
 
     @model_validator(mode="after")
@@ -455,7 +476,7 @@ def models_in(annotation: Any) -> list[type[BaseModel]]:
 
 
 def load(path: Path) -> Pipeline:
-    """The pipeline of a file. Raises UsageError when it cannot be read or is wrong."""
+    """The pipeline of a file, the paths in it absolute. Raises UsageError when it cannot be read or is wrong."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -465,7 +486,10 @@ def load(path: Path) -> Pipeline:
             code="config.unreadable",
             remedy="give the path of a YAML file, or make one with `lockstep init`",
         ) from None
-    return parse(text, where=str(path))
+    parsed = parse(text, where=str(path))
+    folder = path.absolute().parent
+    suites = tuple(suite.model_copy(update={"path": str(folder / suite.path)}) for suite in parsed.quality.suites)
+    return parsed.model_copy(update={"quality": Quality(suites=suites)})
 
 
 def json_schema() -> dict[str, Any]:

@@ -7,17 +7,30 @@ suites, measured to give the same verdicts.
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import great_expectations as gx
 from great_expectations.data_context.types.base import ProgressBarsConfig
+from great_expectations.exceptions import GreatExpectationsError
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame
 
+from cdc_core.apply.suites import read_suite, refused
+from cdc_core.config import Suite
 from expectations import merged, staged, target
 
 GOOD = target.GOOD
 SUITES = {"staged": staged.suite, "merged": merged.suite, "target": target.suite}
+
+
+def own_suite(suite: Suite) -> gx.ExpectationSuite:
+    """The suite of a file. Raises UsageError (quality.suite)."""
+    expectations = read_suite(suite)
+    try:
+        return gx.ExpectationSuite(name=Path(suite.path).stem, expectations=expectations)
+    except (GreatExpectationsError, ValueError) as error:
+        raise refused(suite, f"is refused by Great Expectations: {error}") from None
 
 
 def judge(frame: Any, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:

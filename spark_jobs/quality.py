@@ -2,13 +2,15 @@
 
 The workers read the touched keys back from the target and compare values in the server; the suites judge the frames.
 Great Expectations takes seconds to import, which it does here while Spark starts and gathers the frames.
-Results are kept as quality/target=<t>/<stage>.json. A critical expectation that fails is DataAtRisk.
+Results are kept in quality/target=<t>/: <stage>.json, own-<n>.json for suites of the pipeline's own, and report.html.
+A critical expectation that fails is DataAtRisk.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -20,6 +22,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path
@@ -27,11 +30,12 @@ from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import row_keys
-from spark_jobs.columns import c, staged_struct
+from spark_jobs.columns import c, staged_struct, unified
 from spark_jobs.failures import carried
 from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
-from spark_jobs.merge import exact
+from spark_jobs.merge import exact, read_changes
+from spark_jobs.report import page, summary
 
 GATHERED_ROWS = 1_000_000
 """A frame of up to so many rows is judged in memory (see judging)."""
@@ -91,20 +95,20 @@ def _comparer(destination: Destination) -> Callable[[Iterable[pa.RecordBatch]], 
     return work
 
 
-def summary(stage: str, verdict: dict[str, Any]) -> str:
-    """Readable lines for the task's log: what passed, and each failure with examples."""
-    bad = [one for one in verdict["expectations"] if not one["success"]]
-    total = len(verdict["expectations"])
-    lines = [f"{stage}: {verdict['rows']} rows, {total - len(bad)} of {total} expectations met"]
-    for one in bad:
-        arguments = ", ".join(f"{name}={value}" for name, value in one["arguments"].items())
-        shown = {name: value for name, value in one["result"].items() if value not in (None, [], {})}
-        lines.append(f"  {one['severity']}: {one['expectation']}({arguments}): {json.dumps(shown)[:600]}")
-    return "\n".join(lines)
+def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
+    """The rows that a suite of the user's own judges: their columns and bookkeeping, without nested values."""
+    if stage == "merged":
+        rows = job.read(job.merged(table.table))
+    else:
+        schemas = [job.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
+        rows = read_changes(job, table, unified(table.table, job.current_schemas(table), schemas))
+    nested = [field.name for field in rows.schema if isinstance(field.dataType, T.StructType | T.MapType)]
+    return rows.drop(*[c(name) for name in nested])
 
 
 def check(job: Job) -> None:
-    """Runs the three suites. Raises DataAtRisk (quality.failed) after all have run and their results are kept."""
+    """Runs the three suites and the pipeline's own. Raises DataAtRisk (quality.failed) after all have run and their
+    results are kept, UsageError (quality.suite)."""
     tables = [table for table in job.tables() if table.files]
     counts = counts_from_bytes(job.store.get(counts_path(job.plan.merged_folder(job.merge_set.name))), MergeCounts)
     winners = {one.table: one.winners for one in counts}
@@ -124,33 +128,48 @@ def check(job: Job) -> None:
             for stage, frame in frames.items()
             if frame is not None and rows[stage] <= GATHERED_ROWS
         }
-        from spark_jobs.judging import GOOD, SUITES, judge
+        from spark_jobs.judging import GOOD, SUITES, judge, own_suite
 
-    failed = []
+    folder = job.plan.quality_folder(job.target.name)
+    job.clear(folder)
+    verdicts: dict[str, dict[str, Any]] = {}
     for stage, frame in frames.items():
         if frame is None:
-            verdict: dict[str, Any] = {"success": True, "suite": stage, "rows": 0, "expectations": []}
+            verdicts[stage] = {"success": True, "suite": stage, "rows": 0, "expectations": []}
         else:
             data = gathered[stage].result().to_pandas() if stage in gathered else frame
-            verdict = judge(data, SUITES[stage](rows[stage]), rows[stage])
-            if not verdict["success"] and stage == "target":
-                verdict["examples"] = _examples(frame, GOOD)
-        job.store.put(
-            f"{job.plan.quality_folder(job.target.name)}/{stage}.json", json.dumps(verdict, indent=1).encode()
-        )
-        log.log(30 if not verdict["success"] else 20, "run %s %s", job.plan.run_id, summary(stage, verdict))
-        for example in verdict.get("examples", ()):
-            log.warning("run %s %s", job.plan.run_id, example)
-        if not verdict["success"]:
-            failed.append(stage)
+            verdicts[stage] = judge(data, SUITES[stage](rows[stage]), rows[stage])
+            if not verdicts[stage]["success"] and stage == "target":
+                verdicts[stage]["examples"] = _examples(frame, GOOD)
+        _keep(job, folder, stage, verdicts[stage])
+    for number, suite in enumerate(job.pipeline.quality.suites):
+        for table in tables:
+            if table.table == suite.table:
+                made = own_suite(suite)
+                size = table.rows if suite.stage == "staged" else winners[table.table]
+                frame = own_frame(job, table, suite.stage)
+                verdict = judge(frame.toArrow().to_pandas() if size <= GATHERED_ROWS else frame, made, size)
+                verdicts[f"own-{number}"] = verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}
+                _keep(job, folder, f"own-{number}", verdicts[f"own-{number}"])
+    job.store.put(f"{folder}/report.html", page(job.plan.run_id, job.target.name, verdicts).encode())
+    failed = [name for name, verdict in verdicts.items() if not verdict["success"]]
     if failed:
         raise DataAtRisk(
-            f"Rows of {', '.join(failed)} do not meet their expectations.",
+            f"Rows do not meet the expectations of {', '.join(failed)}.",
             where=f"run {job.plan.run_id}, target {job.target.name}",
             code="quality.failed",
-            remedy=f"read {job.plan.quality_folder(job.target.name)}/{failed[0]}.json on the stage; the consume "
-            "records have not moved",
+            remedy=f"read {job.store.uri_of(folder)}/report.html, or {failed[0]}.json beside it; the consume records "
+            "have not moved",
         )
+
+
+def _keep(job: Job, folder: str, name: str, verdict: dict[str, Any]) -> None:
+    """The verdict as a file, and in the task's log."""
+    job.store.put(f"{folder}/{name}.json", json.dumps(verdict, indent=1).encode())
+    met = all(one["success"] for one in verdict["expectations"])
+    log.log(logging.INFO if met else logging.WARNING, "run %s %s", job.plan.run_id, summary(name, verdict))
+    for example in verdict.get("examples", ()):
+        log.warning("run %s %s", job.plan.run_id, example)
 
 
 def _examples(frame: DataFrame, good: Sequence[str]) -> list[dict[str, str]]:

@@ -22,6 +22,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlanView
@@ -53,8 +54,9 @@ def plan(
     targets: names; None for all of the pipeline's.
 
     Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column,
-    plan.key_differs, meta.run_differs), UsageError (plan.run_id, plan.window, plan.unknown_target).
+    plan.key_differs, meta.run_differs), UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target).
     """
+    require_suites(pipeline)
     chosen = _checked(pipeline, window, run_id, targets)
     for attempt in range(1, _ATTEMPTS + 1):
         try:

@@ -7,7 +7,9 @@ seen at once. It changes nothing but for the probe object that shows the stage c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
+from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.sources import check_server, check_tables
 from cdc_core.check.targets import check_target, identity
@@ -38,6 +40,10 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
     for target in pipeline.targets:
         check_target(pipeline, target, logical, sources, environ, findings)
     _untaken(pipeline, logical, findings)
+    for suite in pipeline.quality.suites:
+        findings.attempt(
+            f"suite of {suite.table}", partial(read_suite, suite), lambda found: f"{len(found)} expectation(s)"
+        )
     return Report(pipeline.pipeline, tuple(findings.made))
 
 

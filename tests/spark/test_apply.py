@@ -14,8 +14,8 @@ import pymysql
 import pytest
 from pyspark.sql import SparkSession
 
-from cdc_core.config import Pipeline, parse
-from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.config import Pipeline, Quality, parse
+from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.stage.objects import open_store
 from spark_jobs import failures
@@ -245,6 +245,36 @@ def test_quality_fails_when_a_staged_order_key_stands_twice(line: Line) -> None:
     verdict = json.loads((line.stage.root / plan.quality_folder("shards") / "staged.json").read_text())
     failed = [one for one in verdict["expectations"] if not one["success"]]
     assert [one["expectation"] for one in failed] == ["expect_compound_columns_to_be_unique"]
+
+
+def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgotten_with_their_file(line: Line) -> None:
+    file = line.stage.root / "orders.yaml"
+    suites = [{"table": "shop.orders", "stage": stage, "path": str(file)} for stage in ("merged", "staged")]
+    line.pipeline = line.pipeline.model_copy(update={"quality": Quality.model_validate({"suites": suites})})
+
+    def expect(severity: str, **kwargs: Any) -> None:
+        kind = "expect_column_values_to_be_between"
+        file.write_text(json.dumps({"expectations": [{"type": kind, "kwargs": kwargs, "severity": severity}]}))
+
+    expect("warning", column="customer", max_value=7)
+    plan = line.run(*FIRST, order("d", 8, 8, "c8", 11), order("c", 9, 9, "<b>", 12), quality=True)
+    folder = line.stage.root / plan.quality_folder("shards")
+    merged = json.loads((folder / "own-0.json").read_text())
+    assert (merged["success"], merged["rows"], merged["expectations"][0]["success"]) == (True, 9, False)
+    assert merged["expectations"][0]["result"]["partial_unexpected_list"] == [8, 9]
+    assert json.loads((folder / "own-1.json").read_text())["rows"] == 10
+    assert "orders.yaml on staged shop.orders" in (folder / "report.html").read_text()
+
+    expect("critical", column="customer", max_value=7)
+    with pytest.raises(DataAtRisk, match="own-0, own-1") as caught:
+        check(line.job(plan))
+    assert caught.value.code == "quality.failed"
+    expect("critical", colunm="customer", max_value=7)
+    with pytest.raises(UsageError, match="colunm"):
+        check(line.job(plan))
+    line.pipeline = line.pipeline.model_copy(update={"quality": Quality()})
+    check(line.job(plan))
+    assert sorted(found.name for found in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
 
 
 def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line: Line) -> None:

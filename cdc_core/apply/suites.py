@@ -1,0 +1,59 @@
+"""Suites of expectations that a pipeline brings along: files in Great Expectations' own form, looked at before a run.
+
+    {"name": "orders", "expectations": [
+        {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "status"}, "severity": "critical"}]}
+
+Whether an expectation of that type exists, and takes these arguments, only Great Expectations knows: it says so in
+the quality task.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from cdc_core.config import Pipeline, Suite
+from cdc_core.errors import UsageError
+
+SEVERITIES = ("critical", "warning", "info")
+
+
+def require_suites(pipeline: Pipeline) -> None:
+    """Raises UsageError (quality.suite) for the first file that is no suite."""
+    for suite in pipeline.quality.suites:
+        read_suite(suite)
+
+
+def read_suite(suite: Suite) -> list[dict[str, Any]]:
+    """The expectations of a file: type, kwargs and severity of each. Raises UsageError (quality.suite)."""
+    try:
+        document = yaml.safe_load(Path(suite.path).read_text(encoding="utf-8"))  # JSON is YAML
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise refused(suite, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    found = document.get("expectations") if isinstance(document, dict) else None
+    if not isinstance(found, list) or not found:
+        raise refused(suite, "has no list `expectations`")
+    return [_expectation(suite, number, one) for number, one in enumerate(found)]
+
+
+def _expectation(suite: Suite, number: int, one: Any) -> dict[str, Any]:
+    kind, kwargs = (one.get("type"), one.get("kwargs", {})) if isinstance(one, dict) else (None, None)
+    if not isinstance(kind, str) or not isinstance(kwargs, dict):
+        raise refused(suite, f"has no `type` and `kwargs` in its expectation {number}")
+    severity = one.get("severity") or SEVERITIES[0]
+    if severity not in SEVERITIES:
+        raise refused(suite, f"has the severity {severity!r} in its expectation {number}, none of {SEVERITIES}")
+    return {"type": kind, "kwargs": kwargs, "severity": severity}
+
+
+def refused(suite: Suite, why: str) -> UsageError:
+    """The error of a suite that cannot be used."""
+    return UsageError(
+        f"The suite of {suite.table} {why}.",
+        where=suite.path,
+        code="quality.suite",
+        remedy="mend the file: JSON or YAML with `expectations`, each of type, kwargs and severity, as Great "
+        "Expectations writes a suite",
+    )

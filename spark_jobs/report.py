@@ -1,0 +1,62 @@
+"""Verdicts for people: lines for the task's log, and one page for a browser."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from html import escape
+from typing import Any
+
+_STYLE = (
+    "body{font:15px/1.5 system-ui,sans-serif;max-width:60rem;margin:2rem auto;padding:0 1rem;color-scheme:light dark}"
+    "table{border-collapse:collapse;width:100%}td,th{text-align:left;vertical-align:top;padding:.3rem .6rem;"
+    "border-bottom:1px solid #8884}code{font-size:.9em;overflow-wrap:anywhere}.met{color:#2a7d3f}.not{color:#c0392b}"
+)
+
+
+def summary(name: str, verdict: Mapping[str, Any]) -> str:
+    """Readable lines: what passed, and each failure with examples."""
+    bad = [one for one in verdict["expectations"] if not one["success"]]
+    total = len(verdict["expectations"])
+    lines = [f"{_title(name, verdict)}: {verdict['rows']} rows, {total - len(bad)} of {total} expectations met"]
+    lines += [f"  {one['severity']}: {_call(one)}: {json.dumps(_shown(one))[:600]}" for one in bad]
+    return "\n".join(lines)
+
+
+def page(run_id: str, target: str, verdicts: Mapping[str, Mapping[str, Any]]) -> str:
+    """All verdicts of a run on a target as one HTML page that needs nothing else."""
+    failed = [name for name, verdict in verdicts.items() if not verdict["success"]]
+    headline = f"not met: {', '.join(failed)}" if failed else "all critical expectations met"
+    parts = [_section(name, verdict) for name, verdict in verdicts.items()]
+    return (
+        f"<!doctype html><meta charset=utf-8><title>Quality of {escape(run_id)}</title><style>{_STYLE}</style>"
+        f"<h1>Quality of {escape(run_id)}</h1><p>Target {escape(target)}: "
+        f"<b class={'not' if failed else 'met'}>{escape(headline)}</b></p>{''.join(parts)}"
+    )
+
+
+def _section(name: str, verdict: Mapping[str, Any]) -> str:
+    rows = "".join(
+        f"<tr><td class={'met' if one['success'] else 'not'}>{'met' if one['success'] else 'not met'}"
+        f"<td>{escape(one['severity'])}<td><code>{escape(_call(one))}</code>"
+        f"<td><code>{escape(json.dumps(_shown(one))) if not one['success'] else ''}</code>"
+        for one in verdict["expectations"]
+    )
+    examples = "".join(f"<li><code>{escape(json.dumps(one))}</code>" for one in verdict.get("examples", ()))
+    return (
+        f"<h2>{escape(_title(name, verdict))}</h2><p>{verdict['rows']:,} rows</p>"
+        f"<table><tr><th>result<th>severity<th>expectation<th>found{rows}</table>"
+        + (f"<p>Rows, for example:</p><ul>{examples}</ul>" if examples else "")
+    )
+
+
+def _title(name: str, verdict: Mapping[str, Any]) -> str:
+    return f"{name}, {verdict['file']} on {verdict['stage']} {verdict['table']}" if "file" in verdict else name
+
+
+def _call(one: Mapping[str, Any]) -> str:
+    return f"{one['expectation']}({', '.join(f'{name}={value}' for name, value in one['arguments'].items())})"
+
+
+def _shown(one: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in one["result"].items() if value not in (None, [], {})}
