@@ -27,7 +27,7 @@ from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.source import faults
-from cdc_core.source.gather import NOT_INCLUDED, Gather, HeldRows, TableUse
+from cdc_core.source.gather import NOT_INCLUDED, Gather, Groups, HeldRows, TableUse
 from cdc_core.source.statements import Action, Statement, classify, first_words
 from cdc_core.source.tables import Tables
 
@@ -112,7 +112,7 @@ class Assembly:
         self._on_unlogged_change = on_unlogged_change
         self._triggers = triggers
         self._find_prepared = prepared
-        self._block_bytes = block_bytes
+        self.block_bytes = block_bytes
         self._file = begin.file
         self._end = begin.offset
         self._group: _Group | None = None
@@ -129,7 +129,19 @@ class Assembly:
         if self._group is not None:
             self._group.events += 1
         self._dispatch(event)
-        if self.gather.size_bytes >= self._block_bytes:
+        if self.gather.size_bytes >= self.block_bytes:
+            self._close()
+
+    @property
+    def between_groups(self) -> bool:
+        """No group is open: the next event may begin one."""
+        return self._group is None
+
+    def take(self, groups: Groups) -> None:
+        """Whole ordinary groups at once, while no group is open: what the lane has found."""
+        self._end = groups.reached
+        self.gather.extend(groups)
+        if self.gather.size_bytes >= self.block_bytes:
             self._close()
 
     @property
@@ -317,7 +329,7 @@ class Assembly:
         group.size_bytes += held.size_bytes
         # The bytes of a payload belong to one entry. What may be rolled back must be kept.
         divisible = not self._in_payload and not group.xa and not group.marks
-        if divisible and group.size_bytes >= self._block_bytes:
+        if divisible and group.size_bytes >= self.block_bytes:
             self._piece(group)
 
     def _payload(self, event: Event) -> None:

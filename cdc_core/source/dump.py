@@ -24,7 +24,11 @@ from cdc_core.source import faults
 from cdc_core.source.facts import log_off
 from cdc_core.source.frames import MAX_DUMP_OFFSET, Frames
 
-_CHUNK = 1 << 20
+_ENOUGH = 2 << 20
+"""Bytes received at once before they are looked at, as long as more keep coming."""
+_STEADY = 32 << 10
+"""A receive that brings less has emptied the connection."""
+_MOMENT_S = 0.001
 _COM_BINLOG_DUMP = 0x12
 _SEND_ANNOTATE_ROWS = 0x02
 # A reader that waits for the ring must not be dropped by the server, which gives up after net_write_timeout.
@@ -63,7 +67,7 @@ class LogReader:
         self._source = source
         self._waits = server_id != 0
         self._read_timeout_s = read_timeout_s
-        self._frames = Frames(start, source, max_dump_offset=max_dump_offset)
+        self.frames = Frames(start, source, max_dump_offset=max_dump_offset)
         self._silent_s = 0.0
         self._connection = self._open(server, server_id, heartbeat_s, host)
         self._socket: Any = self._connection._sock  # type: ignore[attr-defined]
@@ -87,8 +91,8 @@ class LogReader:
             server_id=server_id,
             blocking=self._waits,
             resume_stream=True,
-            log_file=self._frames.file,
-            log_pos=self._frames.offset,
+            log_file=self.frames.file,
+            log_pos=self.frames.offset,
             slave_heartbeat=heartbeat_s,
             report_slave=host or None,
             # Never is_mariadb: it would ignore file and position. The plain dump command serves both flavors.
@@ -115,7 +119,7 @@ class LogReader:
     @property
     def mariadb(self) -> bool:
         """Known once the first FORMAT_DESCRIPTION was read."""
-        return self._frames.mariadb
+        return self.frames.mariadb
 
     def events(self, wait_s: float) -> list[Event]:
         """What has come, waiting at most `wait_s` for the first byte; [] when nothing did.
@@ -123,41 +127,56 @@ class LogReader:
         Raises EndOfLog; RetryLater (source.connection_lost) when neither event nor heartbeat came for the read
         timeout or the connection ended; else as Frames.take does.
         """
-        self._require_more()
-        found = self._frames.take(b"" if self._frames.failed else self._receive(wait_s))
+        if not self.frames.failed:
+            self.receive(wait_s)
+        found = self.frames.take(b"")
         if not found:
             self._require_more()
         return found
 
+    def receive(self, wait_s: float) -> bool:
+        """Waits at most `wait_s` for bytes, and gives `frames` what has come; whether any did. Raises as `events`."""
+        self._require_more()
+        received = size = self._receive(self.frames.room(), wait_s)
+        self.frames.came(size)
+        # What has come must be looked at before an end of the connection is told: its last words may say why.
+        with suppress(OSError):
+            while size >= _STEADY and received < _ENOUGH:
+                self._socket.settimeout(_MOMENT_S)
+                size = self._socket.recv_into(self.frames.room())
+                self.frames.came(size)
+                received += size
+        return received > 0
+
     def _require_more(self) -> None:
-        if self._frames.ended and self._waits:
-            raise faults.connection_lost("the server ended it", self._frames.where)
-        if self._frames.ended:
+        if self.frames.ended and self._waits:
+            raise faults.connection_lost("the server ended it", self.frames.where)
+        if self.frames.ended:
             raise EndOfLog
 
-    def _receive(self, wait_s: float) -> bytes:
+    def _receive(self, room: memoryview, wait_s: float) -> int:
         started_s = time.monotonic()
-        self._socket.settimeout(max(wait_s, 0.001))
+        self._socket.settimeout(max(wait_s, _MOMENT_S))
         try:
-            data: bytes = self._socket.recv(_CHUNK)
+            size: int = self._socket.recv_into(room)
         except TimeoutError:
             # Only time spent waiting counts: a caller may stay away for long.
             self._silent_s += time.monotonic() - started_s
             if self._silent_s >= self._read_timeout_s:
                 raise faults.connection_lost(
-                    f"neither event nor heartbeat for {self._silent_s:.0f} s", self._frames.where
+                    f"neither event nor heartbeat for {self._silent_s:.0f} s", self.frames.where
                 ) from None
-            return b""
+            return 0
         except OSError as error:
-            raise faults.connection_lost(str(error), self._frames.where) from None
-        if not data:
-            raise faults.connection_lost("the server closed it", self._frames.where)
+            raise faults.connection_lost(str(error), self.frames.where) from None
+        if not size:
+            raise faults.connection_lost("the server closed it", self.frames.where)
         self._silent_s = 0.0
-        return data
+        return size
 
     def _explained(self, error: Exception) -> LockstepError:
         number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        return faults.dump_error(number, str(error.args[-1]) if error.args else str(error), self._frames.where)
+        return faults.dump_error(number, str(error.args[-1]) if error.args else str(error), self.frames.where)
 
 
 def _ask_for_annotations(connection: pymysql.Connection) -> None:

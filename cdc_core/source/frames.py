@@ -10,8 +10,11 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
 
+import numpy as np
+import numpy.typing as npt
+
+from cdc_core.binlog import framing
 from cdc_core.binlog.events import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
@@ -36,10 +39,40 @@ _LONGEST_PACKET = (1 << 24) - 1
 _START_ENCRYPTION_SIZE = 64
 """At least. MariaDB keeps this event of an encrypted file, behind FORMAT_DESCRIPTION, to itself."""
 _HEARTBEATS = frozenset({EventType.HEARTBEAT, EventType.HEARTBEAT_V2})
-_STEERING = _HEARTBEATS | {EventType.ROTATE, EventType.FORMAT_DESCRIPTION}
 _HEADER = struct.Struct("<IBIIIH")
-_SHORTEST = 1 + HEADER_SIZE + CHECKSUM_SIZE
 _PACKET_HEAD = 4 + 1 + HEADER_SIZE
+_BUFFER = 8 << 20
+_LEAST_ROOM = 1 << 20
+_EVENTS = 1 << 16
+
+
+class Ordinary:
+    """Columns of the ordinary events that lie in the buffer, verified, from `first` up to `count`.
+
+    at: where the header lies in the buffer. length: of the whole event. code: its type. start: its place in the file.
+    stopped: why there are no more (framing.MORE, UNUSUAL, FULL). looked: nothing has changed since.
+    """
+
+    def __init__(self) -> None:
+        self.at = np.empty(_EVENTS, np.int64)
+        self.length = np.empty(_EVENTS, np.int64)
+        self.code = np.empty(_EVENTS, np.uint8)
+        self.start = np.empty(_EVENTS, np.int64)
+        self.first = 0
+        self.count = 0
+        self.stopped = framing.MORE
+        self.looked = False
+
+    def __len__(self) -> int:
+        return self.count - self.first
+
+    def moved(self, down: int) -> None:
+        """The bytes lie lower in the buffer by so much. Makes room for more events, too."""
+        here, count = slice(self.first, self.count), len(self)
+        self.at[:count] = self.at[here] - down
+        for column in (self.length, self.code, self.start):
+            column[:count] = column[here].copy()
+        self.first, self.count, self.looked = 0, count, False
 
 
 class Frames:
@@ -53,11 +86,14 @@ class Frames:
         self.file = start.file
         self.offset = start.offset if start.offset <= max_dump_offset else FIRST_OFFSET
         self.ended = False
+        self.ordinary = Ordinary()
         self._source = source
         self._wanted = start.offset
         self._format: FormatDescription | None = None
         self._after_format = False
-        self._buffer = bytearray()
+        self._buffer = np.empty(_BUFFER, np.uint8)
+        self._head = 0
+        self._tail = 0
         self._parts: list[bytes] = []
         self._failed: LockstepError | None = None
 
@@ -72,8 +108,41 @@ class Frames:
         return self._format is not None and self._format.mariadb
 
     @property
+    def checksum_size(self) -> int:
+        """Bytes behind each event's body."""
+        return CHECKSUM_SIZE if self._format is not None and self._format.checksum else 0
+
+    @property
     def where(self) -> str:
         return f"{self._source}, {self.file}:{self.offset}"
+
+    # Bytes in
+
+    def room(self) -> memoryview:
+        """Where to receive the next bytes; say with `came` how many did. Views of `ordinary` end here."""
+        begin = int(self.ordinary.at[self.ordinary.first]) - 5 if self.ordinary else self._head
+        kept = self._tail - begin
+        if len(self._buffer) - self._tail < _LEAST_ROOM:
+            grown = self._buffer
+            if kept + _LEAST_ROOM > len(grown) // 2:
+                grown = np.empty(2 * len(grown), np.uint8)
+            grown[:kept] = self._buffer[begin : self._tail].copy()
+            self._buffer = grown
+            self.ordinary.moved(begin)
+            self._head -= begin
+            self._tail = kept
+        return self._buffer.data[self._tail :]
+
+    def came(self, size: int) -> None:
+        self._tail += size
+        self.ordinary.looked = False
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Bytes received and not told yet."""
+        return self._tail - (int(self.ordinary.at[self.ordinary.first]) if self.ordinary else self._head)
+
+    # Events out
 
     def take(self, data: bytes) -> list[Event]:
         """The events that are complete with these bytes.
@@ -83,25 +152,93 @@ class Frames:
         """
         if self._failed is not None:
             raise self._failed
-        self._buffer += data
+        while data:
+            room = self.room()
+            part, data = data[: len(room)], data[len(room) :]
+            room[: len(part)] = part
+            self.came(len(part))
         found: list[Event] = []
         try:
-            for payload in self._payloads():
-                event = self._payload(payload)
-                if event is not None:
-                    found.append(event)
-                if self.ended:
-                    break
+            while (event := self.next()) is not None:
+                found.append(event)
         except LockstepError as error:
             if not found:
                 raise
             self._failed = error  # what came whole before it goes first
         return found
 
-    def _payload(self, payload: bytes) -> Event | None:
+    def next(self) -> Event | None:
+        """The next event; None when it is not whole yet, or the stream has ended. Raises as `take` does."""
+        while not self.ended:
+            if self.look():
+                return self._told()
+            payload = self._payload()
+            if payload is None:
+                return None
+            event = self._unusual(payload)
+            if event is not None:
+                return event
+        return None
+
+    def look(self) -> int:
+        """How many ordinary events lie in the buffer, verified, before what only `next` can judge."""
+        ordinary, known = self.ordinary, self._format
+        if ordinary.looked and (ordinary or ordinary.stopped != framing.FULL):
+            return len(ordinary)
+        if known is None or self._wanted >= 0 or self._parts:
+            return 0
+        if ordinary.first and (not ordinary or ordinary.stopped == framing.FULL):
+            ordinary.moved(0)
+        before = ordinary.count
+        self._head, ordinary.count, self.offset, ordinary.stopped = framing.frame(
+            self._buffer, self._head, self._tail, self.offset, known.checksum, framing.CRC_TABLES, ordinary.at,
+            ordinary.length, ordinary.code, ordinary.start, before,
+        )  # fmt: skip
+        ordinary.looked = True
+        if ordinary.count > before:
+            self._after_format = False
+        return len(ordinary)
+
+    @property
+    def buffer(self) -> npt.NDArray[np.uint8]:
+        """In which `ordinary.at` counts."""
+        return self._buffer
+
+    def _told(self) -> Event:
+        ordinary = self.ordinary
+        k = ordinary.first
+        ordinary.first += 1
+        at = int(ordinary.at[k])
+        length = int(ordinary.length[k])
+        header = Header(*_HEADER.unpack_from(self._buffer.data, at))
+        body = self._buffer[at + HEADER_SIZE : at + length - self.checksum_size].tobytes()
+        return Event(header, body, self.file, int(ordinary.start[k]))
+
+    def _payload(self) -> bytes | None:
+        """The next packet, or packets where the protocol has split it; None when it is not whole yet."""
+        while self._tail - self._head >= 4:
+            head = self._head
+            size = int.from_bytes(self._buffer[head : head + 3].tobytes(), "little")
+            if self._tail - head < 4 + size:
+                self._require_plausible(size)
+                break
+            part = self._buffer[head + 4 : head + 4 + size].tobytes()
+            self._head += 4 + size
+            if size == _LONGEST_PACKET:
+                self._parts.append(part)
+            elif self._parts:
+                payload = b"".join([*self._parts, part])
+                self._parts = []
+                return payload
+            else:
+                return part
+        return None
+
+    def _unusual(self, payload: bytes) -> Event | None:
+        self.ordinary.looked = False
         code = payload[0] if payload else -1
         if code == 0:
-            return self._plain(payload)
+            return self._event(payload[1:])
         if code == 0xFF:
             # Number u16, '#' and five bytes of SQL state, text.
             text = payload[9:] if payload[3:4] == b"#" else payload[3:]
@@ -112,56 +249,14 @@ class Frames:
             return None
         raise faults.protocol(f"a packet begins with byte {code}", self.where)
 
-    def _payloads(self) -> Iterator[bytes]:
-        """Whole packets: length u24, number u8, payload; one of 2^24 - 1 bytes goes on in the next."""
-        buffer, at = self._buffer, 0
-        try:
-            while len(buffer) - at >= 4:
-                size = int.from_bytes(buffer[at : at + 3], "little")
-                if len(buffer) - at < 4 + size:
-                    self._require_plausible(memoryview(buffer)[at : at + _PACKET_HEAD], size)
-                    break
-                part = bytes(memoryview(buffer)[at + 4 : at + 4 + size])
-                at += 4 + size
-                if size == _LONGEST_PACKET:
-                    self._parts.append(part)
-                elif self._parts:
-                    payload = b"".join([*self._parts, part])
-                    self._parts = []
-                    yield payload
-                else:
-                    yield part
-        finally:
-            del buffer[:at]
-
-    def _require_plausible(self, head: memoryview, size: int) -> None:
+    def _require_plausible(self, size: int) -> None:
         """That a packet which is not whole yet is one: bytes bent on the way would make us wait for it for ever."""
-        with head:
-            if self._parts or size == _LONGEST_PACKET or len(head) < _PACKET_HEAD:
-                return
-            if head[4] != 0 or int.from_bytes(head[14:18], "little") == size - 1:
-                return
+        head = self._buffer[self._head : min(self._tail, self._head + _PACKET_HEAD)].tobytes()
+        if self._parts or size == _LONGEST_PACKET or len(head) < _PACKET_HEAD:
+            return
+        if head[4] != 0 or int.from_bytes(head[14:18], "little") == size - 1:
+            return
         raise faults.protocol(f"a packet of {size} bytes holds an event of another length", self.where)
-
-    def _plain(self, payload: bytes) -> Event | None:
-        """An OK byte and an event. The short way for an ordinary event where all is as expected: it saves what
-        parse_header and split_event cost, twenty times over for a one-row transaction. All else goes the long way."""
-        known = self._format
-        if known is None or self._wanted >= 0 or len(payload) < _SHORTEST:
-            return self._event(payload[1:])
-        timestamp, code, server_id, length, log_pos, flags = _HEADER.unpack_from(payload, 1)
-        start = self.offset
-        end = len(payload)
-        if code in _STEERING or length != end - 1 or (log_pos and log_pos != (start + length) & 0xFFFFFFFF):
-            return self._event(payload[1:])
-        if known.checksum:
-            end -= CHECKSUM_SIZE
-            if zlib.crc32(memoryview(payload)[1:end]) != int.from_bytes(payload[end:], "little"):
-                return self._event(payload[1:])
-        self.offset = start + length
-        self._after_format = False
-        header = Header(timestamp, code, server_id, length, log_pos, flags)
-        return Event(header, payload[1 + HEADER_SIZE : end], self.file, start)
 
     def _event(self, data: bytes) -> Event | None:
         """The event with its place; None for one without a place that only steers the stream."""

@@ -8,13 +8,16 @@ is cut changes nothing in its rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from cdc_core.binlog.groups import pack
 from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap
@@ -30,6 +33,8 @@ ENTRY_BYTES = 96
 ROW_BYTES = 100
 """Bookkeeping of a row, roughly, for the decision when a block is large enough."""
 NOT_INCLUDED = "table not included"
+
+Longs = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -63,11 +68,76 @@ class HeldRows:
         return cls(use, rows, ordinal, 2 * size_bytes + ROW_BYTES * (1 + size_bytes // use.row_bytes))
 
 
-@dataclass(slots=True)
-class _Table:
-    rows: list[RowsEvent] = field(default_factory=list)
-    ordinals: list[int] = field(default_factory=list)
-    entries: list[int] = field(default_factory=list)
+_NO_NAME = -1
+
+
+class _Columns:
+    """Named int64 columns of one length, that grow."""
+
+    def __init__(self, names: tuple[str, ...]) -> None:
+        self._names = names
+        self._all = np.empty((len(names), 256), np.int64)
+        self.count = 0
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, name: str) -> Longs:
+        return self._all[self._names.index(name), : self.count]
+
+    def append(self, *values: int) -> None:
+        """One element, a value for each name."""
+        self.room(1)
+        self._all[:, self.count] = values
+        self.count += 1
+
+    def room(self, more: int) -> None:
+        need = self.count + more
+        if need > self._all.shape[1]:
+            grown = np.empty((len(self._names), max(need, 2 * self._all.shape[1])), np.int64)
+            grown[:, : self.count] = self._all[:, : self.count]
+            self._all = grown
+
+    def extend(self, count: int, **values: npt.NDArray[np.integer] | int) -> None:
+        """`count` elements: a value for all of them, or one for each."""
+        self.room(count)
+        part = self._all[:, self.count : self.count + count]
+        for number, name in enumerate(self._names):
+            part[number] = values[name]
+        self.count += count
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Whole transactions in columns, as binlog.groups.walk leaves them; buffer is copied from, not kept.
+
+    kind, begin, end, seq, ts, events: of entries; a first PASSED one may join the entry before. run_*: their GTIDs,
+    numbers low..high of a name, whose text is prefixes[name]. use, start, stop, change, ordinal, entry, offset: of row
+    events; use: index into `uses`; entry: index into the entries here. left_out: row events of tables not captured.
+    """
+
+    buffer: npt.NDArray[np.uint8]
+    kind: Longs
+    begin: Longs
+    end: Longs
+    seq: Longs
+    ts: Longs
+    events: Longs
+    run_entry: Longs
+    run_name: Longs
+    run_low: Longs
+    run_high: Longs
+    prefixes: Sequence[str]
+    uses: Sequence[TableUse]
+    use: Longs
+    start: Longs
+    stop: Longs
+    change: Longs
+    ordinal: Longs
+    entry: Longs
+    offset: Longs
+    left_out: int
+    reached: int
 
 
 class Gather:
@@ -78,20 +148,29 @@ class Gather:
         self.begin = begin
         self.end = begin.offset
         self.size_bytes = 0
-        self._kind: list[int] = []
-        self._begin: list[int] = []
-        self._end: list[int] = []
-        self._seq: list[int] = []
-        self._ts: list[int] = []
-        self._events: list[int] = []
-        self._gtids: list[list[str]] = []
-        self._tables: dict[TableUse, _Table] = {}
+        self._entries = _Columns(("kind", "begin", "end", "seq", "ts", "events", "name", "low", "high"))
+        self._gtids: dict[int, list[str]] = {}
+        """Of entries that have no name: their GTIDs as texts."""
+        self._prefixes: Sequence[str] = ()
+        self._rows = _Columns((
+            "use", "start", "stop", "change", "pair", "columns", "ordinal", "entry", "offset", "file", "partial",
+        ))  # fmt: skip
+        self._images = np.empty(1 << 16, np.uint8)
+        self._images_end = 0
+        self._uses: dict[TableUse, int] = {}
+        self._pairs: dict[tuple[bytes, bytes], int] = {}
+        self._files: dict[str, int] = {}
         self._passed: Counter[str] = Counter()
         self._notes: list[str] = []
 
     def __bool__(self) -> bool:
         """Whether the position moved."""
-        return bool(self._kind)
+        return bool(len(self._entries))
+
+    @property
+    def in_passed(self) -> bool:
+        """The last entry is a stretch that a next one would join."""
+        return bool(self) and self._entries["kind"][-1] == EntryKind.PASSED
 
     def add(
         self,
@@ -112,33 +191,112 @@ class Gather:
                 code="source.entry_order",
                 remedy="report this as a defect; nothing behind the place was staged",
             )
-        if kind == EntryKind.PASSED and self._kind and self._kind[-1] == EntryKind.PASSED:
-            self._end[-1] = end
-            self._ts[-1] = max(self._ts[-1], commit_ts_us)
-            self._events[-1] += events
-            if gtid:
-                self._gtids[-1].append(gtid)
+        if kind == EntryKind.PASSED and self.in_passed:
+            self._join(end, commit_ts_us, events, [gtid] if gtid else [])
         else:
             self._append(kind, end, seq=seq, commit_ts_us=commit_ts_us, events=events, gtid=gtid)
         self.end = end
         for held in rows:
-            table = self._tables.get(held.use)
-            if table is None:
-                table = self._tables[held.use] = _Table()
-            table.rows.append(held.rows)
-            table.ordinals.append(held.ordinal)
-            table.entries.append(len(self._kind) - 1)
-            self.size_bytes += held.size_bytes
+            self._add_rows(held)
 
     def _append(self, kind: EntryKind, end: int, *, seq: int, commit_ts_us: int, events: int, gtid: str) -> None:
-        self._kind.append(kind)
-        self._begin.append(self.end)
-        self._end.append(end)
-        self._seq.append(seq)
-        self._ts.append(commit_ts_us)
-        self._events.append(events)
-        self._gtids.append([gtid] if gtid else [])
+        if gtid:
+            self._gtids[len(self._entries)] = [gtid]
+        self._entries.append(kind, self.end, end, seq, commit_ts_us, events, _NO_NAME, 0, 0)
         self.size_bytes += ENTRY_BYTES
+
+    def _join(self, end: int, commit_ts_us: int, events: int, gtids: Sequence[str]) -> None:
+        entries, last = self._entries, len(self._entries) - 1
+        entries["end"][last] = end
+        entries["ts"][last] = max(entries["ts"][last], commit_ts_us)
+        entries["events"][last] += events
+        if entries["name"][last] != _NO_NAME:
+            name, low, high = (int(entries[column][last]) for column in ("name", "low", "high"))
+            self._gtids[last] = [run_text(self._prefixes[name], low, high)]
+            entries["name"][last] = _NO_NAME
+        if gtids:
+            self._gtids.setdefault(last, []).extend(gtids)
+
+    def _add_rows(self, held: HeldRows) -> None:
+        rows, event = held.rows, held.rows.event
+        start = self._images_end
+        self._require_images(len(rows.images))
+        self._images_end += len(rows.images)
+        self._images[start : self._images_end] = np.frombuffer(rows.images, np.uint8)
+        self._rows.append(
+            _number(self._uses, held.use), start, self._images_end, rows.kind,
+            _number(self._pairs, (rows.present, rows.present_after)), rows.columns, held.ordinal,
+            len(self._entries) - 1, event.start, _number(self._files, event.file), rows.partial,
+        )  # fmt: skip
+        self.size_bytes += held.size_bytes
+
+    def _require_images(self, more: int) -> None:
+        need = self._images_end + more
+        if need > len(self._images):
+            grown = np.empty(max(need, 2 * len(self._images)), np.uint8)
+            grown[: self._images_end] = self._images[: self._images_end]
+            self._images = grown
+
+    def extend(self, groups: Groups) -> None:
+        """The same for many whole transactions of the block's file at once."""
+        first = 0
+        named = np.ones(len(groups.kind), np.int64)
+        if len(groups.run_entry):
+            named[:] = np.bincount(groups.run_entry, minlength=len(named))
+        else:
+            named[:] = 0
+        self._prefixes = groups.prefixes
+        if len(groups.kind) and groups.kind[0] == EntryKind.PASSED and self.in_passed:
+            self._join(
+                int(groups.end[0]), int(groups.ts[0]), int(groups.events[0]), _run_texts(groups, 0, int(named[0]))
+            )
+            first = 1
+        base = len(self._entries) - first
+        name, low, high = (np.full(len(named), _NO_NAME, np.int64) for _ in range(3))
+        single = named[groups.run_entry] == 1
+        at = groups.run_entry[single]
+        name[at], low[at], high[at] = groups.run_name[single], groups.run_low[single], groups.run_high[single]
+        starts = np.cumsum(named) - named
+        for entry in np.flatnonzero(named > 1):
+            if entry >= first:
+                self._gtids[base + int(entry)] = _run_texts(groups, int(starts[entry]), int(named[entry]))
+        added = len(named) - first
+        self._entries.extend(
+            added, kind=groups.kind[first:], begin=groups.begin[first:], end=groups.end[first:], seq=groups.seq[first:],
+            ts=groups.ts[first:], events=groups.events[first:], name=name[first:], low=low[first:], high=high[first:],
+        )  # fmt: skip
+        self.size_bytes += ENTRY_BYTES * added
+        self.end = groups.reached
+        if groups.left_out:
+            self._passed[NOT_INCLUDED] += groups.left_out
+        if len(groups.use):
+            self._extend_rows(groups, base)
+
+    def _extend_rows(self, groups: Groups, base: int) -> None:
+        count = len(groups.use)
+        sizes = groups.stop - groups.start
+        total = int(sizes.sum())
+        self._require_images(total)
+        start, stop = groups.start.copy(), groups.stop.copy()
+        pack(groups.buffer, start, stop, count, self._images, self._images_end)
+        self._images_end += total
+        number = np.zeros(len(groups.uses), np.int64)
+        row_bytes, columns = number.copy(), number.copy()
+        pairs = np.zeros((len(groups.uses), 3), np.int64)
+        present = np.flatnonzero(np.bincount(groups.use))
+        for use in sorted(present.tolist(), key=lambda one: int(np.argmax(groups.use == one))):
+            table = groups.uses[use]
+            number[use] = _number(self._uses, table)
+            row_bytes[use], columns[use] = table.row_bytes, table.table_map.columns
+            full = all_columns(table.table_map.columns)
+            alone = _number(self._pairs, (full, b""))
+            pairs[use] = alone, _number(self._pairs, (full, full)), alone
+        self._rows.extend(
+            count, use=number[groups.use], start=start, stop=stop, change=groups.change,
+            pair=pairs[groups.use, groups.change], columns=columns[groups.use], ordinal=groups.ordinal,
+            entry=groups.entry + base, offset=groups.offset, file=_number(self._files, self.begin.file), partial=0,
+        )  # fmt: skip
+        self.size_bytes += 2 * total + ROW_BYTES * int((1 + sizes // row_bytes[groups.use]).sum())
 
     def pass_over(self, rule: str, row_events: int = 1) -> None:
         """Counts row events that a named rule leaves out."""
@@ -153,32 +311,31 @@ class Gather:
         A file may end right where the last block ended (the server stopped, or crashed, and began a new one): then the
         block has one entry of no bytes. Raises what decode_rows raises.
         """
-        if not self._kind and next_file:
+        if not self and next_file:
             self._append(EntryKind.PASSED, self.end, seq=self.begin.seq, commit_ts_us=0, events=0, gtid="")
         end = Position(self.begin.timeline, next_file, 4) if next_file else Position(
             self.begin.timeline, self.begin.file, self.end
         )  # fmt: skip
-        count = len(self._kind)
-        seq = np.array(self._seq, dtype=np.int64)
-        commit_ts_us = np.array(self._ts, dtype=np.int64)
-        gtid = pa.array([compact(gtids) for gtids in self._gtids], pa.string())
+        count = len(self._entries)
+        gtid = self._gtid_texts()
         rows = np.zeros(count, dtype=np.int64)
         size_bytes = np.full(count, ENTRY_BYTES, dtype=np.int64)
+        named = pc.if_else(pc.equal(gtid, ""), pa.scalar(None, pa.string()), gtid)
         tables = []
-        for use, held in self._tables.items():
-            table = self._decoded(use, held, seq, commit_ts_us, gtid)
+        for use, events in self._by_table():
+            table = self._decoded(use, events, named)
             per_entry = np.bincount(table.entry, minlength=count)
             rows += per_entry
             if table.rows.num_rows:
                 size_bytes += per_entry * (table.rows.nbytes // table.rows.num_rows + 1)
                 tables.append(table)
         entries = Entries(
-            kind=np.array(self._kind, dtype=np.uint8),
-            begin=np.array(self._begin, dtype=np.int64),
-            end=np.array(self._end, dtype=np.int64),
-            seq=seq,
-            commit_ts_us=commit_ts_us,
-            events=np.array(self._events, dtype=np.int64),
+            kind=self._entries["kind"].astype(np.uint8),
+            begin=self._entries["begin"],
+            end=self._entries["end"],
+            seq=self._entries["seq"],
+            commit_ts_us=self._entries["ts"],
+            events=self._entries["events"],
             rows=rows,
             size_bytes=size_bytes,
             gtid=gtid,
@@ -186,52 +343,120 @@ class Gather:
         _require_partition(entries, self.begin.offset, self.end, f"{self._source}, {self.begin}")
         return Block(self._source, self.begin, end, entries, tuple(tables), dict(self._passed), tuple(self._notes))
 
-    def _decoded(
-        self,
-        use: TableUse,
-        held: _Table,
-        seq: npt.NDArray[np.int64],
-        commit_ts_us: npt.NDArray[np.int64],
-        gtid: pa.StringArray,
-    ) -> TableRows:
-        decoded = decode_rows(use.schema, use.table_map, RowImages.of(held.rows))
+    def _gtid_texts(self) -> pa.StringArray:
+        """Of each entry, "" where there is none."""
+        name, low, high = self._entries["name"], self._entries["low"], self._entries["high"]
+        prefixes = pa.array([*self._prefixes, ""], pa.string())  # the last one for _NO_NAME
+        texts = [prefixes.take(pa.array(name % len(prefixes))), _digits(low, name == _NO_NAME)]
+        if (low != high).any():
+            texts += [pa.array(np.where(low != high, "-", "").tolist(), pa.string()), _digits(high, low == high)]
+        joined = pc.binary_join_element_wise(*texts, "")
+        if not self._gtids:
+            return joined
+        mask = np.zeros(len(name), np.bool_)
+        mask[list(self._gtids)] = True
+        others = [compact(self._gtids[entry]) for entry in sorted(self._gtids)]
+        return pc.replace_with_mask(joined, pa.array(mask), pa.array(others, pa.string()))
+
+    def _by_table(self) -> Iterator[tuple[TableUse, Longs]]:
+        """Each table with the indices of its row events, in stream order."""
+        use = self._rows["use"]
+        if len(self._uses) == 1:
+            yield next(iter(self._uses)), np.arange(len(use))
+            return
+        order = np.argsort(use, kind="stable")
+        ends = np.cumsum(np.bincount(use, minlength=len(self._uses)))
+        first = 0
+        for table, end in zip(self._uses, ends.tolist(), strict=True):
+            yield table, order[first:end]
+            first = end
+
+    def _images_of(self, use: TableUse, events: Longs) -> RowImages:
+        """The images of row events of one table map, as decode_rows takes them."""
+        rows = self._rows
+        pairs, shape = np.unique(rows["pair"][events], return_inverse=True)
+        known = list(self._pairs)
+        columns = rows["columns"][events]
+        wrong = np.flatnonzero(columns != use.table_map.columns)
+        return RowImages(
+            buffer=self._images[: self._images_end],
+            start=rows["start"][events],
+            stop=rows["stop"][events],
+            kind=rows["change"][events].astype(np.uint8),
+            event=np.arange(len(events), dtype=np.int32),
+            bitmaps=tuple(known[pair] for pair in pairs.tolist()),
+            shape=shape.astype(np.int32),
+            columns=int(columns[wrong[0]]) if len(wrong) else use.table_map.columns,
+            offset=rows["offset"][events],
+            file=list(self._files)[int(rows["file"][events[0]])],
+            partial=bool(rows["partial"][events].any()),
+        )
+
+    def _decoded(self, use: TableUse, events: Longs, gtid: pa.StringArray) -> TableRows:
+        images = self._images_of(use, events)
+        decoded = decode_rows(use.schema, use.table_map, images)
         event = decoded.event
-        entry = np.array(held.entries, dtype=np.int32)[event]
-        places = [row.event for row in held.rows]
-        files = pa.array([place.file for place in places], pa.string()).dictionary_encode()
+        entry = self._rows["entry"][events].astype(np.int32)[event]
+        file = self._rows["file"][events].astype(np.int32)[event]
         arrays = [
             *decoded.after,
             decoded.before,
             decoded.op,
-            pa.array(commit_ts_us[entry]).cast(pa.timestamp("us", tz="UTC")),
+            pa.array(self._entries["ts"][entry]).cast(pa.timestamp("us", tz="UTC")),
             pa.DictionaryArray.from_arrays(pa.array(np.zeros(len(decoded), np.int32)), pa.array([self._source])),
-            files.take(pa.array(event)),
-            pa.array(np.array([place.start for place in places], dtype=np.int64)[event]),
-            pa.array(self._row_numbers(held, decoded)),
-            pa.array(seq[entry]),
-            pa.array([text or None for text in gtid.to_pylist()], pa.string()).take(pa.array(entry)),
+            pa.DictionaryArray.from_arrays(pa.array(file), pa.array(list(self._files), pa.string())),
+            pa.array(images.offset[event]),
+            pa.array(self._row_numbers(images, self._rows["ordinal"][events], decoded)),
+            pa.array(self._entries["seq"][entry]),
+            gtid.take(pa.array(entry)),
             decoded.literal,
         ]
         rows = pa.RecordBatch.from_arrays(arrays, schema=use.arrow)
         return TableRows(use.schema, use.schema.name, rows, entry)
 
-    def _row_numbers(self, held: _Table, decoded: DecodedRows) -> npt.NDArray[np.int64]:
+    def _row_numbers(self, images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Longs:
         """`_cdc_row`: the event's ordinal in its transaction, then the row's in its event."""
         counts = decoded.rows_per_event
         if len(counts) and int(counts.max()) >= MAX_ROWS_OF_EVENT:
-            worst = held.rows[int(counts.argmax())]
             raise DataAtRisk(
                 f"A row event holds {int(counts.max())} rows, more than an order key can number.",
-                where=worst.event.where,
+                where=images.where(int(counts.argmax())),
                 code="source.event_rows",
                 remedy="lower binlog_row_event_max_size on the source below 16 MiB (8 KiB is the server's default), "
                 "and start behind this transaction with a full copy of its tables",
             )
         first = np.cumsum(counts) - counts
         within = np.arange(len(decoded), dtype=np.int64) - np.repeat(first, counts)
-        ordinals = np.array(held.ordinals, dtype=np.int64)[decoded.event]
-        numbers: npt.NDArray[np.int64] = ordinals << ROW_BITS | within
+        numbers: Longs = ordinals[decoded.event] << ROW_BITS | within
         return numbers
+
+
+_Thing = TypeVar("_Thing", bound=Hashable)
+
+
+def _number(known: dict[_Thing, int], thing: _Thing) -> int:
+    """Its number among the known ones; a new one gets the next."""
+    return known.setdefault(thing, len(known))
+
+
+def _digits(numbers: Longs, absent: npt.NDArray[np.bool_]) -> pa.StringArray:
+    return pc.fill_null(pa.array(numbers, mask=absent).cast(pa.string()), "")
+
+
+def run_text(prefix: str, low: int, high: int) -> str:
+    return f"{prefix}{low}" if low == high else f"{prefix}{low}-{high}"
+
+
+def _run_texts(groups: Groups, first: int, count: int) -> list[str]:
+    return [
+        run_text(groups.prefixes[int(groups.run_name[k])], int(groups.run_low[k]), int(groups.run_high[k]))
+        for k in range(first, first + count)
+    ]
+
+
+def all_columns(columns: int) -> bytes:
+    """The bitmap in which all of so many columns are present."""
+    return ((1 << columns) - 1).to_bytes((columns + 7) // 8, "little")
 
 
 def _require_partition(entries: Entries, begin: int, end: int, where: str) -> None:

@@ -29,6 +29,7 @@ from cdc_core.source.definitions import table_schema
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import binlog_files, facts, query
 from cdc_core.source.gather import HeldRows
+from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import our_host
 from cdc_core.source.start import require_available
@@ -73,7 +74,9 @@ class SourceStream:
         self._block_bytes = min(block_bytes, ((limits or Limits()).ring_mib << 20) // 4)
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
-        self._assembly = self._assemble(self._start)
+        tables = Tables(captures, self._known)
+        self._assembly = self._assemble(self._start, tables)
+        self._lane = Lane(self._assembly, tables)
         self._backoff = Backoff(source.reconnect_s)
         self._resume_s = 0.0
         self._bent_at: Position | None = None
@@ -113,10 +116,8 @@ class SourceStream:
             try:
                 if self._reader is None:
                     self._reader = self._open_again()
-                events = self._reader.events(POLL_S)
-                assembly.mariadb = self._reader.mariadb
-                for event in events:
-                    assembly.feed(event)
+                came = self._reader.receive(POLL_S)
+                for _ in self._lane.feed(self._reader.frames):
                     yield from self._handed_on()
             except Exception as error:
                 assembly.flush()
@@ -128,7 +129,7 @@ class SourceStream:
             now_s = time.monotonic()
             if not assembly.gather:
                 due_s = now_s + FLUSH_S
-            elif not events or now_s >= due_s:
+            elif not came or now_s >= due_s:
                 assembly.flush()
                 yield from self._handed_on()
                 due_s = now_s + FLUSH_S
@@ -182,9 +183,9 @@ class SourceStream:
         log.info("%s: connected again, reading on from %s", self._source.name, place)
         return reader
 
-    def _assemble(self, begin: Position) -> Assembly:
+    def _assemble(self, begin: Position, tables: Tables) -> Assembly:
         return Assembly(
-            self._source.name, begin, Tables(self._captures, self._known),
+            self._source.name, begin, tables,
             on_unlogged_change=self._on_unlogged_change, triggers=self._triggers, prepared=self._prepared,
             block_bytes=self._block_bytes,
         )  # fmt: skip

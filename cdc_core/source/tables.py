@@ -23,6 +23,8 @@ class Tables:
 
     def __init__(self, captures: Callable[[str, str], bool], known: Callable[[str, str], TableSchema | None]) -> None:
         self.captures = captures
+        self.generation = 0
+        """Grows when a definition is forgotten: what was known of table maps before does not hold."""
         self._ask = known
         self._uses: dict[bytes, TableUse | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
@@ -38,6 +40,10 @@ class Tables:
         except KeyError:
             found = self._uses[key] = self._find(event, mariadb)
             return found
+
+    def known_use(self, body: bytes) -> TableUse | None:
+        """What `use` has answered to a TABLE_MAP of this body."""
+        return self._uses[body[8:]]
 
     def _find(self, event: Event, mariadb: bool) -> TableUse | None:
         table_map = parse_table_map(event, mariadb=mariadb)
@@ -59,8 +65,10 @@ class Tables:
         gone = frozenset(self._known if names is None else names)
         for name in gone:
             self._known.pop(name, None)
-        self._uses = {
+        kept = {
             key: use
             for key, use in self._uses.items()
             if use is None or (use.schema.database, use.schema.table) not in gone
         }
+        self.generation += len(kept) < len(self._uses)
+        self._uses = kept

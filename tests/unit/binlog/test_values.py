@@ -355,7 +355,8 @@ def test_bent_json_is_text_or_an_error(value: Any, data: st.DataObject) -> None:
 
 
 def test_after_warming_nothing_is_left_to_compile() -> None:
-    """In a process of its own: a decode of both captured logs compiles no kernel that warm() did not."""
+    """In a process of its own: a decode of both captured logs, and the fast lane, compile no kernel that warm() did
+    not."""
     code = (
         "from cdc_core.binlog.warm import kernels, warm\n"
         "from tests.unit.binlog.test_captured_logs import rows\n"
@@ -364,6 +365,8 @@ def test_after_warming_nothing_is_left_to_compile() -> None:
         "for server in ('mysql', 'mariadb'):\n"
         "    for table in ('t', 'j'):\n"
         "        rows(server, table)\n"
+        "from tests.unit.source import test_lane\n"
+        "test_lane.test_once_its_maps_are_known_an_ordinary_log_takes_the_lane(False)\n"
         "after = {name: len(kernel.signatures) for name, kernel in kernels()}\n"
         "assert before == after, (before, after)\n"
         "assert sum(after.values()) >= 14, after\n"

@@ -1,0 +1,118 @@
+"""Packets to events, compiled: the ordinary ones, each with its place, its length and its checksum verified.
+
+Assumes the receive buffer of a replication connection (source/frames.py keeps it). Keeps true: an event is told only
+when it is whole in one packet, as long as it says, where the one before it ended, and its CRC32 fits. At anything
+else the kernel stops, untouched, for Frames to judge: what steers the stream, errors, its end, packets that are split.
+Packet: length u24, number u8, 0x00, then the event: timestamp u32, type u8, server id u32, length u32, log_pos u32,
+flags u16, body, CRC32 u32 where the log has checksums.
+"""
+
+from __future__ import annotations
+
+import numba as nb
+import numpy as np
+import numpy.typing as npt
+
+from cdc_core.binlog.events import EventType
+
+# mypy: disable-error-code="no-untyped-def"
+
+MORE, UNUSUAL, FULL = 0, 1, 2
+"""Why `frame` stopped: the next packet is not whole yet; it is for Frames; the columns have no room."""
+
+_ROTATE, _FORMAT, _HEARTBEAT, _HEARTBEAT_V2 = (
+    int(code) for code in (EventType.ROTATE, EventType.FORMAT_DESCRIPTION, EventType.HEARTBEAT, EventType.HEARTBEAT_V2)
+)
+_LONGEST = (1 << 24) - 1
+_HEAD = 20  # the OK byte and a header
+
+
+def crc_tables() -> npt.NDArray[np.uint32]:
+    """For CRC32 of eight bytes at a time ("slicing by eight"): [how many bytes of the eight come after it, byte]."""
+    table = np.zeros((8, 256), np.uint32)
+    first = np.arange(256, dtype=np.uint32)
+    for _ in range(8):
+        first = (first >> np.uint32(1)) ^ np.where(first & 1, np.uint32(0xEDB88320), np.uint32(0))
+    table[0] = first
+    for k in range(1, 8):
+        table[k] = (table[k - 1] >> np.uint32(8)) ^ first[table[k - 1] & 255]
+    return table
+
+
+CRC_TABLES = crc_tables()
+
+
+@nb.njit(nogil=True, cache=True)
+def little32(buf, at):
+    return (
+        np.uint32(buf[at])
+        | np.uint32(buf[at + 1]) << np.uint32(8)
+        | np.uint32(buf[at + 2]) << np.uint32(16)
+        | np.uint32(buf[at + 3]) << np.uint32(24)
+    )
+
+
+@nb.njit(nogil=True, cache=True)
+def crc32(buf, start, stop, tables):
+    """zlib's CRC32 of buf[start:stop]."""
+    c = np.uint32(0xFFFFFFFF)
+    p = start
+    while p + 8 <= stop:
+        a = c ^ little32(buf, p)
+        b = little32(buf, p + 4)
+        c = (
+            tables[7, a & np.uint32(255)]
+            ^ tables[6, (a >> np.uint32(8)) & np.uint32(255)]
+            ^ tables[5, (a >> np.uint32(16)) & np.uint32(255)]
+            ^ tables[4, a >> np.uint32(24)]
+            ^ tables[3, b & np.uint32(255)]
+            ^ tables[2, (b >> np.uint32(8)) & np.uint32(255)]
+            ^ tables[1, (b >> np.uint32(16)) & np.uint32(255)]
+            ^ tables[0, b >> np.uint32(24)]
+        )
+        p += 8
+    while p < stop:
+        c = (c >> np.uint32(8)) ^ tables[0, (c ^ np.uint32(buf[p])) & np.uint32(255)]
+        p += 1
+    return c ^ np.uint32(0xFFFFFFFF)
+
+
+@nb.njit(nogil=True, cache=True)
+def frame(buf, head, tail, offset, checked, tables, at, length, code, start, first):
+    """Ordinary events of buf[head:tail], the first of which should begin at `offset` of its file.
+
+    checked: the log has checksums. at, length, code, start: of each event, written from index `first` on: where its
+    header lies in buf, its length, its type, its place in the file.
+    Returns (where the next packet begins, how many events the columns hold, offset behind the last, why it stopped).
+    """
+    k = first
+    shortest = 24 if checked else 20
+    while True:
+        if tail - head < 4:
+            return head, k, offset, MORE
+        size = np.int64(buf[head]) | np.int64(buf[head + 1]) << 8 | np.int64(buf[head + 2]) << 16
+        if size < shortest or size >= _LONGEST:
+            return head, k, offset, UNUSUAL
+        if tail - head < 4 + _HEAD:
+            return head, k, offset, MORE
+        p = head + 5
+        kind = buf[p + 4]
+        if buf[head + 4] != 0 or kind in (_ROTATE, _FORMAT, _HEARTBEAT, _HEARTBEAT_V2):
+            return head, k, offset, UNUSUAL
+        long = np.int64(little32(buf, p + 9))
+        log_pos = np.int64(little32(buf, p + 13))
+        if long != size - 1 or (log_pos != 0 and log_pos != (offset + long) & 0xFFFFFFFF):
+            return head, k, offset, UNUSUAL
+        if tail - head < 4 + size:
+            return head, k, offset, MORE
+        if k == at.shape[0]:
+            return head, k, offset, FULL
+        if checked and crc32(buf, p, p + long - 4, tables) != little32(buf, p + long - 4):
+            return head, k, offset, UNUSUAL
+        at[k] = p
+        length[k] = long
+        code[k] = kind
+        start[k] = offset
+        offset += long
+        head += 4 + size
+        k += 1

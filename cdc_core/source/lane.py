@@ -1,0 +1,178 @@
+"""The fast lane: wholly ordinary transactions go from the receive buffer into the gather in columns.
+
+The assembly is the one that knows everything. The lane only takes groups that binlog.groups finds ordinary, with table
+maps that the assembly has met before, and leaves all else, untouched and in order, to the assembly, event by event.
+It must keep true that what it adds to the gather is what the assembly would have added.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from uuid import UUID
+
+import numpy as np
+
+from cdc_core.binlog import framing, groups
+from cdc_core.binlog.events import EventType
+from cdc_core.model.position import file_number, order_key
+from cdc_core.source.assembly import Assembly
+from cdc_core.source.frames import Frames
+from cdc_core.source.gather import ENTRY_BYTES, ROW_BYTES, Groups, TableUse
+from cdc_core.source.tables import Tables
+
+WAIT_BYTES = 2 << 20
+"""A group that is not whole yet is waited for while it is smaller; the assembly takes a larger one as it comes."""
+
+_ENTRIES = 1 << 14
+_ROWS = 1 << 15
+_NAMES = 256
+_MAPS = 1 << 12
+_MAP_BYTES = 8 << 20
+_BEGINS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.MARIADB_GTID})
+
+
+class _Maps:
+    """Table maps that the assembly has met, as groups.walk looks them up; all are dropped when a definition changes."""
+
+    def __init__(self) -> None:
+        self.slot_id = np.zeros(groups.MAP_SLOTS, np.int64)
+        self.slot_map = np.full(groups.MAP_SLOTS, -1, np.int32)
+        self.slot_group = np.zeros(groups.MAP_SLOTS, np.int64)
+        self.bytes = np.zeros(1 << 16, np.uint8)
+        self.start = np.zeros(_MAPS + 1, np.int64)
+        self.use = np.zeros(_MAPS, np.int64)
+        self.columns = np.zeros(_MAPS, np.int64)
+        self.uses: list[TableUse] = []
+        self.row_bytes = np.ones(_MAPS, np.int64)
+        self._known: dict[bytes, int] = {}
+
+    def learn(self, body: bytes, use: TableUse | None) -> bool:
+        """The body of a TABLE_MAP and what it was found to be; False when there is no room for more."""
+        description = body[8:]
+        number = self._known.get(description)
+        if number is None:
+            number = len(self._known)
+            start = int(self.start[number])
+            stop = start + len(description)
+            if number == _MAPS or stop > _MAP_BYTES:
+                return False
+            if stop > len(self.bytes):
+                self.bytes = np.concatenate([self.bytes, np.zeros(max(stop, len(self.bytes)), np.uint8)])
+            self.bytes[start:stop] = np.frombuffer(description, np.uint8)
+            self.start[number + 1] = stop
+            self.use[number] = -1 if use is None else len(self.uses)
+            if use is not None:
+                self.columns[number] = use.table_map.columns
+                self.row_bytes[len(self.uses)] = use.row_bytes
+                self.uses.append(use)
+            self._known[description] = number
+        table_id = int.from_bytes(body[:6], "little")
+        slot = table_id & (groups.MAP_SLOTS - 1)
+        self.slot_id[slot] = table_id
+        self.slot_map[slot] = number
+        self.slot_group[slot] = 0
+        return True
+
+
+class Lane:
+    """Feeds `assembly` what lies in the frames of a connection."""
+
+    def __init__(self, assembly: Assembly, tables: Tables) -> None:
+        self._assembly = assembly
+        self._tables = tables
+        self._maps = _Maps()
+        self._generation = tables.generation
+        self._group = 0
+        self._names = np.zeros((_NAMES, 3), np.int64)
+        self._named = np.zeros(1, np.int64)
+        self._prefixes: list[str] = []
+        self._e_kind, self._e_begin, self._e_end, self._e_seq, self._e_ts, self._e_events, self._e_rows = (
+            np.empty(_ENTRIES, np.int64) for _ in range(7)
+        )
+        self._runs = tuple(np.empty(_ENTRIES, np.int64) for _ in range(4))
+        self._rows = tuple(np.empty(_ROWS, np.int64) for _ in range(7))
+        self._result = np.zeros(7, np.int64)
+
+    def feed(self, frames: Frames) -> Iterator[None]:
+        """All that is there: ordinary groups at once, the rest event by event. Stops after each step, since
+        the assembly may have closed a block. Raises what Frames.next and Assembly.feed raise."""
+        assembly = self._assembly
+        assembly.mariadb = frames.mariadb
+        while True:
+            if assembly.between_groups and frames.look():
+                why = self._take(frames)
+                yield
+                if why == groups.FULL or (why == groups.OPEN and self._has_more(frames)):
+                    continue
+                if why == groups.OPEN and self._may_wait(frames):
+                    return
+            event = frames.next()
+            if event is None:
+                return
+            assembly.mariadb = frames.mariadb
+            assembly.feed(event)
+            if event.header.type == EventType.TABLE_MAP and not assembly.between_groups:
+                self._learn(event.body)
+            yield
+
+    def _has_more(self, frames: Frames) -> bool:
+        """The columns had no room for the rest of the group; now they have."""
+        full = frames.ordinary.stopped == framing.FULL and frames.ordinary.first > 0
+        if full:
+            frames.ordinary.moved(0)
+        return full
+
+    def _may_wait(self, frames: Frames) -> bool:
+        return frames.ordinary.stopped == framing.MORE and frames.waiting_bytes < WAIT_BYTES
+
+    def _learn(self, body: bytes) -> None:
+        if self._generation != self._tables.generation:
+            self._generation = self._tables.generation
+            self._maps = _Maps()
+        use = self._tables.known_use(body)
+        if not self._maps.learn(body, use):
+            self._maps = _Maps()
+            self._maps.learn(body, use)
+
+    def _take(self, frames: Frames) -> int:
+        """Ordinary groups from the first event in the frames on; why there are no more."""
+        assembly, ordinary = self._assembly, frames.ordinary
+        if int(ordinary.code[ordinary.first]) not in _BEGINS or self._generation != self._tables.generation:
+            return groups.UNUSUAL
+        gather = assembly.gather
+        if frames.file != gather.begin.file:
+            return groups.UNUSUAL
+        maps, result = self._maps, self._result
+        base = order_key(gather.begin.timeline, file_number(frames.file), 0)
+        why: int = groups.walk(  # type: ignore[call-arg]
+            frames.buffer, ordinary.at, ordinary.length, ordinary.code, ordinary.start, ordinary.first, ordinary.count,
+            frames.checksum_size, maps.slot_id, maps.slot_map, maps.slot_group, maps.bytes, maps.start, maps.use,
+            maps.columns, maps.row_bytes, self._group, self._names, self._named, base, gather.end,
+            assembly.block_bytes - gather.size_bytes, ENTRY_BYTES, ROW_BYTES, assembly.block_bytes, gather.in_passed,
+            self._e_kind, self._e_begin, self._e_end, self._e_seq, self._e_ts, self._e_events, self._e_rows,
+            *self._runs, *self._rows, result,
+        )  # fmt: skip
+        taken, entries, rows, runs, left_out, end, self._group = result.tolist()
+        if taken == ordinary.first:
+            return groups.UNUSUAL if why == groups.FULL else why
+        for number in range(len(self._prefixes), int(self._named[0])):
+            self._prefixes.append(_prefix(*self._names[number].tolist()))
+        run_entry, run_name, run_low, run_high = (column[:runs] for column in self._runs)
+        use, start, stop, change, ordinal, entry, offset = (column[:rows] for column in self._rows)
+        assembly.take(
+            Groups(
+                frames.buffer, self._e_kind[:entries], self._e_begin[:entries], self._e_end[:entries],
+                self._e_seq[:entries], self._e_ts[:entries], self._e_events[:entries], run_entry, run_name, run_low,
+                run_high, self._prefixes, maps.uses, use, start, stop, change, ordinal, entry, offset, left_out, end,
+            )
+        )  # fmt: skip
+        ordinary.first = taken
+        return why
+
+
+def _prefix(first: int, second: int, flavor: int) -> str:
+    """What stands before the number in a GTID's text: of MariaDB `domain-server-`, else `uuid:`."""
+    if flavor:
+        return f"{first}-{second}-"
+    halves = (half.to_bytes(8, "little", signed=True) for half in (first, second))
+    return f"{UUID(bytes=b''.join(halves))}:"

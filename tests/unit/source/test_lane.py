@@ -1,0 +1,290 @@
+"""The fast lane makes of the same bytes what the assembly alone makes of them: block for block, or the same error."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cdc_core.binlog.events import EventType
+from cdc_core.errors import LockstepError
+from cdc_core.model.block import Block
+from cdc_core.model.position import Position
+from cdc_core.source import lane as lanes
+from cdc_core.source.assembly import Assembly
+from cdc_core.source.frames import Frames
+from cdc_core.source.lane import Lane
+from cdc_core.source.tables import Tables
+from tests.unit.binlog.reading import raw_events
+from tests.unit.source.made_wire import Wire, event, format_description, ok, rotate
+
+START = Position(0, "binlog.000007", 1000)
+SIDS = (bytes(range(16)), bytes(range(200, 216)))
+CAPTURED = Path(__file__).parents[1] / "binlog" / "captured"
+
+
+class ByHand(Frames):
+    """Every event goes the long way, in Python."""
+
+    def look(self) -> int:
+        return 0
+
+
+class Reading:
+    """Reads bytes with the lane or without it."""
+
+    def __init__(self, start: Position, *, fast: bool, block_bytes: int) -> None:
+        tables = Tables(lambda database, table: database != "other", lambda database, table: None)
+        self.assembly = Assembly(
+            "src", start, tables, on_unlogged_change="record", triggers=lambda *_: False, prepared=lambda _: None,
+            block_bytes=block_bytes,
+        )  # fmt: skip
+        self.frames = Frames(start, "src") if fast else ByHand(start, "src")
+        self.lane = Lane(self.assembly, tables)
+        self.taken = 0
+        self.error = ("", "")
+
+    def read(self, pieces: Sequence[bytes]) -> list[Block]:
+        take = self.assembly.take
+
+        def counted(groups: object) -> None:
+            self.taken += 1
+            take(groups)  # type: ignore[arg-type]
+
+        with patch.object(self.assembly, "take", counted):
+            try:
+                for piece in pieces:
+                    room = self.frames.room()
+                    room[: len(piece)] = piece
+                    self.frames.came(len(piece))
+                    for _ in self.lane.feed(self.frames):
+                        pass
+                # What the lane waits for, the assembly holds in an open group: neither is in a block.
+                self.assembly.flush()
+            except LockstepError as error:
+                self.error = (error.code, error.where)
+                try:
+                    self.assembly.flush()
+                except LockstepError as again:
+                    self.error += (again.code,)
+        return self.assembly.ready
+
+
+def told(blocks: Sequence[Block]) -> list[object]:
+    """All that blocks say, as things that can be compared with ==."""
+    return [
+        (
+            block.source, block.begin, block.end, dict(block.passed), block.notes,
+            [column.tolist() for column in (
+                block.entries.kind, block.entries.begin, block.entries.end, block.entries.seq,
+                block.entries.commit_ts_us, block.entries.events, block.entries.rows, block.entries.size_bytes,
+            )],
+            block.entries.gtid.to_pylist(),
+            [(part.schema, part.logical, part.entry.tolist(), part.rows) for part in block.tables],
+        )
+        for block in blocks
+    ]  # fmt: skip
+
+
+def compare(wire: bytes, cuts: Sequence[int], *, start: Position = START, block_bytes: int = 1 << 20) -> Reading:
+    edges = [0, *sorted(cut % (len(wire) + 1) for cut in cuts), len(wire)]
+    pieces = [wire[a:b] for a, b in pairwise(edges)]
+    fast = Reading(start, fast=True, block_bytes=block_bytes)
+    slow = Reading(start, fast=False, block_bytes=block_bytes)
+    expected = told(slow.read([wire]))
+    assert told(fast.read(pieces)) == expected
+    assert fast.error == slow.error
+    assert slow.taken == 0
+    return fast
+
+
+# Logs
+
+
+class MadeWire(Wire):
+    """Groups of a server, ordinary ones and others."""
+
+    def __init__(self, *, mariadb: bool, checksum: bool) -> None:
+        super().__init__(START, mariadb=mariadb, checksum=checksum)
+        self.mariadb = mariadb
+        self.gtids = [0, 0]
+
+    def begin(
+        self, *, sid: int = 0, skip: int = 0, anonymous: bool = False, commit_ts: int = 0, flags: int = 0
+    ) -> None:
+        self.gtids[sid] += 1 + skip
+        number = self.gtids[sid]
+        if self.mariadb:
+            body = struct.pack("<QIB", number, sid, flags | (2 if skip else 0)) + (bytes(8) if skip else b"")
+            self.send(EventType.MARIADB_GTID, body.ljust(19, b"\0"))
+            return
+        times = struct.pack("<Q", commit_ts)[:7]
+        body = b"\1" + SIDS[sid] + struct.pack("<qBqq", number, 2, 3, 4) + times + b"\xfc\x10\x01"
+        self.send(EventType.ANONYMOUS_GTID if anonymous else EventType.GTID, body)
+        if not flags & 1:
+            self.query("BEGIN")
+
+    def query(self, sql: str) -> None:
+        self.send(EventType.QUERY, struct.pack("<IIBHH", 1, 0, 2, 0, 0) + b"db\0" + sql.encode())
+
+    def map(self, table: str, columns: int, table_id: int) -> None:
+        database = b"other" if table == "x" else b"db"
+        names = bytes([len(database)]) + database + b"\0" + bytes([len(table)]) + table.encode() + b"\0"
+        shape = bytes([columns]) + b"\x03" * columns + b"\x00" + bytes((columns + 7) // 8)
+        labels = b"".join(b"\x02c" + bytes([97 + i]) for i in range(columns))
+        optional = b"\x01\x02\x00\x00"[:1] + bytes([(columns + 7) // 8]) + bytes((columns + 7) // 8)
+        optional += b"\x04" + bytes([len(labels)]) + labels + b"\x08\x01\x00"
+        # MariaDB says 0 for the place of events inside a transaction.
+        self.send(EventType.TABLE_MAP, table_id.to_bytes(6, "little") + b"\1\0" + names + shape + optional,
+                  says=not self.mariadb)  # fmt: skip
+
+    def rows(self, kind: int, columns: int, table_id: int, count: int, present: int = -1) -> None:
+        codes = (EventType.WRITE_ROWS_V1, EventType.UPDATE_ROWS_V1, EventType.DELETE_ROWS_V1)
+        modern = (EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS)
+        bitmap = (present & ((1 << columns) - 1)).to_bytes((columns + 7) // 8, "little") * (2 if kind == 1 else 1)
+        image = bytes((columns + 7) // 8) + struct.pack("<i", self.at) * columns
+        head = table_id.to_bytes(6, "little") + b"\1\0" + (b"" if self.mariadb else b"\2\0") + bytes([columns])
+        body = head + bitmap + image * count * (2 if kind == 1 else 1)
+        self.send((codes if self.mariadb else modern)[kind], body, says=not self.mariadb)
+
+    def commit(self) -> None:
+        self.send(EventType.XID, struct.pack("<Q", 9))
+
+
+changes = st.tuples(st.sampled_from(["t", "u", "x"]), st.integers(0, 2), st.sampled_from([1, 1, 2, 40]), st.booleans())
+begins = st.fixed_dictionaries(
+    {},
+    optional={
+        "sid": st.just(1),
+        "skip": st.integers(0, 2),
+        "anonymous": st.booleans(),
+        "commit_ts": st.sampled_from([0, 1_700_000_000_000_000, 1_800_000_000_000_007 | 1 << 55]),
+    },
+)
+transactions = st.tuples(
+    st.just("transaction"), begins, st.lists(changes, max_size=4), st.sampled_from(["xid", "xid", "xid", "COMMIT"])
+)
+others = st.tuples(
+    st.sampled_from([
+        "ddl", "ddl of another", "rolled back", "heartbeat", "new definition", "savepoint", "minimal", "annotated",
+        "rotate", "unmapped", "empty statement end", "drop", "hole",
+    ]),
+    begins,
+)  # fmt: skip
+scripts = st.lists(st.one_of(transactions, transactions, transactions, others), min_size=1, max_size=14)
+
+
+def written(script: Sequence[tuple[object, ...]], *, mariadb: bool, checksum: bool) -> bytes:
+    wire = MadeWire(mariadb=mariadb, checksum=checksum)
+    columns = {"t": 1, "u": 9, "x": 3}
+    ids = {"t": 7, "u": 8, "x": 9}
+    file = 7
+    for what, begin, *rest in script:
+        if what == "heartbeat":
+            wire.raw(ok(event(EventType.HEARTBEAT, b"binlog.000007", end=wire.at, timestamp=0, checksum=checksum)))
+        elif what == "rotate":
+            file += 1
+            name = f"binlog.{file:06d}"
+            wire.send(EventType.ROTATE, struct.pack("<Q", 4) + name.encode())
+            wire.raw(ok(rotate(name, checksum=checksum)))
+            description = format_description(mariadb=mariadb, checksum=checksum)
+            wire.at = 4 + len(description)
+            wire.raw(ok(format_description(mariadb=mariadb, end=wire.at, checksum=checksum)))
+        elif what == "hole":
+            wire.at += 5
+        elif what in ("ddl", "ddl of another", "drop"):
+            wire.begin(**begin, flags=1)  # type: ignore[arg-type]
+            wire.query(
+                {"ddl": "ALTER TABLE t ADD INDEX (ca)", "drop": "DROP TABLE db.u"}.get(
+                    what, "CREATE TABLE other.y (i INT)"
+                )
+            )
+        elif what == "new definition":
+            columns["t"] = 1 + columns["t"] % 3
+            ids["t"] += 1 << 14  # takes the place of the old id where maps are looked up
+        else:
+            wire.begin(**begin)  # type: ignore[arg-type]
+            parts, end = rest if what == "transaction" else ([("t", 0, 1, True)], "xid")
+            if what == "annotated":
+                wire.send(EventType.MARIADB_ANNOTATE_ROWS if mariadb else EventType.ROWS_QUERY, b"\5INSERT")
+            if what == "savepoint":
+                wire.query("SAVEPOINT a")
+            for table, kind, count, mapped in parts:  # type: ignore[union-attr]
+                if what != "unmapped":
+                    wire.map(table, columns[table], ids[table])
+                present = 0 if what == "minimal" else -1
+                wire.rows(kind, columns[table], ids[table], count, present)
+                if not mapped:
+                    wire.rows(0, columns[table], ids[table], 1)
+            if what == "savepoint":
+                wire.query("ROLLBACK TO a")
+            if what == "empty statement end":
+                wire.send(EventType.WRITE_ROWS_V1, b"\xff\xff\xff\0\0\0\1\0\0", says=not mariadb)
+            if what == "rolled back":
+                wire.query("ROLLBACK")
+            elif end == "COMMIT":
+                wire.query("COMMIT")
+            else:
+                wire.commit()
+    return wire.data
+
+
+@given(
+    scripts,
+    st.booleans(),
+    st.booleans(),
+    st.lists(st.integers(0, 1 << 20), max_size=6),
+    st.sampled_from([300, 1500, 1 << 20]),
+    st.sampled_from([0, 100, 1 << 21]),
+)
+@settings(max_examples=300, deadline=None)
+def test_the_lane_and_the_assembly_make_equal_blocks_however_the_bytes_are_cut(
+    script: list[tuple[object, ...]], mariadb: bool, checksum: bool, cuts: list[int], block_bytes: int, wait: int
+) -> None:
+    with patch.object(lanes, "WAIT_BYTES", wait):
+        compare(written(script, mariadb=mariadb, checksum=checksum), cuts, block_bytes=block_bytes)
+
+
+ORDINARY = [
+    ("transaction", {}, [("t", kind, 2, True), ("x", 0, 1, True), ("u", 1, 1, False)], "xid") for kind in (0, 1, 2)
+]
+
+
+@given(st.booleans(), st.integers(0, 1 << 20), st.integers(1, 255), st.booleans())
+@example(False, 100, 1, True)
+@settings(max_examples=300, deadline=None)
+def test_bent_bytes_end_both_in_the_same_error_at_the_same_place(
+    mariadb: bool, at: int, bits: int, checksum: bool
+) -> None:
+    wire = bytearray(written(ORDINARY * 2, mariadb=mariadb, checksum=checksum))
+    wire[at % len(wire)] ^= bits
+    compare(bytes(wire), [])
+
+
+@pytest.mark.parametrize("mariadb", [False, True])
+def test_once_its_maps_are_known_an_ordinary_log_takes_the_lane(mariadb: bool) -> None:
+    wire = written([ORDINARY[0]] + ORDINARY * 20, mariadb=mariadb, checksum=True)
+    reading = Reading(START, fast=True, block_bytes=1 << 20)
+    fed: list[int] = []
+    feed = reading.assembly.feed
+    with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))):
+        reading.read([wire])
+    assert reading.taken > 0
+    assert fed.count(EventType.XID) == 1
+
+
+@pytest.mark.parametrize("server", ["mysql", "mariadb"])
+@pytest.mark.parametrize("step", [61, 1000, 1 << 20])
+def test_logs_of_real_servers_make_equal_blocks(server: str, step: int) -> None:
+    data = (CAPTURED / f"{server}.binlog").read_bytes()
+    start = Position(0, "binlog.000001", 4)
+    wire = ok(rotate(start.file))
+    for found in raw_events(data):
+        wire += ok(data[found.start : found.start + found.header.length])
+    compare(wire, range(0, len(wire), step), start=start)
