@@ -20,7 +20,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cdc_core.errors import UsageError
-from cdc_core.windows import Windows
+from cdc_core.windows import Windows, age_us
 
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
 
@@ -47,6 +47,11 @@ def _connection(value: str) -> str:
 
 def _cron(value: str) -> str:
     Windows(value)
+    return value
+
+
+def _age(value: str) -> str:
+    age_us(value)
     return value
 
 
@@ -330,6 +335,15 @@ class Airflow(_Model):
     pool: str | None = Field(None, description="Airflow pool of all tasks; default: Airflow's default pool")
 
 
+class Retention(_Model):
+    """What the DAG cdc_<pipeline>_retention purges: staged batches that every target has committed, old runs' files."""
+
+    keep: Annotated[str, AfterValidator(_age)] = Field(
+        description="age of what is purged, such as 30d, 12h or 4w: of a batch, since its window ended"
+    )
+    schedule: Annotated[str, AfterValidator(_cron)] = Field("30 3 * * *", description="cron expression (UTC)")
+
+
 class Pipeline(_Model):
     """One pipeline file."""
 
@@ -347,6 +361,7 @@ class Pipeline(_Model):
     limits: Limits = Field(default_factory=Limits, description="bounds of memory and batches")
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
+    retention: Retention | None = Field(None, description="when staged history is purged; default: never")
 
     @model_validator(mode="after")
     def _unique(self) -> Pipeline:

@@ -5,6 +5,7 @@ They are the data intervals of Airflow's CronDataIntervalTimetable for the same 
 
 from __future__ import annotations
 
+import re
 import warnings
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -21,6 +22,18 @@ def to_us(moment: datetime) -> int:
     """Microseconds since 1970 of an aware datetime, exactly."""
     delta = moment - EPOCH
     return (delta.days * 86_400 + delta.seconds) * MICROSECONDS + delta.microseconds
+
+
+_AGE = re.compile(r"^([1-9]\d{0,5})([mhdw])$")
+_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+
+
+def age_us(text: str) -> int:
+    """`90m`, `12h`, `30d`, `4w` -> microseconds. Raises ValueError."""
+    match = _AGE.match(text)
+    if match is None:
+        raise ValueError("is not an age such as 90m, 12h, 30d or 4w")
+    return int(match[1]) * _SECONDS[match[2]] * MICROSECONDS
 
 
 def from_us(moment_us: int) -> datetime:

@@ -18,6 +18,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.staged import BEFORE, DELETE, INSERT, LITERAL, OP, ROW, SEQ, SNAPSHOT, SOURCE, TRUNCATE, TS, UPDATE
@@ -193,6 +194,7 @@ def moving_keys(job: Job, table: MergeTable) -> list[str]:
 
 def merge(job: Job) -> None:
     """Merges a set; counts.json is written last, and only then the set counts as merged."""
+    require_unpurged(job.store, [file.batch_id for table in job.merge_set.tables for file in table.files])
     job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
     tables = [table for table in job.merge_set.tables if table.files]
     size_shuffles(job.spark, max((table.rows for table in tables), default=0))

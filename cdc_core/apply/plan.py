@@ -22,6 +22,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from cdc_core.apply.retention import require_seeded, require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
@@ -54,7 +55,8 @@ def plan(
     targets: names; None for all of the pipeline's.
 
     Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column,
-    plan.key_differs, meta.run_differs), UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target).
+    plan.key_differs, plan.purged, meta.run_differs), UsageError (quality.suite, plan.run_id, plan.window,
+    plan.unknown_target).
     """
     require_suites(pipeline)
     chosen = _checked(pipeline, window, run_id, targets)
@@ -127,6 +129,8 @@ def _plan(
     require_staged(view, sources, window)
     for source in sources:
         require_chain(view, source)
+        require_seeded(store, source, [target.name for target in targets])
+    require_unpurged(store, sorted(set().union(*view.pending.values())))
     schemas = schemas_of(view, store)
     plan: RunPlan | None = None
     if known is not None and any(view.own.values()):

@@ -19,6 +19,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of, sha256
+from cdc_core.apply.retention import require_unpurged
+from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import UsageError
 from cdc_core.meta import BatchRow, Meta, PlanView, RunState
@@ -92,9 +94,10 @@ def plan(
 ) -> RunPlan:
     """Choose the batches, register the run, write plan.json; returns the plan.
 
-    Raises UsageError (plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater (plan.not_staged),
-    DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column, plan.key_differs, meta.run_differs).
+    Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater (plan.not_staged),
+    DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column, plan.key_differs, plan.purged, meta.run_differs).
     """
+    require_suites(pipeline)
     check_run_id(run_id)
     known = meta.run(run_id)
     if known is not None and known.state is RunState.COMMITTED and store.stat(known.plan_path) is not None:
@@ -102,6 +105,7 @@ def plan(
         if stored.target(selection.target).batches:
             return stored
     view = chosen(meta, pipeline, selection)
+    require_unpurged(store, [batch.batch_id for batches in view.chain.values() for batch in batches])
     target = _target(pipeline, selection)
     made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas_of(view, store))
     made = replace(made, replay=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,6 +21,7 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import Output, moment, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, UsageError
+from cdc_core.windows import age_us, to_us
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -227,6 +229,82 @@ def verify(
 
 
 @app.command()
+def purge(
+    pipeline: PipelineArgument,
+    older_than: Annotated[
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Age since a batch's window ended, such as 30d, 12h or 4w."),
+    ] = None,
+    seeded: Annotated[
+        str | None,
+        typer.Option("--seeded", metavar="TARGET", help="Only say that this target has all that was purged before."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be purged.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove old staged batches that every target has committed, and the files of old runs.
+
+    \b
+      lockstep stage purge shop --older-than 30d --dry-run
+      lockstep stage purge shop --older-than 30d
+      lockstep stage purge shop --seeded copy
+
+    Each source keeps its newest batch. The table's state can no longer be folded from the files then: `stage export`,
+    and SQL that reads the state, refuse and name the horizon, before which nothing is staged any more.
+    """
+    from cdc_core.apply import retention
+    from cdc_core.meta import Meta
+
+    _, parsed = load_pipeline(pipeline, pipelines)
+    age = older_than or (parsed.retention.keep if parsed.retention is not None and seeded is None else None)
+    if (age is None) == (seeded is None):
+        raise UsageError(
+            "A purge needs an age, or a seeded target, and not both.",
+            where="lockstep stage purge",
+            code="cli.usage",
+            remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
+        )
+    output = Output(as_json)
+    with Meta.open(parsed.meta.url) as meta:
+        if seeded is not None:
+            added = retention.seeded(meta, opened(parsed), parsed, seeded)
+            output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
+            return
+        cutoff_us = to_us(datetime.now(UTC)) - _age_us(age or "")
+        found = retention.purge(meta, opened(parsed), parsed, cutoff_us=cutoff_us, dry_run=dry_run)
+    rows = [
+        (one.source, one.batches, one.rows, size(one.size_bytes), str(one.horizon or ""), one.held_by)
+        for one in found.sources
+    ]
+    output.answer(
+        {
+            "pipeline": parsed.pipeline,
+            "dry_run": dry_run,
+            "older_than": moment(cutoff_us),
+            "sources": [one.to_json() for one in found.sources],
+            "runs": list(found.runs),
+        },
+        table(
+            "would be purged" if dry_run else "purged",
+            ("source", "batches", "rows", "size", "staged from", "next one is held"),
+            rows,
+            numbers=("batches", "rows", "size"),
+        ),
+        f"files of {len(found.runs)} runs",
+    )
+
+
+def _age_us(text: str) -> int:
+    try:
+        return age_us(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} {error}.", where="--older-than", code="cli.usage", remedy="write for example 30d"
+        ) from None
+
+
+@app.command()
 def export(
     pipeline: PipelineArgument,
     name: Annotated[str, typer.Argument(metavar="TABLE", help="A logical table, as `stage ls` names it.")],
@@ -239,6 +317,9 @@ def export(
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="Key columns; default: the table's own key.")
     ] = None,
+    since_horizon: Annotated[
+        bool, typer.Option("--since-horizon", help="Of a table whose old changes were purged: the rows changed since.")
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
@@ -260,7 +341,7 @@ def export(
         )
     _, parsed = load_pipeline(pipeline, pipelines)
     store = opened(parsed)
-    rows = write(store, manifests(parsed, store), name, to, key or None)
+    rows = write(store, manifests(parsed, store), name, to, key or None, partial=since_horizon)
     written = to.stat().st_size
     document = {"table": name, "file": str(to), "rows": rows, "size_bytes": written}
     output.answer(document, f"{rows:,} rows of {name} in {to} ({size(written)})")

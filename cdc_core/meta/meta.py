@@ -211,6 +211,21 @@ class Meta:
         """Keep why a task of the run failed; states stay. Does nothing for a run that has committed."""
         self._database.write(lambda c: runs.record_failure(c, run_id, target, error))
 
+    def purge(self, targets: Sequence[str], batch_ids: Sequence[str]) -> int:
+        """COMMITTED → PURGED for all of them and all of these targets; how many records moved. Again: 0, no change.
+
+        Raises Refused (meta.not_committed) when a target has not committed one of them, or any still works on it.
+        """
+        return self._database.write(lambda c: runs.purge(c, targets, batch_ids))
+
+    def seed(self, target: str, batches: Sequence[BatchRow]) -> int:
+        """Count batches as PURGED for a target that was filled by other means; how many it had no record of."""
+        return self._database.write(lambda c: runs.seed(c, target, batches))
+
+    def finished_runs(self, pipeline: str, before_us: int) -> tuple[str, ...]:
+        """Runs that were committed before a time."""
+        return self._database.read(lambda c: runs.finished(c, pipeline, before_us))
+
     def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
         return self._database.read(lambda c: runs.ledger(c, run_id, target))
 

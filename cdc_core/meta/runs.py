@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, 
 from cdc_core.errors import InternalError, Refused, RetryLater
 from cdc_core.meta import tables
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import Claim, LedgerRow, RecordRow, RunRow
+from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, RecordRow, RunRow
 from cdc_core.meta.states import RecordState, RunState, before, run_may_move
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -237,6 +237,68 @@ def close(
     if known is not None and not connection.execute(select(open_records)).scalar_one():
         _move_run(connection, known, RunState.COMMITTED, now, last_error=None)
     return moved
+
+
+def purge(connection: Connection, targets: Sequence[str], batch_ids: Sequence[str]) -> int:
+    """See Meta.purge."""
+    moved, now = 0, now_us(connection)
+    ordered = sorted(batch_ids)
+    for start in range(0, len(ordered), _CHUNK):
+        some = ordered[start : start + _CHUNK]
+        held = select(_record).where(_record.c.batch_id.in_(some))
+        rows = [record_of(row) for row in connection.execute(held.with_for_update())]
+        consumed = {(row.target, row.batch_id) for row in rows if row.state.consumed}
+        open_ = {(row.target, row.batch_id): row.state for row in rows if not row.state.consumed}
+        lacking = [(target, one) for target in targets for one in some if (target, one) not in consumed]
+        for target, batch_id in [*open_, *lacking]:
+            raise Refused(
+                f"The target {target!r} has not committed the batch {batch_id}: it is "
+                f"{open_.get((target, batch_id), 'not taken by any run')}.",
+                where=target,
+                code="meta.not_committed",
+                remedy="nothing was purged; let the target's run finish, then purge again",
+            )
+        changed = connection.execute(
+            update(_record)
+            .where(_record.c.batch_id.in_(some), _record.c.state == RecordState.COMMITTED)
+            .values(state=RecordState.PURGED, updated_us=now)
+        )
+        moved += changed.rowcount
+    return moved
+
+
+def seed(connection: Connection, target: str, batches: Sequence[BatchRow]) -> int:
+    """See Meta.seed."""
+    known = {row.batch_id for row in records(connection, target, [one.batch_id for one in batches], lock=True)}
+    now = now_us(connection)
+    fresh = [
+        {
+            "target": target,
+            "batch_id": one.batch_id,
+            "table_name": "",
+            "pipeline": one.pipeline,
+            "source": one.source,
+            "begin_seq": one.begin.seq,
+            "row_count": one.rows,
+            "taken": False,
+            "state": RecordState.PURGED,
+            "run_id": "seeded",
+            "attempts": 0,
+            "created_us": now,
+            "updated_us": now,
+        }
+        for one in batches
+        if one.batch_id not in known
+    ]
+    if fresh:
+        connection.execute(insert(_record), fresh)
+    return len(fresh)
+
+
+def finished(connection: Connection, pipeline: str, before_us: int) -> tuple[str, ...]:
+    """See Meta.finished_runs."""
+    old = (_run.c.pipeline == pipeline) & (_run.c.state == RunState.COMMITTED) & (_run.c.updated_us < before_us)
+    return tuple(connection.execute(select(_run.c.run_id).where(old).order_by(_run.c.run_id)).scalars())
 
 
 def record_failure(connection: Connection, run_id: str, target: str | None, error: str) -> None:

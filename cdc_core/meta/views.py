@@ -147,12 +147,13 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
 def _source_status(connection: Connection, source: str, now: int) -> SourceStatus:
     row = connection.execute(select(_ack).where(_ack.c.source == source)).one()
     holder = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
+    gone = and_(_record.c.batch_id == _batch.c.batch_id, _record.c.state == RecordState.PURGED)
     totals = connection.execute(
         select(
             func.count(),
             func.coalesce(func.sum(_batch.c.row_count), 0),
             func.coalesce(func.sum(_batch.c.size_bytes), 0),
-        ).where(_batch.c.source == source)
+        ).where(_batch.c.source == source, ~exists().where(gone))
     ).one()
     latest = connection.execute(
         select(_batch.c.notes)

@@ -45,6 +45,11 @@ def manifests_prefix(source: str) -> str:
     return f"{MANIFESTS}{segment(source)}/"
 
 
+def horizon_path(source: str) -> str:
+    """Where the source's staged history begins, once something of it was purged."""
+    return f"horizons/{segment(source)}.json"
+
+
 def manifest_path(source: str, begin: Position) -> str:
     """The commit point of the batch that begins there."""
     return f"{manifests_prefix(source)}{begin.name}.json"

@@ -20,8 +20,9 @@ import pyarrow.parquet as pq
 from cdc_core.errors import DataAtRisk, LockstepError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Position
+from cdc_core.stage import horizon as horizons
 from cdc_core.stage.layout import CHANGES, manifest_path, manifests_prefix, parse_part
-from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.objects import ObjectInfo, ObjectStore
 
 log = logging.getLogger(__name__)
 
@@ -89,11 +90,19 @@ def parse(data: bytes, path: str, where: str) -> Manifest:
 def chain(store: ObjectStore, source: str, after: Position | None = None) -> Iterator[Manifest]:
     """A source's manifests in stream order, each verified to begin where the one before ended.
 
-    after: the end of the last batch that is known already; the first batch must begin there.
-    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest).
+    after: the end of the last batch that is known already; the first batch must begin there, or at the horizon.
+    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.horizon).
     """
-    end = after
-    for path, manifest in _manifests(store, source, after):
+    horizon = horizons.read(store, source)
+    end = after if after is not None or horizon is None else horizon.position
+    if after is None and horizon is not None and not any(True for _ in _from(store, source, horizon.position)):
+        raise DataAtRisk(
+            f"Nothing is staged from the horizon {horizon} on, where the purge left the newest batch.",
+            where=f"{store.uri} {manifests_prefix(source)}",
+            code="stage.gap",
+            remedy="restore the manifests of this source, and their files, from a backup of the stage",
+        )
+    for path, manifest in _manifests(store, source, end):
         problem = _link(end, path, manifest)
         if problem is not None:
             raise DataAtRisk(
@@ -110,8 +119,12 @@ def chain(store: ObjectStore, source: str, after: Position | None = None) -> Ite
 def verify(store: ObjectStore, source: str, *, deep: bool = False) -> list[Problem]:
     """What is wrong with a source's staged batches: links of the chain, files, sizes; `deep`: sha256 and rows too."""
     problems: list[Problem] = []
-    end: Position | None = None
-    for info in store.list(manifests_prefix(source)):
+    horizon = horizons.read(store, source)
+    end = horizon.position if horizon is not None else None
+    infos = list(_from(store, source, end))
+    if horizon is not None and not infos:
+        problems.append(Problem("stage.gap", manifests_prefix(source), f"Nothing is staged from {horizon} on."))
+    for info in infos:
         try:
             manifest = parse(store.get(info.path), info.path, store.uri)
         except DataAtRisk as error:
@@ -152,13 +165,18 @@ def sweep(store: ObjectStore, source: str, *, live_epoch: int, older_than_s: flo
 
 
 def _manifests(store: ObjectStore, source: str, after: Position | None) -> Iterator[tuple[str, Manifest]]:
-    first = manifest_path(source, after) if after is not None else ""
-    paths = [info.path for info in store.list(manifests_prefix(source)) if info.path >= first]
+    paths = [info.path for info in _from(store, source, after)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for start in range(0, len(paths), _AT_ONCE):
             some = paths[start : start + _AT_ONCE]
             for path, data in zip(some, pool.map(store.get, some), strict=True):
                 yield path, parse(data, path, store.uri)
+
+
+def _from(store: ObjectStore, source: str, place: Position | None) -> Iterator[ObjectInfo]:
+    """The manifests of batches that begin at a place or later; of all, without one."""
+    first = manifest_path(source, place) if place is not None else ""
+    return (info for info in store.list(manifests_prefix(source)) if info.path >= first)
 
 
 def _link(end: Position | None, path: str, manifest: Manifest) -> Problem | None:

@@ -34,6 +34,7 @@ from cdc_core.stage.fold import (
     state_sql,
     text,
 )
+from cdc_core.stage.horizon import missing_of, require_whole
 from cdc_core.stage.objects import ObjectStore, missing
 from cdc_core.stage.unify import StagedPart, align, latest_definitions, parts_of, unified_columns, unified_schema
 
@@ -58,14 +59,22 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
 
 
 def table_state(
-    store: ObjectStore, manifests: Sequence[Manifest], table: str, key: Sequence[str] | None = None
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None = None,
+    *,
+    partial: bool = False,
 ) -> pa.Table:
     """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, ordered by key.
 
     manifests: of one or more sources, each source's in stream order and complete.
     key:       columns that identify a row; by default the table's own key. Without any, whole rows are matched.
-    Raises Refused (stage.no_table, stage.schema_conflict, stage.key), DataAtRisk (stage.missing).
+    partial:   where history was purged, give the rows that changed since.
+    Raises Refused (stage.no_table, stage.schema_conflict, stage.key, stage.purged), DataAtRisk (stage.missing).
     """
+    if not partial:
+        require_whole(store, _sources(manifests), table)
     with _state(store, manifests, table, key) as (relation, schema):
         return relation.to_arrow_table().cast(schema)
 
@@ -78,11 +87,14 @@ def export(
     key: Sequence[str] | None = None,
     *,
     level: int = 3,
+    partial: bool = False,
 ) -> int:
     """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
 
     Raises what `table_state` does, and RetryLater (stage.unwritable).
     """
+    if not partial:
+        require_whole(store, _sources(manifests), table)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     rows = 0
     try:
@@ -110,7 +122,8 @@ def sql(store: ObjectStore, manifests_by_source: Mapping[str, Sequence[Manifest]
     """The answer of a DuckDB query over the staged files.
 
     Each logical table has two views: `<table>_changes`, every change, and `<table>`, its state. A name `a.b` is the
-    quoted view "a.b", and also view b of schema a. Only the tables whose names occur in the query are prepared.
+    quoted view "a.b", and also view b of schema a. Only the tables whose names occur in the query
+    are prepared. The state of a table of which changes were purged refuses to be read.
     Raises UsageError (stage.sql) with DuckDB's message, and what `table_state` raises.
     """
     manifests = [manifest for chain in manifests_by_source.values() for manifest in chain]
@@ -121,7 +134,7 @@ def sql(store: ObjectStore, manifests_by_source: Mapping[str, Sequence[Manifest]
         connection = stack.enter_context(_duckdb())
         for table in named or tables:
             folded = stack.enter_context(_fold(connection, store, manifests, table, None))
-            _views(connection, table, folded)
+            _views(connection, table, folded, missing_of(store, manifests_by_source, table))
         try:
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
             return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
@@ -132,6 +145,10 @@ def sql(store: ObjectStore, manifests_by_source: Mapping[str, Sequence[Manifest]
                 code="stage.sql",
                 remedy=f"mend the query; staged are {names or '(none yet)'}, and each of them with _changes appended",
             ) from None
+
+
+def _sources(manifests: Sequence[Manifest]) -> Iterator[str]:
+    return (manifest.source for manifest in manifests)
 
 
 def _definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:
@@ -221,9 +238,13 @@ def _local_files(store: ObjectStore, parts: Sequence[StagedPart]) -> Iterator[tu
         yield tuple(FileGroup(schema, tuple(files)) for schema, files in groups.values())
 
 
-def _views(connection: duckdb.DuckDBPyConnection, table: str, folded: Folded) -> None:
+def _views(connection: duckdb.DuckDBPyConnection, table: str, folded: Folded, lacking: str) -> None:
+    """lacking: why the state must not be read; "" where it may."""
+    state = state_sql(folded)
+    if lacking:
+        state = f"SELECT * FROM ({state}) WHERE error({text(f'{lacking}; read {table}_changes, or a target')})"
     database, dot, short = table.partition(".")
-    for suffix, body in (("_changes", changes_sql(folded.groups, folded.all_columns)), ("", state_sql(folded))):
+    for suffix, body in (("_changes", changes_sql(folded.groups, folded.all_columns)), ("", state)):
         names = [quoted(table + suffix)]
         if dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(database)}")

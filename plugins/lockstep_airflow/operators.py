@@ -20,7 +20,7 @@ from cdc_core.errors import LockstepError, Refused, UsageError
 from lockstep_airflow.child import die_with_parent
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark
-from lockstep_airflow.run_context import is_dry_run, run_name, selection_of, targets_of, window_of
+from lockstep_airflow.run_context import asked_at, is_dry_run, run_name, selection_of, targets_of, window_of
 from lockstep_airflow.window import RunWindow
 
 if TYPE_CHECKING:
@@ -162,6 +162,22 @@ def _planned(pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
         "rows": sum(table.rows for one in made.merge_sets for table in one.tables),
         "targets": {one.target: len(one.batches) for one in made.targets},
     }
+
+
+class PurgeOperator(_PipelineOperator):
+    """Purges by retention.keep, up to when the run was asked for. XCom: counts by source, and the horizons."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.apply.retention import purge
+        from cdc_core.windows import age_us, to_us
+
+        with as_airflow_failures("purge"), self.rooms() as (pipeline, meta, store):
+            assert pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
+            cutoff_us = to_us(asked_at(context)) - age_us(pipeline.retention.keep)
+            found = purge(meta, store, pipeline, cutoff_us=cutoff_us, dry_run=is_dry_run(context))
+        for one in found.sources:
+            log.info("%s", one)
+        return {"sources": [one.to_json() for one in found.sources], "runs": len(found.runs)}
 
 
 class _RunOperator(_PipelineOperator):

@@ -11,7 +11,13 @@ from typing import Any
 
 from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
 
-from lockstep_airflow.operators import CommitOperator, PlanOperator, ReplayPlanOperator, SparkJobOperator
+from lockstep_airflow.operators import (
+    CommitOperator,
+    PlanOperator,
+    PurgeOperator,
+    ReplayPlanOperator,
+    SparkJobOperator,
+)
 from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, DagSpec, Kind, TaskSpec
 from lockstep_airflow.window import (
@@ -42,7 +48,7 @@ def render(spec: DagSpec) -> DAG:
         # Two runs of a pipeline at once would be right, but the later would wait for the earlier one's lease.
         max_active_runs=1,
         tags=list(spec.tags),
-        params=_params(spec) if spec.schedule else _replay_params(spec),
+        params=_PARAMS[spec.tasks[0].kind](spec),
         default_args=_default_args(spec),
         render_template_as_native_obj=False,
     )
@@ -77,6 +83,8 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             return PlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
         case Kind.REPLAN:
             return ReplayPlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
+        case Kind.PURGE:
+            return PurgeOperator(file=spec.file, **common)
         case Kind.SPARK:
             return SparkJobOperator(
                 file=spec.file,
@@ -172,8 +180,18 @@ def _replay_params(spec: DagSpec) -> dict[str, Param]:
     }
 
 
+def _purge_params(spec: DagSpec) -> dict[str, Param]:
+    return {DRY_RUN: Param(False, type="boolean", title="Dry run", description="Only say what would be purged.")}
+
+
+_PARAMS = {Kind.EXTRACT: _params, Kind.REPLAN: _replay_params, Kind.PURGE: _purge_params}
+"""By what a DAG begins with."""
+
+
 def _about(spec: DagSpec) -> str:
-    if spec.schedule is None:
+    if spec.tasks[0].kind is Kind.PURGE:
+        return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."
+    if spec.tasks[0].kind is Kind.REPLAN:
         return (
             f"Pipeline `{spec.pipeline}`: {spec.description}. Triggered by hand.\n\n"
             "Reads staged files only, no source. No older change overwrites a newer row, so a replay into a target "

@@ -35,9 +35,14 @@ MAX_RUN_NAME = 200
 
 def window_of(context: Context) -> RunWindow:
     """The window of the DAG run. Raises UsageError (airflow.window)."""
+    interval = context.get("data_interval_start"), context.get("data_interval_end")
+    return run_window(_params(context), *interval, asked_at(context))
+
+
+def asked_at(context: Context) -> datetime:
+    """When the DAG run was asked for: the same in every try."""
     run = context["dag_run"]
-    asked_at = run.run_after or run.start_date or datetime.now(UTC)
-    return run_window(_params(context), context.get("data_interval_start"), context.get("data_interval_end"), asked_at)
+    return run.run_after or run.start_date or datetime.now(UTC)
 
 
 def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:

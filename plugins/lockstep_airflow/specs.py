@@ -5,6 +5,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
 
     cdc_<pipeline>           extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
+    cdc_<pipeline>_retention purge
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from cdc_core.config import Airflow, Pipeline
 PLAN = "plan"
 MERGE = "merge"
 EXTRACT = "extract"
+PURGE = "purge"
 
 
 class Kind(StrEnum):
@@ -31,6 +33,8 @@ class Kind(StrEnum):
     """Chooses the staged batches that the run applies again."""
     SPARK = "spark"
     """Runs one Spark application, `job`."""
+    PURGE = "purge"
+    """Removes what is old and committed everywhere."""
     COMMIT = "commit"
     """Closes the ledger and moves the consume records of one target."""
 
@@ -103,7 +107,9 @@ def group_of(target: str) -> str:
 
 def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     """All DAGs of a pipeline file."""
-    return (dag_spec(pipeline, file), *([replay_spec(pipeline, file)] if pipeline.targets else []))
+    replay = (replay_spec(pipeline, file),) if pipeline.targets else ()
+    retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
+    return (dag_spec(pipeline, file), *replay, *retention)
 
 
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
@@ -145,6 +151,14 @@ def replay_spec(pipeline: Pipeline, file: Path) -> DagSpec:
         tasks += _target_tasks(target)
     description = f"Staged changes of {pipeline.pipeline} again, to one of {', '.join(targets)}"
     return _spec(pipeline, file, replay_dag_id_of(pipeline.pipeline), description, None, targets, tasks)
+
+
+def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
+    """The DAG `cdc_<pipeline>_retention`, of a pipeline with `retention`."""
+    doc = "Removes staged batches that are older than retention.keep and that every target has committed."
+    dag_id = f"{dag_id_of(pipeline.pipeline)}_retention"
+    tasks = [TaskSpec(Kind.PURGE, PURGE, (), doc)]
+    return _spec(pipeline, file, dag_id, f"Purge of {pipeline.pipeline}'s staged history", schedule, (), tasks)
 
 
 def _spec(

@@ -22,6 +22,7 @@ ORDERS = (
     "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(20) NOT NULL, amount DECIMAL(12,2), at DATETIME)"
 )
 REPLAY_ONLY = '  - {name: again, connections: ["env:COPY"], replay_only: true, tables: {"*": {}}}\n'
+WEEK_US = 7 * 86_400 * 1_000_000
 FIRST = "INSERT INTO orders VALUES (1,'new',9.99,'2026-01-01 10:00:00'), (2,'new',NULL,NULL), (3,'gone',1,NULL)"
 
 
@@ -471,6 +472,47 @@ def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes
     assert copied.fetchall() == before
     (target,) = lockstep("status", "shop.yaml").document["targets"]
     assert (target["target"], target["records"]) == (name[1], {})
+
+
+def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizon(shop: Any, lockstep: Any) -> None:
+    for number in range(4):
+        shop.execute(f"INSERT INTO orders VALUES ({number},'old',1,NULL)")
+        lockstep("extract", "shop.yaml")
+    batches = lockstep("stage", "ls", "shop.yaml").document["batches"]
+    assert [one["rows"] for one in batches][:4] == [1, 1, 1, 1]
+    # The clock is not ours to set; the ends of three windows are.
+    stage = Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))
+    for one in batches[:3]:
+        path = stage / f"manifests/{one['batch']}.json"
+        path.write_text(
+            re.sub(
+                r'"window_end_us": (\d+)', lambda found: f'"window_end_us": {int(found[1]) - WEEK_US}', path.read_text()
+            )
+        )
+    assert lockstep("stage", "purge", "shop.yaml", code=2).error["code"] == "cli.usage"
+    assert lockstep("stage", "purge", "shop.yaml", "--older-than", "soon", code=2).error["code"] == "cli.usage"
+    assert lockstep("stage", "purge", "shop.yaml", "--older-than", "4w").document["sources"][0]["batches"] == 0
+    age = ("--older-than", "6d")
+    (dry,) = lockstep("stage", "purge", "shop.yaml", *age, "--dry-run").document["sources"]
+    (done,) = lockstep("stage", "purge", "shop.yaml", *age).document["sources"]
+    assert done == dry
+    assert (done["batches"], done["rows"], done["horizon"]) == (3, 3, batches[3]["batch"])
+    left = lockstep("stage", "ls", "shop.yaml").document["batches"]
+    assert left == batches[3:]
+    assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
+
+    table = f"{shop.name}.orders"
+    error = lockstep("stage", "export", "shop.yaml", table, "-o", "x.parquet", code=3).error
+    assert (error["code"], batches[3]["begin"] in error["what"]) == ("stage.purged", True)
+    since = lockstep("stage", "export", "shop.yaml", table, "-o", "x.parquet", "--since-horizon").document
+    assert since["rows"] == 1
+    query = f'SELECT count(*) FROM "{table}{{}}"'
+    assert lockstep("stage", "sql", "shop.yaml", query.format("_changes")).document["rows"] == [[1]]
+    refused = lockstep("stage", "sql", "shop.yaml", query.format(""), code=2).error
+    assert (refused["code"], "were purged" in refused["what"]) == ("stage.sql", True)
+    shop.execute("INSERT INTO orders VALUES (77,'later',1,NULL)")
+    assert lockstep("extract", "shop.yaml").document["sources"][0]["rows"] == 1
+    assert lockstep("stage", "verify", "shop.yaml").document["ok"] is True
 
 
 def test_the_options_of_a_replay_belong_to_a_replay_of_one_target(copied: Any, lockstep: Any) -> None:

@@ -169,7 +169,7 @@ def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
 
 @pytest.mark.slow
 def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_skipped(
-    line: Callable[..., Line], source_database: Any
+    line: Callable[..., Line], source_database: Any, pipelines: Path
 ) -> None:
     """No Spark, as there are no rows; then no connection to the source, as its window is staged."""
     target = '  - {name: main, connections: ["airflow:again"], tables: {"*": {}}}'
@@ -195,6 +195,13 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
         assert again.states() == {"plan": ["success"], **{task: [after] for task in tasks[2:]}}, again.output[-6000:]
     replayed = next(value for task, _, value in again.xcoms() if task == "to_main.commit")
     assert (replayed["batches"], replayed["moved"]) == (committed["batches"], 0)
+
+    # What is committed is purged when it is old enough; here every finished window is, of which the newest batch stays.
+    pipeline = pipelines / "again.yaml"
+    pipeline.write_text(pipeline.read_text() + "retention: {keep: 1m}\n")
+    retention = replace(run, suffix="_retention")
+    assert retention.start(end).wait(timeout=240) == 0, retention.output[-6000:]
+    assert retention.states() == {"purge": ["success"]}, retention.output[-6000:]
 
 
 @contextmanager

@@ -66,6 +66,17 @@ def test_a_pipeline_without_targets_has_no_replay(write_pipeline: Callable[..., 
     assert [spec.dag_id for spec in dag_specs(config.load(file), file)] == ["cdc_shop"]
 
 
+def test_retention_gives_a_dag_of_its_own_with_its_schedule(write_pipeline: Callable[..., Path]) -> None:
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop", more="retention: {keep: 30d, schedule: '0 5 * * *'}\n")
+    specs = dag_specs(config.load(file), file)
+    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_replay", "cdc_shop_retention"]
+    dag = render(specs[2])
+    assert [task.task_id for task in dag.tasks] == ["purge"]
+    assert (specs[2].schedule, type(dag.timetable)) == ("0 5 * * *", type(render(specs[0]).timetable))
+
+
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:
     assert dag.dag_id == "cdc_shop"
     for task in spec.tasks:

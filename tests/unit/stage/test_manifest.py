@@ -11,6 +11,8 @@ from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import Problem, chain, commit, read, sweep, verify
 from cdc_core.stage.objects import open_store
 from cdc_core.stage.writer import BatchWriter
@@ -215,3 +217,55 @@ def test_a_lost_answer_of_the_store_leaves_the_commit_repeatable(store):
     with pytest.raises(RetryLater):
         commit(unlucky, batch)
     assert commit(unlucky, batch).ours
+
+
+def purge(store, *purged: Manifest) -> None:
+    """Puts the horizon behind these batches; their files stay, as when the purge was killed."""
+    last = purged[-1]
+    made = Horizon("shop", last.end.position, last.window_end_us, last.batch_id, (), {"shop.orders": 1})
+    store.put(horizon_path("shop"), made.to_bytes())
+
+
+def test_the_chain_begins_at_the_horizon_whether_the_files_before_it_are_gone_or_not(store):
+    batches = stage(store, 0, 3, 5, 9)
+    purge(store, *batches[:2])
+    assert list(chain(store, "shop")) == batches[2:]
+    assert verify(store, "shop") == []
+    for path in (batches[1].path, batches[0].parts[0].path):
+        store.delete(path)
+    assert list(chain(store, "shop")) == batches[2:]
+    assert verify(store, "shop", deep=True) == []
+    assert list(chain(store, "shop", after=at(9))) == []
+
+
+def test_a_batch_that_is_missing_at_the_horizon_is_a_gap(store):
+    batches = stage(store, 0, 3, 5, 9)
+    purge(store, batches[0])
+    store.delete(batches[1].path)
+    assert [problem.code for problem in verify(store, "shop")] == ["stage.gap"]
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop"))
+    assert caught.value.code == "stage.gap"
+    store.delete(batches[2].path)
+    assert [problem.code for problem in verify(store, "shop")] == ["stage.gap"]
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop"))
+    assert caught.value.code == "stage.gap"
+
+
+def test_who_knows_only_positions_before_the_horizon_is_refused(store):
+    """As with a meta database restored from an old backup."""
+    batches = stage(store, 0, 3, 5, 9)
+    purge(store, *batches[:2])
+    store.delete(batches[1].path)
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop", after=at(3)))
+    assert caught.value.code == "stage.gap"
+
+
+def test_a_horizon_that_cannot_be_read_stops_readers(store):
+    stage(store, 0, 3)
+    store.put(horizon_path("shop"), b"{}")
+    with pytest.raises(DataAtRisk) as caught:
+        list(chain(store, "shop"))
+    assert caught.value.code == "stage.horizon"

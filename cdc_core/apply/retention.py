@@ -1,0 +1,235 @@
+"""Retention: staged batches that are old and that every target has committed are purged, and the files of old runs.
+
+A purge takes whole batches from the beginning of a source's chain, as far as their windows ended before the cutoff and
+all scheduled targets have committed them. The newest batch of a source always stays: its end is where the next begins.
+In this order, so that a crash between any two steps loses nothing that a reader may still see:
+
+    records COMMITTED → PURGED    by compare-and-set, all of a source's in one transaction: nobody works on them
+    the horizon                   the commit point: from now on no reader looks before it
+    parts, then their manifest    batch by batch: what a manifest names can be found until it is gone
+
+A purge that was killed is finished by the next one. Two at once take turns.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import Refused, UsageError
+from cdc_core.meta import Lease, Meta
+from cdc_core.model.batch import Manifest
+from cdc_core.model.run import run_root
+from cdc_core.stage import horizon as horizons
+from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.layout import horizon_path, manifest_path, manifests_prefix
+from cdc_core.stage.manifest import chain, parse
+from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+_LEASE_S = 60.0
+_RUNS = "runs/"
+
+
+@dataclass(frozen=True, slots=True)
+class PurgedSource:
+    """What was purged of a source, or would be. held_by: why the next old batch stays; "" where none is left."""
+
+    source: str
+    batches: int
+    rows: int
+    size_bytes: int
+    horizon: Horizon | None
+    held_by: str
+
+    def to_json(self) -> dict[str, Any]:
+        names = ("source", "batches", "rows", "size_bytes", "held_by")
+        found: dict[str, Any] = {name: getattr(self, name) for name in names}
+        place = None if self.horizon is None else f"{self.source}/{self.horizon.position.name}"
+        return found | {"horizon": place, "horizon_until_us": self.horizon.until_us if self.horizon else None}
+
+
+@dataclass(frozen=True, slots=True)
+class Purged:
+    """runs: ids of committed runs whose files were removed, or would be."""
+
+    sources: tuple[PurgedSource, ...]
+    runs: tuple[str, ...]
+
+
+def purge(meta: Meta, store: ObjectStore, pipeline: Pipeline, *, cutoff_us: int, dry_run: bool = False) -> Purged:
+    """Purge what is older than `cutoff_us` (µs UTC).
+
+    Raises RetryLater (meta.lease_held: another purge), Refused (meta.not_committed), and what the stage raises.
+    """
+    if dry_run:
+        found = [_look(meta, store, pipeline, source.name, cutoff_us)[0] for source in pipeline.sources]
+        return Purged(tuple(found), tuple(_old_runs(meta, store, pipeline, cutoff_us)))
+    with _Turn(meta, pipeline) as turn:
+        found = [_move_horizon(meta, store, pipeline, source.name, cutoff_us, turn) for source in pipeline.sources]
+    for one in found:
+        if one.horizon is not None:
+            _delete_before(store, one.horizon)
+    runs = _old_runs(meta, store, pipeline, cutoff_us)
+    for paths in runs.values():
+        for path in paths:
+            store.delete(path)
+    return Purged(tuple(found), tuple(runs))
+
+
+def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> int:
+    """The operator says that a target holds all that was purged, by other means; how many batches that are in meta."""
+    if target not in {one.name for one in pipeline.scheduled_targets}:
+        raise UsageError(
+            f"The pipeline {pipeline.pipeline!r} has no target {target!r} that takes part in its runs.",
+            where="--seeded",
+            code="plan.unknown_target",
+            remedy=f"choose of: {', '.join(one.name for one in pipeline.scheduled_targets) or '(it has none)'}",
+        )
+    with _Turn(meta, pipeline):
+        added = 0
+        for source in pipeline.sources:
+            horizon = horizons.read(store, source.name)
+            if horizon is not None:
+                added += meta.seed(target, meta.batches(source.name, until=horizon.position))
+                targets = tuple(sorted({*horizon.targets, target}))
+                store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
+    return added
+
+
+class _Turn:
+    """The right to move horizons of a pipeline: a lease whose name no source can have."""
+
+    def __init__(self, meta: Meta, pipeline: Pipeline) -> None:
+        self._meta = meta
+        self._name = f"purge:{pipeline.pipeline}"
+        self._pipeline = pipeline.pipeline
+        self._lease: Lease | None = None
+
+    def __enter__(self) -> _Turn:
+        holder = f"{socket.gethostname()}:{os.getpid()}"
+        self._lease = self._meta.acquire_lease(self._name, self._pipeline, holder, _LEASE_S)
+        return self
+
+    def renew(self) -> None:
+        """Raises RetryLater (meta.lease_lost) for one that was paused for too long."""
+        assert self._lease is not None
+        self._lease = self._meta.renew_lease(self._lease, _LEASE_S)
+
+    def __exit__(self, *_: object) -> None:
+        assert self._lease is not None
+        self._meta.release_lease(self._lease)
+
+
+def _look(
+    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int
+) -> tuple[PurgedSource, list[Manifest]]:
+    """What can be purged now of a source, and its manifests."""
+    manifests = list(chain(store, source))
+    old = []
+    for manifest in manifests[:-1]:
+        if manifest.window_end_us > cutoff_us:
+            break
+        old.append(manifest)
+    ready, held_by = _committed(meta, pipeline, old)
+    horizon = horizons.read(store, source)
+    if ready:
+        tables = Counter(dict(horizon.tables) if horizon is not None else {})
+        for manifest in ready:
+            tables.update({part.table: part.rows for part in manifest.parts})
+        last = ready[-1]
+        names = tuple(sorted(target.name for target in pipeline.scheduled_targets))
+        horizon = Horizon(source, last.end.position, last.window_end_us, last.batch_id, names, dict(tables))
+    rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
+    return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready
+
+
+def _committed(meta: Meta, pipeline: Pipeline, old: Sequence[Manifest]) -> tuple[list[Manifest], str]:
+    """The first of them that every scheduled target has committed, and why the next one stays."""
+    ids = [manifest.batch_id for manifest in old]
+    end, why = len(old), ""
+    for target in pipeline.scheduled_targets:
+        states: dict[str, list[bool]] = {}
+        for record in meta.records(target.name, ids):
+            states.setdefault(record.batch_id, []).append(record.state.consumed)
+        for number, batch_id in enumerate(ids[:end]):
+            if not all(states.get(batch_id, [False])):
+                end, why = number, f"{target.name} has not committed {batch_id}"
+                break
+    return list(old[:end]), why
+
+
+def _move_horizon(
+    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int, turn: _Turn
+) -> PurgedSource:
+    found, ready = _look(meta, store, pipeline, source, cutoff_us)
+    if ready:
+        targets = [target.name for target in pipeline.scheduled_targets]
+        meta.purge(targets, [manifest.batch_id for manifest in ready])
+        turn.renew()
+        assert found.horizon is not None
+        store.put(horizon_path(source), found.horizon.to_bytes())
+        log.info("source %s: %d batches purged, horizon %s", source, len(ready), found.horizon)
+    return found
+
+
+def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
+    """The files of all batches before the horizon, those of an earlier purge that was killed among them."""
+    end = manifest_path(horizon.source, horizon.position)
+    for info in list(store.list(manifests_prefix(horizon.source))):
+        if info.path >= end:
+            break
+        for part in parse(store.get(info.path), info.path, store.uri).parts:
+            store.delete(part.path)
+        store.delete(info.path)
+
+
+def _old_runs(meta: Meta, store: ObjectStore, pipeline: Pipeline, cutoff_us: int) -> dict[str, list[str]]:
+    """The files of runs that were committed before the cutoff, by run."""
+    roots = {run_root(run_id): run_id for run_id in meta.finished_runs(pipeline.pipeline, cutoff_us)}
+    found: dict[str, list[str]] = {}
+    for info in store.list(_RUNS) if roots else ():
+        run_id = roots.get("/".join(info.path.split("/", 2)[:2]))
+        if run_id is not None:
+            found.setdefault(run_id, []).append(info.path)
+    return found
+
+
+def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:
+    """Raises Refused (plan.purged) when one of the batches lies before its source's horizon."""
+    first: dict[str, str] = {}
+    for batch_id in batch_ids:
+        source, _, place = batch_id.partition("/")
+        first[source] = min(place, first.get(source, place))
+    for source, place in first.items():
+        horizon = horizons.read(store, source)
+        if horizon is not None and place < horizon.position.name:
+            raise Refused(
+                f"The batch {source}/{place} was purged: the staged history of {source!r} begins at {horizon}.",
+                where=source,
+                code="plan.purged",
+                remedy=f"replay from the batch {source}/{horizon.position.name} on (--from; first_batches in Airflow), "
+                "which leaves out what changed before it and not since",
+            )
+
+
+def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> None:
+    """Raises Refused (plan.purged) when a target never took what was purged of a source."""
+    horizon = horizons.read(store, source)
+    for target in targets if horizon is not None else ():
+        assert horizon is not None
+        if target not in horizon.targets:
+            raise Refused(
+                f"The target {target!r} has not taken the changes of {source!r} before {horizon}, which were purged.",
+                where=f"targets.{target}",
+                code="plan.purged",
+                remedy="fill its tables by other means (a dump of the source, or of a target that has them, with "
+                f"_cdc_version and _lockstep_tombstone), then say so: lockstep stage purge PIPELINE --seeded {target}",
+            )

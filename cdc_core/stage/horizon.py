@@ -1,0 +1,95 @@
+"""The horizon of a source: the position before which its staged history was purged, kept on the stage itself.
+
+`horizons/<source>.json` is the commit point of a purge. What lies before it does not exist for any reader any more,
+whether its files are gone already or not; the chain of manifests begins there. Readers that would need what was before
+it refuse, and name it: nothing is ever less than it was, and silent about it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.position import Position
+from cdc_core.stage.layout import horizon_path
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.windows import from_us
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """position: where the oldest staged batch begins. until_us: end of the last purged window, µs UTC.
+    last_batch: id of the last purged batch. targets: those that have all that was purged. tables: purged changes by
+    logical table."""
+
+    source: str
+    position: Position
+    until_us: int
+    last_batch: str
+    targets: tuple[str, ...]
+    tables: Mapping[str, int]
+
+    def __str__(self) -> str:
+        return f"{self.position} (windows up to {from_us(self.until_us).isoformat()})"
+
+    def to_bytes(self) -> bytes:
+        data = {
+            "source": self.source,
+            "position": self.position.to_json(),
+            "until_us": self.until_us,
+            "last_batch": self.last_batch,
+            "targets": list(self.targets),
+            "tables": dict(self.tables),
+        }
+        return json.dumps(data, indent=1, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Horizon:
+        data: dict[str, Any] = json.loads(raw)
+        position = Position.from_json(data["position"])
+        names = data["source"], position, int(data["until_us"]), data["last_batch"]
+        return cls(*names, tuple(data["targets"]), data["tables"])
+
+
+def read(store: ObjectStore, source: str) -> Horizon | None:
+    """None for a source of which nothing was purged. Raises DataAtRisk (stage.horizon) for any other file there."""
+    path = horizon_path(source)
+    if store.stat(path) is None:
+        return None
+    try:
+        return Horizon.from_bytes(store.get(path))
+    except (ValueError, KeyError, TypeError) as error:
+        raise DataAtRisk(
+            f"{path} is no horizon that this version can read: {type(error).__name__}: {error}.",
+            where=store.uri,
+            code="stage.horizon",
+            remedy="restore the file from a backup of the stage, or read it with the version that wrote it",
+        ) from None
+
+
+def require_whole(store: ObjectStore, sources: Iterable[str], table: str) -> None:
+    """Raises Refused (stage.purged) when changes of the table were purged: its state cannot be folded any more."""
+    lacking = missing_of(store, sources, table)
+    if lacking:
+        raise Refused(
+            lacking,
+            where=table,
+            code="stage.purged",
+            remedy="read the table at a target; or ask for what changed since the horizon alone (`stage export "
+            "--since-horizon`, or the view of its changes)",
+        )
+
+
+def missing_of(store: ObjectStore, sources: Iterable[str], table: str) -> str:
+    """What a fold of the table would lack, in words; "" for nothing."""
+    for source in dict.fromkeys(sources):
+        horizon = read(store, source)
+        if horizon is not None and horizon.tables.get(table):
+            return (
+                f"{horizon.tables[table]} changes of {table} before {horizon} of source {source} were purged: rows "
+                "that have not changed since would be missing"
+            )
+    return ""

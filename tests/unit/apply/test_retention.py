@@ -1,0 +1,239 @@
+"""What a purge removes, in which order, and that nobody is given less without being told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.apply import replay, retention
+from cdc_core.apply.replay import Selection
+from cdc_core.apply.retention import Purged, require_unpurged
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import RecordState
+from cdc_core.stage import horizon
+from cdc_core.stage.manifest import chain, verify
+from tests.made_batches import HOUR_US, START_US, manifest
+from tests.unit.apply.made_line import Line
+
+B = [manifest(number, window=number) for number in range(6)]
+IDS = tuple(one.batch_id for one in B)
+NEVER = 1 << 60
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    one = Line.open(tmp_path)
+    one.stage(*B)
+    for batch in B:
+        for part in batch.parts:
+            one.store.put(part.path, b"x" * part.size_bytes)
+    with one.meta:
+        yield one
+
+
+def refusal(call: Callable[[], object]) -> LockstepError:
+    with pytest.raises(LockstepError) as caught:
+        call()
+    return caught.value
+
+
+def purge(line: Line, cutoff_us: int = NEVER, **options: Any) -> Purged:
+    return retention.purge(line.meta, line.store, line.pipeline, cutoff_us=cutoff_us, **options)
+
+
+def staged(line: Line) -> list[str]:
+    return [one.batch_id for one in chain(line.store, "shop")]
+
+
+def files(line: Line) -> set[str]:
+    return {info.path for prefix in ("changes/", "manifests/") for info in line.store.list(prefix)}
+
+
+def states(line: Line, target: str = "t") -> dict[str, RecordState]:
+    return {record.batch_id: record.state for record in line.meta.records(target, IDS)}
+
+
+def test_old_committed_batches_go_with_their_files_and_the_newest_stays(line: Line) -> None:
+    line.done("first")
+    done = purge(line)
+    assert (done.sources[0].batches, done.sources[0].rows) == (5, 50)
+    assert staged(line) == [IDS[5]]
+    assert files(line) == {B[5].path, B[5].parts[0].path}
+    assert states(line) == dict.fromkeys(IDS[:5], RecordState.PURGED) | {IDS[5]: RecordState.COMMITTED}
+    assert verify(line.store, "shop") == []
+    known = horizon.read(line.store, "shop")
+    assert known is not None
+    assert (known.position, known.until_us, known.targets) == (B[5].begin.position, B[4].window_end_us, ("t",))
+    assert known.tables == {"shop.orders": 50}
+    line.stage(manifest(6, window=6))
+    assert line.plan("next").target("t").batches == (manifest(6).batch_id,)
+
+
+def test_age_counts_from_the_end_of_a_batchs_window(line: Line) -> None:
+    line.done("first")
+    assert purge(line, START_US + 2 * HOUR_US - 1).sources[0].batches == 1
+    assert purge(line, START_US + 2 * HOUR_US).sources[0].batches == 1
+    assert staged(line) == list(IDS[2:])
+
+
+def test_a_batch_that_one_target_lacks_holds_all_later_ones(line: Line) -> None:
+    both = line.with_targets({"name": "t"}, {"name": "u"}, {"name": "r", "replay_only": True})
+    both.done("one", targets=["t"])
+    assert "u has not committed" in purge(both).sources[0].held_by
+    assert staged(both) == list(IDS)
+    run = both.plan("two", targets=["u"])
+    both.apply(run, "u")
+    assert purge(both).sources[0].batches == 0
+    both.commit(run, "u")
+    assert purge(both).sources[0].batches == 5
+
+
+def test_a_dry_run_tells_and_moves_nothing(line: Line) -> None:
+    line.done("first")
+    before = files(line), states(line)
+    told = purge(line, dry_run=True)
+    assert told.sources[0].batches == 5
+    assert (files(line), states(line), horizon.read(line.store, "shop")) == (*before, None)
+    done = purge(line)
+    assert done.sources == told.sources
+
+
+def test_what_a_run_of_any_target_holds_is_not_purged(line: Line) -> None:
+    line.done("first")
+    # A target that the file of this purge does not know is at work already.
+    later = line.with_targets({"name": "t"}, {"name": "new"})
+    later.plan("second", targets=["new"])
+    error = refusal(lambda: purge(line))
+    assert (type(error), error.code, error.where) == (Refused, "meta.not_committed", "new")
+    assert staged(line) == list(IDS)
+    assert set(states(line).values()) == {RecordState.COMMITTED}
+
+
+class Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("step", range(13))
+def test_killed_at_any_step_it_shows_all_or_the_horizon_and_the_next_purge_ends_it(
+    line: Line, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    line.done("first")
+    left = [step]
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def work(*args: Any) -> Any:
+            if left[0] == 0:
+                raise Killed
+            left[0] -= 1
+            return call(*args)
+
+        return work
+
+    with monkeypatch.context() as patch:
+        for name in ("put", "delete"):
+            patch.setattr(line.store, name, counted(getattr(line.store, name)))
+        patch.setattr(line.meta, "purge", counted(line.meta.purge))
+        with pytest.raises(Killed):
+            purge(line)  # records, horizon, part and manifest of five batches, then the files of the run
+    known = horizon.read(line.store, "shop")
+    assert staged(line) == (list(IDS) if known is None else [IDS[5]])
+    assert verify(line.store, "shop") == []
+    assert line.plan("between").target("t").batches == ()
+    purge(line)
+    assert files(line) == {B[5].path, B[5].parts[0].path}
+    assert states(line) == dict.fromkeys(IDS[:5], RecordState.PURGED) | {IDS[5]: RecordState.COMMITTED}
+
+
+def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    line.done("first")
+    inner: list[LockstepError] = []
+    moving = line.meta.purge
+
+    def meanwhile(*args: Any) -> int:
+        inner.append(refusal(lambda: purge(line)))
+        return moving(*args)
+
+    monkeypatch.setattr(line.meta, "purge", meanwhile)
+    purge(line)
+    assert [(type(error), error.code) for error in inner] == [(RetryLater, "meta.lease_held")]
+
+
+def test_a_new_target_is_refused_until_it_is_said_to_be_filled(line: Line) -> None:
+    line.done("first")
+    purge(line)
+    later = line.with_targets({"name": "t"}, {"name": "new"})
+    error = refusal(lambda: later.plan("second"))
+    assert (error.code, error.where) == ("plan.purged", "targets.new")
+    assert str(B[5].begin.position) in error.what
+    assert line.meta.run("second") is None
+    assert refusal(lambda: retention.seeded(line.meta, line.store, later.pipeline, "x")).code == "plan.unknown_target"
+    assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 5
+    assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 0
+    assert later.plan("second").target("new").batches == (IDS[5],)
+    assert line.plan("third").target("t").batches == ()
+
+
+def test_after_a_rebuild_of_meta_too_a_target_that_never_took_it_is_refused(line: Line, tmp_path: Path) -> None:
+    line.done("first")
+    purge(line)
+    (tmp_path / "fresh").mkdir()
+    fresh = Line.open(tmp_path / "fresh").with_targets({"name": "t"}, {"name": "new"})
+    fresh = Line(fresh.pipeline, fresh.meta, line.store, {})
+    with fresh.meta:
+        lease = fresh.meta.acquire_lease("shop", "line", "me", 60)
+        fresh.meta.rebuild(lease, chain(line.store, "shop"))
+        assert fresh.plan("a", targets=["t"]).target("t").batches == (IDS[5],)
+        assert refusal(lambda: fresh.plan("b", targets=["new"])).code == "plan.purged"
+
+
+def test_a_replay_that_would_begin_before_the_horizon_is_refused_and_told_where_to_begin(line: Line) -> None:
+    line.done("first")
+    purge(line, B[2].window_end_us)
+
+    def again(**chosen: Any) -> tuple[str, ...]:
+        selection = Selection("t", **chosen)
+        made = replay.plan(line.meta, line.store, line.pipeline, selection, run_id=f"r{len(chosen)}")
+        return made.target("t").batches
+
+    error = refusal(again)
+    assert (type(error), error.code, IDS[3] in error.remedy) == (Refused, "plan.purged", True)
+    assert again(first=replay.places(line.pipeline, [IDS[3]], "--from")) == IDS[3:]
+    assert refusal(lambda: require_unpurged(line.store, IDS)).code == "plan.purged"
+    require_unpurged(line.store, IDS[3:])
+
+
+def test_files_of_old_committed_runs_go_and_those_of_others_stay(line: Line) -> None:
+    run = line.plan("old: first")
+    line.apply(run)
+    line.commit(run)
+    replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="open")
+    assert purge(line, 0).runs == ()
+    done = purge(line)
+    assert done.runs == ("old: first",)
+    assert {info.path.split("/")[1] for info in line.store.list("runs/")} == {"open"}
+    assert line.meta.ledger("old: first") != ()
+    assert purge(line).runs == ()
+
+
+def test_a_pipeline_without_targets_purges_by_age_alone(tmp_path: Path) -> None:
+    line = Line.open(tmp_path, targets=[])
+    line.stage(*B)
+    with line.meta:
+        assert purge(line).sources[0].batches == 5
+        later = line.with_targets({"name": "t"})
+        assert refusal(lambda: later.plan("r")).code == "plan.purged"
+
+
+def test_status_counts_what_is_staged_still(line: Line) -> None:
+    line.done("first")
+    purge(line)
+    (source,) = line.meta.status("line", ["t"]).sources
+    assert (source.batches, source.rows) == (1, 10)
+
+
+def test_an_unknown_target_cannot_be_seeded(line: Line) -> None:
+    error = refusal(lambda: retention.seeded(line.meta, line.store, line.pipeline, "nobody"))
+    assert type(error) is UsageError
