@@ -94,8 +94,9 @@ def plan(
 ) -> RunPlan:
     """Choose the batches, register the run, write plan.json; returns the plan.
 
-    Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater (plan.not_staged),
-    DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column, plan.key_differs, plan.purged, meta.run_differs).
+    Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater
+    (plan.not_staged), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column, plan.key_differs, plan.purged,
+    meta.run_differs).
     """
     require_suites(pipeline)
     check_run_id(run_id)
