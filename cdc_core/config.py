@@ -129,11 +129,13 @@ class Start(_Model):
 
 
 class Source(_Model):
-    """One server (with its standbys, later) whose log is read."""
+    """One server, or a primary and its standbys, of which one is read."""
 
     name: Name = Field(description="stands in paths, leases and versions of target rows: never change it")
-    connection: ConnectionRef = Field(
-        description="env:VARIABLE with a URL mysql://user:password@host:port, or airflow:CONNECTION_ID"
+    connection: ConnectionRef | Annotated[tuple[ConnectionRef, ...], Field(min_length=1)] = Field(
+        description="env:VARIABLE with a URL mysql://user:password@host:port, or airflow:CONNECTION_ID; or a list of "
+        "them, a primary and its standbys: the server that was read last is read on; when it is gone, the first that "
+        "answers"
     )
     server_id: int = Field(ge=1, le=2**32 - 1, description="our id as a replica: unlike any other replica's")
     start: Literal["earliest", "latest"] | Start = Field(
@@ -149,9 +151,19 @@ class Source(_Model):
     reconnect_s: float = Field(
         60.0,
         ge=0,
-        description="a connection that is lost is opened again, with growing pauses, for so long; then the task fails "
-        "and may be retried",
+        description="a connection that is lost is opened again, with growing pauses, for so long; then the next of "
+        "several servers is read, or the task fails and may be retried",
     )
+    rewind_s: float = Field(
+        60.0,
+        ge=0,
+        description="on another server without GTIDs in common, reading begins so long before what was read last",
+    )
+
+    @property
+    def connections(self) -> tuple[str, ...]:
+        """The servers, in order."""
+        return (self.connection,) if isinstance(self.connection, str) else self.connection
 
     @model_validator(mode="after")
     def _timeout_above_heartbeat(self) -> Source:
@@ -372,7 +384,7 @@ class Pipeline(_Model):
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 raise ValueError(f"{what}: the name {twice[0]!r} is used twice")
-        replicas = [(source.connection, source.server_id) for source in self.sources]
+        replicas = [(one, source.server_id) for source in self.sources for one in source.connections]
         for connection, server_id in replicas:
             if replicas.count((connection, server_id)) > 1:
                 raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
@@ -449,6 +461,10 @@ def _relevant(error: ValidationError) -> list[Any]:
         for problem in problems
         if not (problem["type"] == "literal_error" and isinstance(problem["input"], dict))
         and not (problem["type"] == "model_type" and isinstance(problem["input"], str) and "start" in problem["loc"])
+        and not (
+            problem["type"] == "tuple_type" and isinstance(problem["input"], str) and "connection" in problem["loc"]
+        )
+        and not (problem["type"] == "string_type" and isinstance(problem["input"], list))
         and not (
             problem["type"] == "too_short" and any(loc[:-1][: len(problem["loc"])] == problem["loc"] for loc in wrong)
         )

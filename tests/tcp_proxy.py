@@ -27,6 +27,7 @@ class TcpProxy:
         self._slow_s = 0.0
         self._bent = 0
         self._cut_after = 0
+        self._cut_once = False
         self._refusing = False
         self.passed = 0
         self.accepted = 0
@@ -55,9 +56,9 @@ class TcpProxy:
             for one in pair:
                 one.close()
 
-    def cut_after(self, size_bytes: int) -> None:
-        """Every connection ends when so many bytes came from the server; 0: none does."""
-        self._cut_after = size_bytes
+    def cut_after(self, size_bytes: int, *, once: bool = False) -> None:
+        """Every connection, or the first only, ends when so many bytes came from the server; 0: none does."""
+        self._cut_after, self._cut_once = size_bytes, once
 
     def lead_to(self, port: int) -> None:
         """New connections go to another server."""
@@ -135,6 +136,7 @@ class TcpProxy:
                         self.passed += len(data)
                         if self._cut_after and left <= len(data):
                             client.sendall(data[:left])
+                            self._cut_after = 0 if self._cut_once else self._cut_after
                             raise OSError
                         left -= len(data)
                         data = self._as_it_arrives(data)

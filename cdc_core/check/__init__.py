@@ -31,11 +31,17 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
     captured: list[TableSchema] = []
     sources: set[str] = set()
     for source in pipeline.sources:
-        with connected(findings, f"source {source.name}", source.connection, environ) as connection:
-            if connection is not None:
-                check_server(source, connection, stored.get(source.name), findings)
-                captured += check_tables(pipeline, source, connection, findings)
+        tables: list[TableSchema] | None = None
+        for reference in source.connections:
+            subject = f"source {source.name}" + (f" at {reference}" if len(source.connections) > 1 else "")
+            with connected(findings, subject, reference, environ) as connection:
+                if connection is None:
+                    continue
+                check_server(source, connection, stored.get(source.name), findings, subject)
+                if tables is None:
+                    tables = check_tables(pipeline, source, connection, findings)
                 sources.add(identity(connection))
+        captured += tables or []
     logical = _logical(pipeline, captured)
     for target in pipeline.targets:
         check_target(pipeline, target, logical, sources, environ, findings)

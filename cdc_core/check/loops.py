@@ -27,7 +27,7 @@ def require_no_loops(pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, st
     """For all that a run would write. A server is told by its address, since a run whose batches are staged asks no
     source; `lockstep check`, which does, also tells one that has two addresses. Raises as require_no_loop.
     """
-    read = {_address(source.connection, environ) for source in pipeline.sources}
+    read = {_address(reference, environ) for source in pipeline.sources for reference in source.connections}
     for run in plan.targets:
         target = pipeline.target(run.target)
         written = [_address(reference, environ) for reference in target.connections]

@@ -14,13 +14,13 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import require_logged_cascades, survey
+from cdc_core.source.failover import is_other_server
 from cdc_core.source.start import find_start
 
 
 def check_server(
-    source: Source, connection: pymysql.Connection[Any], stored: Checkpoint | None, findings: Findings
+    source: Source, connection: pymysql.Connection[Any], stored: Checkpoint | None, findings: Findings, subject: str
 ) -> None:
-    subject = f"source {source.name}"
     facts = findings.attempt(f"{subject}: server", lambda: server.facts(connection))
     if facts is None:
         return
@@ -39,6 +39,9 @@ def check_server(
         else:
             what, _, remedy = advice.rpartition(". ")
             findings.warn(f"{subject}: {name}", what or remedy, remedy if what else "")
+    if stored is not None and len(source.connections) > 1 and is_other_server(stored, facts):
+        findings.ok(f"{subject}: position", f"not this server's: {stored.server} is read, up to {stored.position}")
+        return
     start = findings.attempt(
         f"{subject}: position",
         lambda: find_start(source, connection, stored),

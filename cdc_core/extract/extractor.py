@@ -18,29 +18,35 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, TypeVar
+from typing import TypeVar
 
 import pymysql
 
 from cdc_core import connections
 from cdc_core.config import Pipeline
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
-from cdc_core.extract.stager import Staged, Stager
+from cdc_core.extract import hosts
+from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
 from cdc_core.meta import Lease, Meta
-from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import require_logged_cascades
+from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
+from cdc_core.stage import manifest as manifests
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore, open_store
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
+
+FRUITLESS = 3
+"""So often it is tried to read on from one place."""
 
 POLL_S = 0.2
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
@@ -89,7 +95,11 @@ class Extractor:
         self._scratch = scratch
         self._cleanup = ExitStack()
         self._closing = threading.Event()
+        self._attached = ExitStack()
+        self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
         self._reader_error: BaseException | None = None
+        self._lease_error: LockstepError | None = None
+        self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
         with ExitStack() as opened:
@@ -104,70 +114,101 @@ class Extractor:
 
     def _open(self, opened: ExitStack) -> None:
         pipeline, source = self._pipeline, self._source
-        address = connections.resolve(source.connection, self._environ)
-        self._control = connections.connect(address, where=source.name, read_timeout=source.read_timeout_s)
-        opened.callback(self._control.close)
-        facts = server.require_all(self._control, source)
-        self._clock_us = _clock_us(self._control)
-        capture = Capture(pipeline.tables, pipeline.routes)
-        policy = pipeline.tables.on_unlogged_change
-        for unlogged in require_logged_cascades(
-            self._control, capture.captures, facts, source=source.name, on_unlogged_change=policy
-        ):
-            log.warning("%s: %s", source.name, unlogged)
-        store = open_store(
+        self._capture = Capture(pipeline.tables, pipeline.routes)
+        self._store = open_store(
             pipeline.stage.uri, s3_endpoint=pipeline.stage.s3_endpoint, s3_region=pipeline.stage.s3_region
         )
+        for reference in source.connections:  # a wrong one is told before anything is touched
+            connections.resolve(reference, self._environ)
         lease = self._meta.acquire_lease(source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s)
+        self._lease = lease
         opened.callback(self._release, lease)
-        stored = recover(self._meta, store, lease)
+        self._temporary = self._scratch or Path(
+            opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True))
+        )
+        keeper = threading.Thread(target=self._keep, args=(lease,), name=f"lease-{source.name}", daemon=True)
+        opened.callback(keeper.join)
+        opened.callback(self._closing.set)
+        keeper.start()
+        opened.callback(lambda: self._attached.close())
+        self._attach(NOTHING)
+
+    def _attach(self, staged: Staged) -> None:
+        """Connects to a server of the source and reads on from the last durable position, with totals so far."""
+        self._attached.close()
+        with ExitStack() as opened:
+            pipeline, source = self._pipeline, self._source
+            stored = recover(self._meta, self._store, self._lease)
+            address, self._control, known = hosts.connect(source, stored, self._environ)
+            opened.callback(self._control.close)
+            self._clock_us = _clock_us(self._control)
+            policy = pipeline.tables.on_unlogged_change
+            for unlogged in require_logged_cascades(
+                self._control, self._capture.captures, known, source=source.name, on_unlogged_change=policy
+            ):
+                log.warning("%s: %s", source.name, unlogged)
+            start = self._begin(stored, address, known)
+            self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
+            if self._lease_error is not None:
+                self._ring.fail(self._lease_error)
+            opened.callback(self._ring.close)
+            self._stager = Stager(
+                pipeline, store=self._store, meta=self._meta, lease=self._lease, start=start, scratch=self._temporary,
+                acknowledge=self._ring.ack, staged=staged,
+            )  # fmt: skip
+            opened.callback(self._stager.abort)
+            stream = SourceStream(
+                source,
+                server=address,
+                start=start,
+                captures=self._capture.captures,
+                on_unlogged_change=policy,
+                limits=pipeline.limits,
+            )
+            opened.enter_context(stream)
+            self._reader_error = None
+            leaving = threading.Event()
+            reader = threading.Thread(
+                target=self._read, args=(stream, self._ring, leaving), name=f"lockstep-{source.name}", daemon=True
+            )
+            opened.callback(reader.join)
+            reader.start()
+            # Last in, first out: the thread is told to stop before it is joined.
+            opened.callback(self._ring.close)
+            opened.callback(leaving.set)
+            self._attached = opened.pop_all()
+
+    def _begin(self, stored: Checkpoint | None, address: connections.Server, known: server.ServerFacts) -> Checkpoint:
+        """Where to read from, made durable where it is new: "latest" must mean the same moment after a crash."""
+        source = self._source
+        if stored is not None and is_other_server(stored, known):
+            moved = fail_over(source, self._control, address, known, stored)
+            bridge = hosts.bridge(self._pipeline, self._lease, stored, moved)
+            if not manifests.commit(self._store, bridge).ours:
+                raise chain_moved(bridge)
+            self._meta.commit_batch(self._lease, bridge)
+            return moved.start
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
             log.info("%s: starting at %s", source.name, start.position)
-            # Kept at once: "latest" must mean the same moment after a crash.
-            self._meta.advance_watermark(lease, start)
-        self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
-        opened.callback(self._ring.close)
-        scratch = self._scratch or Path(
-            opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-", ignore_cleanup_errors=True))
-        )
-        self._stager = Stager(
-            pipeline, store=store, meta=self._meta, lease=lease, start=start, scratch=scratch,
-            acknowledge=self._ring.ack,
-        )  # fmt: skip
-        opened.callback(self._stager.abort)
-        stream = SourceStream(
-            source,
-            server=address,
-            start=start,
-            captures=capture.captures,
-            on_unlogged_change=policy,
-            limits=pipeline.limits,
-        )
-        opened.enter_context(stream)
-        for run in (lambda: self._read(stream, capture), lambda: self._keep(lease)):
-            thread = threading.Thread(target=run, name=f"lockstep-{source.name}", daemon=True)
-            opened.callback(thread.join)
-            thread.start()
-        # Last in, first out: threads are told to stop before they are joined.
-        opened.callback(self._ring.close)
-        opened.callback(self._closing.set)
+            self._meta.advance_watermark(self._lease, start)
+        return start
 
     def _release(self, lease: Lease) -> None:
         """A lease that another took over meanwhile, or a meta that is away, is no reason to fail on leaving."""
         with suppress(LockstepError):
             self._meta.release_lease(lease)
 
-    def _read(self, stream: SourceStream, capture: Capture) -> None:
+    def _read(self, stream: SourceStream, ring: Ring, leaving: threading.Event) -> None:
         try:
-            for block in stream.blocks(self._closing.is_set):
-                self._ring.put(capture.apply(block))
+            for block in stream.blocks(leaving.is_set):
+                ring.put(self._capture.apply(block))
         except RingClosed:
             return
         except BaseException as error:  # noqa: BLE001 - every error must reach the caller of drain
             self._reader_error = error
         # What was read before the error can still be taken.
-        self._ring.close()
+        ring.close()
 
     def _keep(self, lease: Lease) -> None:
         ttl_s = self._pipeline.limits.lease_s
@@ -176,6 +217,7 @@ class Extractor:
                 self._meta.renew_lease(lease, ttl_s=ttl_s)
             except LockstepError as error:
                 if not error.retriable or error.code == "meta.lease_lost":
+                    self._lease_error = error
                     self._ring.fail(error)
                     return
                 log.warning("%s: the lease could not be renewed: %s", lease.source, error)
@@ -204,7 +246,10 @@ class Extractor:
                 fence = self._asked(self._end_of_log)
                 if fence is not None:
                     log.info("%s: draining to the fence %s", self._source.name, fence)
+            attached = self._attached
             waited = not self._take(now_us)
+            if self._attached is not attached:
+                fence = None  # another log, perhaps
             reached = self._stager.reached
             complete = fence is not None and reached.position >= fence
             passed_window = not asked_now and reached.watermark_us >= until_us
@@ -245,18 +290,35 @@ class Extractor:
             self._stager.tick()
         return False
 
-    def _end_of_stream(self) -> NoReturn:
-        """The reader thread has ended: keep what is complete, then say why."""
+    def _end_of_stream(self) -> None:
+        """The reader thread has ended: keep what is complete, then attach again where that helps, or say why."""
+        error = self._reader_error
+        helps = isinstance(error, LockstepError) and self._attaching_helps(error)
         if not self._stager.inside_transaction:
             self._stager.commit()
-        if self._reader_error is not None:
-            raise self._reader_error
+        if helps:
+            log.warning("%s: reading on from the last durable position: %s", self._source.name, error)
+            self._attach(self._stager.staged)
+            return
+        if error is not None:
+            raise error
         raise InternalError(
             "The stream ended without an error while it was being drained.",
             where=f"{self._source.name} {self._stager.reached.position}",
             code="extract.stream_ended",
             remedy="run again, and report this with the log if it comes back",
         )
+
+    def _attaching_helps(self, error: LockstepError) -> bool:
+        """The stream could not go on by itself: another server may, or the begin of a transaction in pieces."""
+        several = len(self._source.connections) > 1
+        lost = error.code in LOST and (several or self._stager.inside_transaction)
+        if not lost and error.code != "source.other_server":
+            return False
+        place = self._stager.reached.position if not self._stager.inside_transaction else self._stager.durable.position
+        last, times = self._fruitless
+        self._fruitless = (place, times + 1 if place == last else 1)
+        return self._fruitless[1] <= FRUITLESS
 
     def _result(self, *, done: bool) -> DrainResult:
         durable = self._stager.durable

@@ -43,9 +43,13 @@ class Staged:
     size_bytes: int = 0
 
 
+NOTHING = Staged()
+
+
 class Stager:
     """Turns blocks into committed batches, from `start` on, for the holder of `lease`.
 
+    staged:      the totals to begin with.
     acknowledge: called with the ring's ack point of the last entry of each batch once the batch is durable.
     """
 
@@ -59,6 +63,7 @@ class Stager:
         start: Checkpoint,
         scratch: Path,
         acknowledge: Callable[[AckPoint], None],
+        staged: Staged = NOTHING,
     ) -> None:
         self._pipeline = pipeline
         self._windows = pipeline.windows
@@ -70,7 +75,7 @@ class Stager:
         self.durable = start
         self.reached = start
         """Where the last entry that was added ends; its watermark is the running maximum of commit times."""
-        self.staged = Staged()
+        self.staged = staged
         self._writer: BatchWriter | None = None
         self._window = self._windows.containing(start.watermark_us)
         self._opened_s = time.monotonic()
@@ -188,13 +193,7 @@ class Stager:
         committed = manifests.commit(self._store, manifest)
         if not committed.ours:
             writer.abort()
-            raise RetryLater(
-                f"Another extractor (epoch {committed.manifest.epoch}) has already staged the batch that begins at "
-                f"{manifest.begin.position}.",
-                where=manifest.batch_id,
-                code="extract.chain_moved",
-                remedy="nothing is lost; the next attempt adopts that batch and goes on behind it",
-            )
+            raise chain_moved(manifest)
         self._meta.commit_batch(self._lease, manifest)
         parts = manifest.parts
         self.staged = Staged(
@@ -212,3 +211,13 @@ class Stager:
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
+
+
+def chain_moved(manifest: Manifest) -> RetryLater:
+    """The place of this manifest in the chain is taken."""
+    return RetryLater(
+        f"Another extractor has already staged the batch that begins at {manifest.begin.position}.",
+        where=manifest.batch_id,
+        code="extract.chain_moved",
+        remedy="nothing is lost; the next attempt adopts that batch and goes on behind it",
+    )

@@ -243,6 +243,22 @@ def gtid_executed(connection: pymysql.Connection) -> str:
     return str(text or "").replace("\n", "").replace(" ", "")
 
 
+def gtid_purged(connection: pymysql.Connection) -> str:
+    """MySQL: what was executed and is in no file of the log any more, or never was."""
+    return "".join(str(query(connection, "SELECT @@GLOBAL.gtid_purged")[0][0] or "").split())
+
+
+def applies_replicated(connection: pymysql.Connection) -> bool:
+    """Whether it is a replica whose SQL thread runs: what it lacks may still come."""
+    with connection.cursor(pymysql.cursors.DictCursor) as cursor:
+        for statement in ("SHOW REPLICA STATUS", "SHOW ALL SLAVES STATUS"):
+            with suppress(pymysql.err.ProgrammingError, pymysql.err.OperationalError):
+                cursor.execute(statement)
+                rows = cursor.fetchall()
+                return any("Yes" in (row.get("Replica_SQL_Running"), row.get("Slave_SQL_Running")) for row in rows)
+    return False
+
+
 def gtid_at(connection: pymysql.Connection, position: Position, *, mariadb: bool) -> str:
     """What is executed before a position, where the server can say: MariaDB for a place it still has; else ""."""
     if not mariadb:

@@ -96,6 +96,26 @@ class GtidSet:
         domains = self._last
         return all(domain in domains and domains[domain] >= number for domain, (_, number) in other.domains)
 
+    def minus(self, other: GtidSet) -> GtidSet:
+        """What `other` lacks; of a MariaDB domain the last transaction, where `other` has not come so far."""
+        spans = []
+        for name, parts in self.intervals:
+            left = list(parts)
+            for low, high in dict(other.intervals).get(name, ()):
+                left = [
+                    piece
+                    for a, b in left
+                    for piece in ((a, min(b, low - 1)), (max(a, high + 1), b))
+                    if piece[0] <= piece[1]
+                ]
+            if left:
+                spans.append((name, _merged(left)))
+        domains = tuple(one for one in self.domains if other._last.get(one[0], -1) < one[1][1])
+        return GtidSet(tuple(spans), domains)
+
+    def __bool__(self) -> bool:
+        return bool(self.intervals or self.domains)
+
     def has(self, gtid: str) -> bool:
         """Whether one transaction is in this set."""
         return self.contains(GtidSet.parse(gtid))
@@ -126,8 +146,9 @@ def _unreadable(text: str) -> UsageError:
 def advanced(executed: str, gtids: Iterable[str]) -> str:
     """The set `executed` with more transactions or sets: what a checkpoint knows after them.
 
-    Give it `Entries.gtid` of the entries passed. "" stays "" for MySQL: without knowing what came before, a set of
-    what came after says nothing; a MariaDB position needs no past.
+    Give it `Entries.gtid` of the entries passed. "" stays "" for MySQL where they do not begin with a server's first
+    transaction: without knowing what came before, a set of what came after says nothing. A MariaDB position needs no
+    past.
     """
     spans: dict[str, list[tuple[int, int]]] = {}
     other: list[str] = []
@@ -147,13 +168,12 @@ def advanced(executed: str, gtids: Iterable[str]) -> str:
             known.append((value, value))
     if not spans and not other:
         return executed
-    if not executed and (spans or not any(_MARIADB.match(text.split(",")[0]) for text in other)):
-        return executed
-    result = GtidSet.parse(executed)
-    result = result.union(GtidSet(tuple((name, _merged(parts)) for name, parts in spans.items())))
+    added = GtidSet(tuple((name, _merged(parts)) for name, parts in spans.items()))
     for text in other:
-        result = result.union(GtidSet.parse(text))
-    return str(result)
+        added = added.union(GtidSet.parse(text))
+    if not executed and any(parts[0][0] != 1 for _, parts in added.intervals):
+        return executed
+    return str(GtidSet.parse(executed).union(added))
 
 
 def compact(gtids: list[str]) -> str:

@@ -61,11 +61,12 @@ def require_grants(server: ServerFacts, source: Source) -> None:
     if not grants.select_on:
         missing.append("SELECT")
     if missing:
+        account = ", ".join(source.connections)
         raise Refused(
             f"The account lacks {', '.join(missing)}.",
             where=source.name,
             code="source.missing_grant",
-            remedy=f"on the source: GRANT {', '.join(missing)} ON *.* TO the account of {source.connection}",
+            remedy=f"on the source: GRANT {', '.join(missing)} ON *.* TO the account of {account}",
         )
 
 

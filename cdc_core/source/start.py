@@ -38,7 +38,7 @@ from cdc_core.windows import from_us, to_us
 
 log = logging.getLogger(__name__)
 
-_FULL_COPY = "take a new full copy of the captured tables, and start behind it under a new timeline"
+FULL_COPY = "take a new full copy of the captured tables, and start behind it under a new timeline"
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _BETWEEN = _MYSQL_GTIDS | {
     EventType.MARIADB_GTID, EventType.ROTATE, EventType.STOP, EventType.PREVIOUS_GTIDS, EventType.MARIADB_GTID_LIST,
@@ -67,7 +67,7 @@ def find_start(
     if stored is not None:
         require_available(stored, files, known, connection, source)
         return stored
-    search = _Search(source, connection, server, files, known)
+    search = Search(source, connection, server, files, known)
     if source.start == "latest":
         return search.latest()
     if source.start == "earliest":
@@ -99,7 +99,8 @@ def require_available(
             "offset are another place there.",
             where=where,
             code="source.other_server",
-            remedy=f"point {source.connection} at the server that was read before; if it is gone, {_FULL_COPY}",
+            remedy=f"point {', '.join(source.connections)} at the server that was read before; if it is gone, "
+            f"{FULL_COPY}",
         )
     require_in_files(checkpoint.position, files, where)
     if checkpoint.gtid_set:
@@ -110,7 +111,7 @@ def require_available(
                 f"checkpoint {checkpoint.gtid_set}.",
                 where=where,
                 code="source.history_changed",
-                remedy=f"the server's log was reset or its data replaced: {_FULL_COPY}",
+                remedy=f"the server's log was reset or its data replaced: {FULL_COPY}",
             )
 
 
@@ -129,7 +130,7 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
             f"file{'s' if gone > 1 else ''} before it is missing.",
             where=where,
             code="source.purged",
-            remedy=f"changes are lost to the log: {_FULL_COPY}; keep the log longer (binlog_expire_logs_seconds)",
+            remedy=f"changes are lost to the log: {FULL_COPY}; keep the log longer (binlog_expire_logs_seconds)",
         )
     else:
         what = f"the newest file is {newest}"
@@ -137,12 +138,12 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
         f"The log ends before {position}: {what}.",
         where=where,
         code="source.position_beyond_end",
-        remedy=f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {_FULL_COPY}",
+        remedy=f"compare with SHOW BINARY LOGS. If the log was reset, or lost its end in a crash, {FULL_COPY}",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class _Begin:
+class Begin:
     """A transaction's first event. gtids: those executed before it."""
 
     position: Position
@@ -151,14 +152,14 @@ class _Begin:
 
 
 @dataclass(frozen=True, slots=True)
-class _Head:
+class Head:
     """What a file says of itself: when it was begun, and the GTIDs executed before it."""
 
     begun_us: int
     previous: str
 
 
-class _Search:
+class Search:
     """Looks for a place in the log by reading it."""
 
     def __init__(
@@ -170,34 +171,34 @@ class _Search:
         known: ServerFacts,
     ) -> None:
         self._source = source
-        self._connection = connection
+        self.control = connection
         self._server = server
-        self._files = files
-        self._known = known
+        self.files = files
+        self.known = known
 
     def latest(self) -> Checkpoint:
-        watermark_us = now_us(self._connection)
-        row = log_status(self._connection)
+        watermark_us = now_us(self.control)
+        row = log_status(self.control)
         if row is None:
             raise log_off()
         position = Position(0, str(row[0]), int(row[1]))
-        if self._known.mariadb:
-            gtids = gtid_at(self._connection, position, mariadb=True)
+        if self.known.mariadb:
+            gtids = gtid_at(self.control, position, mariadb=True)
         else:
             gtids = str(row[4] or "").replace("\n", "") if len(row) > 4 else ""
-        return self._checkpoint(position, gtids, watermark_us)
+        return self.checkpoint(position, gtids, watermark_us)
 
     def at_file(self, file: str) -> Checkpoint:
-        head = self._head(file)
-        return self._checkpoint(Position(0, file, FIRST_OFFSET), head.previous, head.begun_us)
+        head = self.head(file)
+        return self.checkpoint(Position(0, file, FIRST_OFFSET), head.previous, head.begun_us)
 
     def at_position(self, file: str, offset: int) -> Checkpoint:
         """The log is read from the file's begin to see that a transaction begins there."""
         position = Position(0, file, offset)
-        require_in_files(position, self._files, f"{self._source.name}, start.position")
+        require_in_files(position, self.files, f"{self._source.name}, start.position")
         if offset == FIRST_OFFSET:
             return self.at_file(file)
-        head = self._head(file)
+        head = self.head(file)
         gtids: list[str] = []
         watermark_us = head.begun_us
         reached = FIRST_OFFSET
@@ -216,7 +217,7 @@ class _Search:
             reached = event.start + event.header.length
         if reached != offset:
             raise self._no_boundary(position)
-        return self._checkpoint(position, _with(head.previous, gtids), watermark_us)
+        return self.checkpoint(position, _with(head.previous, gtids), watermark_us)
 
     def _no_boundary(self, position: Position) -> DataAtRisk:
         return DataAtRisk(
@@ -229,40 +230,48 @@ class _Search:
     def at_time(self, text: str) -> Checkpoint:
         """Before the first transaction that was committed at or after a time; the end of the log if there is none."""
         moment_us = _moment(text, self._source)
-        if moment_us > now_us(self._connection):
+        if moment_us > now_us(self.control):
             raise _bad_time(text, "lies in the future of the server's clock", self._source)
-        low, high = 0, len(self._files)
+        file = self.file_at(moment_us)
+        if file is None and file_number(self.files[0].name) > 1:
+            raise self.begun_later(moment_us, f"{self._source.name}, start.timestamp")
+        if file is None:
+            return self.at_file(self.files[0].name)
+        return self.first(file, lambda begin: begin.commit_ts_us >= moment_us)
+
+    def file_at(self, moment_us: int) -> str | None:
+        """The file that was being written at a time; None before the first that is left."""
+        low, high = 0, len(self.files)
         while low < high:  # the first file that was begun after the time
             middle = (low + high) // 2
-            if self._head(self._files[middle].name).begun_us > moment_us:
+            if self.head(self.files[middle].name).begun_us > moment_us:
                 high = middle
             else:
                 low = middle + 1
-        if low == 0:
-            oldest = self._files[0]
-            if file_number(oldest.name) > 1:
-                begun_us = self._head(oldest.name).begun_us
-                raise DataAtRisk(
-                    f"The log at {text} is purged: the oldest file left, {oldest.name}, was begun at "
-                    f"{from_us(begun_us).isoformat()}.",
-                    where=f"{self._source.name}, start.timestamp",
-                    code="source.purged",
-                    remedy="give a later time, behind a full copy; or take the changes before it from a backup",
-                )
-            return self.at_file(oldest.name)
-        return self._first(self._files[low - 1].name, lambda begin: begin.commit_ts_us >= moment_us)
+        return self.files[low - 1].name if low else None
+
+    def begun_later(self, moment_us: int, where: str) -> DataAtRisk:
+        oldest = self.files[0].name
+        begun_us = self.head(oldest).begun_us
+        return DataAtRisk(
+            f"The log at {from_us(moment_us).isoformat()} is purged: the oldest file left, {oldest}, was begun at "
+            f"{from_us(begun_us).isoformat()}.",
+            where=where,
+            code="source.purged",
+            remedy="give a later time, behind a full copy; or take the changes before it from a backup",
+        )
 
     def after_gtids(self, text: str) -> Checkpoint:
         """Before the first transaction that is not in a GTID set; the end of the log if there is none."""
         wanted = GtidSet.parse(text)
-        if not self._known.mariadb and self._known.gtid_mode != "ON":
+        if not self.known.mariadb and self.known.gtid_mode != "ON":
             raise Refused(
-                f"gtid_mode is {self._known.gtid_mode or 'OFF'}, so that the log cannot be searched for a GTID.",
+                f"gtid_mode is {self.known.gtid_mode or 'OFF'}, so that the log cannot be searched for a GTID.",
                 where=f"{self._source.name}, start.gtid",
                 code="source.gtid_off",
                 remedy="use start.position or start.timestamp, or set gtid_mode = ON on the source",
             )
-        executed = gtid_executed(self._connection)
+        executed = gtid_executed(self.control)
         if not GtidSet.parse(executed).contains(wanted):
             raise DataAtRisk(
                 f"The server has executed {executed or 'nothing'}, which lacks some of {text}.",
@@ -270,25 +279,25 @@ class _Search:
                 code="source.position_beyond_end",
                 remedy="check that it is the server that the set came from, or a replica that has caught up with it",
             )
-        for file in reversed(self._files):
-            if wanted.contains(GtidSet.parse(self._head(file.name).previous)):
-                return self._first(file.name, lambda begin: not begin.gtid or not wanted.has(begin.gtid))
-        oldest = self._files[0].name
+        for file in reversed(self.files):
+            if wanted.contains(GtidSet.parse(self.head(file.name).previous)):
+                return self.first(file.name, lambda begin: not begin.gtid or not wanted.has(begin.gtid))
+        oldest = self.files[0].name
         raise DataAtRisk(
             f"The log behind {text or 'the first transaction'} is purged: before the oldest file left, {oldest}, "
-            f"{self._head(oldest).previous} was executed.",
+            f"{self.head(oldest).previous} was executed.",
             where=f"{self._source.name}, start.gtid",
             code="source.purged",
-            remedy=f"changes are lost to the log: {_FULL_COPY}",
+            remedy=f"changes are lost to the log: {FULL_COPY}",
         )
 
-    def _first(self, file: str, fits: Callable[[_Begin], bool]) -> Checkpoint:
+    def first(self, file: str, fits: Callable[[Begin], bool]) -> Checkpoint:
         """Before the first transaction from `file` on that fits."""
-        head = self._head(file)
+        head = self.head(file)
         gtids: list[str] = []
         watermark_us = head.begun_us
-        end = end_position(self._connection, 0)
-        for begin in self._begins(file):
+        end = end_position(self.control, 0)
+        for begin in self.begins(file):
             if fits(begin):
                 end = begin.position
                 break
@@ -296,25 +305,25 @@ class _Search:
                 break
             gtids.append(begin.gtid)
             watermark_us = max(watermark_us, begin.commit_ts_us)
-        return self._checkpoint(end, _with(head.previous, gtids), watermark_us)
+        return self.checkpoint(end, _with(head.previous, gtids), watermark_us)
 
-    def _checkpoint(self, position: Position, gtids: str, watermark_us: int) -> Checkpoint:
+    def checkpoint(self, position: Position, gtids: str, watermark_us: int) -> Checkpoint:
         return Checkpoint(
             position,
             gtid_set=gtids,
-            server=self._known.identity,
-            watermark_us=min(watermark_us, now_us(self._connection)),
+            server=self.known.identity,
+            watermark_us=min(watermark_us, now_us(self.control)),
         )
 
     def _open(self, file: str) -> LogReader:
         if self._server is None:
-            self._server = connections.resolve(self._source.connection)
+            self._server = connections.resolve(self._source.connections[0])
         return LogReader(
             self._server, Position(0, file, FIRST_OFFSET), source=self._source.name,
             read_timeout_s=self._source.read_timeout_s,
         )  # fmt: skip
 
-    def _head(self, file: str) -> _Head:
+    def head(self, file: str) -> Head:
         with closing(self._open(file)) as reader:
             begun_us = 0
             for event in _all_events(reader):
@@ -322,12 +331,12 @@ class _Search:
                 if code == EventType.FORMAT_DESCRIPTION:
                     begun_us = event.header.timestamp * 1_000_000
                 elif code == EventType.PREVIOUS_GTIDS:
-                    return _Head(begun_us, parse_previous_gtids(event))
+                    return Head(begun_us, parse_previous_gtids(event))
                 elif code == EventType.MARIADB_GTID_LIST:
-                    return _Head(begun_us, ",".join(parse_mariadb_gtid_list(event)))
+                    return Head(begun_us, ",".join(parse_mariadb_gtid_list(event)))
                 elif code in _MYSQL_GTIDS or code == EventType.MARIADB_GTID:
                     break
-        return _Head(begun_us, "")
+        return Head(begun_us, "")
 
     def _events(self, file: str) -> Iterator[Event]:
         """From the begin of a file to the end of the log."""
@@ -335,7 +344,7 @@ class _Search:
         with closing(self._open(file)) as reader:
             yield from _all_events(reader)
 
-    def _begins(self, file: str) -> Iterator[_Begin]:
+    def begins(self, file: str) -> Iterator[Begin]:
         return (begin for event in self._events(file) if (begin := _begin_of(event)) is not None)
 
 
@@ -344,7 +353,7 @@ def _with(previous: str, gtids: list[str]) -> str:
     return str(GtidSet.parse(previous).union(GtidSet.parse(compact(gtids))))
 
 
-def _begin_of(event: Event) -> _Begin | None:
+def _begin_of(event: Event) -> Begin | None:
     code = event.header.type
     if code == EventType.MARIADB_GTID:
         gtid, moment_us = parse_mariadb_gtid(event).text, 0
@@ -353,7 +362,7 @@ def _begin_of(event: Event) -> _Begin | None:
         gtid, moment_us = named.text, named.immediate_commit_ts_us
     else:
         return None
-    return _Begin(Position(0, event.file, event.start), moment_us or event.header.timestamp * 1_000_000, gtid)
+    return Begin(Position(0, event.file, event.start), moment_us or event.header.timestamp * 1_000_000, gtid)
 
 
 def _all_events(reader: LogReader) -> Iterator[Event]:

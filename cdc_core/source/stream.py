@@ -31,7 +31,7 @@ from cdc_core.source.facts import binlog_files, facts, query
 from cdc_core.source.gather import HeldRows
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
-from cdc_core.source.server import our_host
+from cdc_core.source.server import our_host, require_free_server_id
 from cdc_core.source.start import require_available
 from cdc_core.source.tables import Tables
 
@@ -173,12 +173,14 @@ class SourceStream:
     def _open_again(self) -> LogReader:
         """Where the last whole transaction ended, if it is still the server and the log that we read.
 
-        Raises what connect, require_available and LogReader do.
+        Raises what connect, require_available, require_free_server_id and LogReader do.
         """
         place = self._assembly.gather.begin
         control = self._asked()
         here = replace(self._checkpoint, position=place)
-        require_available(here, binlog_files(control), facts(control), control, self._source)
+        known = facts(control)
+        require_available(here, binlog_files(control), known, control, self._source)
+        require_free_server_id(known, self._source)
         reader = self._open(place)
         log.info("%s: connected again, reading on from %s", self._source.name, place)
         return reader

@@ -56,7 +56,7 @@ def environment(pipeline: Pipeline) -> dict[str, str]:
 
 def references(pipeline: Pipeline) -> Iterable[str]:
     """Every server that a pipeline names, once."""
-    named = [source.connection for source in pipeline.sources]
+    named = [connection for source in pipeline.sources for connection in source.connections]
     named += [connection for target in pipeline.targets for connection in target.connections]
     return dict.fromkeys(named)
 

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
 import pytest
@@ -22,6 +22,7 @@ from cdc_core.meta import Meta
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes, table_state
+from tests.tcp_proxy import TcpProxy
 
 HOUR = 3_600_000_000
 
@@ -298,6 +299,24 @@ def test_a_server_that_restarts_while_it_is_drained_is_read_on(make_line, source
         line.execute("INSERT INTO t VALUES (2, 1)")
         assert extractor.drain().done
     assert line.ids() == [1, 2]
+
+
+def test_a_transaction_cut_off_after_pieces_of_it_were_staged_is_read_again_and_staged_once(make_line, source_database):
+    line = make_line(limits="ring_items: 16, ring_mib: 1", reconnect_s=30)
+    line.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(900))", "INSERT INTO t VALUES (0, '')")
+    server = source_database.server
+    with TcpProxy(server.port) as proxy:
+        through = replace(line, environ={"SOURCE": server.url.replace(str(server.port), str(proxy.port))})
+        with through.extractor() as extractor:
+            assert extractor.drain().done
+            proxy.cut()
+            proxy.cut_after(8_000_000, once=True)
+            line.execute("INSERT INTO t SELECT seq, REPEAT('x', 900) FROM seq_1_to_20000")
+            result = extractor.drain()
+    assert result.done
+    assert result.staged.rows == 20001
+    assert line.ids() == list(range(20001))
+    assert manifests.verify(line.store, "shop", deep=True) == []
 
 
 def test_a_server_that_goes_away_is_a_reason_to_come_later_and_loses_nothing(make_line, source_database):

@@ -103,7 +103,7 @@ def test_each_missing_grant_is_named_by_the_check_and_refused_by_the_stream(orig
 def test_a_connection_killed_on_the_server_is_worth_a_retry_and_what_was_complete_is_handed_on(origin: Origin) -> None:
     start = origin.end()
     got = []
-    with origin.stream(start) as stream:
+    with origin.stream(start, reconnect_s=0) as stream:
         origin.execute("INSERT INTO t VALUES (1, 'a')")
         got += read_to(stream, origin.end().position)
         threads = [row[0] for row in server_processes(origin) if str(row[4]).startswith("Binlog Dump")]
@@ -126,7 +126,7 @@ def server_processes(origin: Origin) -> Any:
 
 def test_a_server_that_was_killed_and_started_again_is_read_on_into_its_next_file(origin: Origin) -> None:
     start = origin.end()
-    with origin.stream(start) as stream:
+    with origin.stream(start, reconnect_s=0) as stream:
         origin.execute("INSERT INTO t VALUES (1, 'a')")
         got = read_to(stream, origin.end().position)
         origin.sql.kill()
@@ -144,7 +144,7 @@ def test_a_server_that_was_killed_and_started_again_is_read_on_into_its_next_fil
 def test_a_server_that_hangs_is_noticed(origin: Origin) -> None:
     pid = origin.sql.pid
     assert pid is not None
-    with origin.stream(origin.end(), heartbeat_s=0.2, read_timeout_s=3) as stream:
+    with origin.stream(origin.end(), heartbeat_s=0.2, read_timeout_s=3, reconnect_s=0) as stream:
         began_s = time.monotonic()
         assert list(stream.blocks(lambda: time.monotonic() > began_s + 4)) == [], "heartbeats keep it alive"
         os.kill(pid, signal.SIGSTOP)
@@ -156,7 +156,7 @@ def test_a_server_that_hangs_is_noticed(origin: Origin) -> None:
 
 
 def test_another_replica_with_our_server_id_ends_the_stream_as_refused_or_to_be_retried(origin: Origin) -> None:
-    with origin.stream(origin.end()) as stream:
+    with origin.stream(origin.end(), reconnect_s=0) as stream:
         read_once(stream)
         with origin.stream(origin.end()) as usurper:
             read_once(usurper)

@@ -53,7 +53,25 @@ def test_a_checkpoint_advances_by_transactions_and_by_sets() -> None:
 
 def test_an_unknown_past_stays_unknown_on_mysql_and_needs_no_past_on_mariadb() -> None:
     assert advanced("", [f"{A}:6"]) == ""
+    assert advanced("", [f"{A}:1", f"{B}:6"]) == ""
+    assert advanced("", [f"{A}:6-9"]) == ""
     assert advanced("", ["0-1-6"]) == "0-1-6"
+
+
+def test_a_log_read_from_a_servers_first_transaction_on_is_known_whole() -> None:
+    assert advanced("", [f"{A}:1", f"{A}:2", f"{B}:1-3"]) == f"{A}:1-2,{B}:1-3"
+    assert advanced("", [f"{A}:1-7"]) == f"{A}:1-7"
+
+
+def test_what_a_set_has_and_another_lacks() -> None:
+    def minus(one: str, other: str) -> str:
+        return str(GtidSet.parse(one).minus(GtidSet.parse(other)))
+
+    assert minus(f"{A}:1-9:12,{B}:1", f"{A}:3-4:9-20") == f"{A}:1-2:5-8,{B}:1"
+    assert minus(f"{A}:1-9", f"{A}:1-20") == ""
+    assert minus(f"{A}:1-9,{A}:red:1-2", f"{A}:1-9") == f"{A}:red:1-2"
+    assert minus("0-1-9,1-1-4", "0-2-9,1-1-3") == "1-1-4"
+    assert not GtidSet.parse(f"{A}:1").minus(GtidSet.parse(f"{A}:1"))
 
 
 def test_a_stretch_of_transactions_is_one_set() -> None:

@@ -1,0 +1,80 @@
+"""Which server of a source is read, and the batch that leads from one server's log to another's.
+
+It must keep true that a server which was read last is read on as long as it answers, so that two servers that both
+live do not take turns, and that the manifests stay one chain across a change of servers.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import pymysql
+
+from cdc_core import connections
+from cdc_core.config import Pipeline, Source
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Lease
+from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Checkpoint
+from cdc_core.source import server
+from cdc_core.source.failover import Failover, is_other_server
+
+log = logging.getLogger(__name__)
+
+Connected = tuple[connections.Server, pymysql.Connection, server.ServerFacts]
+
+
+def connect(source: Source, stored: Checkpoint | None, environ: Mapping[str, str] | None) -> Connected:
+    """The server that was read last, else the first that answers; it fulfils all that a source must.
+
+    Raises what `server.require_all` does, and RetryLater (connection.unreachable) when none answers.
+    """
+    away: list[RetryLater] = []
+    with ExitStack() as opened:
+        answering: list[Connected] = []
+        for reference in source.connections:
+            address = connections.resolve(reference, environ)
+            try:
+                control = connections.connect(address, where=source.name, read_timeout=source.read_timeout_s)
+                opened.callback(control.close)
+                known = server.facts(control)
+            except RetryLater as error:
+                log.warning("%s: %s", source.name, error)
+                away.append(error)
+                continue
+            found = (address, control, known)
+            if stored is None or not is_other_server(stored, known):
+                answering.insert(0, found)
+                break
+            answering.append(found)
+        if not answering:
+            raise away[0]
+        address, chosen, known = answering[0]
+        for _, requirement in server.PREFLIGHT:
+            requirement(known, source)
+        for _, control, _ in answering[1:]:
+            control.close()
+        opened.pop_all()
+        return address, chosen, known
+
+
+def bridge(pipeline: Pipeline, lease: Lease, stored: Checkpoint, moved: Failover) -> Manifest:
+    """A batch without files, from where the log of one server was left to where that of another goes on."""
+    window = pipeline.windows.containing(stored.watermark_us)
+    return Manifest(
+        pipeline=pipeline.pipeline,
+        source=lease.source,
+        epoch=lease.epoch,
+        begin=stored,
+        end=moved.start,
+        window_start_us=window[0],
+        window_end_us=window[1],
+        parts=(),
+        events=0,
+        transactions=0,
+        created_us=time.time_ns() // 1000,
+        notes=(moved.note,),
+    )

@@ -1,0 +1,159 @@
+"""Going on at another server: the place in its log behind all that was read of the server before.
+
+By GTIDs where the checkpoint has them: exact. Else by time: from `rewind_s` before what was read last, so that some
+transactions come again, under a newer order key, which changes nothing downstream. It must keep true that no change is
+left out: a server that lacks what was read, or whose log begins too late, stops the source.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, replace
+
+import pymysql
+
+from cdc_core import connections
+from cdc_core.config import Source
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.source.facts import ServerFacts, applies_replicated, binlog_files, gtid_executed, gtid_purged, log_off
+from cdc_core.source.gtid_sets import GtidSet
+from cdc_core.source.start import FULL_COPY, Search
+from cdc_core.windows import MICROSECONDS, from_us
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Failover:
+    """start: where the other server's log goes on, under a new timeline. note: what the manifest says of it."""
+
+    start: Checkpoint
+    note: str
+
+
+def is_other_server(stored: Checkpoint, known: ServerFacts) -> bool:
+    return bool(stored.server) and stored.server != known.identity
+
+
+def fail_over(
+    source: Source, control: pymysql.Connection, server: connections.Server, known: ServerFacts, stored: Checkpoint
+) -> Failover:
+    """Where to go on at the server that `control` is connected to.
+
+    Raises DataAtRisk (source.diverged, source.purged; source.other_server where there are neither GTIDs nor several
+    servers in the source), RetryLater (source.standby_behind), Refused (source.log_off).
+    """
+    files = binlog_files(control)
+    if not files:
+        raise log_off()
+    search = Search(source, control, server, files, known)
+    wanted = GtidSet.parse(stored.gtid_set)
+    if wanted.domains if known.mariadb else wanted.intervals and known.gtid_mode == "ON":
+        found, how = _by_gtid(search, source, stored, wanted), "by GTID, without overlap"
+    elif len(source.connections) > 1:
+        found, how = _by_time(search, source, stored)
+    else:
+        raise _other_server(source, stored, known)
+    place = found.position
+    start = replace(
+        found,
+        position=Position(stored.position.timeline + 1, place.file, place.offset),
+        watermark_us=stored.watermark_us,
+    )
+    note = (
+        f"source {source.name} was read at server {stored.server} up to {stored.position} and goes on at server "
+        f"{known.identity} from {start.position}, {how}"
+    )
+    log.warning(note)
+    return Failover(start, note)
+
+
+def _by_gtid(search: Search, source: Source, stored: Checkpoint, wanted: GtidSet) -> Checkpoint:
+    known, control = search.known, search.control
+    lacking = wanted.minus(GtidSet.parse(gtid_executed(control)))
+    if lacking:
+        raise _lacks(str(lacking), search, source, stored)
+    purged = GtidSet.parse("" if known.mariadb else gtid_purged(control)).minus(wanted)
+    begin = next(
+        (
+            file.name
+            for file in reversed(search.files)
+            if wanted.contains(GtidSet.parse(search.head(file.name).previous))
+        ),
+        None,
+    )
+    if purged or begin is None:
+        raise _purged(str(purged) or f"what comes behind {wanted}", source, known)
+    if known.mariadb:
+        _require_same_history(search, begin, wanted, source, stored)
+    found = search.first(begin, lambda one: not one.gtid or not wanted.has(one.gtid))
+    return found if known.mariadb else replace(found, gtid_set=str(wanted.union(GtidSet.parse(found.gtid_set))))
+
+
+def _require_same_history(search: Search, begin: str, wanted: GtidSet, source: Source, stored: Checkpoint) -> None:
+    """MariaDB numbers transactions by domain: an equal number may be another server's. Ours must stand in the log."""
+    last = {f"{domain}-{server}-{number}" for domain, (server, number) in wanted.domains}
+    last -= set(search.head(begin).previous.split(","))
+    for one in search.begins(begin):
+        if not last:
+            break
+        last.discard(one.gtid)
+    if last:
+        raise _lacks(",".join(sorted(last)), search, source, stored)
+
+
+def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkpoint, str]:
+    moment_us = stored.watermark_us - round(source.rewind_s * MICROSECONDS)
+    file = search.file_at(moment_us)
+    if file is None:
+        raise search.begun_later(moment_us, f"{source.name}, failover from {stored.server}")
+    found = search.first(file, lambda one: one.commit_ts_us >= moment_us)
+    again = 0
+    for one in search.begins(found.position.file):
+        if one.commit_ts_us > stored.watermark_us:
+            break
+        again += one.position >= found.position
+    return found, (
+        f"by time, from {from_us(moment_us).isoformat()} on ({source.rewind_s:g} s before what was read last): "
+        f"{again} transaction{'' if again == 1 else 's'} of that time may come again"
+    )
+
+
+def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> LockstepError:
+    where = f"{source.name}, {stored.position}"
+    if applies_replicated(search.control):
+        return RetryLater(
+            f"The standby {search.known.identity} has not applied all that was read of {stored.server} yet: it lacks "
+            f"{what}.",
+            where=where,
+            code="source.standby_behind",
+            remedy="nothing is lost; once it has caught up, the next attempt goes on there",
+        )
+    return DataAtRisk(
+        f"The server {search.known.identity} lacks transactions that were read of {stored.server}: {what}.",
+        where=where,
+        code="source.diverged",
+        remedy="they are staged, and this server never had them: bring the old server's transactions to it, or, if it "
+        f"is right without them, {FULL_COPY}",
+    )
+
+
+def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
+    return DataAtRisk(
+        f"The log of {known.identity} no longer holds {what}.",
+        where=f"{source.name}, failover",
+        code="source.purged",
+        remedy=f"read a standby that still has it, or {FULL_COPY}; keep the log longer (binlog_expire_logs_seconds)",
+    )
+
+
+def _other_server(source: Source, stored: Checkpoint, known: ServerFacts) -> DataAtRisk:
+    return DataAtRisk(
+        f"The position was counted by server {stored.server}, and this is {known.identity}: the same file and offset "
+        "are another place there, and no GTIDs tell where it goes on.",
+        where=f"{source.name}, {stored.position}",
+        code="source.other_server",
+        remedy=f"point {source.connections[0]} at the server that was read before; or, if this is a standby of it, "
+        "list both under `connection`, and reading goes on by time",
+    )

@@ -1,0 +1,275 @@
+"""A primary and its replica, both real: the primary dies, the replica is promoted, and the extract goes on there."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import DataAtRisk, RetryLater
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.reader import table_state
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.sql_server import SqlServer
+
+PATIENCE_S = 60
+REPLICATED = {"log-slave-updates": None, "gtid-domain-id": "0"}
+
+
+def run(server: SqlServer, *statements: str, database: str | None = None) -> list[tuple[Any, ...]]:
+    with server.connect(database, autocommit=True) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+@dataclass
+class Pair:
+    """flavor: 'mariadb' or 'mysql'. gtids: whether positions know GTIDs."""
+
+    flavor: str
+    primary: SqlServer
+    replica: SqlServer
+    gtids: bool = True
+    name: str = field(default_factory=lambda: f"f_{uuid.uuid4().hex[:10]}")
+
+    def replicate(self) -> None:
+        p = self.primary
+        to = f"HOST='{p.host}', {{0}}_PORT={p.port}, {{0}}_USER='root', {{0}}_PASSWORD='{p.password}'"
+        if self.flavor == "mariadb":
+            run(self.replica, f"CHANGE MASTER TO MASTER_{to.format('MASTER')}, MASTER_USE_GTID=slave_pos, "
+                "MASTER_SSL_VERIFY_SERVER_CERT=0", "START SLAVE")  # fmt: skip
+        else:
+            auto = "SOURCE_AUTO_POSITION=1" if self.gtids else "SOURCE_LOG_FILE='binlog.000001', SOURCE_LOG_POS=4"
+            run(self.replica, f"CHANGE REPLICATION SOURCE TO SOURCE_{to.format('SOURCE')}, {auto}, "
+                "GET_SOURCE_PUBLIC_KEY=1", "START REPLICA")  # fmt: skip
+
+    def executed(self, server: SqlServer) -> str:
+        question = "SELECT @@GLOBAL.gtid_binlog_pos" if self.flavor == "mariadb" else "SELECT @@GLOBAL.gtid_executed"
+        return str(run(server, question)[0][0])
+
+    def caught_up(self) -> None:
+        give_up_s = time.monotonic() + PATIENCE_S
+        newest = run(self.primary, "SELECT COALESCE(MAX(id), 0) FROM t", database=self.name)
+        while True:
+            try:
+                if run(self.replica, "SELECT COALESCE(MAX(id), 0) FROM t", database=self.name) == newest:
+                    return
+            except pymysql.err.MySQLError:
+                pass
+            assert time.monotonic() < give_up_s, "the replica does not follow"
+            time.sleep(0.05)
+
+    def promote(self) -> None:
+        word = "SLAVE" if self.flavor == "mariadb" else "REPLICA"
+        run(self.replica, f"STOP {word}", f"RESET {word} ALL")
+
+    def close(self) -> None:
+        self.primary.close()
+        self.replica.close()
+
+
+def start(request: pytest.FixtureRequest, kind: str) -> Pair:
+    if kind.startswith("mariadb"):
+        servers = [MariaDb.start(server_id=number, options=REPLICATED) for number in (71, 72)]
+        return Pair("mariadb", *servers)
+    request.getfixturevalue("mysql9")
+    from examples.sandbox.mysql import MySql
+
+    off = {"gtid-mode": "OFF", "enforce-gtid-consistency": "OFF"} if kind.endswith("without GTIDs") else {}
+    servers = [MySql.start(server_id=number, options=off) for number in (73, 74)]
+    return Pair("mysql", *servers, gtids=not off)
+
+
+@pytest.fixture(params=["mariadb", "mysql", "mysql without GTIDs"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = start(request, request.param)
+    try:
+        made.replicate()
+        run(made.primary, f"CREATE DATABASE {made.name}")
+        run(made.primary, "CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=made.name)
+        made.caught_up()
+        if not made.gtids:
+            time.sleep(2)  # the logs must be older than rewind_s, for a place by time to be in them
+        yield made
+    finally:
+        made.close()
+
+
+class Line:
+    """A pipeline whose source is the pair."""
+
+    def __init__(self, pair: Pair, tmp_path: Path, opened: ExitStack, *, sources: str = "[env:A, env:B]") -> None:
+        self.pair = pair
+        self.pipeline: Pipeline = parse(
+            f"""
+            pipeline: shop
+            sources:
+              - {{name: shop, connection: {sources}, server_id: 4711, start: earliest, heartbeat_s: 0.3,
+                 read_timeout_s: 2, reconnect_s: 1, rewind_s: 1}}
+            tables: {{include: ['{pair.name}\\..*']}}
+            routes: [{{match: '{pair.name}\\.(.*)', to: '\\1'}}]
+            stage: {{uri: {(tmp_path / "stage").as_uri()}}}
+            meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+            limits: {{lease_s: 10}}
+            """,
+            where="test",
+        )
+        self.store = open_store(self.pipeline.stage.uri)
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+
+    def extractor(self) -> Extractor:
+        environ = {"A": self.pair.primary.url, "B": self.pair.replica.url}
+        return Extractor(self.pipeline, "shop", meta=self.meta, environ=environ)
+
+    def drain(self) -> None:
+        with self.extractor() as extractor:
+            assert extractor.drain().done
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for batch in manifests.chain(self.store, "shop") for note in batch.notes]
+
+    def assert_equals(self, server: SqlServer) -> None:
+        batches = list(manifests.chain(self.store, "shop"))
+        assert manifests.verify(self.store, "shop", deep=True) == []
+        assert {batch.batch_id for batch in batches} == {batch.batch_id for batch in self.meta.batches("shop")}
+        state = table_state(self.store, batches, "t").select(["id", "v"]).to_pylist()
+        wanted = run(server, "SELECT id, v FROM t ORDER BY id", database=self.pair.name)
+        assert [(row["id"], row["v"]) for row in state] == wanted
+
+
+@pytest.fixture
+def line(pair: Pair, tmp_path: Path) -> Iterator[Line]:
+    with ExitStack() as opened:
+        yield Line(pair, tmp_path, opened)
+
+
+def write(server: SqlServer, database: str, first: int, count: int) -> None:
+    with server.connect(database) as connection, connection.cursor() as cursor:
+        for number in range(first, first + count):
+            cursor.execute(f"INSERT INTO t VALUES ({number}, 0)")
+            cursor.execute(f"UPDATE t SET v = v + {number} WHERE id % 7 = {number % 7}")
+            if number % 5 == 0:
+                cursor.execute(f"DELETE FROM t WHERE id = {number - 3}")
+            connection.commit()
+
+
+def test_the_extract_goes_on_at_the_promoted_replica_and_equals_it(pair: Pair, line: Line) -> None:
+    write(pair.primary, pair.name, 1, 40)
+    line.drain()
+    with line.extractor() as extractor:
+        write(pair.primary, pair.name, 41, 40)
+        assert extractor.drain().done
+        pair.caught_up()
+        write(pair.primary, pair.name, 81, 10)
+        pair.caught_up()
+        pair.primary.kill()
+        pair.promote()
+        write(pair.replica, pair.name, 91, 40)
+        result = extractor.drain()
+        assert result.done
+        assert result.position.timeline == 1
+    line.assert_equals(pair.replica)
+    (note,) = line.notes
+    assert ("by GTID, without overlap" if pair.gtids else "may come again") in note
+    write(pair.replica, pair.name, 131, 10)
+    line.drain()
+    line.assert_equals(pair.replica)
+    assert len(line.notes) == 1
+
+
+@pytest.mark.parametrize("pair", ["mariadb", "mysql"], indirect=True)
+def test_a_new_primary_that_lacks_what_was_read_stops_with_the_list(pair: Pair, line: Line) -> None:
+    write(pair.primary, pair.name, 1, 10)
+    pair.caught_up()
+    pair.promote()
+    write(pair.primary, pair.name, 11, 5)
+    line.drain()
+    before = line.meta.checkpoint("shop")
+    pair.primary.kill()
+    for count in (0, 10):
+        # As many transactions of its own have the same numbers on MariaDB.
+        write(pair.replica, pair.name, 1000, count)
+        with pytest.raises(DataAtRisk) as caught:
+            line.drain()
+        assert caught.value.code == "source.diverged"
+    assert before is not None
+    assert ("0-71-" in caught.value.what) if pair.flavor == "mariadb" else (before.server in caught.value.what)
+    assert line.meta.checkpoint("shop") == before
+
+
+@pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
+def test_a_standby_that_is_behind_is_waited_for(pair: Pair, line: Line) -> None:
+    write(pair.primary, pair.name, 1, 10)
+    pair.caught_up()
+    with pair.replica.connect(pair.name) as connection, connection.cursor() as cursor:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT * FROM t FOR UPDATE")
+        write(pair.primary, pair.name, 11, 3)
+        line.drain()
+        time.sleep(1)  # the replica's relay log has it
+        pair.primary.kill()
+        with pytest.raises(RetryLater) as caught:
+            line.drain()
+    assert caught.value.code == "source.standby_behind"
+    give_up_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            line.drain()
+            break
+        except RetryLater:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.2)
+    line.assert_equals(pair.replica)
+
+
+@pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
+def test_while_the_server_that_is_read_lives_another_one_is_not_tried(pair: Pair, line: Line, tmp_path: Path) -> None:
+    write(pair.primary, pair.name, 1, 10)
+    pair.caught_up()
+    line.drain()
+    write(pair.primary, pair.name, 11, 10)
+    with ExitStack() as opened:
+        Line(pair, tmp_path, opened, sources="[env:B, env:A]").drain()
+    assert line.notes == []
+    line.assert_equals(pair.primary)
+
+
+@pytest.mark.parametrize("pair", ["mysql without GTIDs"], indirect=True)
+def test_without_gtids_a_server_that_is_not_listed_is_refused(pair: Pair, line: Line, tmp_path: Path) -> None:
+    write(pair.primary, pair.name, 1, 10)
+    pair.caught_up()
+    line.drain()
+    with ExitStack() as opened:
+        alone = Line(pair, tmp_path, opened, sources="env:B")
+        with pytest.raises(DataAtRisk) as caught:
+            alone.drain()
+    assert caught.value.code == "source.other_server"
+
+
+@pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
+def test_a_seeded_standby_whose_log_begins_behind_what_was_read_is_refused(pair: Pair, line: Line) -> None:
+    write(pair.primary, pair.name, 1, 10)
+    line.drain()
+    write(pair.primary, pair.name, 11, 10)
+    pair.caught_up()
+    pair.promote()
+    rest = pair.executed(pair.replica)
+    run(pair.replica, "RESET MASTER", f"SET GLOBAL gtid_slave_pos = '{rest}'")
+    write(pair.replica, pair.name, 21, 5)
+    pair.primary.kill()
+    with pytest.raises(DataAtRisk) as caught:
+        line.drain()
+    assert caught.value.code in ("source.diverged", "source.purged")
