@@ -38,10 +38,12 @@ def status(
         found = meta.status(parsed.pipeline, [target.name for target in parsed.scheduled_targets])
     known = {one.source for one in found.sources}
     waiting = [source.name for source in parsed.sources if source.name not in known]
-    Output(as_json).answer(_document(found, waiting), *_tables(found, waiting))
+    answer = status_document(found, waiting) | {"ledgers": [ledger_document(one.entry) for one in found.ledgers]}
+    Output(as_json).answer(answer, *_tables(found, waiting))
 
 
-def _document(found: Status, waiting: list[str]) -> dict[str, Any]:
+def status_document(found: Status, waiting: list[str]) -> dict[str, Any]:
+    """The figures of a pipeline, for --json and for the page in Airflow. waiting: sources never extracted."""
     return {
         "pipeline": found.pipeline,
         "now": moment(found.now_us),
@@ -66,7 +68,6 @@ def _document(found: Status, waiting: list[str]) -> dict[str, Any]:
             }
             for one in found.runs
         ],
-        "ledgers": [ledger_document(one.entry) for one in found.ledgers],
     }
 
 

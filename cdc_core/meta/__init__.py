@@ -5,6 +5,7 @@ live only here. Everything goes through `Meta`, whose methods are one transactio
 """
 
 from cdc_core.meta.meta import Meta
+from cdc_core.meta.overview import Overview, WindowSums
 from cdc_core.meta.rows import (
     BatchRow,
     Claim,
@@ -28,6 +29,7 @@ __all__ = [
     "Lease",
     "LedgerRow",
     "Meta",
+    "Overview",
     "PlanView",
     "RecordRow",
     "RecordState",
@@ -37,4 +39,5 @@ __all__ = [
     "StateCount",
     "Status",
     "TargetStatus",
+    "WindowSums",
 ]

@@ -92,6 +92,27 @@ def _bad_url(what: str, where: str, remedy: str) -> UsageError:
     return UsageError(what, where=where, code="meta.url", remedy=remedy)
 
 
+def require_file(url: URL) -> None:
+    """Raises Refused (meta.absent) for an SQLite file that is not there or is empty."""
+    if url.get_backend_name() != "sqlite":
+        return
+    path = Path(str(url.database))
+    try:
+        empty = path.stat().st_size == 0
+    except FileNotFoundError:
+        empty = True
+    except OSError:
+        empty = False  # opening it says what is wrong
+    if empty:
+        raise Refused(
+            "There is no meta database yet: nothing has run.",
+            where=str(path),
+            code="meta.absent",
+            remedy="the pipeline's first run, or `lockstep extract`, makes it. If there were runs: this host does not "
+            "see their file; use PostgreSQL or MySQL for meta when several hosts work on a pipeline",
+        )
+
+
 class Database:
     """An open meta database. Threads may share it; a forked process opens its own."""
 

@@ -14,7 +14,8 @@ from sqlalchemy import Connection
 
 from cdc_core.errors import Refused
 from cdc_core.meta import batches, leases, migrate, runs, views
-from cdc_core.meta.database import Database, parse
+from cdc_core.meta.database import Database, parse, require_file
+from cdc_core.meta.overview import Overview, overview
 from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RunRow, Status
 from cdc_core.meta.states import RecordState
 from cdc_core.meta.views import PlanView
@@ -22,6 +23,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from cdc_core.model.schema import TableSchema
+from cdc_core.windows import Windows
 
 log = logging.getLogger(__name__)
 
@@ -38,17 +40,22 @@ class Meta:
         url: str,
         *,
         upgrade: bool = False,
+        create: bool = True,
         busy_timeout_s: float = 30.0,
         environ: Mapping[str, str] | None = None,
     ) -> Meta:
         """The meta database behind a SQLAlchemy URL, or behind `env:VAR` that holds one.
 
         A new or empty SQLite file gets its tables; any other database gets them, or newer ones, by `upgrade` only.
+        create: False for who only looks: an SQLite file that is not there, or is empty, is not made.
 
-        Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.outdated, meta.newer, meta.denied,
-        meta.unusable), RetryLater (meta.unreachable, meta.locked).
+        Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.absent, meta.outdated, meta.newer,
+        meta.denied, meta.unusable), RetryLater (meta.unreachable, meta.locked).
         """
-        database = Database(parse(url, environ), busy_timeout_s=busy_timeout_s)
+        parsed = parse(url, environ)
+        if not create:
+            require_file(parsed)
+        database = Database(parsed, busy_timeout_s=busy_timeout_s)
         try:
             _check_version(database, upgrade=upgrade)
         except BaseException:
@@ -232,6 +239,10 @@ class Meta:
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""
         return self._database.read(lambda c: views.status(c, pipeline, targets))
+
+    def overview(self, pipeline: str, targets: Sequence[str], windows: Windows) -> Overview:
+        """The status and what led to it, for a page; `windows` are the pipeline's."""
+        return self._database.read(lambda c: overview(c, pipeline, targets, windows))
 
 
 def _check_version(database: Database, *, upgrade: bool) -> None:

@@ -59,6 +59,7 @@ def _say_how(home: Path, port: int, log: Path) -> None:
     user, password = login(home)
     console.rule("[bold]Airflow")
     console.print(f"http://127.0.0.1:{port}/dags/cdc_{PIPELINE}    user {user}, password {password}")
+    console.print(f"http://127.0.0.1:{port}/plugin/lockstep    what is staged and applied")
     console.print(f"Switch cdc_{PIPELINE} on to run it each minute, or trigger it by hand; a form asks for the window.")
     console.print(f"A past range: Trigger, then Backfill. Log: {log}")
     console.print("Ctrl-C ends all of it.")

@@ -1,0 +1,146 @@
+"""The figures of the pipelines folder as one plain document, which is the JSON answer and what the page is made of.
+
+Keeps true: whatever is wrong with one pipeline stands in its own entry, and the others are complete. Opens meta
+databases only to read, and makes none.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from cdc_core import config
+from cdc_core.cli.output import error_document, moment
+from cdc_core.cli.status import ledger_document, status_document
+from cdc_core.errors import InternalError, LockstepError
+from cdc_core.meta import Meta
+from cdc_core.windows import to_us
+from lockstep_airflow.pipelines import read_folder
+
+if TYPE_CHECKING:
+    from cdc_core.meta import BatchRow, LedgerRow, Overview
+
+log = logging.getLogger(__name__)
+
+BUSY_S = 5.0
+"""How long a reader waits for a meta database that is being written."""
+_AT_ONCE = 8
+"""Meta databases asked at once: one that does not answer must not hold up the others."""
+_SUMMED = ("staged_rows", "key_changes", "winners", "superseded", "written", "equal", "stale", "absent")
+
+
+def figures(folder: Path, may_read: Callable[[str], bool], *, with_broken: bool) -> dict[str, Any]:
+    """{now, folder, pipelines: [...], broken: [...]}.
+
+    may_read:    whether who asks may read the DAG of this id; its pipeline is left out if not.
+    with_broken: whether the files that are no usable pipeline are listed, with their errors.
+    """
+    found = read_folder(folder)
+    files: dict[Path, tuple[str, str]] = {}
+    for spec in found.specs:
+        files.setdefault(Path(spec.file), (spec.pipeline, spec.dag_id))
+    asked = [(file, *names) for file, names in files.items() if may_read(names[1])]
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        pipelines = list(pool.map(lambda one: _pipeline(*one), asked))
+    return {
+        "now": moment(to_us(datetime.now(UTC))),
+        "folder": str(folder),
+        "pipelines": pipelines,
+        "broken": [error_document(error)["error"] for error in found.errors] if with_broken else [],
+    }
+
+
+def _pipeline(file: Path, name: str, dag_id: str) -> dict[str, Any]:
+    entry: dict[str, Any] = {"pipeline": name, "dag_id": dag_id, "file": str(file), "error": None}
+    try:
+        return entry | _read(config.load(file))
+    except LockstepError as error:
+        failed = error
+    except Exception as error:
+        log.exception("the page's figures of pipeline %s", name)
+        failed = InternalError(
+            f"{type(error).__name__}: {error}",
+            where=str(file),
+            code="internal.unexpected",
+            remedy="report the traceback in the web server's log; the pipeline itself is not touched by the page",
+        )
+    return entry | {"error": error_document(failed)["error"], "attention": [failed.what]}
+
+
+def _read(pipeline: config.Pipeline) -> dict[str, Any]:
+    with Meta.open(pipeline.meta.url, create=False, busy_timeout_s=BUSY_S) as meta:
+        targets = [target.name for target in pipeline.scheduled_targets]
+        seen = meta.overview(pipeline.pipeline, targets, pipeline.windows)
+    known = {one.source for one in seen.status.sources}
+    document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])
+    document |= {
+        "schedule": pipeline.schedule,
+        "lag_s": max((one.lag_us for one in seen.status.sources), default=0) / 1e6,
+        "batches": [_batch(one) for one in seen.batches],
+        "windows": [
+            {
+                "window": [moment(one.start_us), moment(one.end_us)],
+                "batches": one.batches,
+                "rows": one.rows,
+                "size_bytes": one.size_bytes,
+            }
+            for one in seen.windows
+        ],
+        "runs": [run | {"targets": _accounts(seen, run["run_id"])} for run in document["runs"]],
+    }
+    return document | {"attention": _attention(document)}
+
+
+def _batch(one: BatchRow) -> dict[str, Any]:
+    return {
+        "source": one.source,
+        "window": [moment(one.window_start_us), moment(one.window_end_us)],
+        "begin": str(one.begin),
+        "end": str(one.end),
+        "epoch": one.epoch,
+        "events": one.events,
+        "transactions": one.transactions,
+        "rows": one.rows,
+        "size_bytes": one.size_bytes,
+        "notes": list(one.notes),
+        "created": moment(one.created_us),
+    }
+
+
+def _accounts(seen: Overview, run_id: str) -> list[dict[str, Any]]:
+    """By target: the sums of a run's ledgers and the ledgers; no sums for a target that it has not committed."""
+    accounts = []
+    for target in seen.targets[run_id]:
+        rows = [row for row in seen.ledgers[run_id] if row.entry.target == target]
+        accounts.append(
+            {
+                "target": target,
+                "sums": _sums(rows) if rows else None,
+                "adds_up": not any(row.entry.problems() for row in rows) if rows else None,
+                "ledgers": [ledger_document(row.entry) for row in rows],
+            }
+        )
+    return accounts
+
+
+def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
+    return {name: sum(getattr(row.entry, name) for row in rows) for name in _SUMMED}
+
+
+def _attention(document: Mapping[str, Any]) -> list[str]:
+    """What somebody should look at, the worst first."""
+    found = [
+        f"The ledger of run {run['run_id']} for {one['target']} does not add up."
+        for run in document["runs"]
+        for one in run["targets"]
+        if one["adds_up"] is False
+    ]
+    if document["runs"] and document["runs"][0]["state"] == "FAILED":
+        found.append("The latest run failed.")
+    found += [f"{one['source']} was never extracted." for one in document["sources"] if one["position"] is None]
+    found += [f"{one['source']}: {note}" for one in document["sources"] for note in one.get("notes", ())]
+    return found

@@ -1,0 +1,178 @@
+"""Lockstep's page, asked through Airflow's own web application with users of Airflow's own login."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import config
+from cdc_core.apply import commit
+from cdc_core.model.run import WriteCounts
+from tests.made_batches import HOUR_US, START_US, manifest
+from tests.unit.apply.made_line import WINDOW, Line
+
+ALERT = "<script>alert(1)</script>"
+
+
+@pytest.fixture(scope="module")
+def airflow_app(airflow_home: Path) -> Any:
+    """The web server's application, with the plugin as Airflow found it."""
+    from airflow.api_fastapi.app import create_app
+
+    return create_app(apps="core")
+
+
+@pytest.fixture
+def client(airflow_app: Any) -> Iterator[Callable[..., Any]]:
+    """`client(role)`: an HTTP client that is logged in with a role of Airflow's; without one not logged in."""
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+    from fastapi.testclient import TestClient
+
+    opened = []
+
+    def log_in(role: str | None = None) -> TestClient:
+        one = TestClient(airflow_app, raise_server_exceptions=False)
+        opened.append(one)
+        if role is not None:
+            user = SimpleAuthManagerUser(username="reader", role=role)
+            token = airflow_app.state.auth_manager.generate_jwt(user)
+            one.cookies.set("_token", token)
+        return one
+
+    yield log_in
+    for one in opened:
+        one.close()
+
+
+@pytest.fixture
+def shop(write_pipeline: Callable[..., Path]) -> Iterator[Line]:
+    """The pipeline `shop` with batches in three windows, of which a run took the first; another run failed."""
+    parsed = config.load(write_pipeline("shop"))
+    root = Path(parsed.stage.uri.removeprefix("file://")).parent
+    line = Line.open(root, **json.loads(parsed.model_dump_json()))
+    (root / "stage").mkdir(exist_ok=True)
+    common = {"source": "shop_db", "pipeline": "shop"}
+    line.stage(
+        manifest(0, **common, tables={"shop.orders": 1234}),
+        manifest(1, **common, window=1, tables={}, notes=(f"needs re-sync of table {ALERT}",)),
+        manifest(2, **common, window=3, tables={"shop.orders": 5}),
+        until_us=START_US + 4 * HOUR_US,
+    )
+    line.done("first", WINDOW)
+    run = line.plan("second")
+    line.meta.record_failure(run.run_id, f"it broke at {ALERT}")
+    yield line
+    line.meta.close()
+
+
+def test_who_is_not_logged_in_sees_nothing(client: Callable[..., Any], shop: Line) -> None:
+    for path in ("", "status.json", "style.css"):
+        answer = client().get(f"/lockstep/{path}")
+        assert answer.status_code == 401
+        assert "shop" not in answer.text
+    forged = client()
+    forged.cookies.set("_token", "nonsense")
+    assert forged.get("/lockstep/").status_code in (401, 403)
+
+
+def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any], shop: Line) -> None:
+    answer = client("VIEWER").get("/lockstep/")
+    assert answer.status_code == 200
+    text = " ".join(unescape(re.sub("<[^>]+>", " ", answer.text)).split())
+    for part in ("binlog.000001:3004", "1,234", "The latest run failed", "test", "committed 1", "staged 2"):
+        assert part in text
+    (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
+    status = shop.meta.status("shop", ["main"])
+    (source,) = found["sources"]
+    assert (source["epoch"], source["holder"]) == (status.sources[0].epoch, "test")
+    assert source["position"]["offset"] == status.sources[0].checkpoint.position.offset
+    assert found["targets"][0]["records"]["COMMITTED"] == {"batches": 1, "rows": 1234}
+    assert [batch["rows"] for batch in found["batches"]] == [5, 0, 1234]
+    assert [one["rows"] for one in found["windows"]] == [1234, 0, 0, 5]
+    second, first = found["runs"]
+    assert (second["state"], second["targets"][0]["sums"]) == ("FAILED", None)
+    assert first["targets"][0]["adds_up"] is True
+    assert first["targets"][0]["sums"]["winners"] == first["targets"][0]["ledgers"][0]["winners"] == 1234
+
+
+def test_what_comes_from_logs_and_errors_is_escaped_and_the_policy_allows_no_script(
+    client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
+) -> None:
+    broken = write_pipeline("bank", file=f"{ALERT.replace('/', '')}.yaml", more="shedule: nonsense\n")
+    answer = client("ADMIN").get("/lockstep/")
+    assert "<script" not in answer.text
+    for part in (f"needs re-sync of table {ALERT}", f"it broke at {ALERT}", str(broken)):
+        assert part in unescape(answer.text)
+    policy = answer.headers["content-security-policy"]
+    assert policy.startswith("default-src 'none'; style-src 'self';")
+    assert "script-src" not in policy
+    assert "unsafe" not in policy
+    assert re.search(r"\sstyle=|\son\w+=", re.sub(r">[^<]*<", "><", answer.text)) is None
+
+
+def test_one_pipelines_trouble_stands_in_its_place_and_hides_no_other(
+    client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path], tmp_path: Path
+) -> None:
+    write_pipeline("fresh", source="fresh_db")
+    away = write_pipeline("away", source="away_db")
+    away.write_text(re.sub("sqlite:.*meta.db", "mysql://nobody@127.0.0.1:1/meta", away.read_text()))
+    unset = write_pipeline("unset", source="unset_db")
+    unset.write_text(re.sub("sqlite:.*meta.db", "env:NO_SUCH_VARIABLE", unset.read_text()))
+    fresh = tmp_path / "pipelines" / "fresh.yaml"
+    fresh.write_text(fresh.read_text().replace("meta.db", "elsewhere/fresh.db"))
+    write_pipeline("bank", more="shedule: nonsense\n")
+    seen = client("VIEWER").get("/lockstep/status.json").json()
+    found = {one["pipeline"]: one["error"] and one["error"]["code"] for one in seen["pipelines"]}
+    assert found == {"away": "meta.unreachable", "fresh": "meta.absent", "shop": None, "unset": "meta.unset"}
+    assert [error["code"] for error in seen["broken"]] == ["config.invalid"]
+    text = unescape(client("VIEWER").get("/lockstep/").text)
+    for error in [*(one["error"] for one in seen["pipelines"] if one["error"]), *seen["broken"]]:
+        assert error["what"] in text
+        assert error["remedy"] in text
+    assert not (tmp_path / "elsewhere").exists()
+
+
+def test_who_may_not_read_a_dag_sees_neither_its_pipeline_nor_broken_files(
+    client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
+) -> None:
+    write_pipeline("bank", more="shedule: nonsense\n")
+    answer = client("").get("/lockstep/")
+    assert answer.status_code == 200
+    assert "There is no pipeline" in answer.text
+    for part in ("shop_db", "bank", "cdc_shop"):
+        assert part not in answer.text
+
+
+def test_a_ledger_that_does_not_add_up_is_said_first_and_its_table_is_escaped(
+    client: Callable[..., Any], shop: Line
+) -> None:
+    run = shop.plan("third")
+    entry = commit.LedgerEntry("third", "main", f"shop.{ALERT}", 9, 0, 5, 4, 3, 1, 0, 0)
+    batches = list(run.target("main").batches)
+    commit.mark_applied(shop.meta, run, "main")
+    shop.meta.commit_run("third", "main", batches, [entry], [WriteCounts("shop.orders", "0", 3, 1, 0)])
+    (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
+    assert found["attention"][0] == "The ledger of run third for main does not add up."
+    text = client("VIEWER").get("/lockstep/").text
+    assert "<script" not in text
+    for part in (found["attention"][0], f"shop.{ALERT}", "winners 5 != written 3 + stale 1 + absent 0"):
+        assert part in unescape(text)
+
+
+def test_nothing_can_be_written_and_looking_writes_nothing(client: Callable[..., Any], shop: Line) -> None:
+    one = client("ADMIN")
+    before = shop.meta.status("shop", ["main"])
+    assert one.get("/lockstep/").status_code == 200
+    for method in ("POST", "PUT", "PATCH", "DELETE"):
+        assert one.request(method, "/lockstep/").status_code == 405
+        assert one.request(method, "/lockstep/status.json").status_code == 405
+    after = shop.meta.status("shop", ["main"])
+    assert (after.sources[0].checkpoint, after.targets, after.runs) == (
+        before.sources[0].checkpoint, before.targets, before.runs
+    )  # fmt: skip
