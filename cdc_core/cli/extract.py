@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,14 +24,19 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import Output, duration, moment, size, table
 from cdc_core.config import Pipeline
-from cdc_core.errors import UsageError
+from cdc_core.errors import RetryLater, UsageError
 from cdc_core.windows import to_us
 
 if TYPE_CHECKING:
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Meta
 
+log = logging.getLogger(__name__)
+
 FOREVER_US = 1 << 62
+STAND_BY_S = 1.0
+"""Between two looks whether the source is free."""
+_ANOTHER_HAS_IT = frozenset({"meta.lease_held", "meta.lease_lost", "extract.chain_moved"})
 Progressed = Callable[["DrainResult"], None]
 
 
@@ -45,7 +52,9 @@ def extract(
     until: Annotated[
         str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or to an ISO 8601 time with a zone.")
     ] = "now",
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until interrupted.")] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until interrupted; stand by while another extractor has a source.")
+    ] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -56,8 +65,9 @@ def extract(
       lockstep extract shop --until 2026-11-21T04:00:00Z   waits for that time if it is still to come
       lockstep extract shop --follow                       until Ctrl-C
 
-    Begins where the last extract, here or in Airflow, has ended. An interrupt drops the batch that is not yet
-    committed (it will be read again) and releases the source.
+    Several that follow one source take turns: one reads, the others stand by, and one of them takes over when its lease
+    ends (`limits.lease_s` after it has died). Begins where the last extract, here or in Airflow, has ended. An
+    interrupt drops the batch that is not yet committed (it will be read again) and releases the source.
     """
     output = Output(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -135,7 +145,9 @@ def extract_sources(
                     raise _StopError
 
             try:
-                _drain(pipeline, name, meta, until_us, progressed)
+                drain = partial(_drain, pipeline, name, meta, until_us, progressed)
+                while not (_stand_by(drain, name, stop) if endless else drain()):
+                    pass
             except _StopError:
                 pass
             except BaseException as error:  # noqa: BLE001 - raised again by the caller's thread
@@ -162,11 +174,23 @@ def extract_sources(
     return [(name, latest[name]) for name in names if name in latest]
 
 
-def _drain(pipeline: Pipeline, name: str, meta: Meta, until_us: int | None, progressed: Progressed) -> None:
+def _drain(pipeline: Pipeline, name: str, meta: Meta, until_us: int | None, progressed: Progressed) -> bool:
     from cdc_core.extract import Extractor
 
     with Extractor(pipeline, name, meta=meta) as extractor:
         progressed(extractor.drain(until_us=until_us, progress=progressed))
+    return True
+
+
+def _stand_by(drain: Callable[[], bool], name: str, stop: threading.Event) -> bool:
+    """Drain; False, after a while, where another extractor has the source, or has taken it from us."""
+    try:
+        return drain()
+    except RetryLater as error:
+        if error.code not in _ANOTHER_HAS_IT:
+            raise
+        log.info("%s: standing by: %s", name, error)
+    return stop.wait(STAND_BY_S)
 
 
 def _watch(output: Output, names: list[str]) -> AbstractContextManager[Callable[[str, DrainResult], None]]:
