@@ -69,6 +69,9 @@ test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
+crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
+	@$(PY) -m pytest tests/crash -m "matrix or crash_sample" -v $(PYTEST_ARGS)
+
 bench: setup ## how fast the extractor is, beside others, on a real server (BENCH_ARGS=--quick for a short one)
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -99,4 +102,4 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql demo ui test bench lint format types check-all lock clean
+.PHONY: help setup servers mysql demo ui test crash-matrix bench lint format types check-all lock clean

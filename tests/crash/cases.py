@@ -1,0 +1,79 @@
+"""The moments at which something is killed, in the order of a run. docs/reliability.md has them as a table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """moment: for people. module, function, when, victim: see hook/sitecustomize.py; victim also `target` and `meta`,
+    servers of the case. after: what stands then, and what the next start makes of it. sample: part of `make test`."""
+
+    step: str
+    moment: str
+    killed: str
+    module: str
+    function: str
+    when: str
+    after: str
+    victim: str = "process"
+    sample: bool = False
+
+    @property
+    def id(self) -> str:
+        return f"{self.step}: {self.killed}, {self.moment}".replace(" ", "_")
+
+
+WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
+COMMIT, WRITE = "cdc_core.apply.commit", "cdc_core.target.write"
+TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
+AGAIN = "the run is taken over whole by the next one"
+
+CASES = (
+    Case("extract", "before the parts are durable", TASK, WRITER, "BatchWriter._publish", "before",
+         "orphan files; the range is staged again"),
+    Case("extract", "parts durable, no manifest", TASK, WRITER, "BatchWriter._publish", "after",
+         "orphan files; the range is staged again"),
+    Case("extract", "manifest put, meta not moved", TASK, META, "Meta.commit_batch", "before",
+         "the batch is adopted from the chain", sample=True),
+    Case("extract", "meta moved, ring not acked", TASK, META, "Meta.commit_batch", "after",
+         "goes on behind the batch"),
+    Case("plan", "before the record exists", TASK, META, "Meta.claim", "before", "nothing stands"),
+    Case("plan", "record exists, batch not processed", TASK, META, "Meta.claim", "after",
+         "the claim of the dead run is taken over"),
+    Case("plan", "plan written, nothing merged", TASK, PLAN, "plan", "after", AGAIN),
+    Case("merge", "during merge", DRIVER, "spark_jobs.merge", "merge_table", "after", AGAIN),
+    Case("merge", "during merge", JVM, "spark_jobs.merge", "merge_table", "before", AGAIN, victim="parent"),
+    Case("filter", "during filter", WORKER, "cdc_core.target.versions", "versions_of", "before", AGAIN),
+    Case("filter", "before the counts are put", DRIVER, "spark_jobs.filter", "filter_table", "after", AGAIN),
+    Case("write", "before a shard's transaction", WORKER, WRITE, "write_shard", "before", AGAIN),
+    Case("write", "inside a shard's transaction", WORKER, WRITE, "_verify", "before",
+         "the server rolls it back; " + AGAIN),
+    Case("write", "inside a shard's transaction", "the target server", WRITE, "_verify", "before",
+         "the transaction is gone; " + AGAIN, victim="target"),
+    Case("write", "a shard committed, Spark not told", WORKER, WRITE, "write_shard", "after",
+         "the same rows are written again, and change nothing", sample=True),
+    Case("write", "all shards committed, no counts", DRIVER, "spark_jobs.write", "write_table", "after",
+         "the same rows are written again, and change nothing"),
+    Case("write", "written, not marked as applied", TASK, COMMIT, "mark_applied", "before", AGAIN),
+    Case("write", "marked as applied", TASK, COMMIT, "mark_applied", "after", AGAIN),
+    Case("quality", "a verdict kept, others not", DRIVER, "spark_jobs.quality", "_keep", "after", AGAIN),
+    Case("commit", "records read, offset not committed", TASK, META, "Meta.commit_run", "before", AGAIN),
+    Case("commit", "meta's server, before the commit", "the meta database", META, "Meta.commit_run", "before",
+         AGAIN, victim="meta"),
+    Case("commit", "offset committed, nobody told", TASK, META, "Meta.commit_run", "after",
+         "the next run finds nothing to do"),
+)  # fmt: skip
+
+
+def table(outcomes: Mapping[str, str] | None = None) -> list[str]:
+    """The cases as lines of Markdown; outcomes: by id."""
+    heads = ["step", "killed", "at which moment", "what the next start makes of it"]
+    rows = [[case.step, case.killed, case.moment, case.after] for case in CASES]
+    if outcomes is not None:
+        heads.append("then")
+        for case, row in zip(CASES, rows, strict=True):
+            row.append(outcomes.get(case.id, "not run"))
+    return [f"| {' | '.join(row)} |" for row in [heads, ["---"] * len(heads), *rows]]

@@ -1,0 +1,71 @@
+"""On PYTHONPATH of every process of a crash case: kills one of them, once, before or after a function of Lockstep.
+
+LOCKSTEP_CRASH is a JSON of module, function (a dotted name in it), when (before | after), victim (process: the one that
+calls; parent: its parent, which is the JVM of a Spark driver; or a pid) and flag (a file that is made when it happens).
+"""
+
+import functools
+import importlib.abc
+import importlib.machinery
+import json
+import os
+import signal
+import sys
+import time
+
+ORDER = json.loads(os.environ.get("LOCKSTEP_CRASH") or "{}")
+
+
+def crash():
+    try:
+        os.close(os.open(ORDER["flag"], os.O_CREAT | os.O_EXCL))
+    except FileExistsError:
+        return
+    victim = {"process": os.getpid(), "parent": os.getppid()}.get(ORDER["victim"]) or int(ORDER["victim"])
+    os.kill(victim, signal.SIGKILL)
+    if ORDER["victim"] == "parent":
+        time.sleep(60)  # what lost its JVM must not get far
+
+
+def dying(function):
+    @functools.wraps(function)
+    def call(*args, **rest):
+        if ORDER["when"] == "before":
+            crash()
+        result = function(*args, **rest)
+        if ORDER["when"] == "after":
+            crash()
+        return result
+
+    return call
+
+
+class Loader(importlib.abc.Loader):
+    def __init__(self, real):
+        self.real = real
+
+    def create_module(self, spec):
+        return self.real.create_module(spec)
+
+    def exec_module(self, module):
+        self.real.exec_module(module)
+        arm(module)
+
+
+def arm(module):
+    *path, name = ORDER["function"].split(".")
+    owner = functools.reduce(getattr, path, module)
+    setattr(owner, name, dying(getattr(owner, name)))
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != ORDER["module"]:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
+        spec.loader = Loader(spec.loader)
+        return spec
+
+
+if ORDER:
+    sys.meta_path.insert(0, Finder())

@@ -1,0 +1,168 @@
+"""kill -9 at every durable step, then the same commands again: the target equals the source and the ledger adds up.
+
+A sample is part of all tests; `make crash-matrix` runs all and prints the table of docs/reliability.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from examples.sandbox.mariadb import MariaDb
+from tests.crash.cases import CASES, Case, table
+
+ROOT = Path(__file__).parents[2]
+TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
+COLUMNS = "id, customer, status"
+CHANGES = (
+    "INSERT INTO orders SELECT seq, seq, 'new' FROM seq_1_to_200",
+    "UPDATE orders SET status = 'paid' WHERE id % 3 = 0",
+    "DELETE FROM orders WHERE id % 7 = 0",
+    "UPDATE orders SET id = id + 1000 WHERE id % 50 = 1",
+    "UPDATE orders SET customer = 500 - customer WHERE id < 20",
+)
+PIPELINE = """\
+pipeline: crash
+sources: [{{name: shop, connection: "env:SOURCE", server_id: 5077, start: earliest}}]
+tables: {{include: ['{database}\\.orders']}}
+routes: [{{match: '.*', to: orders}}]
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "{meta}"}}
+targets:
+  - name: shards
+    connections: ["env:TARGET"]
+    tables: {{orders: {{database: "shards", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
+limits: {{lease_s: 5}}
+"""
+
+
+@dataclass
+class Line:
+    """A source with changes, an empty target of two shards, meta on its server where a case kills that."""
+
+    folder: Path
+    source: Any
+    target: MariaDb
+
+    @property
+    def pipeline(self) -> Path:
+        return self.folder / "crash.yaml"
+
+    def lockstep(self, *arguments: str, case: Case | None = None) -> tuple[int, Any]:
+        """Exit status and answer of a command; `case` strikes in it or in a process that it starts."""
+        environ = {**os.environ, "SOURCE": self.source.server.url, "TARGET": self.target.url}
+        environ["META"] = self.target.url.replace("mysql://", "mysql+pymysql://") + "/meta"
+        paths = [str(ROOT), str(ROOT / "plugins")]
+        if case is not None:
+            victim = str(self.target.pid) if case.victim in ("target", "meta") else case.victim
+            order = {"module": case.module, "function": case.function, "when": case.when}
+            environ["LOCKSTEP_CRASH"] = json.dumps({**order, "victim": victim, "flag": str(self.flag)})
+            paths.insert(0, str(Path(__file__).parent / "hook"))
+        given = arguments if str(self.pipeline) in arguments else (*arguments, str(self.pipeline))
+        command = [sys.executable, "-m", "cdc_core.cli", *given, "--json"]
+        done = subprocess.run(
+            command, env={**environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False
+        )
+        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+    @property
+    def flag(self) -> Path:
+        return self.folder / "struck"
+
+    def again(self, *arguments: str) -> Any:
+        """A command that must succeed."""
+        status, answer = self.lockstep(*arguments)
+        assert status == 0, answer
+        return answer
+
+    def is_staged(self) -> None:
+        """Extracted again, each change is staged once."""
+        self.again("extract")
+        assert self.again("stage", "verify", "--deep")["ok"] is True
+        file = self.folder / "orders.parquet"
+        self.again("stage", "export", str(self.pipeline), "orders", "-o", str(file))
+        found = pq.read_table(file, columns=COLUMNS.split(", ")).to_pylist()
+        assert {tuple(row.values()) for row in found} == self.source_rows()
+        assert self.again("extract")["sources"][0]["rows"] == 0
+
+    def is_applied(self) -> None:
+        """Run again, the target equals the source, the ledger adds up, and nothing is left to do."""
+        ran = self.again("run")
+        assert sorted(self.target_rows()) == sorted(self.source_rows())
+        assert all(entry["problems"] == [] for entry in ran["ledgers"])
+        state = self.again("status")
+        assert state["targets"][0]["pending"] == {"batches": 0, "rows": 0}
+        assert [entry["problems"] for entry in state["ledgers"]] == [[]], state["ledgers"]
+        assert self.again("run", "--staged")["batches"] == 0
+
+    def source_rows(self) -> set[tuple[Any, ...]]:
+        with self.source.server.connect(self.source.name) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT {COLUMNS} FROM orders")
+            return set(cursor.fetchall())
+
+    def target_rows(self) -> list[tuple[Any, ...]]:
+        with self.target.connect("shards") as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT {COLUMNS} FROM orders_0 UNION ALL SELECT {COLUMNS} FROM orders_1")
+            return list(cursor.fetchall())
+
+
+@pytest.fixture
+def target() -> Iterator[MariaDb]:
+    with MariaDb.start(server_id=9) as server:
+        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE shards")
+            cursor.execute("CREATE DATABASE meta")
+            for table in ("orders_0", "orders_1"):
+                cursor.execute(f"CREATE TABLE shards.{table} {TABLE}")
+        yield server
+
+
+def line_of(case: Case, source: Any, target: MariaDb, folder: Path) -> Line:
+    source.execute(f"CREATE TABLE orders {TABLE}", *CHANGES)
+    line = Line(folder, source, target)
+    meta = "env:META" if case.victim == "meta" else f"sqlite:///{folder}/meta.db"
+    line.pipeline.write_text(PIPELINE.format(database=source.name, folder=folder, meta=meta))
+    if case.victim == "meta":
+        line.again("meta", "upgrade")
+    return line
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=case.id, marks=pytest.mark.crash_sample if case.sample else pytest.mark.matrix)
+        for case in CASES
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(600)
+def test_after_a_kill_the_same_commands_end_equal(
+    case: Case, source_database: Any, target: MariaDb, tmp_path: Path
+) -> None:
+    line = line_of(case, source_database, target, tmp_path)
+    command = "extract" if case.step == "extract" else "run"
+    if command == "run":
+        line.again("extract")
+    status, answer = line.lockstep(command, case=case)
+    assert line.flag.exists(), f"nothing was killed: {answer}"
+    assert status in (-9, 75), answer
+    target.restart()
+    if command == "extract":
+        line.is_staged()
+    else:
+        line.is_applied()
+
+
+def test_the_table_of_the_document_is_that_of_the_cases() -> None:
+    document = (ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
+    assert "\n".join(table()) in document, "\n".join(table())
