@@ -44,11 +44,12 @@ CRC_TABLES = crc_tables()
 
 @nb.njit(nogil=True, cache=True)
 def little32(buf, at):
+    p = np.uint64(at)
     return (
-        np.uint32(buf[at])
-        | np.uint32(buf[at + 1]) << np.uint32(8)
-        | np.uint32(buf[at + 2]) << np.uint32(16)
-        | np.uint32(buf[at + 3]) << np.uint32(24)
+        np.uint32(buf[p])
+        | np.uint32(buf[p + np.uint64(1)]) << np.uint32(8)
+        | np.uint32(buf[p + np.uint64(2)]) << np.uint32(16)
+        | np.uint32(buf[p + np.uint64(3)]) << np.uint32(24)
     )
 
 
@@ -56,10 +57,12 @@ def little32(buf, at):
 def crc32(buf, start, stop, tables):
     """zlib's CRC32 of buf[start:stop]."""
     c = np.uint32(0xFFFFFFFF)
-    p = start
-    while p + 8 <= stop:
-        a = c ^ little32(buf, p)
-        b = little32(buf, p + 4)
+    part = buf[start:stop]
+    size = part.shape[0]
+    for k in range(size >> 3):
+        p = np.uint64(k) << np.uint64(3)  # unsigned: numba need not ask whether it counts from the end
+        a = c ^ little32(part, p)
+        b = little32(part, p + np.uint64(4))
         c = (
             tables[7, a & np.uint32(255)]
             ^ tables[6, (a >> np.uint32(8)) & np.uint32(255)]
@@ -70,10 +73,8 @@ def crc32(buf, start, stop, tables):
             ^ tables[1, (b >> np.uint32(16)) & np.uint32(255)]
             ^ tables[0, b >> np.uint32(24)]
         )
-        p += 8
-    while p < stop:
-        c = (c >> np.uint32(8)) ^ tables[0, (c ^ np.uint32(buf[p])) & np.uint32(255)]
-        p += 1
+    for k in range(size & ~7, size):
+        c = (c >> np.uint32(8)) ^ tables[0, (c ^ np.uint32(part[k])) & np.uint32(255)]
     return c ^ np.uint32(0xFFFFFFFF)
 
 

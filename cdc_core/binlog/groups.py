@@ -304,10 +304,11 @@ def walk(
 def pack(buf, start, stop, count, out, to):
     """Copies buf[start[k]:stop[k]] one behind the other to out[to:], and says in start and stop where they lie now."""
     for k in range(count):
-        q = start[k]
-        n = stop[k] - q
-        for b in range(n):
-            out[to + b] = buf[q + b]
+        source = buf[start[k] : stop[k]]
+        n = source.shape[0]
+        target = out[to : to + n]
+        for b in range(n):  # in views from 0 on: a copy of many bytes at a time
+            target[b] = source[b]
         start[k] = to
         to += n
         stop[k] = to

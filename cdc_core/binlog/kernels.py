@@ -66,9 +66,11 @@ def copy(buf, off, length, ends, out):
         n = length[i]
         if n < 0:
             n = 0
-        for k in range(n):
-            b = buf[o + k]
-            out[d + k] = b
+        source = buf[o : o + n]
+        target = out[d : d + n]
+        for k in range(n):  # in views from 0 on: many bytes at a time
+            b = source[k]
+            target[k] = b
             high |= b
         for k in range(d + n, np.int64(ends[i + 1])):
             out[k] = 0

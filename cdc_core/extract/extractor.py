@@ -23,6 +23,7 @@ from typing import TypeVar
 import pymysql
 
 from cdc_core import connections
+from cdc_core.binlog.warm import warm
 from cdc_core.config import Pipeline
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
@@ -157,6 +158,7 @@ class Extractor:
                 acknowledge=self._ring.ack, staged=staged,
             )  # fmt: skip
             opened.callback(self._stager.abort)
+            warm()  # from the cache on disk; the first block would wait for it else, while the server sends
             stream = SourceStream(
                 source,
                 server=address,

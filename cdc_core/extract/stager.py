@@ -11,12 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
+from cdc_core.binlog.gtid_text import condensed
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta
@@ -81,7 +80,7 @@ class Stager:
         self._opened_s = time.monotonic()
         self._inside_transaction = False
         self._last_point: AckPoint | None = None
-        self._gtids: list[pa.StringArray] = []
+        self._gtids: list[str] = []
 
     @property
     def inside_transaction(self) -> bool:
@@ -131,7 +130,7 @@ class Stager:
         last = len(block.entries) - 1
         self._inside_transaction = block.entries.kind[last] == EntryKind.PART
         self._last_point = AckPoint(block.end.file, block.end.offset, int(block.entries.commit_ts_us[last]))
-        self._gtids.append(block.entries.gtid)
+        self._gtids += condensed(block.entries.gtid)
         self.reached = replace(self.reached, position=block.end, watermark_us=watermark_us)
 
     def _full(self) -> bool:
@@ -167,7 +166,7 @@ class Stager:
         assert not self._inside_transaction, "a batch holds whole transactions only"
         end = replace(
             self.reached,
-            gtid_set=advanced(self.reached.gtid_set, chain.from_iterable(part.to_pylist() for part in self._gtids)),
+            gtid_set=advanced(self.reached.gtid_set, self._gtids),
             watermark_us=max(self.reached.watermark_us, watermark_us),
         )
         manifest = None

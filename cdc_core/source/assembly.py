@@ -217,7 +217,7 @@ class Assembly:
         """Ends the block; the next one begins where it ended."""
         block = self.gather.block(next_file)
         self.ready.append(block)
-        self.gather = Gather(self._source, block.end)
+        self.gather = Gather(self._source, block.end, self.gather)
         if next_file:
             self._file = next_file
             self._end = FIRST_OFFSET

@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.binlog.groups import pack
+from cdc_core.binlog.gtid_text import written
 from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap
@@ -140,10 +141,16 @@ class Groups:
     reached: int
 
 
+_ROW_COLUMNS = (
+    "use", "start", "stop", "change", "pair", "columns", "ordinal", "entry", "offset", "file", "partial",
+)  # fmt: skip
+
+
 class Gather:
     """The block that is being filled: from `begin` up to `end`, which moves with each entry."""
 
-    def __init__(self, source: str, begin: Position) -> None:
+    def __init__(self, source: str, begin: Position, spent: Gather | None = None) -> None:
+        """spent: one whose block was made; what it held rows in is used again, for fresh memory costs."""
         self._source = source
         self.begin = begin
         self.end = begin.offset
@@ -152,10 +159,9 @@ class Gather:
         self._gtids: dict[int, list[str]] = {}
         """Of entries that have no name: their GTIDs as texts."""
         self._prefixes: Sequence[str] = ()
-        self._rows = _Columns((
-            "use", "start", "stop", "change", "pair", "columns", "ordinal", "entry", "offset", "file", "partial",
-        ))  # fmt: skip
-        self._images = np.empty(1 << 16, np.uint8)
+        self._rows: _Columns = _Columns(_ROW_COLUMNS) if spent is None else spent._rows
+        self._rows.count = 0
+        self._images: npt.NDArray[np.uint8] = np.empty(1 << 16, np.uint8) if spent is None else spent._images
         self._images_end = 0
         self._uses: dict[TableUse, int] = {}
         self._pairs: dict[tuple[bytes, bytes], int] = {}
@@ -346,14 +352,10 @@ class Gather:
     def _gtid_texts(self) -> pa.StringArray:
         """Of each entry, "" where there is none."""
         name, low, high = self._entries["name"], self._entries["low"], self._entries["high"]
-        prefixes = pa.array([*self._prefixes, ""], pa.string())  # the last one for _NO_NAME
-        texts = [prefixes.take(pa.array(name % len(prefixes))), _digits(low, name == _NO_NAME)]
-        if (low != high).any():
-            texts += [pa.array(np.where(low != high, "-", "").tolist(), pa.string()), _digits(high, low == high)]
-        joined = pc.binary_join_element_wise(*texts, "")
+        joined = written(self._prefixes, name, low, high)
         if not self._gtids:
             return joined
-        mask = np.zeros(len(name), np.bool_)
+        mask = np.zeros(len(self._entries), np.bool_)
         mask[list(self._gtids)] = True
         others = [compact(self._gtids[entry]) for entry in sorted(self._gtids)]
         return pc.replace_with_mask(joined, pa.array(mask), pa.array(others, pa.string()))
@@ -437,10 +439,6 @@ _Thing = TypeVar("_Thing", bound=Hashable)
 def _number(known: dict[_Thing, int], thing: _Thing) -> int:
     """Its number among the known ones; a new one gets the next."""
     return known.setdefault(thing, len(known))
-
-
-def _digits(numbers: Longs, absent: npt.NDArray[np.bool_]) -> pa.StringArray:
-    return pc.fill_null(pa.array(numbers, mask=absent).cast(pa.string()), "")
 
 
 def run_text(prefix: str, low: int, high: int) -> str:
