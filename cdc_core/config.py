@@ -240,6 +240,12 @@ class TargetTable(_Model):
     table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
     key: tuple[str, ...] | None = Field(None, description="default: the source table's primary key")
     sharding: Sharding | None = Field(None, description="default: one table")
+    on_row_error: Literal["stop", "quarantine"] = Field(
+        "stop",
+        description="a row that the target does not take (too long, out of range, null, a check, a trigger): stop the "
+        "run, or set the row aside under runs/<run>/rejected and go on; columns may be shorter or smaller than the "
+        "source's then",
+    )
     freshness: str | None = Field(
         None, description="column that the source raises with each change, such as update_time"
     )

@@ -76,6 +76,7 @@ def _judged(destination: Destination, sessions: Sessions, scratch: Path, batch: 
             key=destination.key,
             freshness=destination.rule.freshness,
             scratch=scratch,
+            tolerant=destination.quarantine,
         )
         versions = version_hex(part).to_pylist()
         upserts = [op == UPSERT for op in part.column(OP).to_pylist()]

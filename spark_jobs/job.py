@@ -74,6 +74,9 @@ class Job:
     def rejected(self, table: str) -> str:
         return table_folder(self.plan.rejected_folder(self.target.name), table)
 
+    def quarantine(self, table: str) -> str:
+        return table_folder(self.plan.quarantine_folder(self.target.name), table)
+
     def tables(self) -> tuple[MergeTable, ...]:
         """The tables of the set that the target takes; all of them when no target is named."""
         if self.target_name is None:

@@ -36,6 +36,7 @@ from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.merge import exact, read_changes
 from spark_jobs.report import page, summary
+from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
 """A frame of up to so many rows is judged in memory (see judging)."""
@@ -66,11 +67,17 @@ def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
 
 def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     def one(table: MergeTable) -> DataFrame:
-        rows = job.read(job.filtered(table.table))
+        rows = accepted(job, table, job.read(job.filtered(table.table)))
         return rows.mapInArrow(_comparer(job.destination(table)), _TARGET_FRAME)
 
     parts = each_table(one, tables)
     return reduce(DataFrame.unionAll, parts) if parts else None
+
+
+def _to_compare(job: Job, table: MergeTable) -> int:
+    if job.rows_in(job.quarantine(table.table)):
+        return accepted(job, table, job.read(job.filtered(table.table))).count()
+    return job.rows_in(job.filtered(table.table))
 
 
 def _comparer(destination: Destination) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -115,7 +122,7 @@ def check(job: Job) -> None:
     rows = {
         "staged": sum(table.rows for table in tables),
         "merged": sum(winners[table.table] for table in tables),
-        "target": sum(job.rows_in(job.filtered(table.table)) for table in tables),
+        "target": sum(_to_compare(job, table) for table in tables),
     }
     frames = {
         "staged": staged_frame(job, tables),

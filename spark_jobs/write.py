@@ -2,7 +2,8 @@
 
 Rows stream from Arrow batches into one text file per shard, so memory holds a batch, whatever the run's size. Rows
 that moved between shards arrive first, everywhere; only then a second pass empties the places they left: a reader may
-see such a row twice for a moment, never not at all.
+see such a row twice for a moment, never not at all. Rows that the target does not take are set aside, where the
+table's policy says so; their old places stay as they are.
 """
 
 from __future__ import annotations
@@ -14,33 +15,39 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame
+from pyspark.sql import DataFrame, Row
 from pyspark.sql import functions as F  # noqa: N812
 
+from cdc_core.apply.guard import decode
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
-from cdc_core.model.staged import OP
+from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.target.destination import Destination
 from cdc_core.target.load import LoadFile
-from cdc_core.target.write import LEFT, ShardWrite, write_shard
+from cdc_core.target.write import LEFT, ShardResult, ShardWrite, write_shard
 from spark_jobs.columns import c
 from spark_jobs.failures import carried
-from spark_jobs.filter import SHARD
+from spark_jobs.filter import REASON, SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 
-_COUNTS = ("written", "stale", "absent", "equal")
-_RESULT = ", ".join(["shard string", *(f"{name} bigint" for name in _COUNTS)])
+_COUNTS = ("written", "stale", "absent", "equal", "quarantined")
+_UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
+_RESULT = ", ".join(["shard string", *(f"{name} bigint" for name in _COUNTS), f"unfit array<struct<{_UNFIT}>>"])
 
 
-def written(rows: DataFrame, destination: Destination, run_id: str, *, arrivals: bool) -> list[WriteCounts]:
-    """Writes the rows; what each shard's transaction did. arrivals: u and d rows, else x rows."""
+def written(
+    rows: DataFrame, destination: Destination, run_id: str, *, arrivals: bool
+) -> tuple[list[WriteCounts], list[Row]]:
+    """Writes the rows; what each shard's transaction did, and the rows that it left out. arrivals: u and d rows, else
+    x rows."""
     parallel = max(1, min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4))
     mine = rows.where(c(OP) != LEFT) if arrivals else rows.where(c(OP) == LEFT)
     placed = mine.repartitionById(parallel, F.pmod(c(SHARD), F.lit(parallel)).cast("int"))
     done = placed.mapInArrow(_writer(destination, run_id, arrivals), _RESULT).collect()
-    return sorted(
+    counts = sorted(
         (WriteCounts(destination.logical, row["shard"], *(row[name] for name in _COUNTS)) for row in done),
         key=lambda counts: counts.shard,
     )
+    return counts, [one for row in done for one in row["unfit"]]
 
 
 def _writer(
@@ -59,21 +66,68 @@ def _writer(
             for number, file in sorted(files.items()):
                 shard = destination.shards[number]
                 write = ShardWrite(
-                    run_id, destination.logical, shard.facts, destination.rule.freshness, ledger=arrivals
+                    run_id,
+                    destination.logical,
+                    shard.facts,
+                    destination.rule.freshness,
+                    ledger=arrivals,
+                    quarantine=destination.quarantine,
                 )
-                counts = write_shard(shard.server, write, file)
-                yield pa.record_batch({"shard": [counts.shard], **{name: [getattr(counts, name)] for name in _COUNTS}})
+                yield _result(write_shard(shard.server, write, file))
 
     return work
+
+
+def _result(done: ShardResult) -> pa.RecordBatch:
+    unfit = []
+    for one in done.unfit:
+        version = decode(one.version)
+        unfit.append({OP: one.op, SOURCE: version.source, SEQ: version.seq, ROW: version.row, REASON: one.reason})
+    kinds = {OP: pa.string(), SOURCE: pa.string(), SEQ: pa.int64(), ROW: pa.int64(), REASON: pa.string()}
+    return pa.record_batch(
+        {
+            "shard": [done.counts.shard],
+            **{name: [getattr(done.counts, name)] for name in _COUNTS},
+            "unfit": pa.array([unfit], pa.list_(pa.struct(list(kinds.items())))),
+        }
+    )
 
 
 def write_table(job: Job, table: MergeTable) -> list[WriteCounts]:
     destination = job.destination(table)
     rows = job.read(job.filtered(table.table))
-    counts = written(rows, destination, job.plan.run_id, arrivals=True)
+    counts, unfit = written(rows, destination, job.plan.run_id, arrivals=True)
+    _set_aside(job, table, rows, unfit)
     if destination.moving:
-        written(rows, destination, job.plan.run_id, arrivals=False)
+        written(accepted(job, table, rows), destination, job.plan.run_id, arrivals=False)
     return counts
+
+
+def _set_aside(job: Job, table: MergeTable, rows: DataFrame, unfit: Sequence[Row]) -> None:
+    """Keeps the rows that the target does not take, with the reason."""
+    folder = job.quarantine(table.table)
+    if not unfit:
+        job.clear(folder)
+        return
+    reasons = F.broadcast(job.spark.createDataFrame(list(unfit), _UNFIT))
+    aside = rows.join(reasons, [OP, SOURCE, SEQ, ROW]).select(*[c(name) for name in rows.columns], c(REASON))
+    aside.write.mode("overwrite").parquet(job.store.spark_uri(folder))
+    log.warning("run %s target %s: %d rows of %s set aside in %s, the first: %s", job.plan.run_id, job.target.name,
+                len(unfit), table.table, folder, unfit[0][REASON])  # fmt: skip
+
+
+def accepted(job: Job, table: MergeTable, rows: DataFrame) -> DataFrame:
+    """The filtered rows without those set aside, and without the departures that belong to them: who did not arrive
+    has not left."""
+    folder = job.quarantine(table.table)
+    if not job.rows_in(folder):
+        return rows
+    names = {name: f"_aside{at}" for at, name in enumerate((OP, SOURCE, SEQ, ROW, *table.key))}
+    aside = F.broadcast(job.read(folder).select(*[c(name).alias(alias) for name, alias in names.items()]))
+    same = (c(OP) == c(names[OP])) | (c(OP) == LEFT)
+    for name in (SOURCE, SEQ, ROW, *table.key):
+        same = same & c(name).eqNullSafe(c(names[name]))
+    return rows.join(aside, same, "left_anti")
 
 
 def write(job: Job) -> None:

@@ -6,7 +6,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,7 @@ import pymysql
 from cdc_core.connections import Server, parse_url
 from cdc_core.model.run import WriteCounts
 from cdc_core.target.facts import TableFacts, table_facts
-from cdc_core.target.load import Layout, LoadFile
+from cdc_core.target.load import Layout, LoadFile, Unfit
 from cdc_core.target.prepare import prepare
 from cdc_core.target.write import ShardWrite, write_shard
 
@@ -68,6 +68,8 @@ class Table:
     facts: TableFacts
     columns: Mapping[str, pa.DataType]
     key: tuple[str, ...] = ("id",)
+    unfit: list[Unfit] = field(default_factory=list)
+    """What the last write left out."""
 
     def write(self, *batches: Sequence[Winner], run: str = "run", **options: Any) -> WriteCounts:
         layout = Layout(self.key, tuple(self.columns))
@@ -75,7 +77,9 @@ class Table:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
             write = ShardWrite(run, "shop.t", self.facts, **options)
-            return write_shard(self.server, write, file, pause=lambda _: None)
+            done = write_shard(self.server, write, file, pause=lambda _: None)
+            self.unfit[:] = done.unfit
+            return done.counts
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         with self.connection.cursor() as cursor:

@@ -45,6 +45,7 @@ class TableSummary:
     stale: int
     absent: int
     equal: int
+    quarantined: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +199,7 @@ def _summary(plan: RunPlan, target: str, moved: int, rows: tuple[LedgerRow, ...]
             stale=entry.stale,
             absent=entry.absent,
             equal=entry.equal,
+            quarantined=entry.quarantined,
         )
         for entry in (row.entry for row in rows)
     )

@@ -1,7 +1,7 @@
 """The account of a run, per table of a target: it adds up, or the run stops (invariant 8).
 
     changes staged (a key change counts as two) = winners + superseded
-    winners = written + stale + already absent
+    winners = written + stale + already absent + quarantined
 
 May assume counts that each task made on its own. Keeps true: how many rows were staged comes from the manifests, by
 way of the plan, and never from the task that read them; each border between two tasks is checked, so that the message
@@ -73,8 +73,8 @@ def _entry(
     written: Sequence[WriteCounts],
 ) -> tuple[LedgerEntry, list[str]]:
     passed = filtered.insert + filtered.update + filtered.delete + filtered.revived + filtered.absent
-    wrote, stale, absent, equal = (
-        sum(getattr(one, what) for one in written) for what in ("written", "stale", "absent", "equal")
+    wrote, stale, absent, equal, quarantined = (
+        sum(getattr(one, what) for one in written) for what in ("written", "stale", "absent", "equal", "quarantined")
     )
     entry = LedgerEntry(
         run_id=run_id,
@@ -88,14 +88,16 @@ def _entry(
         stale=filtered.stale + stale,
         absent=absent,
         equal=equal,
+        quarantined=quarantined,
     )
     problems = []
     if merge.rows != table.rows:
         problems.append(f"merge read {merge.rows} rows of {table.rows} staged")
     if passed + filtered.stale != merge.winners:
         problems.append(f"filter saw {passed + filtered.stale} of {merge.winners} winners")
-    if wrote + stale + absent != passed:
-        problems.append(f"write did {wrote + stale + absent} of {passed} rows that passed the filter")
+    done = wrote + stale + absent + quarantined
+    if done != passed:
+        problems.append(f"write did {done} of {passed} rows that passed the filter")
     return entry, [*problems, *entry.problems()]
 
 

@@ -42,6 +42,7 @@ class Selection:
     first, last:      by source, order keys of positions: from the batch that holds the first one to the one that
                       holds the last.
     tables:           logical names; () for all that the target takes.
+    batches:          ids; None for all.
     """
 
     target: str
@@ -50,6 +51,7 @@ class Selection:
     first: Mapping[str, int] = field(default_factory=dict)
     last: Mapping[str, int] = field(default_factory=dict)
     tables: tuple[str, ...] = ()
+    batches: frozenset[str] | None = None
 
     @property
     def window(self) -> tuple[int, int] | None:
@@ -62,6 +64,7 @@ class Selection:
             and (self.end_us is None or batch.window_start_us < self.end_us)
             and batch.end.seq > self.first.get(batch.source, -1)
             and batch.begin.seq <= self.last.get(batch.source, batch.begin.seq)
+            and (self.batches is None or batch.batch_id in self.batches)
         )
 
 
@@ -81,6 +84,26 @@ def places(pipeline: Pipeline, names: Sequence[str], where: str) -> dict[str, in
             )
         found[match[1]] = order_key(int(match[2]), int(match[3]), int(match[4]))
     return found
+
+
+def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = None) -> Selection:
+    """What a run has set aside because its target did not take it: the batches of the run, the tables with such rows.
+
+    A newer change that was applied since wins, as in any replay.
+    Raises UsageError (replay.requeue) for a run without such rows, or, where none is given, of several targets.
+    """
+    rows = [row.entry for row in meta.ledger(run_id, target) if row.entry.quarantined]
+    targets = sorted({entry.target for entry in rows})
+    if len(targets) != 1:
+        raise UsageError(
+            f"The ledger of run {run_id!r} has quarantined rows of {len(targets)} targets ({', '.join(targets)}), not of "
+            f"{target or 'one'}.",
+            where=run_id,
+            code="replay.requeue",
+            remedy="name a committed run whose ledger has quarantined rows (`lockstep status`), and one target of it",
+        )
+    batches = load(store, run_id).target(targets[0]).batches
+    return Selection(targets[0], tables=tuple(entry.table for entry in rows), batches=frozenset(batches))
 
 
 def plan(
@@ -152,8 +175,9 @@ def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
     )
     if selection.end_us is not None:
         require_staged(view, sources, (selection.start_us or 0, selection.end_us))
-    for source in sources:
-        require_chain(view, source, whole=False)
+    if selection.batches is None:  # else they were planned before, over a chain that was whole
+        for source in sources:
+            require_chain(view, source, whole=False)
     return view
 
 

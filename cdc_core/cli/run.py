@@ -63,6 +63,10 @@ def run(
     table_names: Annotated[
         list[str] | None, typer.Option("--table", metavar="NAME", help="Replay only this logical table; repeatable.")
     ] = None,
+    requeue: Annotated[
+        str | None,
+        typer.Option("--requeue", metavar="RUN", help="Replay the batches of a run that has quarantined rows."),
+    ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,24 +78,30 @@ def run(
       lockstep run shop --staged
       lockstep run shop --replay --target rebuilt
       lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
+      lockstep run shop --requeue shop-cli-20261121T040000-4711
 
     The code of each task is the one that Airflow runs; Spark runs on the pipeline's spark.master. Takes all that
     is staged and not applied yet, also what a failed run has left. Ends with the ledger, which must add up.
 
     A replay takes what it is told to, whole batches of it, whether the target has taken them before or not. It asks no
     source and moves no consume record; the target's versions let nothing older overwrite anything newer. Where the
-    target has it all, nothing changes: every row of the ledger is equal, stale or absent.
+    target has it all, nothing changes: every row of the ledger is equal, stale or absent. --requeue is the replay of a
+    run of which a target did not take some rows (on_row_error: quarantine), once the target has been mended.
     """
+    from cdc_core.apply.replay import requeued
     from cdc_core.meta import Meta
     from cdc_core.run import Rooms, apply
     from cdc_core.run import replay as apply_again
 
     output = Output(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
-    taking = parsed.targets if replay else parsed.scheduled_targets
+    again = replay or requeue is not None
+    taking = parsed.targets if again else parsed.scheduled_targets
     targets = choose([one.name for one in taking], target, "target")
     until_us = moment_us(until)
     selection = _selection(parsed, targets, begin, end, table_names, replay=replay)
+    if requeue is not None and (replay or staged or begin or end or table_names):
+        raise _usage("--requeue stands alone, or with --target.", "leave the other options out")
     if not targets:
         raise UsageError(
             "The pipeline has no targets.",
@@ -100,12 +110,14 @@ def run(
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
     extracted = (
-        [] if staged or replay else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
+        [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
     )
-    run_id = f"{parsed.pipeline}-{'replay' if replay else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
+    run_id = f"{parsed.pipeline}-{'replay' if again else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
     logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
     with Meta.open(parsed.meta.url) as meta, _spinner(output) as began:
         rooms = Rooms(parsed, path.absolute(), meta, opened(parsed), logs, os.environ, began)
+        if requeue is not None:
+            selection = requeued(meta, rooms.store, requeue, targets[0] if target else None)
         done = apply_again(rooms, run_id, selection) if selection else apply(rooms, run_id, targets=targets)
     document = {
         "pipeline": parsed.pipeline,
@@ -118,7 +130,7 @@ def run(
         "logs": str(logs),
     }
     if not done.summaries:
-        nothing = "no batch is staged there" if replay else "every target has taken all that is staged"
+        nothing = "no batch is staged there" if again else "every target has taken all that is staged"
         output.answer(document, f"Nothing to apply: {nothing}.")
         return
     rows = [ledger_row(row.entry) for row in done.ledgers]

@@ -93,21 +93,24 @@ def _count(count: StateCount) -> Mapping[str, int]:
 
 LEDGER_COLUMNS = (
     "target", "table", "staged", "key changes", "winners", "superseded", "written", "equal", "stale", "absent",
-    "adds up",
+    "quarantined", "adds up",
 )  # fmt: skip
 
 
 def ledger_document(entry: Any) -> dict[str, Any]:
     """An account of a run, for --json."""
     names = ("run_id", "target", "table", "staged_rows", "key_changes", "winners", "superseded", "written", "stale")
-    return {name: getattr(entry, name) for name in (*names, "absent", "equal")} | {"problems": list(entry.problems())}
+    return {name: getattr(entry, name) for name in (*names, "absent", "equal", "quarantined")} | {
+        "problems": list(entry.problems())
+    }
 
 
 def ledger_row(entry: Any) -> tuple[object, ...]:
     """The same as a table's row, in LEDGER_COLUMNS."""
     return (
         entry.target, entry.table, entry.staged_rows, entry.key_changes, entry.winners, entry.superseded,
-        entry.written, entry.equal, entry.stale, entry.absent, "; ".join(entry.problems()) or "yes",
+        entry.written, entry.equal, entry.stale, entry.absent, entry.quarantined,
+        "; ".join(entry.problems()) or "yes",
     )  # fmt: skip
 
 

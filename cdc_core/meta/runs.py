@@ -385,6 +385,6 @@ def record_of(row: Row[tuple[object, ...]]) -> RecordRow:
 def ledger_of(row: Row[tuple[object, ...]]) -> LedgerRow:
     figures = {figure: getattr(row, figure) for figure in _LEDGER_FIGURES}
     shards = tuple(WriteCounts(**one) for one in json.loads(row.shards))
-    equal = sum(one.equal for one in shards)
-    entry = LedgerEntry(run_id=row.run_id, target=row.target, table=row.table_name, **figures, equal=equal)
+    figures |= {name: sum(getattr(one, name) for one in shards) for name in ("equal", "quarantined")}
+    entry = LedgerEntry(run_id=row.run_id, target=row.target, table=row.table_name, **figures)
     return LedgerRow(entry, shards, row.closed_us)

@@ -6,6 +6,7 @@ Files of a run lie under `runs/<run id>/` of the stage:
     merged/set=<n>/table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
     filtered/target=<t>/table=<table>/*.parquet   what will be written, and filtered/target=<t>/counts.json
     rejected/target=<t>/table=<table>/*.parquet   what will not, with `_cdc_reason`
+    rejected/quarantine/target=<t>/table=<table>/*.parquet   what the target did not take, with `_cdc_reason`
     written/target=<t>/counts.json                what each shard's transaction did
     quality/target=<t>/*.json                     results of the expectations
 
@@ -118,6 +119,9 @@ class RunPlan:
     def rejected_folder(self, target: str) -> str:
         return f"{self.root}/rejected/target={target}"
 
+    def quarantine_folder(self, target: str) -> str:
+        return f"{self.root}/rejected/quarantine/target={target}"
+
     def written_folder(self, target: str) -> str:
         return f"{self.root}/written/target={target}"
 
@@ -208,6 +212,8 @@ class WriteCounts:
     absent: int
     equal: int = 0
     """Of `written`: rows that stood there in this very version already."""
+    quarantined: int = 0
+    """Rows that the table does not take, set aside with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,6 +232,8 @@ class LedgerEntry:
     absent: int
     equal: int = 0
     """Of `written`: written again in the version that the target had. All of it, where a run changes no row."""
+    quarantined: int = 0
+    """Set aside, because the target does not take them."""
 
     def problems(self) -> tuple[str, ...]:
         """Each broken equation in words (invariant 8)."""
@@ -233,10 +241,11 @@ class LedgerEntry:
         found = []
         if staged != self.winners + self.superseded:
             found.append(f"staged {staged} != winners {self.winners} + superseded {self.superseded}")
-        applied = self.written + self.stale + self.absent
+        applied = self.written + self.stale + self.absent + self.quarantined
         if self.winners != applied:
+            aside = f" + quarantined {self.quarantined}" if self.quarantined else ""
             found.append(
-                f"winners {self.winners} != written {self.written} + stale {self.stale} + absent {self.absent}"
+                f"winners {self.winners} != written {self.written} + stale {self.stale} + absent {self.absent}{aside}"
             )
         if self.equal > self.written:
             found.append(f"equal {self.equal} > written {self.written}")

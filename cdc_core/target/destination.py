@@ -58,6 +58,11 @@ class Destination:
         return Layout(self.key, self.columns)
 
     @property
+    def quarantine(self) -> bool:
+        """Rows that the target does not take are set aside."""
+        return self.rule.on_row_error == "quarantine"
+
+    @property
     def moving(self) -> str | None:
         """The shard key, if a row can change it without changing its key."""
         sharding = self.rule.sharding
@@ -138,7 +143,14 @@ def _inspect(
         for place in here:
             facts = found.get(place.table)
             for schema in schemas:
-                facts = require_table(facts, schema, key, name=place.name, freshness=rule.freshness)
+                facts = require_table(
+                    facts,
+                    schema,
+                    key,
+                    name=place.name,
+                    freshness=rule.freshness,
+                    narrower=rule.on_row_error == "quarantine",
+                )
             assert facts is not None  # require_table has refused it
             yield place, facts
         require_grants(connection, found.values(), temporary_in=database, where=where)

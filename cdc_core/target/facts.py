@@ -171,9 +171,18 @@ def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
 
 
 def require_table(
-    facts: TableFacts | None, schema: TableSchema, key: Sequence[str], *, name: str, freshness: str | None = None
+    facts: TableFacts | None,
+    schema: TableSchema,
+    key: Sequence[str],
+    *,
+    name: str,
+    freshness: str | None = None,
+    narrower: bool = False,
 ) -> TableFacts:
-    """The table, if changes of `schema` can be written to it. Raises Refused (target.table, .key, .column, .type)."""
+    """The table, if changes of `schema` can be written to it. Raises Refused (target.table, .key, .column, .type).
+
+    narrower: a column may be too narrow for some values, if the server tells of each one that does not fit.
+    """
     if facts is None:
         raise Refused(
             f"The table {name} does not exist on the target.",
@@ -182,7 +191,7 @@ def require_table(
             remedy=f"create it there with the columns of {schema.name}, and its key",
         )
     _require_key(facts, key)
-    wanted = written_columns(facts, schema, check=True)
+    wanted = written_columns(facts, schema, check=True, narrower=narrower)
     for column in facts.columns:
         known = column.name.lower() in {one.lower() for one in wanted}
         if not known and not column.optional and column.name != VERSION_COLUMN:
@@ -228,7 +237,9 @@ def _require_key(facts: TableFacts, key: Sequence[str]) -> None:
             )
 
 
-def written_columns(facts: TableFacts, schema: TableSchema, *, check: bool = False) -> tuple[str, ...]:
+def written_columns(
+    facts: TableFacts, schema: TableSchema, *, check: bool = False, narrower: bool = False
+) -> tuple[str, ...]:
     """Names, as the source writes them, of the columns that are written to the target.
 
     Generated columns (of the source, or of the target) are not. With `check`, raises Refused (target.column,
@@ -240,12 +251,12 @@ def written_columns(facts: TableFacts, schema: TableSchema, *, check: bool = Fal
         if column.generated or (there is not None and there.generated):
             continue
         if check:
-            _require_column(facts, column, there)
+            _require_column(facts, column, there, narrower=narrower)
         names.append(column.name)
     return tuple(names)
 
 
-def _require_column(facts: TableFacts, column: Column, there: TargetColumn | None) -> None:
+def _require_column(facts: TableFacts, column: Column, there: TargetColumn | None, *, narrower: bool) -> None:
     if there is None:
         raise Refused(
             f"The column {column.name} ({column.type}) of the source is missing in {facts.name}.",
@@ -254,7 +265,7 @@ def _require_column(facts: TableFacts, column: Column, there: TargetColumn | Non
             remedy=f"ALTER TABLE {facts.name} ADD COLUMN {quote(column.name)} {column.type}",
         )
     problem = too_narrow(column.type, there.type)
-    if problem:
+    if problem and not (narrower and _told(problem, there.type)):
         raise Refused(
             f"The column {column.name} is {column.type} on the source and {there.type} in {facts.name}: {problem}.",
             where=facts.name,
@@ -302,6 +313,16 @@ def too_narrow(source: ColumnType, target: ColumnType) -> str:
     return ""
 
 
+_SHORTER, _SMALLER = "it is shorter", "it has a smaller range"
+_TOLD = frozenset({_SHORTER, _SMALLER, "it takes no negative numbers", "TIMESTAMP has a smaller range"})
+
+
+def _told(problem: str, target: ColumnType) -> bool:
+    """Whether the server warns of each value that does not fit. It rounds fractions, and cuts spaces off a CHAR's end,
+    without a word."""
+    return problem in _TOLD and target.base != "char"
+
+
 def _integer_problem(source: ColumnType, target: ColumnType) -> str:
     if target.base == "decimal":
         digits = (target.precision or 10) - (target.scale or 0)
@@ -310,9 +331,9 @@ def _integer_problem(source: ColumnType, target: ColumnType) -> str:
         return "the types differ"
     bits, room = INTEGER_BYTES[source.base] * 8, INTEGER_BYTES[target.base] * 8
     if source.unsigned == target.unsigned:
-        return "" if room >= bits else "it has a smaller range"
+        return "" if room >= bits else _SMALLER
     if source.unsigned:
-        return "" if room > bits else "it has a smaller range"
+        return "" if room > bits else _SMALLER
     return "it takes no negative numbers"
 
 
@@ -324,7 +345,7 @@ def _length_problem(source: ColumnType, target: ColumnType, sizes: Mapping[str, 
             need = sum(len(label.encode()) + 1 for label in source.labels)
         if source.base == "json":
             need = _TEXT_BYTES["longtext"]
-        return "" if sizes[target.base] >= need else "it is shorter"
+        return "" if sizes[target.base] >= need else _SHORTER
     need = source.length or 0
     if source.base in ("enum", "set"):
         need = sum(len(label) + 1 for label in source.labels)
@@ -333,8 +354,8 @@ def _length_problem(source: ColumnType, target: ColumnType, sizes: Mapping[str, 
     elif source.base in ("inet4", "inet6"):
         need = 45
     elif source.base in sizes or source.base == "json":
-        return "it is shorter"
-    return "" if (target.length or 0) >= need else "it is shorter"
+        return _SHORTER
+    return "" if (target.length or 0) >= need else _SHORTER
 
 
 def require_grants(

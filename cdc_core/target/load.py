@@ -11,13 +11,14 @@ then the row's own under the target's names and types, all nullable.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
@@ -31,6 +32,9 @@ from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_key
 TEMPORARY = "_lockstep_load"
 _LOCAL_INFILE_OFF = frozenset({1148, 3948, 4166})
 _SHOWN = 120
+MAX_UNFIT = 10_000
+"""Rows of a shard that may be set aside in a run; more are no matter of single rows."""
+_MAX_ERROR_COUNT = 65_535
 
 SESSION = (
     # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
@@ -93,9 +97,13 @@ class LoadFile:
         if not batch.num_rows:
             return
         keys = row_keys(batch, self.layout.key)
+        upserts = pc.equal(batch.column(OP).cast(pa.string()), "u")
         fields = [escaped(keys), batch.column(OP).cast(pa.string()), version_hex(batch)]
         for name in self.layout.columns:
             text = column_text(batch, name)
+            if name not in self.layout.key and batch.num_rows > upserts.true_count:
+                # Who deletes a row needs its key alone, and must not stumble over values that do not fit.
+                text = pc.if_else(upserts, text, pa.scalar(None, pa.string()))
             fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
         self._file.write(joined(fields))
@@ -121,9 +129,23 @@ def target_name(facts: TableFacts, name: str) -> str:
     return quote(facts.by_name[name.lower()].name)
 
 
-def load(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
-    """Fills the temporary table. Raises DataAtRisk (target.row_error) when a value does not fit its column."""
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A row that a table does not take: its operation and version tell which of the batch it is."""
+
+    op: str
+    version: bytes
+    reason: str
+
+
+def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = False) -> list[Unfit]:
+    """Fills the temporary table. Raises DataAtRisk (target.row_error) when a value does not fit its column.
+
+    tolerant: leave such rows out and return them, unless there are more than MAX_UNFIT.
+    """
     file.flush()
+    if tolerant:
+        cursor.execute(f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
     fields, settings = ["_k", "_o", "@_v"], ["_v = UNHEX(@_v)"]
     for number, name in enumerate(file.layout.columns):
         column = target_name(facts, name)
@@ -158,10 +180,13 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
             ) from None
         raise
     loaded = cursor.rowcount
-    cursor.execute("SHOW WARNINGS LIMIT 20")
+    cursor.execute("SHOW WARNINGS" if tolerant else "SHOW WARNINGS LIMIT 20")
     warnings = cursor.fetchall()
-    if warnings:
-        raise _bent(cursor, facts, warnings[0])
+    unfit: dict[int, str] = {}
+    for warning in warnings:
+        if not tolerant or len(warnings) >= _MAX_ERROR_COUNT or not _row_number(warning):
+            raise _bent(cursor, facts, warning)
+        unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
     if loaded != file.rows:
         raise DataAtRisk(
             f"The server took {loaded} of {file.rows} rows.",
@@ -169,18 +194,36 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
             code="target.row_error",
             remedy="run the task again; if it stays so, keep the run's files and report it",
         )
+    return remove(cursor, facts, unfit) if unfit else []
+
+
+def remove(cursor: Any, facts: TableFacts, unfit: Mapping[int, str]) -> list[Unfit]:
+    """Takes rows, by line number, out of the temporary table; which they are.
+
+    Raises DataAtRisk (target.row_error) for more than MAX_UNFIT: that is no matter of single rows.
+    """
+    numbers = ", ".join(str(number) for number in sorted(unfit))
+    cursor.execute(f"SELECT _n, _k, _o, _v FROM {TEMPORARY} WHERE _n IN ({numbers}) ORDER BY _n")
+    rows = cursor.fetchall()
+    if len(rows) > MAX_UNFIT:
+        raise row_error(facts, rows[0][1], f"{unfit[rows[0][0]]}, and {len(rows) - 1} rows more do not fit either")
+    cursor.execute(f"DELETE FROM {TEMPORARY} WHERE _n IN ({numbers})")
+    return [Unfit(str(op), bytes(version), unfit[number]) for number, _, op, version in rows]
 
 
 _ROW_NUMBER = re.compile(r"at row (\d+)|[Rr]ow (\d+) ")
 
 
+def _row_number(warning: Sequence[Any]) -> int:
+    """Of the row that a warning is about; 0 where it does not say."""
+    match = _ROW_NUMBER.search(str(warning[2]))
+    return int(match[1] or match[2]) if match else 0
+
+
 def _bent(cursor: Any, facts: TableFacts, warning: Sequence[Any]) -> DataAtRisk:
-    text = str(warning[2])
-    match = _ROW_NUMBER.search(text)
-    number = int(match[1] or match[2]) if match else 0
-    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (number,))
+    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (_row_number(warning),))
     row = cursor.fetchone()
-    return row_error(facts, row[0] if row else None, f"{text} ({warning[1]})")
+    return row_error(facts, row[0] if row else None, f"{warning[2]} ({warning[1]})")
 
 
 def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
@@ -192,5 +235,5 @@ def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
         where=facts.name,
         code="target.row_error",
         remedy="change the target's column or constraint so that it takes what the source holds, then run the task "
-        "again; nothing of this shard was written",
+        "again; nothing of this shard was written. on_row_error: quarantine sets single rows aside instead",
     )

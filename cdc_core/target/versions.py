@@ -44,10 +44,12 @@ def versions_of(
     key: Sequence[str],
     freshness: str | None,
     scratch: Path,
+    tolerant: bool = False,
 ) -> list[Held]:
     """What the target holds of each row's key, in the order of the rows.
 
     rows: merged rows (key columns, the freshness column, bookkeeping). The connection is one of load.open_session.
+    tolerant: of a key that does not fit the table nothing is held, instead of an error.
     """
     columns = tuple(dict.fromkeys([*key, *([freshness] if freshness else [])]))
     layout = Layout(tuple(key), columns)
@@ -55,7 +57,7 @@ def versions_of(
     with connection.cursor() as cursor, LoadFile(scratch, f"keys-{facts.database}-{facts.table}", layout) as file:
         create_temporary(cursor, facts, layout)
         file.add(rows)
-        load(cursor, facts, file)
+        load(cursor, facts, file, tolerant=tolerant)
         fresher = "0"
         if freshness:
             name = target_name(facts, freshness)

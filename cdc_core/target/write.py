@@ -24,7 +24,7 @@ import hashlib
 import logging
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,7 +35,18 @@ from cdc_core.connections import Server
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.model.run import WriteCounts
 from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied
-from cdc_core.target.load import TEMPORARY, LoadFile, create_temporary, load, open_session, row_error, target_name
+from cdc_core.target.load import (
+    MAX_UNFIT,
+    TEMPORARY,
+    LoadFile,
+    Unfit,
+    create_temporary,
+    load,
+    open_session,
+    remove,
+    row_error,
+    target_name,
+)
 from cdc_core.target.prepare import LEDGER
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import on_key, table_name, tombstones_name
@@ -61,15 +72,33 @@ class _Collision(Exception):
     """A unique value of the batch stands on another row: begin anew, carefully."""
 
 
+class _UnfitRows(Exception):
+    """The table does not take these rows, by line number: begin anew without them."""
+
+    def __init__(self, reasons: Mapping[int, str]) -> None:
+        super().__init__(f"{len(reasons)} rows")
+        self.reasons = reasons
+
+
 @dataclass(frozen=True, slots=True)
 class ShardWrite:
-    """What is written where. freshness: as in config.TargetTable. ledger: note the counts (not for a second pass)."""
+    """What is written where. freshness: as in config.TargetTable. ledger: note the counts (not for a second pass).
+    quarantine: rows that the table does not take are left out, instead of an error."""
 
     run_id: str
     logical: str
     facts: TableFacts
     freshness: str | None = None
     ledger: bool = True
+    quarantine: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShardResult:
+    """counts: of the transaction. unfit: the rows that were left out, as many as counts.quarantined."""
+
+    counts: WriteCounts
+    unfit: tuple[Unfit, ...] = ()
 
 
 def write_shard(
@@ -78,7 +107,7 @@ def write_shard(
     file: LoadFile,
     *,
     pause: Callable[[float], None] = time.sleep,
-) -> WriteCounts:
+) -> ShardResult:
     """Writes a load file to its table; safe to repeat.
 
     Raises DataAtRisk (target.row_error, target.unique_conflict), Refused (target.grant), RetryLater (target.busy,
@@ -112,26 +141,30 @@ def write_shard(
     raise AssertionError("unreachable")
 
 
-def _attempt(server: Server, write: ShardWrite, file: LoadFile) -> WriteCounts:
+def _attempt(server: Server, write: ShardWrite, file: LoadFile) -> ShardResult:
     connection = open_session(server, write.facts.database, where=write.facts.name)
     try:
         with connection.cursor() as cursor:
             create_temporary(cursor, write.facts, file.layout)
-            load(cursor, write.facts, file)
+            unfit = load(cursor, write.facts, file, tolerant=write.quarantine)
             lock = _lock(cursor, write.facts)
-            try:
-                connection.begin()
-                counts = _transaction(cursor, write, file, careful=False)
-                connection.commit()
-            except _Collision:
-                connection.rollback()
+            careful = False
+            while True:
+                try:
+                    connection.begin()
+                    counts = _transaction(cursor, write, file, careful=careful, quarantined=len(unfit))
+                    connection.commit()
+                    break
+                except _Collision:
+                    connection.rollback()
+                    create_taken(cursor, write.facts, file.layout)
+                    careful = True
+                except _UnfitRows as found:
+                    connection.rollback()
+                    unfit += remove(cursor, write.facts, found.reasons)
                 cursor.execute(f"UPDATE {TEMPORARY} SET _s = {NEW}")
-                create_taken(cursor, write.facts, file.layout)
-                connection.begin()
-                counts = _transaction(cursor, write, file, careful=True)
-                connection.commit()
             cursor.execute("DO RELEASE_LOCK(%s)", (lock,))
-            return counts
+            return ShardResult(counts, tuple(unfit))
     finally:
         # Closing rolls back what is not committed, and frees the named lock and the temporary tables.
         connection.close()
@@ -151,7 +184,7 @@ def _lock(cursor: Any, facts: TableFacts) -> str:
     return name
 
 
-def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) -> WriteCounts:
+def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> WriteCounts:
     facts, key = write.facts, file.layout.key
     table, tombstones = table_name(facts), tombstones_name(facts)
     joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}"
@@ -204,6 +237,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         stale=states.get((UPSERT, STALE), 0) + states.get((REMOVE, STALE), 0),
         absent=states.get((REMOVE, NEW), 0),
         equal=states.get((UPSERT, EQUAL), 0),
+        quarantined=quarantined,
     )
     if write.ledger:
         _note(cursor, write, counts)
@@ -224,9 +258,17 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
             raise _Collision from None
         if not (number in _ROW_ERRORS or isinstance(error, pymysql.err.DataError | pymysql.err.IntegrityError)):
             raise
-        # The statement was undone, the transaction goes on: find the row it stumbled over, then undo all.
-        key = _first_failing(cursor, lambda low, high: _upsert_sql(write, file, f"AND _l._n BETWEEN {low} AND {high}"))
-        raise row_error(write.facts, key, f"{error.args[-1]} ({number})") from error
+        # The statement was undone, the transaction goes on: find what it stumbled over, then undo all.
+        found = _failing(
+            cursor,
+            lambda low, high: _upsert_sql(write, file, f"AND _l._n BETWEEN {low} AND {high}"),
+            first=not write.quarantine,
+        )
+        if write.quarantine and found:
+            raise _UnfitRows(found) from error
+        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found, default=0),))
+        row = cursor.fetchone()
+        raise row_error(write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number})") from error
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> str:
@@ -249,20 +291,28 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> str:
     )
 
 
-def _first_failing(cursor: Any, statement: Callable[[int, int], str]) -> bytes | None:
-    """The key of a row that the table does not take, by halving; a handful of statements, all of them undone later."""
+def _failing(cursor: Any, statement: Callable[[int, int], str], *, first: bool) -> dict[int, str]:
+    """Line numbers of the rows that the table does not take, with the reason, by halving; all of it is undone later.
+
+    first: one row will do.
+    """
     cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
     low, high = (int(value) for value in cursor.fetchone())
-    while low < high:
-        middle = (low + high) // 2
+    found: dict[int, str] = {}
+    ranges = [(low, high)]
+    while ranges and len(found) <= (0 if first else MAX_UNFIT):
+        low, high = ranges.pop()
         try:
-            cursor.execute(statement(low, middle))
-            low = middle + 1
-        except pymysql.err.MySQLError:
-            high = middle
-    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (low,))
-    row = cursor.fetchone()
-    return bytes(row[0]) if row else None
+            cursor.execute(statement(low, high))
+        except pymysql.err.MySQLError as error:
+            if error.args[0] in _DEADLOCKS | _GONE | _PASSING:
+                raise
+            middle = (low + high) // 2
+            if low == high:
+                found[low] = f"{error.args[-1]} ({error.args[0]})"
+            else:
+                ranges += [(middle + 1, high), (low, middle)]
+    return found
 
 
 def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *, careful: bool) -> None:

@@ -74,7 +74,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
     def execute(self, context: Context) -> dict[str, Any]:
         with as_airflow_failures("plan"), self.rooms() as (pipeline, meta, store):
             dry = is_dry_run(context)
-            planned = self._look(context, pipeline, meta) if dry else self._plan(context, pipeline, meta, store)
+            planned = self._look(context, pipeline, meta, store) if dry else self._plan(context, pipeline, meta, store)
         for target, batches in planned["targets"].items():
             if batches:
                 log.info("%s: %d batches to apply", target, batches)
@@ -104,7 +104,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         )
         return _planned(pipeline, made, str(window))
 
-    def _look(self, context: Context, pipeline: Pipeline, meta: Meta) -> dict[str, Any]:
+    def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         """What a plan would choose, without registering it."""
         window, targets = window_of(context), targets_of(context, pipeline)
         run_id = run_name(context, pipeline)
@@ -131,15 +131,15 @@ class ReplayPlanOperator(PlanOperator):
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.replay import plan
 
-        selection = selection_of(context, pipeline)
+        selection = selection_of(context, pipeline, meta, store)
         run_id, airflow_run_id = run_name(context, pipeline), context["dag_run"].run_id
         made = plan(meta, store, pipeline, selection, run_id=run_id, airflow_run_id=airflow_run_id)
         return _planned(pipeline, made, str(RunWindow(made.window_start_us, made.window_end_us)))
 
-    def _look(self, context: Context, pipeline: Pipeline, meta: Meta) -> dict[str, Any]:
+    def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.replay import chosen
 
-        selection = selection_of(context, pipeline)
+        selection = selection_of(context, pipeline, meta, store)
         view = chosen(meta, pipeline, selection)
         return {
             "run_id": run_name(context, pipeline),

@@ -24,6 +24,7 @@ from lockstep_airflow.window import (
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
+    REQUEUE,
     TABLES,
     TARGET,
     TARGETS,
@@ -176,6 +177,12 @@ def _replay_params(spec: DagSpec) -> dict[str, Param]:
         FIRST_BATCHES: first,
         LAST_BATCHES: last,
         TABLES: Param(None, **names, title="Tables", description="Logical names. Empty: all that the target takes."),
+        REQUEUE: Param(
+            None,
+            type=["null", "string"],
+            title="Requeue a run",
+            description="Instead of all above but the target: the run in which the target did not take some rows.",
+        ),
         DRY_RUN: dry,
     }
 

@@ -14,6 +14,7 @@ from lockstep_airflow.window import (
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
+    REQUEUE,
     TABLES,
     TARGET,
     WINDOW_END,
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
     from cdc_core.apply.replay import Selection
     from cdc_core.config import Pipeline
+    from cdc_core.meta import Meta
+    from cdc_core.stage.objects import ObjectStore
 
 MAX_RUN_NAME = 200
 
@@ -50,11 +53,13 @@ def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
     return chosen_targets(_params(context), tuple(target.name for target in pipeline.scheduled_targets))
 
 
-def selection_of(context: Context, pipeline: Pipeline) -> Selection:
-    """What a run of the replay DAG takes. Raises UsageError (airflow.window, replay.position)."""
-    from cdc_core.apply.replay import Selection, places
+def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> Selection:
+    """What a run of the replay DAG takes. Raises UsageError (airflow.window, replay.position, replay.requeue)."""
+    from cdc_core.apply.replay import Selection, places, requeued
 
     params = _params(context)
+    if params.get(REQUEUE):
+        return requeued(meta, store, str(params[REQUEUE]), str(params.get(TARGET)))
     return Selection(
         str(params.get(TARGET) or ""),
         moment_us(params, WINDOW_START),

@@ -24,6 +24,7 @@ TARGET = "target"
 TABLES = "tables"
 FIRST_BATCHES = "first_batches"
 LAST_BATCHES = "last_batches"
+REQUEUE = "requeue"
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,9 +14,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.apply.guard import Version, encode, may_replace_sql, newer_or_equal, newer_or_equal_sql
+from cdc_core.apply.guard import Version, decode, encode, may_replace_sql, newer_or_equal, newer_or_equal_sql
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
+from cdc_core.target.facts import table_facts
 from tests.target_rows import Table, Winner, shop, target_table
 
 SERVERS = ("mariadb_target", "mysql9")
@@ -249,6 +252,80 @@ def test_a_check_constraint_is_a_row_error_with_the_key(server: Any) -> None:
         with pytest.raises(DataAtRisk, match=r"key 17 .*small"):
             table.write(rows)
         assert table.rows("id") == []
+
+
+def refused_keys(table: Table) -> list[int]:
+    return [decode(one.version).seq for one in table.unfit]
+
+
+def test_rows_that_do_not_fit_are_set_aside_and_all_others_written(table: Table) -> None:
+    table.write([shop("u", 3, "old", 1, 1)])
+    rows = [shop("u", id, f"c{id}", 1, 100 + id) for id in range(40)]
+    rows[3], rows[17], rows[39] = (
+        shop("u", 3, "x" * 21, 1, 103),
+        shop("u", 17, None, 1, 117),
+        shop("u", 39, "y" * 30, 1, 139),
+    )
+    counts = table.write(rows[:20], rows[20:], quarantine=True)
+    assert (counts.written, counts.quarantined) == (37, 3)
+    assert sorted(refused_keys(table)) == [103, 117, 139]
+    assert all("code" in one.reason for one in table.unfit)
+    assert dict(table.rows("id, code"))[3] == "old"
+    assert {17, 39}.isdisjoint(dict(table.rows("id, code")))
+    before = table.everything()
+    assert table.write(rows[:20], rows[20:], quarantine=True).equal == 37
+    assert table.everything() == before
+    # The column takes them now: what was set aside is applied, the rest is as it was.
+    table.query(f"ALTER TABLE {table.facts.name} MODIFY code VARCHAR(40) COLLATE utf8mb4_bin NULL")
+    facts = table_facts(table.connection, table.facts.database, ["t"])["t"]
+    again = replace(table, facts=facts).write(rows, quarantine=True)
+    assert (again.written, again.equal, again.quarantined) == (40, 37, 0)
+
+
+def test_a_deletion_is_applied_whatever_the_values_of_its_row(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 10)])
+    assert table.write([shop("d", 1, "x" * 99, 1, 20), shop("d", 2, None, 1, 20)]).written == 1
+    assert table.rows() == []
+
+
+def test_rows_set_aside_do_not_take_the_rows_that_others_take_out_with_them(table: Table) -> None:
+    """A rotation of unique values, of which one row does not fit: its old row must not be lost."""
+    table.query(f"ALTER TABLE {table.facts.name} ADD CONSTRAINT small CHECK (n < 10)")
+    table.write([shop("u", id, code, 1, 10) for id, code in ((1, "a"), (2, "b"), (3, "c"))])
+    before = table.everything()
+    with pytest.raises(DataAtRisk) as caught:
+        table.write([shop("u", 1, "b", 2, 20), shop("u", 2, "a", 50, 20)], quarantine=True)
+    assert caught.value.code == "target.unique_conflict"  # 2 keeps b, so 1 cannot have it
+    assert table.everything() == before
+    counts = table.write(
+        [shop("u", 1, "b", 2, 20), shop("u", 2, "a", 2, 20), shop("u", 3, "z", 50, 20)], quarantine=True
+    )
+    assert (counts.written, counts.quarantined) == (2, 1)
+    assert table.rows() == [(1, "b", 2), (2, "a", 2), (3, "c", 1)]
+
+
+def test_more_rows_than_single_ones_stop_the_run(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load_module, "MAX_UNFIT", 3)
+    monkeypatch.setattr(write_module, "MAX_UNFIT", 3)
+    for code in ("x" * 21, None):
+        assert table.write([shop("u", id, code, 1, 10) for id in range(3)], quarantine=True).quarantined == 3
+        with pytest.raises(DataAtRisk) as caught:
+            table.write([shop("u", id, code, 1, 10) for id in range(4)], quarantine=True)
+        assert caught.value.code == "target.row_error"
+        assert table.rows() == []
+
+
+@given(seed=st.integers(0, 10**6))
+@QUICK
+def test_what_is_set_aside_is_exactly_what_does_not_fit(table: Table, seed: int) -> None:
+    chance = random.Random(seed)
+    table.clear()
+    ids = range(chance.randint(1, 30))
+    bad = {id: chance.choice(["x" * 21, None]) for id in ids if chance.random() < 0.3}
+    counts = table.write([shop("u", id, bad.get(id, f"c{id}"), 1, 10 + id) for id in ids], quarantine=True)
+    assert {seq - 10 for seq in refused_keys(table)} == set(bad)
+    assert (counts.written, counts.quarantined) == (len(ids) - len(bad), len(bad))
+    assert [row[0] for row in table.rows()] == [id for id in ids if id not in bad]
 
 
 def test_the_ledger_stands_in_the_transaction_of_the_rows(table: Table) -> None:

@@ -99,7 +99,7 @@ class Line:
     def adds_up(self, plan: RunPlan) -> None:
         merged, filtered, written = self.counts(plan)
         assert merged.rows + merged.key_changes == merged.winners + merged.superseded
-        done = sum(one.written + one.stale + one.absent for one in written)
+        done = sum(one.written + one.stale + one.absent + one.quarantined for one in written)
         assert merged.winners == done + filtered.stale
 
 
@@ -275,6 +275,43 @@ def test_suites_of_ones_own_fail_the_run_where_they_are_critical_and_are_forgott
     line.pipeline = line.pipeline.model_copy(update={"quality": Quality()})
     check(line.job(plan))
     assert sorted(found.name for found in folder.glob("*.json")) == ["merged.json", "staged.json", "target.json"]
+
+
+def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_nothing_else_suffers(
+    line: Line,
+) -> None:
+    data = line.pipeline.model_dump()
+    data["targets"][0]["tables"]["*"]["on_row_error"] = "quarantine"
+    line.pipeline = Pipeline.model_validate(data)
+    line.run(*FIRST, order("c", 20, 20, "to go", 10, 20))
+    plan = line.run(
+        order("u", 1, 2, "x" * 21, 20, code="c1", customer=1),  # moves to another shard, and does not fit there
+        order("u", 2, 3, "moved", 21, code="c2", customer=2),
+        order("c", 30, 1, "y" * 30, 22),
+        order("d", 20, 20, "z" * 40, 23),
+        quality=True,
+    )
+    line.adds_up(plan)
+    _, _, written = line.counts(plan)
+    assert sum(one.quarantined for one in written) == 2
+    found = {row[0]: row[1:] for rows in line.rows().values() for row in rows}
+    assert (found[1], found[2]) == ((1, "c1"), (3, "moved"))
+    assert {20, 30}.isdisjoint(found)
+    folder = line.stage.root / line.job(plan).quarantine("shop.orders")
+    aside = ds.dataset(folder, format="parquet").to_table().to_pylist()
+    assert {row["id"]: (row["code"], "code" in row["_cdc_reason"]) for row in aside} == {
+        1: ("x" * 21, True),
+        30: ("y" * 30, True),
+    }
+    for d in (0, 1):
+        for t in (0, 1):
+            line.query(f"ALTER TABLE {line.prefix}_{d}.orders_{t} MODIFY code VARCHAR(50) COLLATE utf8mb4_bin")
+    line.again(plan, quality=True)
+    line.adds_up(plan)
+    found = {row[0]: row[1:] for rows in line.rows().values() for row in rows}
+    assert (found[1], found[30]) == ((2, "x" * 21), (1, "y" * 30))
+    assert sum(row[0] == 1 for rows in line.rows().values() for row in rows) == 1
+    assert not list(folder.glob("*.parquet"))
 
 
 def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line: Line) -> None:

@@ -12,7 +12,7 @@ from cdc_core.apply import replay
 from cdc_core.apply.replay import Selection, places
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, UsageError
 from cdc_core.meta import RecordState, RunState
-from cdc_core.model.run import RunPlan
+from cdc_core.model.run import RunPlan, WriteCounts
 from tests.made_batches import HOUR_US, START_US, manifest
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
@@ -157,3 +157,17 @@ def test_a_position_that_is_none_of_a_source_is_refused(line: Line, name: str) -
     assert (type(error), error.code, error.where) == (UsageError, "replay.position", "--from")
     assert refusal(lambda: places(line.pipeline, [IDS[0], IDS[1]], "--to")).code == "replay.position"
     assert places(line.pipeline, [IDS[1]], "--to") == {"shop": B[1].begin.position.seq}
+
+
+def test_a_requeue_takes_the_batches_of_a_run_and_the_tables_of_which_rows_were_set_aside(line: Line) -> None:
+    run = line.plan("first", NEXT_WINDOW)
+    aside = [WriteCounts("shop.orders", "0", 11, 0, 0, quarantined=1), WriteCounts("shop.items", "0", 8, 0, 0)]
+    line.apply(run, written=aside)
+    line.commit(run)
+    chosen = replay.requeued(line.meta, line.store, "first")
+    assert (chosen.target, chosen.tables, chosen.batches) == ("t", ("shop.orders",), frozenset(IDS[:4]))
+    again = replay.plan(line.meta, line.store, line.pipeline, chosen, run_id="again")
+    assert (taken(again), [table.table for table in again.merge_sets[0].tables]) == (IDS[:4], ["shop.orders"])
+    for run_id, target in (("nobody", None), ("first", "new"), ("again", None)):
+        error = refusal(lambda run_id=run_id, target=target: replay.requeued(line.meta, line.store, run_id, target))
+        assert (type(error), error.code) == (UsageError, "replay.requeue")
