@@ -96,8 +96,8 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
     targets = sorted({entry.target for entry in rows})
     if len(targets) != 1:
         raise UsageError(
-            f"The ledger of run {run_id!r} has quarantined rows of {len(targets)} targets ({', '.join(targets)}), not of "
-            f"{target or 'one'}.",
+            f"The ledger of run {run_id!r} has quarantined rows of {len(targets)} targets ({', '.join(targets)}), "
+            f"not of {target or 'one'}.",
             where=run_id,
             code="replay.requeue",
             remedy="name a committed run whose ledger has quarantined rows (`lockstep status`), and one target of it",
