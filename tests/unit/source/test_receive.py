@@ -1,0 +1,86 @@
+"""Bytes from a connection to the frames: all that has come is looked at before its end is told."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import zlib
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc_core.binlog.framing import CRC_TABLES, crc32
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.model.position import Position
+from cdc_core.source.dump import LogReader
+from cdc_core.source.frames import Frames
+from tests.unit.source.made_wire import Wire, packet
+
+START = Position(0, "binlog.000007", 1000)
+
+
+class Connected(LogReader):
+    """A reader whose connection is one end of a pair of sockets."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._source = "src"
+        self._waits = True
+        self._read_timeout_s = 5.0
+        self._silent_s = 0.0
+        self._socket = end
+        self.frames = Frames(START, "src")
+
+
+def test_the_last_words_of_a_server_are_told_though_it_has_closed_the_connection() -> None:
+    ours, theirs = socket.socketpair()
+    error = packet(b"\xff" + struct.pack("<H", 1227) + b"#HY000Access denied")
+    wire = Wire(START).send(30, bytes(90_000)).raw(error).data
+    with ours, theirs:
+        theirs.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 20)
+        theirs.sendall(wire)
+        theirs.close()
+        reader = Connected(ours)
+        assert reader.receive(1.0)
+        while (event := reader.frames.next()) is None:
+            assert reader.receive(1.0)
+        assert (event.start, len(event.body)) == (1000, 90_000)
+        with pytest.raises(Refused, match="Access denied"):
+            reader.frames.next()
+        with pytest.raises(RetryLater) as raised:
+            reader.receive(1.0)
+        assert raised.value.code == "source.connection_lost"
+
+
+def test_a_receive_of_nothing_is_no_receive() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert not Connected(ours).receive(0.001)
+
+
+@given(st.binary(max_size=600), st.integers(0, 9))
+@settings(deadline=None)
+def test_the_compiled_checksum_is_the_one_of_zlib(data: bytes, start: int) -> None:
+    buffer = np.frombuffer(bytes(start) + data, np.uint8).copy()
+    assert crc32(buffer, start, len(buffer), CRC_TABLES) == zlib.crc32(data)
+
+
+@pytest.mark.parametrize("size", [1, 8 << 20, 15 << 20])
+def test_events_larger_than_the_buffer_make_it_grow_and_lose_nothing(size: int) -> None:
+    wire = Wire(START)
+    sent = [bytes([n]) * (size if n == 1 else 100_000) for n in range(120 if size == 1 else 5)]
+    for body in sent:
+        wire.send(30, body)
+    frames = Frames(START, "src")
+    found = []
+    data = memoryview(wire.data)
+    while data:
+        room = frames.room()
+        part = data[: len(room)]
+        room[: len(part)] = part
+        frames.came(len(part))
+        data = data[len(part) :]
+        while (event := frames.next()) is not None:
+            found.append(event.body)
+    assert found == sent
