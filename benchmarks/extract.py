@@ -53,7 +53,7 @@ def measured(reader: str, url: str, stretch: Stretch, environ: dict[str, str]) -
         json.dump({"url": url, "stretch": asdict(stretch)}, job)
         job.flush()
         command = [sys.executable, "-m", "benchmarks.readers", reader, job.name]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env={**os.environ, **environ})
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environ)
     if done.returncode:
         raise SystemExit(f"{reader} failed on {stretch.database}:\n{done.stderr[-4000:]}")
     found: dict[str, Any] = json.loads(done.stdout)
@@ -85,13 +85,13 @@ def line(workload: Workload, stretch: Stretch, figures: Figures) -> str:
 
     return (
         f"| {workload.about} | {stretch.changes:,} | {ours['seconds']:.2f} s | "
-        f"**{stretch.changes / ours['seconds']:,.0f}** | {ours['cpu']:.1f} s | {ours['rss_mib']:,.0f} MiB | "
+        f"**{stretch.changes / ours['seconds']:,.0f}** | {ours['cpu']:.2f} s | {ours['rss_mib']:,.0f} MiB | "
         f"{beside('rivet')} | {beside('mysql_replication')} | {beside('pyarrow')} |"
     )
 
 
 HEAD = (
-    "| workload | changes | time | changes/s | CPU of the process | memory | rivet-cli | mysql-replication "
+    "| workload | changes | time | changes/s | CPU | memory | rivet-cli | mysql-replication "
     "| pyarrow, writing only |\n|---|---|---|---|---|---|---|---|---|"
 )
 
@@ -141,7 +141,10 @@ def main() -> None:
     names = chosen.only.split(",") if chosen.only else [workload.name for workload in WORKLOADS]
     rounds = chosen.rounds or (1 if chosen.quick else 3)
     peer = rivet() if chosen.server == "mysql" else None
-    environ = {"RIVET": str(peer)} if peer else {}
+    # Compiled Python is kept as on any installed machine, whatever this shell has been told.
+    environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    if peer:
+        environ["RIVET"] = str(peer)
     lines, where = [HEAD], ""
     for workload in WORKLOADS:
         if workload.name not in names:
