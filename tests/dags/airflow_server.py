@@ -29,7 +29,7 @@ class AirflowServer:
     environment: Mapping[str, str]
     _token: str = field(default="", repr=False)
 
-    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+    def call(self, method: str, path: str, body: Mapping[str, Any] | None = None, *, logged_in: bool = True) -> Any:
         """One call of the REST interface; the answer, decoded. Fails on a status that is not 2xx."""
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}{path}",
@@ -37,7 +37,7 @@ class AirflowServer:
             data=None if body is None else json.dumps(body).encode(),
             headers={"Content-Type": "application/json"},
         )
-        if path.startswith("/api/"):
+        if logged_in and not path.startswith("/auth/"):
             request.add_header("Authorization", f"Bearer {self._logged_in()}")
         try:
             with urllib.request.urlopen(request, timeout=60) as answer:

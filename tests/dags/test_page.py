@@ -85,7 +85,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     answer = client("VIEWER").get("/lockstep/")
     assert answer.status_code == 200
     text = " ".join(unescape(re.sub("<[^>]+>", " ", answer.text)).split())
-    for part in ("binlog.000001:3004", "1,234", "The latest run failed", "test", "committed 1", "staged 2"):
+    for part in ("binlog.000001:3004", "1,234", "The latest run failed", "test", "not taken 0, committed 1, staged 2"):
         assert part in text
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     status = shop.meta.status("shop", ["main"])
@@ -93,6 +93,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     assert (source["epoch"], source["holder"]) == (status.sources[0].epoch, "test")
     assert source["position"]["offset"] == status.sources[0].checkpoint.position.offset
     assert found["targets"][0]["records"]["COMMITTED"] == {"batches": 1, "rows": 1234}
+    assert found["targets"][0]["open"] == {"batches": 2, "rows": 5}
     assert [batch["rows"] for batch in found["batches"]] == [5, 0, 1234]
     assert [one["rows"] for one in found["windows"]] == [1234, 0, 0, 5]
     second, first = found["runs"]

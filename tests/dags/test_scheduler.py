@@ -225,6 +225,24 @@ def test_switched_on_after_a_pause_one_run_takes_all_that_was_logged_meanwhile(l
     assert [start for (start,) in windows] == [int(midnight(days).timestamp()) * 10**6 for days in (3, 2, 1)]
 
 
+def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(line: Line, scheduled: Run) -> None:
+    with pytest.raises(AssertionError, match="401"):
+        line.airflow.call("GET", "/lockstep/status.json", logged_in=False)
+    seen = line.airflow.call("GET", "/lockstep/status.json")
+    shop = next(one for one in seen["pipelines"] if one["pipeline"] == "shop")
+    ((rows,),) = line.meta("SELECT sum(row_count) FROM batch")
+    assert sum(one["rows"] for one in shop["windows"]) == sum(one["rows"] for one in shop["batches"]) == rows > 0
+    assert [one["adds_up"] for run in shop["runs"] for one in run["targets"]] == [True]
+    assert shop["targets"][0]["open"]["batches"] == 0
+    (view,) = (
+        view
+        for plugin in line.airflow.call("GET", "/api/v2/plugins")["plugins"]
+        for view in plugin["external_views"]
+        if view["url_route"] == "lockstep"
+    )
+    assert (view["href"], view["destination"]) == ("lockstep/", "nav")
+
+
 def test_a_killed_extract_is_tried_again_and_the_target_ends_equal(line: Line, killed: Run) -> None:
     assert killed.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
     assert killed.tries(EXTRACT) > 1

@@ -17,7 +17,7 @@ from cdc_core import config
 from cdc_core.cli.output import error_document, moment
 from cdc_core.cli.status import ledger_document, status_document
 from cdc_core.errors import InternalError, LockstepError
-from cdc_core.meta import Meta
+from cdc_core.meta import Meta, RecordState
 from cdc_core.windows import to_us
 from lockstep_airflow.pipelines import read_folder
 
@@ -30,6 +30,7 @@ BUSY_S = 5.0
 """How long a reader waits for a meta database that is being written."""
 _AT_ONCE = 8
 """Meta databases asked at once: one that does not answer must not hold up the others."""
+_UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
 _SUMMED = ("staged_rows", "key_changes", "winners", "superseded", "written", "equal", "stale", "absent")
 
 
@@ -90,9 +91,16 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
             }
             for one in seen.windows
         ],
+        "targets": [one | {"open": _open(one)} for one in document["targets"]],
         "runs": [run | {"targets": _accounts(seen, run["run_id"])} for run in document["runs"]],
     }
     return document | {"attention": _attention(document)}
+
+
+def _open(target: Mapping[str, Any]) -> dict[str, int]:
+    """What is staged and the target has not committed, whether a run took it up or not."""
+    counts = [target["pending"], *(target["records"].get(state) or {} for state in _UNCONSUMED)]
+    return {name: sum(count.get(name, 0) for count in counts) for name in ("batches", "rows")}
 
 
 def _batch(one: BatchRow) -> dict[str, Any]:
