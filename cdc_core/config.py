@@ -182,6 +182,11 @@ class Tables(_Model):
         description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, cascading foreign keys of servers "
         "that do not log them): stop, or record 'needs re-sync' in manifest or log and go on",
     )
+    on_unreadable: Literal["stop", "isolate"] = Field(
+        "stop",
+        description="a table whose definition is unknown, or whose value or event is refused: stop the source, or "
+        "leave the table out from there on, note 'needs re-sync' in every manifest, and go on with the others",
+    )
 
 
 class Route(_Model):

@@ -125,6 +125,14 @@ class TableMap:
         return self.names is not None
 
 
+def table_name(event: Event) -> tuple[str, str]:
+    """Database and table, and nothing else: what is not captured must not be able to stop anything."""
+    read = event.cursor()
+    read.take(8)
+    database = read.name(read.zero_terminated(read.u8()))
+    return database, read.name(read.zero_terminated(read.u8()))
+
+
 def parse_table_map(event: Event, *, mariadb: bool) -> TableMap:
     """The whole event, optional fields included. mariadb: its server counts the columns of field 2 and 3 otherwise."""
     read = event.cursor()

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -190,6 +191,61 @@ def show(
     shown += [f"left out: {count:,} rows, {rule}" for rule, count in manifest.passed.items()]
     shown += [f"note: {note}" for note in manifest.notes]
     Output(as_json).answer(document, *shown)
+
+
+@app.command()
+def isolated(
+    pipeline: PipelineArgument,
+    source: SourceOption = None,
+    clear: Annotated[
+        str, typer.Option("--clear", metavar="TABLE", help="Capture database.table again, after a re-sync of it.")
+    ] = "",
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the source tables that are left out because they could not be read, since where and why.
+
+    \b
+      lockstep stage isolated shop
+      lockstep stage isolated shop --source shop --clear shop.orders
+
+    Where `tables.on_unreadable` is isolate, such a table is left out until it is cleared. Mend the reason first. What
+    was logged of it from the place that is shown up to now is not staged: copy the table anew.
+    """
+    from cdc_core.stage import isolated as left_out
+
+    _, parsed = load_pipeline(pipeline, pipelines)
+    store = opened(parsed)
+    names = choose([one.name for one in parsed.sources], source, "source")
+    if clear:
+        if len(names) != 1:
+            raise UsageError(
+                "--clear is for one source, and the pipeline has several.",
+                where="lockstep stage isolated",
+                code="cli.usage",
+                remedy="say which: --source NAME",
+            )
+        with holding(parsed, names[0]):
+            left_out.clear(store, names[0], clear)
+    found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
+    Output(as_json).answer(
+        {"pipeline": parsed.pipeline, "isolated": [{"source": s, "table": t, "why": why} for s, t, why in found]},
+        table("isolated tables", ("source", "table", "why"), found) if found else "No table is isolated.",
+    )
+
+
+@contextmanager
+def holding(pipeline: Pipeline, source: str) -> Iterator[None]:
+    """The source's lease: no extractor is at work. Raises RetryLater (meta.lease_held)."""
+    from cdc_core.extract import default_holder
+    from cdc_core.meta import Meta
+
+    with Meta.open(pipeline.meta.url) as meta:
+        lease = meta.acquire_lease(source, pipeline.pipeline, default_holder(), ttl_s=pipeline.limits.lease_s)
+        try:
+            yield
+        finally:
+            meta.release_lease(lease)
 
 
 @app.command()

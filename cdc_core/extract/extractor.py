@@ -39,6 +39,7 @@ from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from cdc_core.stage import manifest as manifests
+from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore, open_store
 
@@ -149,13 +150,16 @@ class Extractor:
             ):
                 log.warning("%s: %s", source.name, unlogged)
             start = self._begin(stored, address, known)
+            left_out = isolated(self._store, source.name)
+            for note in notes(left_out):
+                log.warning("%s: %s", source.name, note)
             self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
             if self._lease_error is not None:
                 self._ring.fail(self._lease_error)
             opened.callback(self._ring.close)
             self._stager = Stager(
                 pipeline, store=self._store, meta=self._meta, lease=self._lease, start=start, scratch=self._temporary,
-                acknowledge=self._ring.ack, staged=staged,
+                acknowledge=self._ring.ack, staged=staged, isolated=left_out,
             )  # fmt: skip
             opened.callback(self._stager.abort)
             warm()  # from the cache on disk; the first block would wait for it else, while the server sends
@@ -165,6 +169,8 @@ class Extractor:
                 start=start,
                 captures=self._capture.captures,
                 on_unlogged_change=policy,
+                on_unreadable=pipeline.tables.on_unreadable,
+                isolated=left_out,
                 limits=pipeline.limits,
             )
             opened.enter_context(stream)
@@ -185,7 +191,7 @@ class Extractor:
         source = self._source
         if stored is not None and is_other_server(stored, known):
             moved = fail_over(source, self._control, address, known, stored)
-            bridge = hosts.bridge(self._pipeline, self._lease, stored, moved)
+            bridge = hosts.bridge(self._pipeline, self._lease, stored, moved, isolated(self._store, source.name))
             if not manifests.commit(self._store, bridge).ours:
                 raise chain_moved(bridge)
             self._meta.commit_batch(self._lease, bridge)

@@ -21,6 +21,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint
 from cdc_core.source import server
 from cdc_core.source.failover import Failover, is_other_server
+from cdc_core.stage.isolated import notes
 
 log = logging.getLogger(__name__)
 
@@ -61,7 +62,9 @@ def connect(source: Source, stored: Checkpoint | None, environ: Mapping[str, str
         return address, chosen, known
 
 
-def bridge(pipeline: Pipeline, lease: Lease, stored: Checkpoint, moved: Failover) -> Manifest:
+def bridge(
+    pipeline: Pipeline, lease: Lease, stored: Checkpoint, moved: Failover, left_out: Mapping[str, str]
+) -> Manifest:
     """A batch without files, from where the log of one server was left to where that of another goes on."""
     window = pipeline.windows.containing(stored.watermark_us)
     return Manifest(
@@ -76,5 +79,6 @@ def bridge(pipeline: Pipeline, lease: Lease, stored: Checkpoint, moved: Failover
         events=0,
         transactions=0,
         created_us=time.time_ns() // 1000,
-        notes=(moved.note,),
+        notes=(moved.note, *notes(left_out)),
+        isolated=left_out,
     )

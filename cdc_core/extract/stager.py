@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.ring import AckPoint
 from cdc_core.source.gtid_sets import advanced
 from cdc_core.stage import manifest as manifests
+from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.writer import BatchWriter
 
@@ -48,7 +49,7 @@ NOTHING = Staged()
 class Stager:
     """Turns blocks into committed batches, from `start` on, for the holder of `lease`.
 
-    staged:      the totals to begin with.
+    staged:      the totals to begin with. isolated: tables that are left out already, -> since where, and why.
     acknowledge: called with the ring's ack point of the last entry of each batch once the batch is durable.
     """
 
@@ -63,6 +64,7 @@ class Stager:
         scratch: Path,
         acknowledge: Callable[[AckPoint], None],
         staged: Staged = NOTHING,
+        isolated: Mapping[str, str] | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._windows = pipeline.windows
@@ -75,6 +77,7 @@ class Stager:
         self.reached = start
         """Where the last entry that was added ends; its watermark is the running maximum of commit times."""
         self.staged = staged
+        self._isolated = dict(isolated or {})
         self._writer: BatchWriter | None = None
         self._window = self._windows.containing(start.watermark_us)
         self._opened_s = time.monotonic()
@@ -127,6 +130,7 @@ class Stager:
             )
             self._opened_s = time.monotonic()
         self._writer.add(block)
+        self._isolated |= block.isolated
         last = len(block.entries) - 1
         self._inside_transaction = block.entries.kind[last] == EntryKind.PART
         self._last_point = AckPoint(block.end.file, block.end.offset, int(block.entries.commit_ts_us[last]))
@@ -189,6 +193,8 @@ class Stager:
 
     def _commit_batch(self, writer: BatchWriter, end: Checkpoint) -> Manifest:
         manifest = writer.finish(end)
+        if self._isolated:
+            manifest = replace(manifest, isolated=self._isolated, notes=(*manifest.notes, *notes(self._isolated)))
         committed = manifests.commit(self._store, manifest)
         if not committed.ours:
             writer.abort()

@@ -44,6 +44,7 @@ class Manifest:
     transactions: transactions with captured rows among them.
     passed:  row events left out, by the rule's name.
     notes:   what an operator should know ("needs re-sync of table X: ...").
+    isolated: source tables that are left out because they cannot be read, as of the batch's end, -> since where, why.
     schemas: every definition that a part refers to, by id.
     """
 
@@ -61,6 +62,7 @@ class Manifest:
     passed: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
+    isolated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def batch_id(self) -> str:
@@ -88,6 +90,7 @@ class Manifest:
             "end": self.end.to_json(),
             "passed": dict(self.passed),
             "notes": list(self.notes),
+            "isolated": dict(self.isolated),
             "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
             "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
         }
@@ -102,6 +105,7 @@ class Manifest:
             end=Checkpoint.from_json(data["end"]),
             passed=data["passed"],
             notes=tuple(data["notes"]),
+            isolated=data.get("isolated", {}),
             parts=tuple(Part(**part) for part in data["parts"]),
             schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
         )

@@ -100,6 +100,7 @@ class Block:
     begin, end: positions; `end` may name the next file (offset 4) when the block ends with a rotation.
     passed:     row events that a named rule left out, by rule (such as "table not included"); whole block only. Events,
                 not rows: what is not captured is not decoded.
+    isolated:   source tables that are left out because they cannot be read, as of the block's end, -> since where, why.
     notes:      what an operator should know of this block ("needs re-sync of table X: ..."), in stream order.
     """
 
@@ -110,6 +111,7 @@ class Block:
     tables: tuple[TableRows, ...] = ()
     passed: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    isolated: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def size_bytes(self) -> int:

@@ -16,7 +16,7 @@ import logging
 import struct
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import UUID
 
@@ -24,10 +24,12 @@ from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
 from cdc_core.binlog.events import Event, EventType, parse_query, parse_rotate, parse_xa_prepare, type_name
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
 from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
+from cdc_core.binlog.table_map import table_name
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.source import faults
-from cdc_core.source.gather import NOT_INCLUDED, Gather, Groups, HeldRows, TableUse
+from cdc_core.source.gather import ISOLATED, NOT_INCLUDED, Gather, Groups, HeldRows, Name, TableUse
 from cdc_core.source.statements import Action, Statement, classify, first_words
 from cdc_core.source.tables import Tables
 
@@ -60,8 +62,8 @@ class _Group:
 
     open: goes on until its end, not just to the next statement. xa: may stay prepared. redundant: the first of the
     two groups of a MariaDB ALTER. ordinal: row events so far. pieces: how many PARTs have left. defines: holds DDL of
-    a captured table. marks: savepoint -> how many rows were held when it was set. passed, notes: of its entry,
-    and gone with the group when it is dropped.
+    a captured table. marks: savepoint -> how many rows were held when it was set. isolated: ids in
+    `maps` of isolated tables. passed, notes: of its entry, and gone with the group when it is dropped.
     """
 
     start: int
@@ -79,6 +81,7 @@ class _Group:
     defines: bool = False
     marks: dict[str, int] = field(default_factory=dict)
     maps: dict[bytes, TableUse | None] = field(default_factory=dict)
+    isolated: set[bytes] = field(default_factory=set)
     passed: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
 
@@ -101,6 +104,7 @@ class Assembly:
         triggers: Callable[[str, str], bool],
         prepared: Callable[[str], list[HeldRows] | None],
         block_bytes: int,
+        on_unreadable: Literal["stop", "isolate"] = "stop",
     ) -> None:
         self.mariadb = False
         self.gather = Gather(source, begin)
@@ -110,6 +114,7 @@ class Assembly:
         self._source = source
         self._tables = tables
         self._on_unlogged_change = on_unlogged_change
+        self._on_unreadable = on_unreadable
         self._triggers = triggers
         self._find_prepared = prepared
         self.block_bytes = block_bytes
@@ -188,7 +193,7 @@ class Assembly:
             EventType.INCIDENT: self._incident,
         }
         for types, handler in (
-            (ROW_EVENTS, self._rows), (_COMPRESSED_ROWS, self._compressed_rows), (_QUERIES, self._query),
+            (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (_QUERIES, self._query),
             (_MYSQL_GTIDS, self._begin_mysql), (_ASIDE, self._aside), (_FILE_EVENTS, self._pass_outside),
         ):  # fmt: skip
             handlers |= dict.fromkeys((int(code) for code in types), handler)
@@ -215,7 +220,9 @@ class Assembly:
 
     def _close(self, next_file: str = "") -> None:
         """Ends the block; the next one begins where it ended."""
-        block = self.gather.block(next_file)
+        block = self.gather.block(next_file, lambda name, error: self._isolates(name, error, f"{self.gather.begin}"))
+        if self._tables.isolated:
+            block = replace(block, isolated=dict(self._tables.isolated))
         self.ready.append(block)
         self.gather = Gather(self._source, block.end, self.gather)
         if next_file:
@@ -290,6 +297,10 @@ class Assembly:
         self._close()
 
     def _add(self, group: _Group, kind: EntryKind, rows: list[HeldRows]) -> None:
+        if self._tables.isolated:
+            kept = [held for held in rows if held.use.schema.name not in self._tables.isolated]
+            group.passed[ISOLATED] += len(rows) - len(kept)
+            rows = kept
         self.gather.add(
             kind, self._end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
             rows=rows,
@@ -305,10 +316,16 @@ class Assembly:
 
     def _table_map(self, event: Event) -> None:
         group = self._require_group(event)
-        group.maps[event.body[:6]] = self._tables.use(event, mariadb=self.mariadb)
-
-    def _compressed_rows(self, event: Event) -> None:
-        self._rows(plain(event))
+        try:
+            use = self._tables.use(event, mariadb=self.mariadb)
+        except (DataAtRisk, Refused) as error:
+            if not self._isolates(table_name(event), error, self._place(group)):
+                raise
+            use = self._tables.use(event, mariadb=self.mariadb)
+        table_id = event.body[:6]
+        group.maps[table_id] = use
+        if use is None and self._tables.is_isolated(event.body):
+            group.isolated.add(table_id)
 
     def _rows(self, event: Event) -> None:
         group = self._require_group(event)
@@ -317,14 +334,20 @@ class Assembly:
         try:
             use = group.maps[event.body[:6]]
         except KeyError:
-            rows = parse_rows(event)
+            rows = parse_rows(plain(event))
             if rows.table_id == DUMMY_TABLE_ID and not rows.images:
                 return
             raise faults.inside_transaction(event, self._where(event)) from None
         if use is None:
-            group.passed[NOT_INCLUDED] += 1
+            group.passed[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
             return
-        held = HeldRows.of(use, parse_rows(event), ordinal)
+        try:
+            held = HeldRows.of(use, parse_rows(plain(event)), ordinal)
+        except (DataAtRisk, Refused) as error:
+            if not self._isolates((use.schema.database, use.schema.table), error, self._place(group)):
+                raise
+            group.passed[ISOLATED] += 1
+            return
         group.rows.append(held)
         group.size_bytes += held.size_bytes
         # The bytes of a payload belong to one entry. What may be rolled back must be kept.
@@ -432,8 +455,12 @@ class Assembly:
     def _data(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
         """DML as a statement: what it did to rows is not in the log."""
         tables = statement.tables
-        if tables is None or any(self._tables.captures(*table) or self._triggers(*table) for table in tables):
-            raise faults.statement_dml(words, self._where(event))
+        refused = faults.statement_dml(words, self._where(event))
+        if tables is None or any(self._triggers(*table) for table in tables):
+            raise refused
+        for table in tables:
+            if self._tables.captures(*table) and not self._isolates(table, refused, self._place(group)):
+                raise refused
         group.passed[STATEMENT_PASSED] += 1
 
     # XA
@@ -456,6 +483,17 @@ class Assembly:
         self._finish(EntryKind.TRANSACTION, rows=rows)
 
     # What must hold
+
+    def _isolates(self, name: Name, error: LockstepError, since: str) -> bool:
+        """Leaves a table out from now on, where the pipeline says so: what it holds of the open group goes too."""
+        if self._on_unreadable == "stop":
+            return False
+        log.error("%s: table %s is isolated since %s and needs re-sync: %s", self._source, ".".join(name), since, error)
+        self._tables.isolate(name, f"since {since}: {error.what} ({error.code})")
+        return True
+
+    def _place(self, group: _Group) -> str:
+        return f"{Position(self.gather.begin.timeline, self._file, group.start)}"
 
     def _seq(self, event: Event) -> int:
         return Position(self.gather.begin.timeline, event.file, event.start).seq

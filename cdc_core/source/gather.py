@@ -8,7 +8,7 @@ is cut changes nothing in its rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -22,7 +22,7 @@ from cdc_core.binlog.gtid_text import written
 from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap
-from cdc_core.errors import DataAtRisk, InternalError
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
 from cdc_core.model.block import Block, Entries, EntryKind, TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
@@ -34,6 +34,8 @@ ENTRY_BYTES = 96
 ROW_BYTES = 100
 """Bookkeeping of a row, roughly, for the decision when a block is large enough."""
 NOT_INCLUDED = "table not included"
+ISOLATED = "table isolated"
+Name = tuple[str, str]
 
 Longs = npt.NDArray[np.int64]
 
@@ -311,8 +313,9 @@ class Gather:
     def note(self, text: str) -> None:
         self._notes.append(text)
 
-    def block(self, next_file: str = "") -> Block:
-        """What was gathered, decoded. next_file: the block ends with a rotation to it.
+    def block(self, next_file: str = "", isolates: Callable[[Name, LockstepError], bool] = lambda *_: False) -> Block:
+        """What was gathered, decoded. next_file: the block ends with a rotation to it. isolates: whether to leave out a
+        table that cannot be decoded.
 
         A file may end right where the last block ended (the server stopped, or crashed, and began a new one): then the
         block has one entry of no bytes. Raises what decode_rows raises.
@@ -328,8 +331,7 @@ class Gather:
         size_bytes = np.full(count, ENTRY_BYTES, dtype=np.int64)
         named = pc.if_else(pc.equal(gtid, ""), pa.scalar(None, pa.string()), gtid)
         tables = []
-        for use, events in self._by_table():
-            table = self._decoded(use, events, named)
+        for table in self._all_decoded(named, isolates):
             per_entry = np.bincount(table.entry, minlength=count)
             rows += per_entry
             if table.rows.num_rows:
@@ -348,6 +350,24 @@ class Gather:
         )
         _require_partition(entries, self.begin.offset, self.end, f"{self._source}, {self.begin}")
         return Block(self._source, self.begin, end, entries, tuple(tables), dict(self._passed), tuple(self._notes))
+
+    def _all_decoded(self, gtid: pa.StringArray, isolates: Callable[[Name, LockstepError], bool]) -> list[TableRows]:
+        decoded: list[tuple[Name, int, TableRows | None]] = []
+        gone: set[Name] = set()
+        for use, events in self._by_table():
+            name = (use.schema.database, use.schema.table)
+            table: TableRows | None = None
+            try:
+                table = self._decoded(use, events, gtid)
+            except (DataAtRisk, Refused) as error:
+                if not isolates(name, error):
+                    raise
+                gone.add(name)
+            decoded.append((name, len(events), table))
+        for name, count, _ in decoded:
+            if name in gone:
+                self.pass_over(ISOLATED, count)
+        return [table for name, _, table in decoded if table is not None and name not in gone]
 
     def _gtid_texts(self) -> pa.StringArray:
         """Of each entry, "" where there is none."""

@@ -130,6 +130,8 @@ class Lane:
             self._generation = self._tables.generation
             self._maps = _Maps()
         use = self._tables.known_use(body)
+        if use is None and self._tables.is_isolated(body):
+            return  # the assembly counts what is left out under its own rule
         if not self._maps.learn(body, use):
             self._maps = _Maps()
             self._maps.learn(body, use)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
@@ -50,6 +50,8 @@ class SourceStream:
 
     captures:           whether a table is captured.
     on_unlogged_change: 'stop', or 'record' a note in the block, when DDL changed rows without row events.
+    on_unreadable:      'stop', or 'isolate' a table that cannot be read, and go on with the others.
+    isolated:           tables that are left out already, `database.table` -> since where, and why.
     limits:             of the ring; they bound the size of a block.
     Raises, on entering, what LogReader raises.
     """
@@ -62,6 +64,8 @@ class SourceStream:
         start: Checkpoint,
         captures: Callable[[str, str], bool],
         on_unlogged_change: Literal["stop", "record"] = "stop",
+        on_unreadable: Literal["stop", "isolate"] = "stop",
+        isolated: Mapping[str, str] | None = None,
         limits: Limits | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
@@ -74,7 +78,8 @@ class SourceStream:
         self._block_bytes = min(block_bytes, ((limits or Limits()).ring_mib << 20) // 4)
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
-        tables = Tables(captures, self._known)
+        self._on_unreadable = on_unreadable
+        self._tables = tables = Tables(captures, self._known, isolated)
         self._assembly = self._assemble(self._start, tables)
         self._lane = Lane(self._assembly, tables)
         self._backoff = Backoff(source.reconnect_s)
@@ -189,7 +194,7 @@ class SourceStream:
         return Assembly(
             self._source.name, begin, tables,
             on_unlogged_change=self._on_unlogged_change, triggers=self._triggers, prepared=self._prepared,
-            block_bytes=self._block_bytes,
+            block_bytes=self._block_bytes, on_unreadable=self._on_unreadable,
         )  # fmt: skip
 
     # What the assembly asks
@@ -223,7 +228,8 @@ class SourceStream:
         if begin >= self._start:
             return None
         past = Assembly(
-            source.name, begin, Tables(self._captures, self._known), on_unlogged_change="record",
+            source.name, begin, Tables(self._captures, self._known, self._tables.isolated),
+            on_unlogged_change="record", on_unreadable=self._on_unreadable,
             triggers=lambda *_: False, prepared=lambda _: [], block_bytes=1 << 62,
         )  # fmt: skip
         # Read before, judged before: only what was prepared and not ended matters here.

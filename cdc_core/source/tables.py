@@ -6,11 +6,11 @@ maps cost one dictionary look-up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
-from cdc_core.binlog.table_map import parse_table_map
+from cdc_core.binlog.table_map import parse_table_map, table_name
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.gather import TableUse
@@ -19,15 +19,38 @@ Name = tuple[str, str]
 
 
 class Tables:
-    """captures: whether a table is captured. known: the definition that INFORMATION_SCHEMA has of it now."""
+    """captures: whether a table is captured. known: the definition that INFORMATION_SCHEMA has of it now.
 
-    def __init__(self, captures: Callable[[str, str], bool], known: Callable[[str, str], TableSchema | None]) -> None:
-        self.captures = captures
+    isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
+    """
+
+    def __init__(
+        self,
+        captures: Callable[[str, str], bool],
+        known: Callable[[str, str], TableSchema | None],
+        isolated: Mapping[str, str] | None = None,
+    ) -> None:
+        self._captures = captures
+        self.isolated = dict(isolated or {})
         self.generation = 0
         """Grows when a definition is forgotten: what was known of table maps before does not hold."""
         self._ask = known
         self._uses: dict[bytes, TableUse | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
+        self._left_out: set[bytes] = set()
+
+    def captures(self, database: str, table: str) -> bool:
+        return self._captures(database, table) and f"{database}.{table}" not in self.isolated
+
+    def isolate(self, name: Name, why: str) -> None:
+        """From now on the table is not captured."""
+        self.isolated[".".join(name)] = why
+        self.forget([name])
+        self.generation += 1
+
+    def is_isolated(self, event_body: bytes) -> bool:
+        """Whether the TABLE_MAP of this body, which `use` answered with None, is of an isolated table."""
+        return event_body[8:] in self._left_out
 
     def use(self, event: Event, *, mariadb: bool) -> TableUse | None:
         """What a TABLE_MAP event says of a captured table; None for one that is not captured.
@@ -46,10 +69,12 @@ class Tables:
         return self._uses[body[8:]]
 
     def _find(self, event: Event, mariadb: bool) -> TableUse | None:
-        table_map = parse_table_map(event, mariadb=mariadb)
-        name = (table_map.database, table_map.table)
+        name = table_name(event)
         if not self.captures(*name):
+            if ".".join(name) in self.isolated:
+                self._left_out.add(event.body[8:])
             return None
+        table_map = parse_table_map(event, mariadb=mariadb)
         if name not in self._known:
             self._known[name] = self._ask(*name)
         schema = schema_of(table_map, self._known[name], mariadb=mariadb)

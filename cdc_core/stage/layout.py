@@ -45,6 +45,11 @@ def manifests_prefix(source: str) -> str:
     return f"{MANIFESTS}{segment(source)}/"
 
 
+def cleared_path(source: str, place: Position, table: str) -> str:
+    """Says that a source table, isolated up to a place, is read again from there on."""
+    return f"isolated/{source}/{place.name}-{segment(table)}.cleared"
+
+
 def horizon_path(source: str) -> str:
     """Where the source's staged history begins, once something of it was purged."""
     return f"horizons/{segment(source)}.json"

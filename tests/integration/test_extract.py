@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -14,11 +15,14 @@ from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
 import pytest
+from typer.testing import CliRunner
 
+from cdc_core.cli.app import app
 from cdc_core.config import Pipeline, parse
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes, table_state
@@ -335,3 +339,64 @@ def test_a_server_that_goes_away_is_a_reason_to_come_later_and_loses_nothing(mak
     assert caught.value.retriable, caught.value
     line.drain()
     assert line.ids() == [1]
+
+
+ODD = "CREATE TABLE odd (id INT PRIMARY KEY, _cdc_seq INT)"
+
+
+def test_a_table_that_cannot_be_read_stops_the_source_by_default(make_line):
+    line = make_line()
+    line.execute(TABLE, ODD, "INSERT INTO t VALUES (1, 1)", "INSERT INTO odd VALUES (1, 1)")
+    with pytest.raises(Refused) as caught:
+        line.drain()
+    assert caught.value.code == "schema.reserved_column"
+    assert line.ids() == [1]
+
+
+def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(make_line, source_database, tmp_path):
+    line = make_line(more_tables=", on_unreadable: isolate")
+    odd = f"{source_database.name}.odd"
+    line.execute(
+        TABLE, ODD, "INSERT INTO t VALUES (1, 1)",
+        "BEGIN", "INSERT INTO odd VALUES (1, 1)", "INSERT INTO t VALUES (2, 1)", "COMMIT",
+    )  # fmt: skip
+    line.drain()
+    line.execute("INSERT INTO odd VALUES (2, 1)", "TRUNCATE TABLE odd", "INSERT INTO t VALUES (3, 1)")
+    line.drain()  # a new start keeps it isolated
+    line.execute("INSERT INTO odd VALUES (3, 1)", "INSERT INTO t VALUES (4, 1)")
+    line.drain()
+    assert line.ids() == [1, 2, 3, 4]
+    assert {part.table for batch in line.chain for part in batch.parts} == {"t"}
+    for batch in line.chain:
+        assert any(f"table {odd} is isolated, needs re-sync" in note for note in batch.notes)
+        assert "schema.reserved_column" in batch.isolated[odd]
+    assert sum(batch.passed.get("table isolated", 0) for batch in line.chain) == 3
+    notes = line.meta.status("shop").sources[0].notes
+    assert any("is isolated" in note for note in notes)
+
+    line.execute("ALTER TABLE odd RENAME COLUMN _cdc_seq TO seq")
+    line.drain()
+    command = ["stage", "isolated", str(tmp_path / "shop.yaml"), "--json"]
+    assert odd in CliRunner().invoke(app, command).stdout
+    assert json.loads(CliRunner().invoke(app, [*command, "--clear", odd]).stdout)["isolated"] == []
+    with pytest.raises(UsageError) as caught:
+        left_out.clear(line.store, "shop", odd)
+    assert caught.value.code == "stage.not_isolated"
+    line.execute("INSERT INTO odd VALUES (4, 1)", "INSERT INTO t VALUES (5, 1)")
+    line.drain()
+    assert changes(line.store, line.chain, "odd")["id"].to_pylist() == [4]
+    assert line.ids() == [1, 2, 3, 4, 5]
+    assert line.chain[-1].isolated == {}
+
+
+def test_a_statement_on_an_isolating_pipelines_table_isolates_that_table(make_line, source_database):
+    line = make_line(more_tables=", on_unreadable: isolate")
+    line.execute(TABLE, "CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1, 1)")
+    server = source_database.server
+    with server.connect(source_database.name, autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("SET binlog_format = STATEMENT")
+        cursor.execute("INSERT INTO u VALUES (1)")
+    line.execute("INSERT INTO u VALUES (2)", "INSERT INTO t VALUES (2, 1)")
+    line.drain()
+    assert line.ids() == [1, 2]
+    assert "source.statement_dml" in line.chain[-1].isolated[f"{source_database.name}.u"]

@@ -24,6 +24,7 @@ class Log:
     metadata; those of the database `other` are not captured."""
 
     on_unlogged_change: str = "stop"
+    on_unreadable: str = "stop"
     block_bytes: int = 1 << 20
     triggers: Callable[[str, str], bool] = lambda database, table: False
     prepared: Callable[[str], list[HeldRows] | None] = lambda xid: None
@@ -41,6 +42,7 @@ class Log:
             triggers=self.triggers,
             prepared=self.prepared,
             block_bytes=self.block_bytes,
+            on_unreadable=self.on_unreadable,  # type: ignore[arg-type]
         )
         self.assembly.mariadb = True
 
@@ -74,8 +76,10 @@ class Log:
         self.gtid(STANDALONE)
         self.query(sql)
 
-    def rows(self, *ids: int, table: str = "t", database: str = "db", table_id: int = 7, mapped: bool = True) -> int:
-        """A table map, and an insert of rows after it; returns where the row event starts."""
+    def rows(
+        self, *ids: int, table: str = "t", database: str = "db", table_id: int = 7, mapped: bool = True, cut: int = 0
+    ) -> int:
+        """A table map, and an insert of rows after it, whose last bytes may be lacking; where the row event starts."""
         number = table_id.to_bytes(6, "little")
         if mapped:
             names = bytes([len(database)]) + database.encode() + b"\0" + bytes([len(table)]) + table.encode() + b"\0"
@@ -83,7 +87,7 @@ class Log:
             optional = b"\x01\x01\x00" + b"\x04\x03\x02id" + b"\x08\x01\x00"
             self.event(EventType.TABLE_MAP, number + b"\1\0" + names + shape + optional)
         images = b"".join(b"\xfe" + struct.pack("<i", value) for value in ids)
-        return self.event(EventType.WRITE_ROWS_V1, number + b"\1\0" + b"\x01\xff" + images)
+        return self.event(EventType.WRITE_ROWS_V1, number + b"\1\0" + b"\x01\xff" + images[: len(images) - cut])
 
     def commit(self) -> int:
         return self.event(EventType.XID, struct.pack("<Q", 9))

@@ -13,7 +13,7 @@ from cdc_core.binlog.gtid import parse_gtid
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
-from cdc_core.source.gather import NOT_INCLUDED
+from cdc_core.source.gather import ISOLATED, NOT_INCLUDED
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"
@@ -222,6 +222,65 @@ def test_a_group_of_which_pieces_have_left_cannot_be_read_again() -> None:
     log.gtid()
     log.rows(*range(50))
     assert log.assembly.rewind() is None
+
+
+def test_what_is_not_captured_is_not_even_parsed() -> None:
+    log = Log()
+    log.gtid()
+    number = (9).to_bytes(6, "little")
+    log.event(EventType.TABLE_MAP, number + b"\1\0\5other\0\3odd\0" + b"\xff" * 9)
+    log.event(EventType.WRITE_ROWS_V1, number + b"\xff" * 5)
+    log.event(EventType.MARIADB_WRITE_ROWS_COMPRESSED_V1, number + b"\xff" * 5)
+    log.rows(1)
+    log.commit()
+    (block,) = log.blocks()
+    assert [row["id"] for table in block.tables for row in table.rows.to_pylist()] == [1]
+    assert block.passed == {NOT_INCLUDED: 2}
+
+
+def test_a_row_that_cannot_be_decoded_isolates_its_table_and_no_other() -> None:
+    log = Log(on_unreadable="isolate")
+    log.transaction(1)
+    log.gtid()
+    log.rows(2)
+    log.rows(3, table="bad", table_id=8)
+    log.commit()
+    log.gtid()
+    log.rows(4, table="bad", table_id=8, cut=2)
+    log.rows(5)
+    log.commit()
+    (block,) = log.blocks()
+    log.gtid()
+    log.rows(6, table="bad", table_id=8)
+    log.rows(7)
+    log.commit()
+    (after,) = log.blocks()
+    rows = [
+        (table.logical, row["id"]) for one in (block, after) for table in one.tables for row in table.rows.to_pylist()
+    ]
+    assert rows == [("db.t", 1), ("db.t", 2), ("db.t", 5), ("db.t", 7)]
+    assert list(block.isolated) == list(after.isolated) == ["db.bad"]
+    assert block.isolated["db.bad"].startswith("since binlog.000001:4: ")
+    assert (block.passed, after.passed) == ({ISOLATED: 2}, {ISOLATED: 1})
+    assert_partition([block, after])
+
+
+def test_an_xa_transaction_leaves_out_what_was_isolated_while_it_was_prepared() -> None:
+    log = Log(on_unreadable="isolate")
+    log.gtid(XA_PREPARED, b"x")
+    log.query("XA START X'78',X'',1")
+    log.rows(1, table="bad", table_id=8)
+    log.rows(2)
+    log.query("XA END X'78',X'',1")
+    log.prepare(b"x")
+    log.gtid()
+    log.rows(3, table="bad", table_id=8, cut=2)
+    log.commit()
+    first = log.blocks()
+    log.gtid(XA_COMPLETED, b"x")
+    log.query("XA COMMIT X'78',X'',1")
+    blocks = first + log.blocks()
+    assert [row["id"] for one in blocks for table in one.tables for row in table.rows.to_pylist()] == [2]
 
 
 def test_a_large_transaction_leaves_in_pieces_that_have_its_order_key() -> None:

@@ -1,0 +1,54 @@
+"""Source tables that are left out because they could not be read: what the newest manifest says, less what was cleared.
+
+The state lives in the manifests, so that it is as durable as the positions and lost with nothing else. It must keep
+true that a table stays isolated over restarts until someone has cleared it, after a re-sync, at a place in the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from cdc_core.errors import UsageError
+from cdc_core.model.batch import Manifest
+from cdc_core.stage.layout import cleared_path, manifests_prefix
+from cdc_core.stage.manifest import parse
+from cdc_core.stage.objects import ObjectStore
+
+
+def isolated(store: ObjectStore, source: str) -> Mapping[str, str]:
+    """`database.table` -> since where, and why."""
+    manifest = _newest(store, source)
+    if manifest is None:
+        return {}
+    place = manifest.end.position
+    return {
+        table: why
+        for table, why in sorted(manifest.isolated.items())
+        if store.stat(cleared_path(source, place, table)) is None
+    }
+
+
+def clear(store: ObjectStore, source: str, table: str) -> None:
+    """The table is captured again, from the source's durable position on. Its extractor must not be at work.
+
+    Raises UsageError (stage.not_isolated).
+    """
+    manifest = _newest(store, source)
+    if manifest is None or table not in isolated(store, source):
+        raise UsageError(
+            f"The table {table} of source {source} is not isolated.",
+            where=store.uri,
+            code="stage.not_isolated",
+            remedy="`lockstep stage isolated` names those that are",
+        )
+    store.put_if_absent(cleared_path(source, manifest.end.position, table), b"")
+
+
+def notes(tables: Mapping[str, str]) -> tuple[str, ...]:
+    """What a manifest, and with it `lockstep status`, says of them."""
+    return tuple(f"table {table} is isolated, needs re-sync: {why}" for table, why in sorted(tables.items()))
+
+
+def _newest(store: ObjectStore, source: str) -> Manifest | None:
+    paths = [info.path for info in store.list(manifests_prefix(source))]
+    return parse(store.get(paths[-1]), paths[-1], store.uri) if paths else None
