@@ -238,6 +238,16 @@ class Sharding(_Model):
     tables: int = Field(1, ge=1, le=1024, description="number of tables in each")
 
 
+class Guard(_Model):
+    """Where the version of each target row is kept, by which no older change overwrites a newer row."""
+
+    store: Literal["row", "table"] = Field(
+        "row",
+        description="row: in the invisible column _cdc_version of the table; table: in _lockstep_version beside it, "
+        "for tables that must not be altered (slower). Not to be changed once rows are there",
+    )
+
+
 class TargetTable(_Model):
     """Where one logical table goes. Templates know {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
 
@@ -245,6 +255,7 @@ class TargetTable(_Model):
     table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
     key: tuple[str, ...] | None = Field(None, description="default: the source table's primary key")
     sharding: Sharding | None = Field(None, description="default: one table")
+    guard: Guard = Field(default_factory=Guard, description="where versions of rows are kept")
     on_row_error: Literal["stop", "quarantine"] = Field(
         "stop",
         description="a row that the target does not take (too long, out of range, null, a check, a trigger): stop the "

@@ -6,7 +6,7 @@ import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +91,8 @@ class Table:
 
     def clear(self) -> None:
         """Empties the table and its tombstones: cheaper than a new database."""
-        for name in (self.facts.name, f"{self.facts.database}._lockstep_tombstone"):
+        beside = ["_lockstep_tombstone", *(["_lockstep_version"] if self.facts.beside else [])]
+        for name in (self.facts.name, *(f"{self.facts.database}.{name}" for name in beside)):
             self.query(f"DELETE FROM {name}")
 
     def everything(self) -> list[list[tuple[Any, ...]]]:
@@ -99,7 +100,10 @@ class Table:
         names = ", ".join(f"`{column.name}`" for column in self.facts.columns)
         return [
             self.rows(names),
-            self.query(f"SELECT * FROM {self.facts.database}._lockstep_tombstone ORDER BY table_name, row_key"),
+            *(
+                self.query(f"SELECT * FROM {self.facts.database}.{name} ORDER BY table_name, row_key")
+                for name in ("_lockstep_tombstone", *(["_lockstep_version"] if self.facts.beside else []))
+            ),
         ]
 
 
@@ -109,14 +113,18 @@ def target_table(
     definition: str = SHOP,
     columns: Mapping[str, pa.DataType] = COLUMNS,
     key: tuple[str, ...] = ("id",),
+    *,
+    store: str = "row",
 ) -> Iterator[Table]:
-    """A database with one table `t`, prepared, on a server of examples.sandbox; dropped at the end."""
+    """A database with one table `t`, prepared, on a server of examples.sandbox; dropped at the end. store: as in
+    config.Guard."""
     database = f"t_{uuid.uuid4().hex[:12]}"
     with sandbox.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {database}")
         cursor.execute("SET sql_mode = ''")
         cursor.execute("SET GLOBAL local_infile = ON")
         cursor.execute(definition.format(name=f"{database}.t"))
-        facts = prepare(connection, table_facts(connection, database, ["t"])["t"])
+        found = table_facts(connection, database, ["t"])["t"]
+        facts = prepare(connection, replace(found, beside=store == "table"))
         yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)
         cursor.execute(f"DROP DATABASE {database}")

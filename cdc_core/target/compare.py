@@ -14,9 +14,9 @@ import pymysql
 
 from cdc_core.apply.guard import newer_or_equal_sql
 from cdc_core.model.schema import TEXT_BASES
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts
+from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, load, target_name
-from cdc_core.target.versions import on_key, table_name, tombstones_name
+from cdc_core.target.versions import beside, on_key, row_version, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
 """same: as it should be. newer: a later change stands there (or its tombstone). missing: an upserted row is not
@@ -35,7 +35,7 @@ def outcomes(
         create_temporary(cursor, facts, layout)
         file.add(rows)
         load(cursor, facts, file)
-        version = f"r.{VERSION_COLUMN}"
+        version = row_version(facts)
         mine, theirs = newer_or_equal_sql("_l._v", version), newer_or_equal_sql("d.version", "_l._v")
         first_key = f"r.{target_name(facts, layout.key[0])}"
         cursor.execute(
@@ -47,7 +47,7 @@ def outcomes(
             f"WHEN NOT {version} <=> _l._v THEN '{OLDER}' "
             f"WHEN {_all_equal(facts, layout.columns)} THEN '{SAME}' ELSE '{DIFFERS}' END "
             f"FROM {TEMPORARY} _l LEFT JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
-            f"LEFT JOIN {tombstones_name(facts)} d ON d.table_name = %s AND d.row_key = _l._k",
+            f"{beside(facts)} LEFT JOIN {tombstones_name(facts)} d ON d.table_name = %s AND d.row_key = _l._k",
             (facts.table,),
         )
         for number, outcome in cursor.fetchall():

@@ -152,7 +152,7 @@ def _inspect(
                     narrower=rule.on_row_error == "quarantine",
                 )
             assert facts is not None  # require_table has refused it
-            yield place, facts
+            yield place, replace(facts, beside=rule.guard.store == "table")
         require_grants(connection, found.values(), temporary_in=database, where=where)
 
 

@@ -63,13 +63,14 @@ class UniqueKey:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A target table as its server describes it."""
+    """A target table as its server describes it. beside: versions of its rows are kept in a table of their own."""
 
     database: str
     table: str
     columns: tuple[TargetColumn, ...]
     unique_keys: tuple[UniqueKey, ...]
     triggers: tuple[str, ...] = ()
+    beside: bool = False
 
     @property
     def name(self) -> str:

@@ -1,6 +1,7 @@
 """What Lockstep adds to a target: a version beside each row, tombstones of deleted keys, and the ledger.
 
     <table>._cdc_version         VARBINARY, invisible: SELECT * does not show it, INSERT need not name it
+    <database>._lockstep_version     instead of it, for tables with guard.store: table: one row per row of theirs
     <database>._lockstep_tombstone   one row per deleted key, so that a late insert cannot revive it
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows
 
@@ -10,6 +11,7 @@ Preparing twice, or by two at once, is the same as once.
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import pymysql
@@ -22,6 +24,7 @@ log = logging.getLogger(__name__)
 
 TOMBSTONES = "_lockstep_tombstone"
 LEDGER = "_lockstep_ledger"
+VERSIONS = "_lockstep_version"
 KEY_BYTES = 512
 """Longest key text kept as it is; a longer one is kept as its SHA-256 (target.text)."""
 _DUPLICATE_COLUMN = 1060
@@ -33,6 +36,14 @@ CREATE TABLE IF NOT EXISTS {{database}}.{TOMBSTONES} (
   version VARBINARY({VERSION_BYTES}) NOT NULL,
   PRIMARY KEY (table_name, row_key)
 ) ENGINE=InnoDB COMMENT='Lockstep: versions of deleted keys'
+"""
+_CREATE_VERSIONS = f"""
+CREATE TABLE IF NOT EXISTS {{database}}.{VERSIONS} (
+  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  row_key VARBINARY({KEY_BYTES}) NOT NULL,
+  version VARBINARY({VERSION_BYTES}) NOT NULL,
+  PRIMARY KEY (table_name, row_key)
+) ENGINE=InnoDB COMMENT='Lockstep: versions of rows in tables that have no column for them'
 """
 _CREATE_LEDGER = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
@@ -49,11 +60,16 @@ CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
 
 
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
-    """Adds what is missing to the table and its database; the facts afterwards. Raises Refused (target.grant)."""
+    """Adds what is missing to the table and its database; the facts afterwards.
+
+    Raises Refused (target.grant, target.prepare, target.guard_store).
+    """
     try:
         with connection.cursor() as cursor:
-            _create_missing(cursor, facts.database)
-            if facts.versioned:
+            kept = _create_missing(cursor, facts)
+            if kept and kept != (VERSIONS if facts.beside else VERSION_COLUMN):
+                raise _moved(facts, kept)
+            if facts.versioned or facts.beside:
                 return facts
             log.info("adding the invisible column %s to %s", VERSION_COLUMN, facts.name)
             cursor.execute(
@@ -71,15 +87,37 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
                 remedy="see what the server says, or add the invisible column and the two tables by hand "
                 "(docs/errors.md has the statements)",
             ) from None
-    return table_facts(connection, facts.database, [facts.table])[facts.table]
+    return replace(table_facts(connection, facts.database, [facts.table])[facts.table], beside=facts.beside)
 
 
-def _create_missing(cursor: Any, database: str) -> None:
+def _create_missing(cursor: Any, facts: TableFacts) -> str:
+    """Makes the tables of Lockstep; where versions of the table's rows are kept already, "" for nowhere."""
     cursor.execute(
-        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN (%s, %s)",
-        (database, TOMBSTONES, LEDGER),
+        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN (%s, %s, %s)",
+        (facts.database, TOMBSTONES, LEDGER, VERSIONS),
     )
     there = {row[0] for row in cursor.fetchall()}
-    for name, statement in ((TOMBSTONES, _CREATE_TOMBSTONES), (LEDGER, _CREATE_LEDGER)):
+    wanted = {TOMBSTONES: _CREATE_TOMBSTONES, LEDGER: _CREATE_LEDGER}
+    if facts.beside:
+        wanted[VERSIONS] = _CREATE_VERSIONS
+    for name, statement in wanted.items():
         if name not in there:
-            cursor.execute(statement.format(database=quote(database)))
+            cursor.execute(statement.format(database=quote(facts.database)))
+    if facts.versioned:
+        return VERSION_COLUMN
+    if VERSIONS in there:
+        cursor.execute(
+            f"SELECT 1 FROM {quote(facts.database)}.{VERSIONS} WHERE table_name = %s LIMIT 1", (facts.table,)
+        )
+        return VERSIONS if cursor.fetchone() else ""
+    return ""
+
+
+def _moved(facts: TableFacts, kept: str) -> Refused:
+    there, away = ("table", "_lockstep_version") if kept == VERSIONS else ("row", "the column _cdc_version")
+    return Refused(
+        f"The versions of the rows of {facts.name} are kept in {kept}; guard.store says otherwise.",
+        where=facts.name,
+        code="target.guard_store",
+        remedy=f"set guard.store: {there}; or empty the table, take its versions away ({away}) and replay it",
+    )

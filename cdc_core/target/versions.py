@@ -16,7 +16,7 @@ import pymysql
 from cdc_core.apply.guard import newer_or_equal
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, load, target_name
-from cdc_core.target.prepare import TOMBSTONES
+from cdc_core.target.prepare import TOMBSTONES, VERSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def versions_of(
                 f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
             )
         cursor.execute(
-            f"SELECT _l._n, COALESCE(r.{VERSION_COLUMN}, X''), {fresher} FROM {TEMPORARY} _l "
-            f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}"
+            f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher} FROM {TEMPORARY} _l "
+            f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts)}"
         )
         for number, version, order in cursor.fetchall():
             found[number - 1] = Held(row=bytes(version), fresher=int(order))
@@ -93,6 +93,29 @@ def tombstones_name(facts: TableFacts) -> str:
 
 def on_key(facts: TableFacts, key: Sequence[str], left: str = "_l", right: str = "r") -> str:
     return " AND ".join(f"{right}.{target_name(facts, name)} = {left}.{target_name(facts, name)}" for name in key)
+
+
+def row_version(facts: TableFacts) -> str:
+    """The version of the row `r`, an expression; with `beside` in the FROM clause."""
+    return "v.version" if facts.beside else f"r.{VERSION_COLUMN}"
+
+
+def beside(facts: TableFacts) -> str:
+    """What a FROM clause needs behind loaded rows `_l` for `row_version`; "" where the row has it."""
+    return f" LEFT JOIN {versions_name(facts)} v ON {of_table(facts)} AND v.row_key = _l._k" if facts.beside else ""
+
+
+def versions_name(facts: TableFacts) -> str:
+    return f"{quote(facts.database)}.{VERSIONS}"
+
+
+def of_table(facts: TableFacts) -> str:
+    """Rows of the table in the table of versions `v`. Hexadecimal, lest a name be read as anything else."""
+    return f"v.table_name = {table_literal(facts)}"
+
+
+def table_literal(facts: TableFacts) -> str:
+    return f"_utf8mb4 X'{facts.table.encode().hex()}'"
 
 
 INSERT, UPDATE, DELETE, REVIVED, ABSENT, STALE = "insert", "update", "delete", "revived", "absent", "stale"

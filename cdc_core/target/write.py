@@ -49,7 +49,15 @@ from cdc_core.target.load import (
 )
 from cdc_core.target.prepare import LEDGER
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
-from cdc_core.target.versions import on_key, table_name, tombstones_name
+from cdc_core.target.versions import (
+    beside,
+    on_key,
+    row_version,
+    table_literal,
+    table_name,
+    tombstones_name,
+    versions_name,
+)
 
 log = logging.getLogger(__name__)
 
@@ -187,17 +195,16 @@ def _lock(cursor: Any, facts: TableFacts) -> str:
 def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> WriteCounts:
     facts, key = write.facts, file.layout.key
     table, tombstones = table_name(facts), tombstones_name(facts)
-    joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}"
+    joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}{beside(facts)}"
+    version = row_version(facts)
     # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
     cursor.execute(f"SELECT COUNT(*) FROM {joined} FOR UPDATE")
     cursor.fetchall()
     fresh = target_name(facts, write.freshness) if write.freshness else None
-    replaces = may_replace_sql(
-        "_l._v", f"r.{VERSION_COLUMN}", fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}"
-    )
-    by_version = newer_or_equal_sql("_l._v", f"r.{VERSION_COLUMN}")
+    replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
+    by_version = newer_or_equal_sql("_l._v", version)
     wins = replaces if fresh is None else f"IF(_l._o = '{UPSERT}', {replaces}, {by_version})"
-    equal = f"_l._o = '{UPSERT}' AND _l._v <=> r.{VERSION_COLUMN}"
+    equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
     cursor.execute(f"UPDATE {joined} SET _l._s = IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})")
     cursor.execute(f"SELECT 1 FROM {tombstones} WHERE table_name = %s LIMIT 1", (facts.table,))
     buried = cursor.fetchone() is not None
@@ -212,7 +219,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     states = _states(cursor)
     if any(states.get((op, state)) for op in (REMOVE, LEFT) for state in (NEW, THERE)):
         if states.get((REMOVE, THERE)) or states.get((LEFT, THERE)):
-            cursor.execute(f"DELETE r FROM {joined} WHERE _l._o <> '{UPSERT}' AND _l._s = {THERE}")
+            gone = "r, v" if facts.beside else "r"
+            cursor.execute(f"DELETE {gone} FROM {joined} WHERE _l._o <> '{UPSERT}' AND _l._s = {THERE}")
         cursor.execute(
             f"INSERT INTO {tombstones} (table_name, row_key, version) SELECT %s, _l._k, _l._v FROM {TEMPORARY} _l "
             f"WHERE _l._o <> '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v",
@@ -225,6 +233,12 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         _upsert(cursor, write, file, careful=careful)
         if careful:
             restore_extra(cursor, facts, file.layout)
+        if facts.beside:
+            cursor.execute(
+                f"INSERT INTO {versions_name(facts)} (table_name, row_key, version) "
+                f"SELECT {table_literal(facts)}, _l._k, _l._v FROM {TEMPORARY} _l "
+                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v"
+            )
         _verify(cursor, write, key, upserts, careful=careful)
         if buried:
             cursor.execute(
@@ -251,7 +265,8 @@ def _states(cursor: Any) -> dict[tuple[str, int], int]:
 
 def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) -> None:
     try:
-        cursor.execute(_upsert_sql(write, file, ""))
+        for statement in _upsert_sql(write, file, ""):
+            cursor.execute(statement)
     except pymysql.err.MySQLError as error:
         number = error.args[0]
         if number == _DUPLICATE and not careful and needs_care(write.facts, file.layout):
@@ -271,9 +286,15 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
         raise row_error(write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number})") from error
 
 
-def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> str:
-    """The version goes first: assignments run from left to right, so that each other column sees who won."""
+def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
+    """The version goes first: assignments run from left to right, so that each other column sees who won.
+
+    Where the version is kept beside the row, nothing in the row would tell that a unique value had led to another row:
+    rows that are there are updated by their key, the others inserted, and a unique value on another row is an error.
+    """
     facts = write.facts
+    if facts.beside:
+        return _upsert_beside(write, file, extra)
     fresh = target_name(facts, write.freshness) if write.freshness else None
     names = [target_name(facts, name) for name in file.layout.columns]
     keys = {target_name(facts, name) for name in file.layout.key}
@@ -284,14 +305,30 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> str:
     changes += [
         f"{old}.{name} = IF({version} <=> _l._v, _l.{name}, {old}.{name})" for name in names if name not in keys
     ]
-    return (
+    return [
         f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
         f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l "
         f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} {extra} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
-    )
+    ]
 
 
-def _failing(cursor: Any, statement: Callable[[int, int], str], *, first: bool) -> dict[int, str]:
+def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
+    facts, key = write.facts, file.layout.key
+    names = [target_name(facts, name) for name in file.layout.columns]
+    values = [target_name(facts, name) for name in file.layout.columns if name not in key]
+    changes = ", ".join(f"r.{name} = _l.{name}" for name in values)
+    chosen = f"_l._o = '{UPSERT}' AND _l._s <> {STALE} {extra}"
+    table, same = table_name(facts), on_key(facts, key)
+    update = f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {table} r ON {same} SET {changes} WHERE {chosen}"
+    return [
+        *([update] if changes else []),
+        f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'_l.{name}' for name in names)} "
+        f"FROM {TEMPORARY} _l LEFT JOIN {table} r ON {same} "
+        f"WHERE {chosen} AND r.{target_name(facts, key[0])} IS NULL",
+    ]
+
+
+def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first: bool) -> dict[int, str]:
     """Line numbers of the rows that the table does not take, with the reason, by halving; all of it is undone later.
 
     first: one row will do.
@@ -303,7 +340,8 @@ def _failing(cursor: Any, statement: Callable[[int, int], str], *, first: bool) 
     while ranges and len(found) <= (0 if first else MAX_UNFIT):
         low, high = ranges.pop()
         try:
-            cursor.execute(statement(low, high))
+            for statement in statements(low, high):
+                cursor.execute(statement)
         except pymysql.err.MySQLError as error:
             if error.args[0] in _DEADLOCKS | _GONE | _PASSING:
                 raise
@@ -318,7 +356,8 @@ def _failing(cursor: Any, statement: Callable[[int, int], str], *, first: bool) 
 def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *, careful: bool) -> None:
     cursor.execute(
         f"SELECT COUNT(*) FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(write.facts)} r "
-        f"ON {on_key(write.facts, key)} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND r.{VERSION_COLUMN} = _l._v"
+        f"ON {on_key(write.facts, key)}{beside(write.facts)} "
+        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND {row_version(write.facts)} = _l._v"
     )
     there = int(cursor.fetchone()[0])
     if there == upserts:

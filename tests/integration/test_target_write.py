@@ -19,6 +19,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
 from cdc_core.target.facts import table_facts
+from cdc_core.target.prepare import prepare
 from tests.target_rows import Table, Winner, shop, target_table
 
 SERVERS = ("mariadb_target", "mysql9")
@@ -30,9 +31,10 @@ def server(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue(request.param)
 
 
-@pytest.fixture
-def table(server: Any) -> Iterator[Table]:
-    with target_table(server) as made:
+@pytest.fixture(params=["row", "table"])
+def table(server: Any, request: pytest.FixtureRequest) -> Iterator[Table]:
+    """Of either kind of guard.store."""
+    with target_table(server, store=request.param) as made:
         yield made
 
 
@@ -110,6 +112,51 @@ def test_rows_that_lockstep_never_wrote_are_older_than_any_change(table: Table) 
 def test_the_version_column_is_invisible(table: Table) -> None:
     table.write([shop("u", 1, "a", 1, 10)])
     assert table.query(f"SELECT * FROM {table.facts.name}") == [(1, "a", 1, None)]
+
+
+def test_a_table_whose_versions_are_kept_beside_it_is_not_altered(server: Any) -> None:
+    with target_table(server, store="table") as table:
+        shown = "SHOW CREATE TABLE " + table.facts.name
+        before = table.query(shown)
+        table.write([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
+        prepare(table.connection, table.facts)
+        table.write([shop("u", 1, "a", 1, 20)])
+        assert table.query(shown) == before
+        columns = table.query(f"SELECT * FROM {table.facts.name}")
+        assert columns == [(1, "a", 1, None)]
+
+
+def test_a_row_found_by_another_unique_key_than_its_own_is_never_hit(server: Any) -> None:
+    """The primary key is not the rows' key: INSERT ... ON DUPLICATE KEY UPDATE would look there first."""
+    definition = "CREATE TABLE {name} (n INT PRIMARY KEY, id BIGINT NOT NULL UNIQUE, code VARCHAR(20))"
+    for store in ("row", "table"):
+        with target_table(server, definition, key=("id",), store=store) as table:
+            table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 2, 10)])
+            before = table.everything()
+            with pytest.raises(DataAtRisk) as caught:
+                table.write([shop("u", 2, "c", 1, 20)])
+            assert caught.value.code == "target.unique_conflict"
+            assert table.everything() == before
+            assert table.write([shop("u", 1, "x", 2, 30), shop("u", 2, "y", 1, 30)]).written == 2
+            assert table.rows() == [(1, "x", 2), (2, "y", 1)]
+
+
+def test_versions_that_are_kept_elsewhere_already_are_not_forgotten(server: Any) -> None:
+    for store, other in (("row", True), ("table", False)):
+        with target_table(server, store=store) as table:
+            table.write([shop("u", 1, "a", 1, 10)])
+            with pytest.raises(Refused) as caught:
+                prepare(table.connection, replace(table.facts, beside=other))
+            assert caught.value.code == "target.guard_store"
+            assert f"guard.store: {store}" in caught.value.remedy
+
+
+def test_keys_alone_can_be_written_beside(server: Any) -> None:
+    with target_table(
+        server, "CREATE TABLE {name} (id BIGINT PRIMARY KEY)", {"id": pa.int64()}, store="table"
+    ) as table:
+        rows = [Winner("u", {"id": 1}, (1, 10, 0, "one"))]
+        assert [table.write(rows).equal for _ in range(2)] == [0, 1]
 
 
 def _history(seed: int) -> list[list[Winner]]:
@@ -278,7 +325,7 @@ def test_rows_that_do_not_fit_are_set_aside_and_all_others_written(table: Table)
     # The column takes them now: what was set aside is applied, the rest is as it was.
     table.query(f"ALTER TABLE {table.facts.name} MODIFY code VARCHAR(40) COLLATE utf8mb4_bin NULL")
     facts = table_facts(table.connection, table.facts.database, ["t"])["t"]
-    again = replace(table, facts=facts).write(rows, quarantine=True)
+    again = replace(table, facts=replace(facts, beside=table.facts.beside)).write(rows, quarantine=True)
     assert (again.written, again.equal, again.quarantined) == (40, 37, 0)
 
 

@@ -314,6 +314,25 @@ def test_rows_that_the_target_does_not_take_are_set_aside_with_their_reason_and_
     assert not list(folder.glob("*.parquet"))
 
 
+def test_tables_that_must_not_be_altered_are_guarded_by_versions_beside_them(line: Line) -> None:
+    data = line.pipeline.model_dump()
+    data["targets"][0]["tables"]["*"]["guard"] = {"store": "table"}
+    line.pipeline = Pipeline.model_validate(data)
+    first = line.run(*FIRST)
+    line.run(order("u", 1, 2, "moved", 20, code="c1", customer=1), order("d", 2, 2, "c2", 21), quality=True)
+
+    def rows() -> list[list[tuple[Any, ...]]]:
+        names = [f"{line.prefix}_{d}.orders_{t}" for d in (0, 1) for t in (0, 1)]
+        names += [f"{line.prefix}_{d}._lockstep_version" for d in (0, 1)]
+        return [line.query(f"SELECT * FROM {name} ORDER BY 1, 2") for name in names]
+
+    before = rows()
+    line.again(first, quality=True)
+    assert rows() == before
+    assert len(before[-1]) + len(before[-2]) == 7
+    assert line.query("SHOW COLUMNS FROM " + f"{line.prefix}_0.orders_0 LIKE '_cdc_version'") == []
+
+
 def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line: Line) -> None:
     line.run(*FIRST)
     with pytest.raises(DataAtRisk) as caught:
