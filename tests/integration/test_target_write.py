@@ -131,13 +131,13 @@ def test_a_row_found_by_another_unique_key_than_its_own_is_never_hit(server: Any
     definition = "CREATE TABLE {name} (n INT PRIMARY KEY, id BIGINT NOT NULL UNIQUE, code VARCHAR(20))"
     for store in ("row", "table"):
         with target_table(server, definition, key=("id",), store=store) as table:
-            table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 2, 10)])
+            table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 2, 11)])
             before = table.everything()
             with pytest.raises(DataAtRisk) as caught:
                 table.write([shop("u", 2, "c", 1, 20)])
             assert caught.value.code == "target.unique_conflict"
             assert table.everything() == before
-            assert table.write([shop("u", 1, "x", 2, 30), shop("u", 2, "y", 1, 30)]).written == 2
+            assert table.write([shop("u", 1, "x", 2, 30), shop("u", 2, "y", 1, 31)]).written == 2
             assert table.rows() == [(1, "x", 2), (2, "y", 1)]
 
 
