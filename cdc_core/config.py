@@ -50,6 +50,10 @@ def _cron(value: str) -> str:
     return value
 
 
+def _byte_order(value: int | str) -> int | bytes:
+    return value.encode() if isinstance(value, str) else value
+
+
 def _age(value: str) -> str:
     age_us(value)
     return value
@@ -233,9 +237,35 @@ class Sharding(_Model):
     """How a logical table's rows spread: shard = function(key) in 0..databases*tables-1, database-major."""
 
     key: str = Field(description="column that decides the shard")
-    function: Literal["mod", "hash"] = Field("mod", description="mod of an integer, or a hash of any value")
+    function: Literal["mod", "hash", "range", "python"] = Field(
+        "mod", description="mod of an integer, a hash of any value, ranges by `bounds`, or a function of one's own"
+    )
+    bounds: tuple[int | str, ...] = Field(
+        (),
+        description="of function range: the least value of each shard but the first, ascending; integers, texts (in "
+        "the order of their UTF-8 bytes), or dates and times as ISO texts",
+    )
+    python: str | None = Field(
+        None,
+        pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
+        description="of function python: module:function, called with an Arrow array of keys and the number of shards, "
+        "returns the shard of each key; it must always return the same, and be installed where Spark's workers run",
+    )
     databases: int = Field(1, ge=1, le=1024, description="number of databases")
     tables: int = Field(1, ge=1, le=1024, description="number of tables in each")
+
+    @model_validator(mode="after")
+    def _function_has_its_argument(self) -> Sharding:
+        count = self.databases * self.tables
+        if (self.function == "range") != bool(self.bounds) or (self.function == "python") != (self.python is not None):
+            raise ValueError("function range needs bounds, python needs python; no other function takes them")
+        if self.bounds and len(self.bounds) != count - 1:
+            raise ValueError(f"bounds: {count} shards have {count - 1} bounds, not {len(self.bounds)}")
+        if len({type(bound) for bound in self.bounds}) > 1:
+            raise ValueError("bounds: integers and texts have no common order")
+        if list(self.bounds) != sorted(set(self.bounds), key=_byte_order):
+            raise ValueError("bounds must ascend, each above the one before")
+        return self
 
 
 class Guard(_Model):

@@ -30,7 +30,7 @@ from cdc_core.target.facts import (
 )
 from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare
-from cdc_core.target.sharding import ShardTable, shard_tables, shards_of
+from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,8 @@ def open_destination(
             code="target.shard_key",
             remedy="name a column that all of them have",
         )
+    if rule.sharding is not None and rule.sharding.function == "python":
+        shard_function(rule.sharding)
     shards: list[Shard] = []
     for number, reference in enumerate(target.connections):
         mine = [place for place in places if place.connection == number]

@@ -7,6 +7,8 @@ Shards are numbered 0 .. databases * tables - 1, database-major: shard s is tabl
            SQL's MOD(-1, 8) is -1). Anything but an integer is refused.
     hash   CRC32 of the key's text modulo the number of shards: `CRC32(key) % n` in SQL for integers, for text in
            UTF-8, for binary strings and for decimals as the server prints them.
+    range  the number of bounds that the key is not below: integers, text in the order of its UTF-8 bytes, dates, times.
+    python a function of the user's, checked for giving each key a shard that there is.
 
 A change of this arithmetic would send rows to other shards than those that hold them: the tests pin values.
 """
@@ -14,12 +16,16 @@ A change of this arithmetic would send rows to other shards than those that hold
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from decimal import Decimal
+from importlib.metadata import EntryPoint
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.config import Sharding, Target, TargetTable
 from cdc_core.errors import Refused, UsageError
@@ -67,11 +73,73 @@ def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
         if pa.types.is_decimal(kind):  # bigint unsigned, as Spark reads it
             return np.array([int(value) % count for value in values.to_pylist()], dtype=np.int64)
         return np.asarray(values.to_numpy(zero_copy_only=False)).astype(np.int64) % count
+    if sharding.function == "range":
+        return _by_bounds(values, sharding)
+    if sharding.function == "python":
+        return _by_function(values, sharding, count)
     if not (integer or _is_text(kind) or _is_binary(kind) or pa.types.is_decimal(kind)):
         raise _refused(sharding, f"is {kind}, and hash takes integers, decimals, text and binary strings")
     raw = values.cast(pa.string()) if not _is_binary(kind) else values
     sums = (zlib.crc32(item.encode() if isinstance(item, str) else item) % count for item in raw.to_pylist())
     return np.fromiter(sums, dtype=np.int64, count=len(raw))
+
+
+def _by_bounds(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
+    kind, numbers = values.type, not isinstance(sharding.bounds[0], str)
+    if numbers and (pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
+        # Of 38 digits: no integer column has more.
+        bounds = pa.array([Decimal(bound) for bound in sharding.bounds], pa.decimal128(38, 0))
+        values = values.cast(bounds.type) if pa.types.is_integer(kind) else values
+    elif not numbers and _is_text(kind):
+        values, bounds = values.cast(pa.binary()), pa.array(sharding.bounds).cast(pa.binary())
+    elif not numbers and pa.types.is_temporal(kind):
+        if pa.types.is_timestamp(kind):
+            values = values.cast(pa.timestamp(kind.unit))
+        try:
+            bounds = pa.array(sharding.bounds).cast(values.type)
+        except pa.ArrowInvalid as error:
+            raise _refused(sharding, f"is {kind}, and a bound is none: {error}") from None
+    else:
+        raise _refused(sharding, f"is {kind}, and the bounds are {'integers' if numbers else 'texts'}")
+    shards = np.zeros(len(values), dtype=np.int64)
+    for bound in bounds:
+        shards += np.asarray(pc.greater_equal(values, bound)).astype(np.int64)
+    return shards
+
+
+def shard_function(sharding: Sharding) -> Callable[[pa.Array, int], Any]:
+    """The function that `python` names. Raises Refused (target.shard_function) when it cannot be loaded."""
+    reference = sharding.python or ""
+    try:
+        found = EntryPoint(reference, reference, "lockstep.shard").load()
+    except (ImportError, AttributeError) as error:
+        raise _bad_function(sharding, f"cannot be loaded: {error}") from None
+    if not callable(found):
+        raise _bad_function(sharding, "is no function")
+    return cast("Callable[[pa.Array, int], Any]", found)
+
+
+def _by_function(values: pa.Array, sharding: Sharding, count: int) -> npt.NDArray[np.int64]:
+    work = shard_function(sharding)
+    try:
+        shards = np.asarray(work(values, count))
+    except Exception as error:  # whatever the user's code raises
+        raise _bad_function(sharding, f"raised {type(error).__name__}: {error}") from error
+    if shards.shape != (len(values),) or not (np.issubdtype(shards.dtype, np.integer) or not len(values)):
+        raise _bad_function(sharding, f"gave {shards.dtype} of shape {shards.shape} for {len(values)} keys")
+    if len(shards) and not 0 <= shards.min() <= shards.max() < count:
+        raise _bad_function(sharding, f"gave shards {shards.min()} to {shards.max()} of {count}")
+    return shards.astype(np.int64)
+
+
+def _bad_function(sharding: Sharding, why: str) -> Refused:
+    return Refused(
+        f"The shard function {sharding.python} {why}.",
+        where=f"sharding of {sharding.key}",
+        code="target.shard_function",
+        remedy="install it beside Lockstep, also where Spark's workers run; it takes an Arrow array of keys and the "
+        "number of shards, and returns an integer from 0 to that number less one for each key",
+    )
 
 
 def _is_text(kind: pa.DataType) -> bool:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import zlib
+from datetime import date, datetime
 from decimal import Decimal
+from typing import Any
 
 import pyarrow as pa
 import pytest
+from pydantic import ValidationError
 
 from cdc_core.config import Sharding, Target
 from cdc_core.errors import Refused, UsageError
@@ -50,7 +53,100 @@ def test_mod_refuses_what_is_no_integer(values: pa.Array) -> None:
     assert caught.value.code == "target.shard_key"
 
 
-@pytest.mark.parametrize("sharding", [MOD, HASH])
+def ranges(*bounds: Any) -> Sharding:
+    return Sharding(key="id", function="range", bounds=bounds, tables=len(bounds) + 1)
+
+
+@pytest.mark.parametrize(
+    ("bounds", "values", "shards"),
+    [
+        ((0, 100), pa.array([-5, 0, 99, 100, 10**12]), [0, 1, 1, 2, 2]),
+        ((2**63,), pa.array([2**63 - 1, 2**63, 2**64 - 1], pa.uint64()), [0, 1, 1]),
+        ((10,), pa.array([9, 10], pa.decimal128(20, 0)), [0, 1]),
+        (("M", "a", "é"), pa.array(["", "L", "M", "Z", "a", "z", "é", "😀"]), [0, 0, 1, 1, 2, 2, 3, 3]),
+        (("2026-01-01",), pa.array([date(2025, 12, 31), date(2026, 1, 1)]), [0, 1]),
+        (
+            ("2026-01-01T00:00:00.000001",),
+            pa.array([datetime(2026, 1, 1), datetime(2026, 1, 1, microsecond=1)], pa.timestamp("us", tz="UTC")),
+            [0, 1],
+        ),
+    ],
+)
+def test_a_range_begins_at_its_bound(bounds: tuple[Any, ...], values: pa.Array, shards: list[int]) -> None:
+    assert shards_of(values, ranges(*bounds)).tolist() == shards
+
+
+@pytest.mark.parametrize(
+    ("bounds", "values"),
+    [
+        ((1,), pa.array(["1"])),
+        (("1",), pa.array([1])),
+        (("soon",), pa.array([date(2026, 1, 1)])),
+        ((1,), pa.array([1.5])),
+    ],
+)
+def test_a_key_that_has_no_order_with_the_bounds_is_refused(bounds: tuple[Any, ...], values: pa.Array) -> None:
+    with pytest.raises(Refused) as caught:
+        shards_of(values, ranges(*bounds))
+    assert caught.value.code == "target.shard_key"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"function": "range"},
+        {"function": "range", "bounds": [1, 2]},
+        {"function": "range", "bounds": [3, 2, 1]},
+        {"function": "range", "bounds": [1, 1, 2]},
+        {"function": "range", "bounds": [1, "2", 3]},
+        {"bounds": [1, 2, 3]},
+        {"function": "python"},
+        {"function": "python", "python": "no reference"},
+        {"function": "hash", "python": "a:b"},
+    ],
+)
+def test_bounds_and_functions_that_make_no_shards_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError):
+        Sharding(key="id", tables=4, **wrong)
+
+
+def by_last_digit(values: pa.Array, shards: int) -> Any:
+    return [int(str(value)[-1]) % shards for value in values.to_pylist()]
+
+
+def one_too_many(values: pa.Array, shards: int) -> Any:
+    return [shards] * len(values)
+
+
+def too_few(values: pa.Array, shards: int) -> Any:
+    return [0]
+
+
+def fractions(values: pa.Array, shards: int) -> Any:
+    return [0.5] * len(values)
+
+
+def failing(values: pa.Array, shards: int) -> Any:
+    return 1 // 0
+
+
+def own(name: str) -> Sharding:
+    return Sharding(key="id", function="python", python=f"{__name__}:{name}", tables=4)
+
+
+def test_a_function_of_ones_own_decides() -> None:
+    assert shards_of(pa.array([10, 17, 23]), own("by_last_digit")).tolist() == [0, 3, 3]
+    assert shards_of(pa.array([], pa.int64()), own("by_last_digit")).tolist() == []
+
+
+@pytest.mark.parametrize("name", ["one_too_many", "too_few", "fractions", "failing", "nowhere", "HASH"])
+def test_a_function_that_does_not_give_each_key_a_shard_is_refused(name: str) -> None:
+    with pytest.raises(Refused) as caught:
+        shards_of(pa.array([1, 2]), own(name))
+    assert (caught.value.code, name in caught.value.what) == ("target.shard_function", True)
+
+
+@pytest.mark.parametrize("sharding", [MOD, HASH, ranges(1), own("by_last_digit")])
 def test_a_null_shard_key_is_refused(sharding: Sharding) -> None:
     with pytest.raises(Refused, match="null"):
         shards_of(pa.array([1, None]), sharding)
