@@ -18,6 +18,7 @@ from cdc_core.cli.options import (
     PipelinesOption,
     choose,
     load_pipeline,
+    time_us,
 )
 from cdc_core.cli.output import Output, moment, size, table
 from cdc_core.config import Pipeline
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from cdc_core.model.batch import Manifest
+    from cdc_core.stage.as_of import AsOf
     from cdc_core.stage.objects import ObjectStore
 
 app = typer.Typer(name="stage", help="The staged files, by manifest.", no_args_is_help=True)
@@ -360,6 +362,28 @@ def _age_us(text: str) -> int:
         ) from None
 
 
+AsOfOption = Annotated[
+    str,
+    typer.Option(
+        "--as-of", metavar="TIME|POSITION", help="As it was then: an ISO 8601 time with a zone, or FILE:OFFSET."
+    ),
+]
+
+
+def _moment(text: str, pipeline: Pipeline) -> AsOf | None:
+    """Raises Refused (stage.as_of) where it is not staged completely."""
+    if not text:
+        return None
+    from cdc_core.meta import Meta
+    from cdc_core.stage.as_of import AsOf, parse_position
+
+    position = parse_position(text)
+    found = AsOf(position=position) if position else AsOf(time_us=time_us(text, "--as-of"))
+    with Meta.open(pipeline.meta.url) as meta:
+        found.require_staged({source.name: meta.checkpoint(source.name) for source in pipeline.sources})
+    return found
+
+
 @app.command()
 def export(
     pipeline: PipelineArgument,
@@ -376,6 +400,7 @@ def export(
     since_horizon: Annotated[
         bool, typer.Option("--since-horizon", help="Of a table whose old changes were purged: the rows changed since.")
     ] = False,
+    as_of: AsOfOption = "",
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
@@ -384,6 +409,7 @@ def export(
 
     \b
       lockstep stage export shop shop.orders -o orders.parquet
+      lockstep stage export shop shop.orders -o then.parquet --as-of 2026-11-21T04:00:00Z
 
     Rows are the latest of each key; deleted ones are gone. What was in the table before the pipeline's start and
     has not changed since is not there.
@@ -397,7 +423,9 @@ def export(
         )
     _, parsed = load_pipeline(pipeline, pipelines)
     store = opened(parsed)
-    rows = write(store, manifests(parsed, store), name, to, key or None, partial=since_horizon)
+    rows = write(
+        store, manifests(parsed, store), name, to, key or None, partial=since_horizon, as_of=_moment(as_of, parsed)
+    )
     written = to.stat().st_size
     document = {"table": name, "file": str(to), "rows": rows, "size_bytes": written}
     output.answer(document, f"{rows:,} rows of {name} in {to} ({size(written)})")
@@ -407,6 +435,7 @@ def export(
 def sql(
     pipeline: PipelineArgument,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A DuckDB query.")],
+    as_of: AsOfOption = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -417,14 +446,20 @@ def sql(
       lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, _before.status, status
         FROM shop.orders_changes WHERE order_id = 7 ORDER BY _cdc_seq, _cdc_row'
 
-    DuckDB runs inside this command and reads only the files that the manifests list.
+    With --as-of both views are as they were then. DuckDB runs inside this command and reads only the files that the
+    manifests list.
     """
     from cdc_core.stage.manifest import chain
     from cdc_core.stage.reader import sql as ask
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = opened(parsed)
-    answer = ask(store, {source.name: list(chain(store, source.name)) for source in parsed.sources}, query)
+    answer = ask(
+        store,
+        {source.name: list(chain(store, source.name)) for source in parsed.sources},
+        query,
+        as_of=_moment(as_of, parsed),
+    )
     columns, rows = answer.column_names, [list(row.values()) for row in answer.to_pylist()]
     if len(set(columns)) < len(columns):  # to_pylist keeps one of the columns that share a name
         rows = [list(row) for row in zip(*(column.to_pylist() for column in answer.columns), strict=True)]

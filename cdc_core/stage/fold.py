@@ -45,6 +45,8 @@ class FileGroup:
 
     schema: TableSchema
     files: tuple[str, ...]
+    condition: str = "true"
+    """Of the changes in them that count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +144,7 @@ def _group_sql(group: FileGroup, columns: Sequence[pa.Field]) -> str:
     files = ", ".join(text(file) for file in group.files)
     return (
         f"SELECT {', '.join([*chosen, before, *names])}, {text(group.schema.name)} AS _lockstep_table "
-        f"FROM read_parquet([{files}], hive_partitioning = false)"
+        f"FROM read_parquet([{files}], hive_partitioning = false) WHERE {group.condition}"
     )
 
 

@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.model.schema import TableSchema
+from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.fold import (
     FileGroup,
     Folded,
@@ -65,17 +66,19 @@ def table_state(
     key: Sequence[str] | None = None,
     *,
     partial: bool = False,
+    as_of: AsOf | None = None,
 ) -> pa.Table:
     """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, ordered by key.
 
     manifests: of one or more sources, each source's in stream order and complete.
     key:       columns that identify a row; by default the table's own key. Without any, whole rows are matched.
     partial:   where history was purged, give the rows that changed since.
+    as_of:     the state at a moment; the caller has seen that it is staged completely.
     Raises Refused (stage.no_table, stage.schema_conflict, stage.key, stage.purged), DataAtRisk (stage.missing).
     """
     if not partial:
         require_whole(store, _sources(manifests), table)
-    with _state(store, manifests, table, key) as (relation, schema):
+    with _state(store, manifests, table, key, as_of) as (relation, schema):
         return relation.to_arrow_table().cast(schema)
 
 
@@ -88,6 +91,7 @@ def export(
     *,
     level: int = 3,
     partial: bool = False,
+    as_of: AsOf | None = None,
 ) -> int:
     """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
 
@@ -99,7 +103,7 @@ def export(
     rows = 0
     try:
         with (
-            _state(store, manifests, table, key) as (relation, schema),
+            _state(store, manifests, table, key, as_of) as (relation, schema),
             pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer,
         ):
             for batch in relation.to_arrow_reader(_BATCH_ROWS):
@@ -118,22 +122,31 @@ def export(
     return rows
 
 
-def sql(store: ObjectStore, manifests_by_source: Mapping[str, Sequence[Manifest]], query: str) -> pa.Table:
+def sql(
+    store: ObjectStore,
+    manifests_by_source: Mapping[str, Sequence[Manifest]],
+    query: str,
+    *,
+    as_of: AsOf | None = None,
+) -> pa.Table:
     """The answer of a DuckDB query over the staged files.
 
     Each logical table has two views: `<table>_changes`, every change, and `<table>`, its state. A name `a.b` is the
     quoted view "a.b", and also view b of schema a. Only the tables whose names occur in the query
-    are prepared. The state of a table of which changes were purged refuses to be read.
+    are prepared. The state of a table of which changes were purged refuses to be read. as_of: both views as they were
+    at a moment.
     Raises UsageError (stage.sql) with DuckDB's message, and what `table_state` raises.
     """
     manifests = [manifest for chain in manifests_by_source.values() for manifest in chain]
+    if as_of is not None:
+        manifests = as_of.cut(manifests)
     tables = sorted({part.table for manifest in manifests for part in manifest.parts})
     asked = query.casefold()
     named = [table for table in tables if table.rpartition(".")[2].casefold() in asked]
     with ExitStack() as stack:
         connection = stack.enter_context(_duckdb())
         for table in named or tables:
-            folded = stack.enter_context(_fold(connection, store, manifests, table, None))
+            folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
             _views(connection, table, folded, missing_of(store, manifests_by_source, table))
         try:
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
@@ -181,9 +194,11 @@ def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def _state(
-    store: ObjectStore, manifests: Sequence[Manifest], table: str, key: Sequence[str] | None
+    store: ObjectStore, manifests: Sequence[Manifest], table: str, key: Sequence[str] | None, as_of: AsOf | None
 ) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
-    with _duckdb() as connection, _fold(connection, store, manifests, table, key) as folded:
+    if as_of is not None:
+        manifests = as_of.cut(manifests)
+    with _duckdb() as connection, _fold(connection, store, manifests, table, key, as_of) as folded:
         yield connection.sql(state_sql(folded)), state_schema(folded.columns)
 
 
@@ -194,12 +209,14 @@ def _fold(
     manifests: Sequence[Manifest],
     table: str,
     key: Sequence[str] | None,
+    as_of: AsOf | None,
 ) -> Iterator[Folded]:
     """What a fold of the table needs, its files being local as long as the context lasts."""
     parts = parts_of(manifests, table)
     definitions = latest_definitions(parts)
     every = unified_columns(table, _definitions(parts))
-    with _local_files(store, parts) as groups:
+    condition = "true" if as_of is None else as_of.condition
+    with _local_files(store, parts, condition) as groups:
         if key is None:
             chosen = key_of(table, definitions, groups)
         else:
@@ -223,7 +240,7 @@ def _fold(
 
 
 @contextmanager
-def _local_files(store: ObjectStore, parts: Sequence[StagedPart]) -> Iterator[tuple[FileGroup, ...]]:
+def _local_files(store: ObjectStore, parts: Sequence[StagedPart], condition: str) -> Iterator[tuple[FileGroup, ...]]:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         groups: dict[str, tuple[TableSchema, list[str]]] = {}
         for number, one in enumerate(parts):
@@ -235,7 +252,7 @@ def _local_files(store: ObjectStore, parts: Sequence[StagedPart]) -> Iterator[tu
             elif not local.exists():
                 raise missing(one.part.path, store.uri)
             groups.setdefault(one.schema.id, (one.schema, []))[1].append(str(local))
-        yield tuple(FileGroup(schema, tuple(files)) for schema, files in groups.values())
+        yield tuple(FileGroup(schema, tuple(files), condition) for schema, files in groups.values())
 
 
 def _views(connection: duckdb.DuckDBPyConnection, table: str, folded: Folded, lacking: str) -> None:

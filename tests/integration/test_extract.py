@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -26,6 +27,7 @@ from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes, table_state
+from cdc_core.windows import from_us
 from tests.tcp_proxy import TcpProxy
 
 HOUR = 3_600_000_000
@@ -400,3 +402,24 @@ def test_a_statement_on_an_isolating_pipelines_table_isolates_that_table(make_li
     line.drain()
     assert line.ids() == [1, 2]
     assert "source.statement_dml" in line.chain[-1].isolated[f"{source_database.name}.u"]
+
+
+def test_a_table_is_exported_as_it_was_at_a_position_and_at_a_time(make_line, tmp_path):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
+    line.drain()
+    before = line.meta.checkpoint("shop")
+    time.sleep(1.1)  # MariaDB's log knows whole seconds
+    line.execute("UPDATE t SET v = 9 WHERE id = 1", "DELETE FROM t WHERE id = 2")
+    line.drain()
+    moments = [str(before.position), from_us(before.watermark_us).isoformat()]
+    for moment in moments:
+        target = tmp_path / "then.parquet"
+        command = ["stage", "export", str(tmp_path / "shop.yaml"), "t", "-o", str(target), "--force", "--as-of", moment]
+        assert CliRunner().invoke(app, command).exit_code == 0
+        rows = pq.read_table(target).select(["id", "v"]).to_pylist()
+        assert rows == [{"id": 1, "v": 1}, {"id": 2, "v": 2}]
+    later = from_us(time.time_ns() // 1000 + HOUR).isoformat()
+    asked = CliRunner().invoke(app, ["stage", "sql", str(tmp_path / "shop.yaml"), "SELECT * FROM t", "--as-of", later])
+    assert isinstance(asked.exception, Refused)
+    assert asked.exception.code == "stage.as_of"

@@ -17,6 +17,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import changes, export, sql, table_state
 from cdc_core.stage.writer import BatchWriter
@@ -325,3 +326,69 @@ def test_the_state_equals_a_table_to_which_the_changes_were_applied(tmp_path_fac
         assert dict(rows(state, "id", "note")) == table
     else:
         assert Counter(rows(state, "n", "note")) == bag
+
+
+@pytest.mark.parametrize("schema", [ORDERS, KEYLESS])
+def test_the_state_at_a_moment_is_what_the_changes_before_it_leave(store, schema):
+    history = [
+        Made([insert(1, "a", schema), insert(2, "b", schema)], ts=1_000_000),
+        Made([delete(1, "a", schema)], ts=2_000_000),
+        Made([insert(3, "c", schema)], ts=2_000_000),
+        Made([insert(1, "d", schema), delete(2, "b", schema)], ts=3_000_000),
+        Made([insert(4, "e", schema)], ts=4_000_000),
+    ]
+    batches = stage(store, history[:2], history[2:3], history[3:])
+    states = [
+        {},
+        {1: "a", 2: "b"},
+        {2: "b"},
+        {2: "b", 3: "c"},
+        {1: "d", 3: "c"},
+        {1: "d", 3: "c", 4: "e"},
+    ]
+    name = schema.columns[0].name
+
+    def found(moment: AsOf) -> dict[int, str]:
+        rows = table_state(store, batches, schema.name, as_of=moment).to_pylist()
+        assert len({row[name] for row in rows}) == len(rows)
+        return {row[name]: row["note"] for row in rows}
+
+    for number, state in enumerate(states[1:], 1):
+        assert found(AsOf(position=at(number))) == state
+    for time_us, number in ((1_000_000, 1), (1_999_999, 1), (2_000_000, 3), (3_500_000, 4), (9_000_000, 5)):
+        assert found(AsOf(time_us=time_us)) == states[number]
+        asked = f'SELECT {name}, note FROM "{schema.name}"'
+        rows = sql(store, {"shop": batches}, asked, as_of=AsOf(time_us=time_us)).to_pylist()
+        assert {row[name]: row["note"] for row in rows} == states[number]
+
+
+def test_definitions_are_those_of_the_moment(store):
+    wider = TableSchema("shop", "orders", (*ORDERS.columns, Column("more", ColumnType("int"))))
+    later = Change(wider, "c", {"id": 2, "note": "n", "more": 7})
+    batches = stage(store, [Made([insert(1)], ts=1)], [Made([later], ts=2)])
+    assert "more" not in table_state(store, batches, "shop.orders", as_of=AsOf(position=at(1))).column_names
+    assert "more" in table_state(store, batches, "shop.orders", as_of=AsOf(position=at(2))).column_names
+
+
+def test_a_moment_that_is_not_staged_completely_is_refused():
+    reached = {"shop": Checkpoint(at(5), watermark_us=5_000)}
+    AsOf(position=at(5)).require_staged(reached)
+    AsOf(time_us=5_000).require_staged(reached)
+    for moment, sources in (
+        (AsOf(position=at(6)), reached),
+        (AsOf(time_us=5_001), reached),
+        (AsOf(time_us=1), {**reached, "other": None}),
+    ):
+        with pytest.raises(Refused) as caught:
+            moment.require_staged(sources)
+        assert caught.value.code == "stage.as_of"
+    with pytest.raises(UsageError) as wrong:
+        AsOf(position=at(1)).require_staged({**reached, "other": Checkpoint(at(9))})
+    assert wrong.value.code == "stage.as_of_sources"
+
+
+def test_a_position_is_read_as_it_is_printed():
+    for position in (at(3), Position(2, "my.bin.000077", 1234)):
+        assert parse_position(str(position)) == position
+    for text in ("2026-11-21T04:00:00Z", "2026-11-21T04:00:00.000001+02:00", "binlog.000001", "binlog:4", ""):
+        assert parse_position(text) is None

@@ -1,0 +1,76 @@
+"""A moment of the past as the staged files know it: a time, or a position in the one source's log.
+
+A time takes the changes that were committed at or before it; a position those of the transactions that begin before it.
+It must keep true that a moment which is not staged completely is refused, since its answer would still change.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from cdc_core.errors import Refused, UsageError
+from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.windows import from_us
+
+_POSITION = re.compile(r"^(?:timeline (\d+) )?([^\s:]+\.\d+):(\d+)$")
+
+
+@dataclass(frozen=True, slots=True)
+class AsOf:
+    """Exactly one of: a time in µs UTC, a position."""
+
+    time_us: int | None = None
+    position: Position | None = None
+
+    @property
+    def condition(self) -> str:
+        """What a change must fulfil, in DuckDB's SQL."""
+        if self.position is not None:
+            return f"_cdc_seq < {self.position.seq}"
+        assert self.time_us is not None
+        return f"_cdc_ts <= TIMESTAMPTZ '{from_us(self.time_us).isoformat()}'"
+
+    def cut(self, manifests: Sequence[Manifest]) -> list[Manifest]:
+        """Without what lies wholly behind it, so that the definitions are those of the moment too."""
+        if self.position is None:
+            return [one for one in manifests if self.time_us is not None and one.window_start_us <= self.time_us]
+        seq = self.position.seq
+        return [
+            replace(one, parts=tuple(part for part in one.parts if part.min_seq < seq))
+            for one in manifests
+            if one.begin.position.seq < seq
+        ]
+
+    def require_staged(self, checkpoints: Mapping[str, Checkpoint | None]) -> None:
+        """By source. Raises Refused (stage.as_of), UsageError (stage.as_of_sources)."""
+        if self.position is not None and len(checkpoints) > 1:
+            raise UsageError(
+                f"A position is one source's, and the pipeline has {len(checkpoints)}.",
+                where=str(self.position),
+                code="stage.as_of_sources",
+                remedy="give a time instead",
+            )
+        for source, checkpoint in checkpoints.items():
+            if checkpoint is None:
+                reached, staged = "not at all", False
+            elif self.position is not None:
+                reached, staged = f"up to {checkpoint.position}", self.position <= checkpoint.position
+            else:
+                reached = f"up to {from_us(checkpoint.watermark_us).isoformat()}"
+                staged = self.time_us is not None and self.time_us <= checkpoint.watermark_us
+            if not staged:
+                raise Refused(
+                    f"Source {source} is staged {reached}, which is not yet the moment that was asked for.",
+                    where=str(self.position or from_us(self.time_us or 0).isoformat()),
+                    code="stage.as_of",
+                    remedy="extract up to it first: lockstep extract --until",
+                )
+
+
+def parse_position(text: str) -> Position | None:
+    """`binlog.000042:1234`, or `timeline 1 binlog.000042:1234` as Lockstep prints it; None for anything else."""
+    match = _POSITION.match(text)
+    return Position(int(match[1] or 0), match[2], int(match[3])) if match else None
