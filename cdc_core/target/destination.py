@@ -29,7 +29,7 @@ from cdc_core.target.facts import (
     written_columns,
 )
 from cdc_core.target.load import Layout, open_session
-from cdc_core.target.prepare import prepare
+from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
 
@@ -154,7 +154,9 @@ def _inspect(
                     narrower=rule.on_row_error == "quarantine",
                 )
             assert facts is not None  # require_table has refused it
-            yield place, replace(facts, beside=rule.guard.store == "table")
+            facts = replace(facts, beside=rule.guard.store == "table")
+            require_store(connection, facts)
+            yield place, facts
         require_grants(connection, found.values(), temporary_in=database, where=where)
 
 

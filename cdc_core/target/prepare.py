@@ -66,9 +66,9 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     """
     try:
         with connection.cursor() as cursor:
-            kept = _create_missing(cursor, facts)
-            if kept and kept != (VERSIONS if facts.beside else VERSION_COLUMN):
-                raise _moved(facts, kept)
+            there = _ours(cursor, facts)
+            _require_store(cursor, facts, there)
+            _create_missing(cursor, facts, there)
             if facts.versioned or facts.beside:
                 return facts
             log.info("adding the invisible column %s to %s", VERSION_COLUMN, facts.name)
@@ -90,34 +90,45 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     return replace(table_facts(connection, facts.database, [facts.table])[facts.table], beside=facts.beside)
 
 
-def _create_missing(cursor: Any, facts: TableFacts) -> str:
-    """Makes the tables of Lockstep; where versions of the table's rows are kept already, "" for nowhere."""
+def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
+    """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look."""
+    with connection.cursor() as cursor:
+        _require_store(cursor, facts, _ours(cursor, facts))
+
+
+def _ours(cursor: Any, facts: TableFacts) -> set[str]:
+    """The tables of Lockstep that are there."""
     cursor.execute(
         "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN (%s, %s, %s)",
         (facts.database, TOMBSTONES, LEDGER, VERSIONS),
     )
-    there = {row[0] for row in cursor.fetchall()}
+    return {row[0] for row in cursor.fetchall()}
+
+
+def _create_missing(cursor: Any, facts: TableFacts, there: set[str]) -> None:
     wanted = {TOMBSTONES: _CREATE_TOMBSTONES, LEDGER: _CREATE_LEDGER}
     if facts.beside:
         wanted[VERSIONS] = _CREATE_VERSIONS
     for name, statement in wanted.items():
         if name not in there:
             cursor.execute(statement.format(database=quote(facts.database)))
-    if facts.versioned:
-        return VERSION_COLUMN
-    if VERSIONS in there:
+
+
+def _require_store(cursor: Any, facts: TableFacts, there: set[str]) -> None:
+    if facts.beside and facts.versioned:
+        raise _moved(facts, VERSION_COLUMN, "row", f"the column {VERSION_COLUMN}")
+    if not facts.beside and VERSIONS in there:
         cursor.execute(
             f"SELECT 1 FROM {quote(facts.database)}.{VERSIONS} WHERE table_name = %s LIMIT 1", (facts.table,)
         )
-        return VERSIONS if cursor.fetchone() else ""
-    return ""
+        if cursor.fetchone():
+            raise _moved(facts, VERSIONS, "table", f"its rows of {VERSIONS}")
 
 
-def _moved(facts: TableFacts, kept: str) -> Refused:
-    there, away = ("table", "_lockstep_version") if kept == VERSIONS else ("row", "the column _cdc_version")
+def _moved(facts: TableFacts, kept: str, store: str, away: str) -> Refused:
     return Refused(
         f"The versions of the rows of {facts.name} are kept in {kept}; guard.store says otherwise.",
         where=facts.name,
         code="target.guard_store",
-        remedy=f"set guard.store: {there}; or empty the table, take its versions away ({away}) and replay it",
+        remedy=f"set guard.store: {store}; or empty the table, take its versions away ({away}) and replay it",
     )

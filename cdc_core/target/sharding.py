@@ -87,9 +87,9 @@ def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
 def _by_bounds(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
     kind, numbers = values.type, not isinstance(sharding.bounds[0], str)
     if numbers and (pa.types.is_integer(kind) or pa.types.is_decimal(kind)):
-        # Of 38 digits: no integer column has more.
-        bounds = pa.array([Decimal(bound) for bound in sharding.bounds], pa.decimal128(38, 0))
-        values = values.cast(bounds.type) if pa.types.is_integer(kind) else values
+        # One type for both, in which every key and bound is exact.
+        wide = pa.decimal256(76, kind.scale if pa.types.is_decimal(kind) else 0)
+        bounds, values = pa.array([Decimal(bound) for bound in sharding.bounds], wide), values.cast(wide)
     elif not numbers and _is_text(kind):
         values, bounds = values.cast(pa.binary()), pa.array(sharding.bounds).cast(pa.binary())
     elif not numbers and pa.types.is_temporal(kind):

@@ -474,6 +474,38 @@ def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes
     assert (target["target"], target["records"]) == (name[1], {})
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_does(
+    shop: Any, copied: Any, lockstep: Any
+) -> None:
+    copied.execute(f"USE `{shop.name}`")
+    copied.execute(ORDERS.replace("VARCHAR(20)", "VARCHAR(3)"))
+    assert "target.type" in failed(lockstep("check", "shop.yaml", code=3))
+    file = lockstep.directory / "shop.yaml"
+    rule = 'tables: {"*": {on_row_error: quarantine, guard: {store: table}}}'
+    target = f'targets:\n  - {{name: copy, connections: ["env:COPY"], {rule}}}\n'
+    file.write_text(re.sub(r"(?ms)^targets:.*?(?=^\S|\Z)", target, file.read_text()))
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+    changes(shop)  # of the rows that are left, one has 'new', the other 'paid'
+    done = lockstep("run", "shop.yaml").document
+    (entry,) = done["ledgers"]
+    assert (entry["quarantined"], entry["problems"]) == (1, [])
+    copied.execute("SELECT status FROM orders")
+    assert [row[0] for row in copied.fetchall()] == ["new"]
+    (aside,) = (Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))).glob(
+        f"runs/{done['run_id']}/rejected/quarantine/target=copy/table=*/*.parquet"
+    )
+    (row,) = pq.read_table(aside).to_pylist()
+    assert (row["status"], "status" in row["_cdc_reason"]) == ("paid", True)
+    assert lockstep("run", "shop.yaml", "--requeue", "nobody", code=2).error["code"] == "replay.requeue"
+    copied.execute("ALTER TABLE orders MODIFY status VARCHAR(20) NOT NULL")
+    (again,) = lockstep("run", "shop.yaml", "--requeue", done["run_id"]).document["ledgers"]
+    assert (again["quarantined"], again["written"], again["equal"], again["problems"]) == (0, 2, 1, [])
+    copied.execute("SELECT order_id, status, amount, at FROM orders ORDER BY order_id")
+    assert [tuple(row) for row in copied.fetchall()] == source_rows(shop)
+
+
 def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizon(shop: Any, lockstep: Any) -> None:
     for number in range(4):
         shop.execute(f"INSERT INTO orders VALUES ({number},'old',1,NULL)")

@@ -19,7 +19,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
 from cdc_core.target.facts import table_facts
-from cdc_core.target.prepare import prepare
+from cdc_core.target.prepare import prepare, require_store
 from tests.target_rows import Table, Winner, shop, target_table
 
 SERVERS = ("mariadb_target", "mysql9")
@@ -145,10 +145,12 @@ def test_versions_that_are_kept_elsewhere_already_are_not_forgotten(server: Any)
     for store, other in (("row", True), ("table", False)):
         with target_table(server, store=store) as table:
             table.write([shop("u", 1, "a", 1, 10)])
-            with pytest.raises(Refused) as caught:
-                prepare(table.connection, replace(table.facts, beside=other))
-            assert caught.value.code == "target.guard_store"
-            assert f"guard.store: {store}" in caught.value.remedy
+            require_store(table.connection, table.facts)
+            for judge in (prepare, require_store):
+                with pytest.raises(Refused) as caught:
+                    judge(table.connection, replace(table.facts, beside=other))
+                assert caught.value.code == "target.guard_store"
+                assert f"guard.store: {store}" in caught.value.remedy
 
 
 def test_keys_alone_can_be_written_beside(server: Any) -> None:
