@@ -181,9 +181,9 @@ def _documents(server: SqlServer, database: str, rows: int) -> None:
         k = f"({low} + n)"
         body = f"REPEAT(CONCAT(LEFT(SHA2({k}, 256), 32), ' lorem ipsum dolor '), 40 + {k} % 80)"
         doc = (
-            f"JSON_OBJECT('id', {k}, 'name', LEFT(SHA2({k}, 256), 32), 'price', {k} / 7, "
-            f"'tags', JSON_ARRAY('a', 'b', {k} % 9), "
-            f"'nested', JSON_OBJECT('x', {k} % 2 = 0, 'text', REPEAT(LEFT(SHA2({k}, 256), 32), 8)))"
+            f'CONCAT(\'{{"id": \', {k}, \', "name": "\', LEFT(SHA2({k}, 256), 32), \'", "price": \', {k} / 8, '
+            f'\', "tags": ["a", "b", \', {k} % 9, \'], "nested": {{"x": true, "text": "\', '
+            f"REPEAT(LEFT(SHA2({k}, 256), 32), 8), '\"}}}}')"
         )
         _execute(server, database, f"INSERT INTO docs SELECT {k}, {body}, {doc} FROM n WHERE n < {count} ORDER BY n")
 
