@@ -104,9 +104,9 @@ def _looped(server: SqlServer, database: str, body: str, count: int) -> None:
         list(pool.map(lambda part: _execute(server, database, f"CALL write_all({part[0]}, {part[1]})"), parts))
 
 
-def _chunks(rows: int) -> Iterator[tuple[int, int]]:
-    for low in range(0, rows, _CHUNK):
-        yield low, min(_CHUNK, rows - low)
+def _chunks(rows: int, size: int = _CHUNK) -> Iterator[tuple[int, int]]:
+    for low in range(0, rows, size):
+        yield low, min(size, rows - low)
 
 
 def _one_row(server: SqlServer, database: str, rows: int) -> None:
@@ -177,7 +177,7 @@ def _sixteen(server: SqlServer, database: str, rows: int) -> None:
 
 def _documents(server: SqlServer, database: str, rows: int) -> None:
     _begin(server, database, "CREATE TABLE docs (id INT PRIMARY KEY, body MEDIUMTEXT, doc JSON)")
-    for low, count in _chunks(rows):
+    for low, count in _chunks(rows, 100):
         k = f"({low} + n)"
         body = f"REPEAT(CONCAT(LEFT(SHA2({k}, 256), 32), ' lorem ipsum dolor '), 40 + {k} % 80)"
         doc = (
@@ -194,5 +194,6 @@ WORKLOADS = (
              1_110_000, ("orders",), _bulk),
     Workload("wide", "100 columns, 10,000 rows a transaction", 50_000, ("wide",), _wide),
     Workload("sixteen", "transactions of four rows in four of sixteen tables", 200_000, SIXTEEN, _sixteen),
-    Workload("documents", "texts of 2 to 6 KB and JSON of 500 bytes", 30_000, ("docs",), _documents),
+    Workload("documents", "texts of 2 to 6 KB and JSON of 500 bytes, 100 rows a transaction", 30_000, ("docs",),
+             _documents),
 )  # fmt: skip

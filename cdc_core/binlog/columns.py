@@ -14,8 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from cdc_core.binlog import addresses, kernels, temporal
+from cdc_core.binlog import addresses, json_kernels, kernels, temporal
 from cdc_core.binlog import text as charsets
 from cdc_core.binlog import wide as wide_sets
 from cdc_core.binlog.json import JsonError, json_text
@@ -357,13 +358,38 @@ def _set(values: _Values) -> _Decoded:
 def _json(values: _Values) -> _Decoded:
     if values.code != TypeCode.JSON:
         return _text(values)
-    texts: list[str | None] = []
-    for row in range(len(values.offset)):
+    array = _plain_json(values)
+    if not _is_utf8(array):
+        return _json_texts(values, np.flatnonzero(values.valid)), None
+    declined = values.valid & array.is_null().to_numpy(zero_copy_only=False)
+    if declined.any():
+        array = pc.replace_with_mask(
+            array, pa.array(declined), _json_texts(values, np.flatnonzero(declined)).drop_null()
+        )
+    return array, None
+
+
+def _plain_json(values: _Values) -> pa.StringArray:
+    """Null where there is no value, and where json_kernels declines one."""
+    rows = len(values.offset)
+    size = np.empty(rows, np.int64)
+    # As a rule a text is about as long as the binary form; what has no room is declined.
+    out = np.empty(3 * int(values.length[values.valid].sum(dtype=np.int64)) + 64 * rows + 64, np.uint8)
+    json_kernels.documents(values.buffer, values.offset, values.length, out, size, *json_kernels.tables())
+    ends = _ends(np.maximum(size, 0))
+    present = _validity(values.valid & (size >= 0))
+    return pa.Array.from_buffers(pa.string(), rows, [present, pa.py_buffer(ends), pa.py_buffer(out)])
+
+
+def _json_texts(values: _Values, rows: Longs) -> pa.StringArray:
+    """Texts of these rows, null for others."""
+    texts: list[str | None] = [None] * len(values.offset)
+    for row in rows.tolist():
         try:
-            texts.append(json_text(values.raw(row)) if values.length[row] >= 0 else None)
+            texts[row] = json_text(values.raw(row))
         except JsonError as error:
             raise malformed(f"Column {values.column.name!r}: {error}", values.where(row)) from error
-    return pa.array(texts, pa.string()), None
+    return pa.array(texts, pa.string())
 
 
 def _vector(values: _Values) -> _Decoded:

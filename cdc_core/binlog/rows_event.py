@@ -54,6 +54,18 @@ class RowsEvent:
 def parse_rows(event: Event) -> RowsEvent:
     """The head of a WRITE, UPDATE, DELETE or PARTIAL_UPDATE rows event, V1 or V2."""
     kind = _KINDS.get(event.header.type)
+    body, code = event.body, event.header.type
+    at = 8 if code in _V1 else 10
+    # The usual head, at once: large transactions have many. No extra part, fewer than 251 columns.
+    if kind is not None and len(body) > at and body[at] < 251 and (at == 8 or body[8:10] == b"\2\0"):
+        bitmap = (body[at] + 7) // 8
+        middle = at + 1 + bitmap
+        end = middle + bitmap if kind == UPDATE else middle
+        if end <= len(body):
+            return RowsEvent(
+                kind, int.from_bytes(body[:6], "little"), int.from_bytes(body[6:8], "little"), body[at],
+                body[at + 1 : middle], body[middle:end], code == EventType.PARTIAL_UPDATE_ROWS, body[end:], event,
+            )  # fmt: skip
     read = event.cursor()
     if kind is None:
         raise read.error("not a row event")

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.binlog import framing, groups, gtid_text
+from cdc_core.binlog import framing, groups, gtid_text, json_kernels
 from cdc_core.binlog.events import Event, EventType, Header
 from cdc_core.binlog.rows import RowImages, decode_rows
 from cdc_core.binlog.rows_event import DELETE, INSERT, UPDATE, RowsEvent
@@ -41,6 +41,7 @@ _COLUMNS: tuple[tuple[ColumnType, int, int, bytes], ...] = (
     (ColumnType("binary", length=2), TypeCode.STRING, 2, b"\x00"),
     (ColumnType("set", labels=("a", "b"), charset="utf8mb4"), TypeCode.SET, 1, b"\x03"),
     (ColumnType("uuid"), TypeCode.STRING, 16, b"\x00"),
+    (ColumnType("json"), TypeCode.JSON, 4, b"\x02\x00\x00\x00\x04\x01"),
 )
 
 
@@ -81,7 +82,7 @@ def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this room by name."""
     from cdc_core.binlog import addresses, kernels, scan, temporal, wide
 
-    for module in (scan, kernels, temporal, addresses, wide, framing, groups, gtid_text):
+    for module in (scan, kernels, temporal, addresses, wide, framing, groups, gtid_text, json_kernels):
         for name, function in vars(module).items():
             if hasattr(function, "signatures") and function.__module__ == module.__name__:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", function
