@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -55,6 +55,20 @@ POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
+class Effort:
+    """What it took.
+
+    put_waits, take_waits: of the ring. A reader that waits is faster than staging, a stager that waits faster than
+    the source.
+    losses:                connections to the source that were lost and opened again.
+    """
+
+    put_waits: int = 0
+    take_waits: int = 0
+    losses: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class DrainResult:
     """What a drain has reached. `done`: all that was asked is staged; otherwise call again.
 
@@ -65,6 +79,7 @@ class DrainResult:
     staged: Staged
     position: Position
     watermark_us: int
+    effort: Effort = Effort()
 
 
 def default_holder() -> str:
@@ -99,6 +114,8 @@ class Extractor:
         self._closing = threading.Event()
         self._attached = ExitStack()
         self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
+        self._stream: SourceStream | None = None
+        self._effort_before = Effort()
         self._reader_error: BaseException | None = None
         self._lease_error: LockstepError | None = None
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
@@ -153,6 +170,10 @@ class Extractor:
             left_out = isolated(self._store, source.name)
             for note in notes(left_out):
                 log.warning("%s: %s", source.name, note)
+            effort = self._effort()
+            # The stream counts what it mends itself; an end that it handed to us is one more.
+            self._effort_before = replace(effort, losses=effort.losses + (self._stream is not None))
+            self._stream = None
             self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
             if self._lease_error is not None:
                 self._ring.fail(self._lease_error)
@@ -174,6 +195,7 @@ class Extractor:
                 limits=pipeline.limits,
             )
             opened.enter_context(stream)
+            self._stream = stream
             self._reader_error = None
             leaving = threading.Event()
             reader = threading.Thread(
@@ -330,7 +352,15 @@ class Extractor:
 
     def _result(self, *, done: bool) -> DrainResult:
         durable = self._stager.durable
-        return DrainResult(done, self._stager.staged, durable.position, durable.watermark_us)
+        return DrainResult(done, self._stager.staged, durable.position, durable.watermark_us, self._effort())
+
+    def _effort(self) -> Effort:
+        before, ring = self._effort_before, self._ring.stats()
+        return Effort(
+            before.put_waits + ring.put_waits,
+            before.take_waits + ring.take_waits,
+            before.losses + (0 if self._stream is None else self._stream.losses),
+        )
 
 
 def _clock_us(control: pymysql.Connection) -> int:

@@ -87,6 +87,8 @@ class SourceStream:
         self._bent_at: Position | None = None
         self.position = self._start
         """Behind the last block that was handed on."""
+        self.losses = 0
+        """Connections that were lost and tried again."""
 
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start)
@@ -171,6 +173,7 @@ class SourceStream:
             log.error("%s: given up after %g s (reconnect_s)", self._source.name, self._source.reconnect_s)
             return False
         self._disconnect()
+        self.losses += 1
         self._resume_s = time.monotonic() + pause_s
         log.warning("%s: trying again in %.1f s, from %s: %s", self._source.name, pause_s, place, error)
         return True

@@ -17,6 +17,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException, A
 
 from cdc_core import config
 from cdc_core.errors import LockstepError, Refused, UsageError
+from lockstep_airflow import metrics
 from lockstep_airflow.child import die_with_parent
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark
@@ -317,6 +318,7 @@ class CommitOperator(_RunOperator):
 
         with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
             summary = commit(meta, store, pipeline, plan, self.target)
+            metrics.committed(pipeline.pipeline, summary)
             positions = _positions(store, plan, self.target)
         for table in summary.tables:
             log.info("%s", table)

@@ -19,6 +19,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from cdc_core import config
 from cdc_core.errors import RetryLater
+from lockstep_airflow import metrics
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.run_context import holder_name, is_dry_run, window_of
@@ -49,6 +50,7 @@ class ExtractSensor(BaseSensorOperator):
         self.source = source
         self._open: ExitStack | None = None
         self._extractor: Extractor | None = None
+        self._drained: DrainResult | None = None
 
     def execute(self, context: Context) -> Any:
         try:
@@ -74,6 +76,7 @@ class ExtractSensor(BaseSensorOperator):
             staged = self._staged_already(pipeline, window.end_us)
             if staged is not None:
                 log.info("%s: everything up to the end of %s is staged; the source is not asked", self.source, window)
+                metrics.lag(pipeline.pipeline, self.source, staged["watermark_us"])
                 return PokeReturnValue(True, staged)
             try:
                 self._extractor = self._start(pipeline, context)
@@ -83,6 +86,8 @@ class ExtractSensor(BaseSensorOperator):
                 log.info("%s: waiting: %s", self.source, error)
                 return PokeReturnValue(False)
         result = self._extractor.drain(until_us=window.end_us, budget_s=DRAIN_S)
+        metrics.drained(pipeline.pipeline, self.source, result, self._drained)
+        self._drained = result
         log.info(
             "%s: %s %s; staged %s rows in %s batches of this try, at %s",
             self.source,
@@ -124,7 +129,7 @@ class ExtractSensor(BaseSensorOperator):
         return extractor
 
     def _close(self) -> None:
-        opened, self._open, self._extractor = self._open, None, None
+        opened, self._open, self._extractor, self._drained = self._open, None, None, None
         if opened is not None:
             opened.close()
 

@@ -31,7 +31,7 @@ BUSY_S = 5.0
 _AT_ONCE = 8
 """Meta databases asked at once: one that does not answer must not hold up the others."""
 _UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
-_SUMMED = ("staged_rows", "key_changes", "winners", "superseded", "written", "equal", "stale", "absent")
+_SUMMED = ("staged_rows", "key_changes", "winners", "superseded", "written", "equal", "stale", "absent", "quarantined")
 
 
 def figures(folder: Path, may_read: Callable[[str], bool], *, with_broken: bool) -> dict[str, Any]:
