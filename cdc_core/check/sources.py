@@ -7,6 +7,7 @@ from typing import Any
 
 import pymysql
 
+from cdc_core import connections
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline, Source
 from cdc_core.model.position import Checkpoint
@@ -14,7 +15,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import require_logged_cascades, survey
-from cdc_core.source.failover import is_other_server
+from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.start import find_start
 
 
@@ -39,23 +40,27 @@ def check_server(
         else:
             what, _, remedy = advice.rpartition(". ")
             findings.warn(f"{subject}: {name}", what or remedy, remedy if what else "")
-    if stored is not None and len(source.connections) > 1 and is_other_server(stored, facts):
-        findings.ok(f"{subject}: position", f"not this server's: {stored.server} is read, up to {stored.position}")
+    if stored is not None and is_other_server(stored, facts):
+        if len(source.connections) > 1:
+            findings.ok(f"{subject}: position", f"not this server's: {stored.server} is read, up to {stored.position}")
+            return
+        address = connections.resolve(source.connections[0])
+        findings.attempt(
+            f"{subject}: position",
+            lambda: fail_over(source, connection, address, facts, stored),
+            lambda found: f"another server than before; it would go on at {found.start.position}",
+        )
         return
     start = findings.attempt(
         f"{subject}: position",
         lambda: find_start(source, connection, stored),
         lambda found: f"{'goes on' if stored else 'begins'} at {found.position}, which the server still has",
     )
-    if start is not None and stored is not None and facts.retention_s:
-        age_s = (facts.clock_us - stored.watermark_us) / 1e6
-        if age_s > facts.retention_s / 2:
-            findings.warn(
-                f"{subject}: retention",
-                f"our position is {age_s / 3600:.1f} h old, and the server keeps its log for "
-                f"{facts.retention_s / 3600:.1f} h",
-                "extract soon, or SET GLOBAL binlog_expire_logs_seconds higher",
-            )
+    if start is not None and stored is not None:
+        near = server.advise_position(facts, server.binlog_files(connection), stored)
+        if near is not None:
+            what, _, remedy = near.rpartition(". ")
+            findings.warn(f"{subject}: purge", what, remedy)
 
 
 def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:

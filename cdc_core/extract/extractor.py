@@ -219,6 +219,10 @@ class Extractor:
             self._meta.commit_batch(self._lease, bridge)
             return moved.start
         start = find_start(source, self._control, stored, server=address)
+        if stored is not None:
+            near = server.advise_position(known, server.binlog_files(self._control), stored)
+            if near is not None:
+                log.warning("%s: %s", source.name, near)
         if stored is None:
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)

@@ -6,12 +6,13 @@ both refuse by the very same functions. ADVICE holds what is not refused but sho
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pymysql
 
 from cdc_core.config import Source
 from cdc_core.errors import Refused
+from cdc_core.model.position import Checkpoint
 from cdc_core.source.facts import (
     BinlogFile,
     ServerFacts,
@@ -186,6 +187,22 @@ def advise_checksum(server: ServerFacts) -> str | None:
     if server.checksum == "CRC32":
         return None
     return "binlog_checksum is off: a damaged log is noticed late or never. SET GLOBAL binlog_checksum = 'CRC32'"
+
+
+def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Checkpoint) -> str | None:
+    """How near the stored position is to what the server purges next."""
+    age_s = (server.clock_us - stored.watermark_us) / 1e6
+    if server.retention_s and age_s > server.retention_s / 2:
+        return (
+            f"our position is {age_s / 3600:.1f} h old, and the server keeps its log for "
+            f"{server.retention_s / 3600:.1f} h. Extract soon, or SET GLOBAL binlog_expire_logs_seconds higher"
+        )
+    if len(files) > 1 and files[0].name == stored.position.file and stored.server in ("", server.identity):
+        return (
+            f"our position is in {files[0].name}, the oldest of {len(files)} files that the server still has. Extract "
+            "soon, before it is purged"
+        )
+    return None
 
 
 ADVICE: tuple[Callable[[ServerFacts], str | None], ...] = (advise_row_metadata, advise_retention, advise_checksum)

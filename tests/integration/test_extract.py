@@ -425,3 +425,30 @@ def test_a_table_is_exported_as_it_was_at_a_position_and_at_a_time(make_line, tm
     asked = CliRunner().invoke(app, ["stage", "sql", str(tmp_path / "shop.yaml"), "SELECT * FROM t", "--as-of", later])
     assert isinstance(asked.exception, Refused)
     assert asked.exception.code == "stage.as_of"
+
+
+def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_purge(make_line, source_database):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
+    line.drain()
+    first = line.meta.checkpoint("shop").position
+    name = f"{source_database.name}_other"
+    line.execute(
+        f"CREATE DATABASE {name}", f"CREATE TABLE {name}.t (id INT)", f"INSERT INTO {name}.t VALUES (1)",
+        "FLUSH BINARY LOGS", f"DROP DATABASE {name}", "FLUSH BINARY LOGS",
+    )  # fmt: skip
+    line.drain()
+    reached = line.meta.checkpoint("shop").position
+    assert reached.number >= first.number + 2
+    give_up_s = time.monotonic() + 60
+    while True:  # a file that a stream still reads is kept
+        line.execute(f"PURGE BINARY LOGS TO '{reached.file}'")
+        with source_database.server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW BINARY LOGS")
+            if cursor.fetchone()[0] == reached.file:
+                break
+        assert time.monotonic() < give_up_s
+        time.sleep(0.1)
+    line.execute("INSERT INTO t VALUES (2, 1)")
+    line.drain()
+    assert line.ids() == [1, 2]

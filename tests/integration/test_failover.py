@@ -13,6 +13,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.extract import Extractor
@@ -273,3 +274,23 @@ def test_a_seeded_standby_whose_log_begins_behind_what_was_read_is_refused(pair:
     with pytest.raises(DataAtRisk) as caught:
         line.drain()
     assert caught.value.code in ("source.diverged", "source.purged")
+
+
+@pytest.mark.parametrize("pair", ["mariadb"], indirect=True)
+def test_check_says_where_another_server_would_go_on(
+    pair: Pair, line: Line, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write(pair.primary, pair.name, 1, 10)
+    pair.caught_up()
+    line.drain()
+    monkeypatch.setenv("A", pair.primary.url)
+    monkeypatch.setenv("B", pair.replica.url)
+    with ExitStack() as opened:
+        alone = Line(pair, tmp_path, opened, sources="env:B")
+        said = {one.subject: one for one in check(alone.pipeline).findings}
+        assert said["source shop: position"].status == "ok"
+        assert "go on at timeline 1" in said["source shop: position"].what
+    said = {one.subject: one for one in check(line.pipeline).findings}
+    assert said["source shop at env:A: position"].what.startswith("goes on at")
+    assert said["source shop at env:B: position"].what.startswith("not this server's")
+    assert line.notes == []

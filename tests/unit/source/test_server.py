@@ -9,6 +9,7 @@ import pytest
 
 from cdc_core.config import Source
 from cdc_core.errors import Refused
+from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source import server
 from cdc_core.source.facts import Grants, Replica, ServerFacts, parse_grants
 
@@ -89,3 +90,19 @@ def test_grants_are_read_from_the_lines_of_show_grants() -> None:
     assert not grants.has("SELECT")
     assert grants.select_on == ("shop.*", "odd.t")
     assert parse_grants(["GRANT ALL PRIVILEGES ON *.* TO `root`@`%` WITH GRANT OPTION"]).has("ANYTHING")
+
+
+def test_a_position_near_to_what_is_purged_next_is_told() -> None:
+    hour_us = 3_600_000_000
+    known = replace(GOOD, clock_us=100 * hour_us, retention_s=10 * 3600)
+    files = [server.BinlogFile(f"binlog.00000{number}", 10) for number in (3, 4)]
+
+    def near(file: str, age_h: int, of: str = "uuid", left: int = 2) -> str | None:
+        stored = Checkpoint(Position(0, file, 4), server=of, watermark_us=(100 - age_h) * hour_us)
+        return server.advise_position(known, files[:left], stored)
+
+    assert near("binlog.000004", 5) is None
+    assert "6.0 h old" in str(near("binlog.000004", 6))
+    assert "the oldest of 2" in str(near("binlog.000003", 1))
+    assert near("binlog.000003", 1, left=1) is None
+    assert near("binlog.000003", 1, of="another") is None
