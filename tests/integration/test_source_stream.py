@@ -299,3 +299,30 @@ def test_a_position_that_the_dump_command_cannot_name_is_reached_from_the_begin_
     assert changes_of(long_way) == changes_of(plain)
     assert long_way[0].begin == start.position == plain[0].begin
     assert isinstance(long_way[-1].end, Position)
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_an_isolated_table_leaves_its_neighbours_in_the_same_transactions_whole(
+    origin: Origin, compressed: bool
+) -> None:
+    origin.execute(*TABLES, "CREATE TABLE odd (id INT PRIMARY KEY, _cdc_op TEXT)")
+    setting = "log_bin_compress" if origin.mariadb else "binlog_transaction_compression"
+    scope = "GLOBAL" if origin.mariadb else "SESSION"
+    start = origin.end()
+    try:
+        with origin.session() as run:
+            run(f"SET {scope} {setting} = {int(compressed)}")
+            for n in range(30):
+                run("BEGIN", f"INSERT INTO customer VALUES ({n}, REPEAT('compress me ', 3), {n}, NULL)")
+                run(f"INSERT INTO odd VALUES ({n}, REPEAT('compress me ', 30))" if n > 4 else "DO 0")
+                run(f"REPLACE INTO item VALUES ({n % 7}, 1, 'x')", "COMMIT")
+    finally:
+        origin.execute(f"SET {scope} {setting} = 0" if origin.mariadb else "DO 0")
+    blocks = origin.drain(start, on_unreadable="isolate")
+    tables = replay(blocks)
+    assert set(tables) == {"customer", "item"}
+    for table in ("customer", "item"):
+        assert in_order(tables[table]) == in_order(origin.rows(table))
+    assert sum(block.passed.get("table isolated", 0) for block in blocks) == 25
+    assert list(blocks[-1].isolated) == [f"{origin.name}.odd"]
+    assert_partition(blocks, start.position, origin.end().position)
