@@ -4,10 +4,13 @@ Reads exactly the files of the plan, all tables of a set in one application, eac
 delete of the old key and the upsert of the new one. Within a source the last change is the one with the greatest
 (_cdc_seq, _cdc_row); between sources the greatest (_cdc_ts, _cdc_source), as the guard compares.
 Aggregation is partial first, then shuffled by key: no global sort, nothing collected.
+A value that the log did not carry (`_cdc_absent`) is the last older one of the same key; what no change of the run has
+stays absent, for the write to leave as the target has it. Only tables with such rows pay for the search.
 
 Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete), `_cdc_ts` `_cdc_source` `_cdc_seq` `_cdc_row`,
-`_cdc_literal`, `_cdc_born` (some change of the run brought the key to life) and, where a target's shard key is not
-part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row had before.
+`_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (some change of the run brought the key to life) and,
+where a target's shard key is not part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row
+had before.
 """
 
 from __future__ import annotations
@@ -21,34 +24,60 @@ from pyspark.sql import types as T  # noqa: N812
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
-from cdc_core.model.staged import BEFORE, DELETE, INSERT, LITERAL, OP, ROW, SEQ, SNAPSHOT, SOURCE, TRUNCATE, TS, UPDATE
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import (
+    ABSENT,
+    BEFORE,
+    DELETE,
+    INSERT,
+    LITERAL,
+    OP,
+    ROW,
+    SEQ,
+    SNAPSHOT,
+    SOURCE,
+    TRUNCATE,
+    TS,
+    UPDATE,
+)  # fmt: skip
 from spark_jobs.columns import c, staged_struct, unified
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.session import size_shuffles
 
 BORN, MOVED = "_cdc_born", "_cdc_moved"
 _SIDE, _ARRIVED, _WINNER = "_cdc_side", "_cdc_arrived", "_cdc_winner"
-_COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates")
+_LACKS, _LOST = "_cdc_lacks", "_cdc_lost"
+_COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", _LOST)
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
 _BEFORE_MARK = BEFORE + "."
 
 
 def winners(
-    changes: DataFrame, columns: T.StructType, key: Sequence[str], *, moving: Sequence[str] = (), sources: int = 1
+    changes: DataFrame,
+    columns: T.StructType,
+    key: Sequence[str],
+    *,
+    moving: Sequence[str] = (),
+    sources: int = 1,
+    fill: Sequence[str] = (),
 ) -> DataFrame:
-    """The last change of each key, with `_cdc_changes`, `_cdc_key_changes` and `_cdc_truncates` of the key.
+    """The last change of each key, with `_cdc_changes`, `_cdc_key_changes`, `_cdc_truncates` and `_cdc_lost` (changes
+    of which nobody could tell the whole row) of the key.
 
     changes: staged columns, the row's already unified to `columns`. moving: shard keys outside the key.
+    fill: columns that some change lacks and an older one may have.
     """
-    sides = _split_key_changes(changes, columns, key)
+    sides = _split_key_changes(changes, columns, key, moving)
     groups = [exact(columns[name].dataType, name).alias(f"_cdc_key{at}") for at, name in enumerate(key)]
-    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in _KEPT])
+    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, _LACKS)])
     order = F.struct(c(SEQ), c(ROW))
     totals = [
         F.count(F.lit(1)).alias(_COUNTS[0]),
         F.sum(c(_SIDE)).cast("bigint").alias(_COUNTS[1]),
         F.sum((c(OP) == TRUNCATE).cast("bigint")).alias(_COUNTS[2]),
+        F.sum(c(_LOST)).cast("bigint").alias(_LOST),
         F.max(c(_ARRIVED)).alias(BORN),
+        *[_last_value(name, order).alias(_filled(at)) for at, name in enumerate(fill)],
         *[F.collect_set(c(_was(at))).alias(_was(at)) for at in range(len(moving))],
     ]
     for at, name in enumerate(moving):
@@ -62,18 +91,74 @@ def winners(
             F.max_by(c(_WINNER), between).alias(_WINNER),
             *[F.sum(c(name)).alias(name) for name in _COUNTS],
             F.max(c(BORN)).alias(BORN),
+            *[
+                F.max_by(c(_filled(at)), F.when(c(_filled(at)).isNotNull(), between)).alias(_filled(at))
+                for at in range(len(fill))
+            ],
             *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(moving))],
         )
     op = F.when(c(_WINNER, OP) == DELETE, F.lit(DELETE)).otherwise(F.lit(UPDATE)).alias(OP)
     places = [F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(MOVED)] if moving else []
+    number = {name: at for at, name in enumerate(fill)}
+    values = [
+        F.when(_lacks(name, _WINNER), c(_filled(number[name]), "v")).otherwise(c(_WINNER, name)).alias(name)
+        if name in number
+        else c(_WINNER, name).alias(name)
+        for name in columns.fieldNames()
+    ]
     return last.select(
-        *[c(_WINNER, field.name).alias(field.name) for field in columns],
+        *values,
         op,
-        *[c(_WINNER, name).alias(name) for name in _KEPT if name != OP],
+        *[c(_WINNER, name).alias(name) for name in _KEPT if name not in (OP, LITERAL)],
+        _filled_literal(fill).alias(LITERAL),
+        _still_absent(fill).alias(ABSENT),
         c(BORN),
         *places,
         *[c(name) for name in _COUNTS],
     )
+
+
+def _filled(at: int) -> str:
+    return f"_cdc_fill{at}"
+
+
+def _lacks(name: str, *inside: str) -> Column:
+    """Whether a change lacks a column; null-safe."""
+    return F.coalesce(F.array_contains(c(*inside, _LACKS), name), F.lit(False))
+
+
+def _last_value(name: str, order: Column) -> Column:
+    """Value and literal of the last change that has the column; null where none has. A delete gives nothing: what
+    comes after it is another row."""
+    has = (c(OP) != DELETE) & ~_lacks(name)
+    literal = F.element_at(c(LITERAL), F.lit(name))
+    return F.max_by(F.when(has, F.struct(c(name).alias("v"), literal.alias("l"))), F.when(has, order))
+
+
+def _filled_literal(fill: Sequence[str]) -> Column:
+    own = c(_WINNER, LITERAL)
+    if not fill:
+        return own
+    older = F.array(
+        *[
+            F.when(
+                _lacks(name, _WINNER) & c(_filled(at), "l").isNotNull(),
+                F.struct(F.lit(name).alias("key"), c(_filled(at), "l").alias("value")),
+            )
+            for at, name in enumerate(fill)
+        ]
+    )
+    entries = F.concat(F.coalesce(F.map_entries(own), F.array()), F.filter(older, lambda one: one.isNotNull()))
+    return F.when(F.size(entries) > 0, F.map_from_entries(entries))
+
+
+def _still_absent(fill: Sequence[str]) -> Column:
+    if not fill:
+        return F.lit(None).cast("string")
+    rest = F.array_compact(
+        F.array(*[F.when(_lacks(name, _WINNER) & c(_filled(at)).isNull(), F.lit(name)) for at, name in enumerate(fill)])
+    )
+    return F.when(F.size(rest) > 0, F.to_json(rest))
 
 
 def _was(at: int) -> str:
@@ -88,8 +173,14 @@ def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
     return value
 
 
-def _split_key_changes(changes: DataFrame, columns: T.StructType, key: Sequence[str]) -> DataFrame:
-    """Each change once, and each key change a second time (`_cdc_side` 1) as the delete of its old key."""
+def _split_key_changes(
+    changes: DataFrame, columns: T.StructType, key: Sequence[str], moving: Sequence[str]
+) -> DataFrame:
+    """Each change once, and each key change a second time (`_cdc_side` 1) as the delete of its old key.
+
+    `_cdc_lacks`: the columns without a value. `_cdc_lost`: 1 where such a change comes under a new key, or does not
+    say its key or where it was.
+    """
     same = [
         exact(columns[name].dataType, name).eqNullSafe(exact(columns[name].dataType, name, before=True)) for name in key
     ]
@@ -101,6 +192,12 @@ def _split_key_changes(changes: DataFrame, columns: T.StructType, key: Sequence[
         _SIDE, F.explode(F.when(c("_cdc_key_change"), F.array(F.lit(0), F.lit(1))).otherwise(F.array(F.lit(0))))
     )
     old = c(_SIDE) == 1
+    own = F.filter(c(_LACKS), lambda name: ~F.startswith(name, F.lit(_BEFORE_MARK)))
+    lost = c("_cdc_key_change") & (F.size(own) > 0)
+    for name in key:
+        lost = lost | _lacks(name) | _lacks(_BEFORE_MARK + name)
+    for name in moving:
+        lost = lost | (_lacks(_BEFORE_MARK + name) & ~_lacks(name))
     literal = F.when(
         old,
         F.transform_keys(
@@ -114,6 +211,8 @@ def _split_key_changes(changes: DataFrame, columns: T.StructType, key: Sequence[
         F.when(old, F.lit(DELETE)).otherwise(c(OP)).alias(OP),
         *[c(name) for name in (TS, SOURCE, SEQ, ROW)],
         F.when(F.size(literal) > 0, literal).alias(LITERAL),
+        F.when(~old, c(_LACKS)).alias(_LACKS),
+        F.when(~old & lost, F.lit(1)).otherwise(F.lit(0)).alias(_LOST),
         c(_SIDE),
         (c(OP).isin(INSERT, SNAPSHOT) | (c("_cdc_key_change") & ~old)).alias(_ARRIVED),
     )
@@ -133,10 +232,31 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
             *now,
             F.when(c(BEFORE).isNotNull(), was).alias(BEFORE),
             *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW, LITERAL)],
+            _lacking(columns, schema),
         )
         found = part if found is None else found.unionByName(part)
     assert found is not None  # a table of a plan has files
     return found
+
+
+def _lacking(columns: T.StructType, schema: TableSchema) -> Column:
+    """The names in `_cdc_absent`, as the unified columns have them. What is computed from other columns and not
+    logged (virtual columns on MariaDB) is written nowhere, and nothing can fill it."""
+    computed = [mark + column.name for column in schema.columns if column.generated for mark in ("", _BEFORE_MARK)]
+    names = F.from_json(c(ABSENT), T.ArrayType(T.StringType()))
+    if computed:
+        names = F.filter(names, lambda name: ~name.isin(computed))
+    renamed = {
+        mark + column.name: mark + field.name
+        for column in schema.columns
+        for field in columns
+        for mark in ("", _BEFORE_MARK)
+        if column.name != field.name and column.name.lower() == field.name.lower()
+    }
+    if renamed:
+        spelled = F.create_map(*[F.lit(name) for pair in renamed.items() for name in pair])
+        names = F.transform(names, lambda name: F.coalesce(spelled[name], name))
+    return names.alias(_LACKS)
 
 
 def _fitted(field: T.StructField, names: dict[str, str], *inside: str) -> Column:
@@ -146,20 +266,33 @@ def _fitted(field: T.StructField, names: dict[str, str], *inside: str) -> Column
 
 
 def merge_table(job: Job, table: MergeTable) -> MergeCounts:
-    """Writes the winners of one table; its counts. Raises DataAtRisk (spark.rows_differ), Refused (spark.truncate)."""
+    """Writes the winners of one table; its counts.
+
+    Raises DataAtRisk (spark.rows_differ, spark.absent_values), Refused (spark.truncate).
+    """
     schemas = [job.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
     columns = unified(table.table, job.current_schemas(table), schemas)
     sources = {file.batch_id.partition("/")[0] for file in table.files}
     changes = read_changes(job, table, columns)
-    last = winners(changes, columns, table.key, moving=moving_keys(job, table), sources=len(sources))
+    generated = {column.name.lower() for schema in schemas for column in schema.columns if column.generated}
+    fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in generated]
+    last = winners(
+        changes,
+        columns,
+        table.key,
+        moving=moving_keys(job, table),
+        sources=len(sources),
+        fill=fill if table.absent_rows else (),
+    )
     seen = Observation()
-    changes_of_key, key_changes, truncates = (c(name) for name in _COUNTS)
+    changes_of_key, key_changes, truncates, lost = (c(name) for name in _COUNTS)
     observed = last.observe(
         seen,
         F.sum(changes_of_key - key_changes).alias("rows"),
         F.sum(key_changes).alias("key_changes"),
         F.sum(changes_of_key - 1).alias("superseded"),
         F.sum(truncates).alias("truncates"),
+        F.sum(lost).alias("lost"),
     )
     folder = job.merged(table.table)
     observed.drop(*_COUNTS).write.mode("overwrite").parquet(job.store.spark_uri(folder))
@@ -170,6 +303,15 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
             where=job.plan.run_id,
             code="spark.truncate",
             remedy="empty the target's tables by hand, re-sync the table, and begin its batches after the TRUNCATE",
+        )
+    if got["lost"]:
+        raise DataAtRisk(
+            f"{got['lost']} changes of {table.table} come under a new key, or do not say their key, and the log did "
+            "not carry all of their values.",
+            where=job.plan.run_id,
+            code="spark.absent_values",
+            remedy="SET GLOBAL binlog_row_image = FULL on the source, bring the table to the target by a full copy, "
+            "and begin its batches behind these changes",
         )
     if got["rows"] != table.rows:
         raise DataAtRisk(

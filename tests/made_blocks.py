@@ -12,7 +12,7 @@ import pyarrow as pa
 from cdc_core.model.block import Block, Entries, EntryKind, TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import staged_schema
+from cdc_core.model.staged import absent_text, staged_schema
 
 ENTRY_BYTES = 100
 """Bytes of log that each made entry covers."""
@@ -20,7 +20,10 @@ ENTRY_BYTES = 100
 
 @dataclass(frozen=True)
 class Change:
-    """One row image: `after` is the row (for a delete the row before), `before` an update's row before."""
+    """One row image: `after` is the row (for a delete the row before), `before` an update's row before.
+
+    absent: names as in `_cdc_absent`.
+    """
 
     schema: TableSchema
     op: str
@@ -28,6 +31,7 @@ class Change:
     before: dict[str, Any] | None = None
     literal: dict[str, str] | None = None
     logical: str | None = None
+    absent: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,7 @@ def _tables(made: Sequence[Made], source: str, begin: Position, seqs: Sequence[i
                     "_cdc_seq": seqs[index],
                     "_cdc_gtid": one.gtid or None,
                     "_cdc_literal": list(change.literal.items()) if change.literal else None,
+                    "_cdc_absent": absent_text(change.absent),
                 }
             )
     return tuple(

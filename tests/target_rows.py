@@ -15,6 +15,7 @@ import pymysql
 
 from cdc_core.connections import Server, parse_url
 from cdc_core.model.run import WriteCounts
+from cdc_core.model.staged import absent_text
 from cdc_core.target.facts import TableFacts, table_facts
 from cdc_core.target.load import Layout, LoadFile, Unfit
 from cdc_core.target.prepare import prepare
@@ -35,6 +36,7 @@ class Winner:
     values: Mapping[str, Any]
     version: tuple[int, int, int, str]
     literal: Mapping[str, str] | None = None
+    absent: Sequence[str] = ()
 
 
 def shop(op: str, id: int, code: str | None, n: int | None, seq: int, *, source: str = "one", ts: int = 0) -> Winner:
@@ -55,6 +57,7 @@ def record_batch(winners: Sequence[Winner], columns: Mapping[str, pa.DataType] =
                 [None if one.literal is None else list(one.literal.items()) for one in winners],
                 pa.map_(pa.string(), pa.string()),
             ),
+            "_cdc_absent": pa.array([absent_text(one.absent) for one in winners], pa.string()),
         }
     )
 

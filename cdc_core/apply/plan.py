@@ -245,7 +245,9 @@ def _merge_tables(
     for batch in batches:
         for file in view.files[batch.batch_id]:
             if target.table(file.table) is not None:
-                files[file.table].append(StagedFile(file.path, file.rows, file.schema_id, batch.batch_id))
+                files[file.table].append(
+                    StagedFile(file.path, file.rows, file.schema_id, batch.batch_id, file.absent_rows)
+                )
     return tuple(
         MergeTable(table, key_of(target, table, _in_use(files[table], schemas)), tuple(files[table]))
         for table in sorted(files)

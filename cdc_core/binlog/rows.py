@@ -9,21 +9,25 @@ place of their event.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.binlog import scan
 from cdc_core.binlog.columns import Literals, decode_column
 from cdc_core.binlog.definition import SCHEMA_REMEDY, fits
+from cdc_core.binlog.json import JsonError
+from cdc_core.binlog.json_diff import patched
+from cdc_core.binlog.partial import Defaults, Group, differing, find, groups_of, require_identity, with_default
 from cdc_core.binlog.rows_event import RowsEvent
-from cdc_core.binlog.table_map import TableMap
+from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import DataAtRisk, InternalError, Refused
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, row_field
 
 
@@ -38,7 +42,7 @@ class RowImages:
     bitmaps:     the distinct pairs of (present, present_after) bitmaps; shape: int32, index into them.
     columns:     how many columns the events say that the table has.
     offset:      int64, where each event starts in `file`, for errors.
-    partial:     some after images hold differences of JSON (PARTIAL_UPDATE_ROWS).
+    partial:     bool, whether an event's after images may hold differences of JSON (PARTIAL_UPDATE_ROWS).
     """
 
     buffer: npt.NDArray[np.uint8]
@@ -50,8 +54,8 @@ class RowImages:
     shape: npt.NDArray[np.int32]
     columns: int
     offset: npt.NDArray[np.int64]
+    partial: npt.NDArray[np.bool_]
     file: str = ""
-    partial: bool = False
 
     def __len__(self) -> int:
         return len(self.start)
@@ -85,8 +89,8 @@ class RowImages:
             shape=np.array([index[pair] for pair in pairs], dtype=np.int32),
             columns=columns.pop() if columns else 0,
             offset=np.array([event.event.start for event in events], dtype=np.int64),
+            partial=np.array([event.partial for event in events], dtype=np.bool_),
             file=events[0].event.file if events else "",
-            partial=any(event.partial for event in events),
         )
 
 
@@ -100,6 +104,7 @@ class DecodedRows:
     op:      dictionary<int32, string> of length n: c, u or d.
     literal: map<string, string> of length n: column -> exact text that the typed column cannot hold; a value of
              `before` is under `_before.<column>`. Null where there is none.
+    absent:  dictionary<int32, string> of length n: see staged.py; null where the images hold all columns.
     event:   int32 of length n, `RowImages.event` of the event each row came from; ascending with it.
     rows_per_event: int64, rows in each event of the RowImages, in order.
     """
@@ -108,6 +113,7 @@ class DecodedRows:
     before: pa.StructArray
     op: pa.DictionaryArray
     literal: pa.MapArray
+    absent: pa.DictionaryArray
     event: npt.NDArray[np.int32]
     rows_per_event: npt.NDArray[np.int64]
 
@@ -124,9 +130,9 @@ def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | Non
     _check_columns(table_map, images)
     buffer = _read_only(images.buffer)
     rows = np.zeros(len(images), np.int64)
-    for number, (present, after) in enumerate(images.bitmaps):
-        events = np.flatnonzero(images.shape == number)
-        shape = scan.shape_of(table_map, _fsps(schema, table_map), present, after, images.partial)
+    for group in _groups(images, table_map):
+        events = group.events
+        shape = scan.shape_of(table_map, _fsps(schema, table_map), *group.bitmaps, group.differences)
         counted, bad = scan.count(buffer, images.start[events], images.stop[events], images.kind[events], shape)
         if bad[0] >= 0:
             event = int(events[bad[0]])
@@ -139,28 +145,20 @@ def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | Non
     return rows
 
 
-def decode_rows(schema: TableSchema, table_map: TableMap, images: RowImages) -> DecodedRows:
+def decode_rows(
+    schema: TableSchema, table_map: TableMap, images: RowImages, defaults: Defaults | None = None
+) -> DecodedRows:
     """All rows of `images`, as `schema` (of `schema_of` for this table map) types them.
 
-    Raises Refused `binlog.row_image` when a column is absent from the images, Refused `binlog.charset` for a
-    character set that is not converted exactly, DataAtRisk `binlog.partial_update` for differences of JSON,
-    DataAtRisk `binlog.malformed` for bytes of another shape.
+    defaults: asked only where an INSERT's image lacks columns.
+    Raises Refused `binlog.row_image` when an image lacks the key, or the default of a column is not to be had,
+    DataAtRisk `binlog.partial_update` for a difference of JSON from a value that is not there, DataAtRisk
+    `binlog.malformed` for bytes of another shape, Refused `binlog.charset` for a character set that no server has.
     """
-    _check_full(schema, table_map, images)
+    _check(schema, table_map, images)
     buffer = _read_only(images.buffer)
-    full = bytes([255]) * ((table_map.columns + 7) // 8)
-    shape = scan.shape_of(table_map, _fsps(schema, table_map), full, full, False)
-    extent = images.start, images.stop, images.kind
-    places = scan.find(buffer, *extent, shape, scan.likely_rows(buffer, *extent, shape))
-    if places is None:
-        places = scan.find(buffer, *extent, shape, int(count_rows(table_map, images, schema).sum()))
-    if places is None:
-        raise InternalError(
-            f"Row images of {table_map.name} changed between two walks over them.",
-            where=images.where(0),
-            code="binlog.walk",
-            remedy="report this as a defect; nothing was staged from these events",
-        )
+    groups = _groups(images, table_map)
+    places = _places(schema, table_map, images, buffer, groups)
     rows = places.rows_per_event
     row_of_update = places.before_row
     ends = np.cumsum(rows)
@@ -171,12 +169,32 @@ def decode_rows(schema: TableSchema, table_map: TableMap, images: RowImages) -> 
     def where_before(update: int) -> str:
         return where(int(row_of_update[update]))
 
+    group_of_row = np.repeat(_group_of_event(groups, len(images)), rows)
+    omitted: dict[str, list[int]] = {}
+    for number, group in enumerate(groups):
+        for name in group.omitted(schema):
+            omitted.setdefault(name, []).append(number)
+    given = _given(defaults, sorted(omitted), schema, images)
+    absent = pa.array([group.absent(schema) for group in groups], pa.string()).dictionary_encode()
     after: list[pa.Array] = []
     before: list[pa.Array] = []
     literals: list[tuple[str, Literals]] = []
     for i, column in enumerate(schema.columns):
         code, metadata = table_map.types[i], table_map.metadata[i]
-        array, found = decode_column(column, code, metadata, buffer, places.offset[i], places.length[i], where)
+        length, texts = places.length[i], None
+        if code == TypeCode.JSON and images.partial.any():
+            number = sum(code == TypeCode.JSON for code in table_map.types[:i])
+            patches = differing(groups, buffer, places, rows, number)
+            length, texts = _patched(column, i, buffer, places, patches, where_before)
+        array, found = decode_column(column, code, metadata, buffer, places.offset[i], length, where)
+        if texts is not None:
+            array = pc.replace_with_mask(array, *texts)
+        if column.name in omitted:
+            taken, text = np.isin(group_of_row, omitted[column.name]), given[column.name]
+            array, literal = with_default(column, array, taken, text)
+            if literal is not None:
+                at = np.flatnonzero(taken)
+                literals.append((column.name, Literals(at, pa.array([literal]).take(pa.array(np.zeros_like(at))))))
         after.append(array)
         if found is not None:
             literals.append((column.name, found))
@@ -193,6 +211,7 @@ def decode_rows(schema: TableSchema, table_map: TableMap, images: RowImages) -> 
         before=_before(schema, before, places.before_row, places.rows),
         op=pa.DictionaryArray.from_arrays(pa.array(kinds), pa.array(["c", "u", "d"])),
         literal=_literal_map(literals, places.rows),
+        absent=absent.take(pa.array(group_of_row)),
         event=np.repeat(images.event, rows),
         rows_per_event=rows,
     )
@@ -217,7 +236,7 @@ def _check_columns(table_map: TableMap, images: RowImages) -> None:
         )
 
 
-def _check_full(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
+def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
     if len(schema.columns) != table_map.columns:
         raise Refused(
             f"{table_map.name} is known with {len(schema.columns)} columns, and the log has {table_map.columns}.",
@@ -235,29 +254,92 @@ def _check_full(schema: TableSchema, table_map: TableMap, images: RowImages) -> 
                 remedy="report this as a defect: schema_of must have refused the pair; nothing was staged",
             )
     _check_columns(table_map, images)
-    if images.partial:
-        raise DataAtRisk(
-            f"Updates of {table_map.name} are logged as differences of JSON values, which Lockstep does not apply yet.",
+
+
+def _groups(images: RowImages, table_map: TableMap) -> list[Group]:
+    return groups_of(images.kind, images.shape, images.partial, images.bitmaps, table_map.columns)
+
+
+def _places(
+    schema: TableSchema, table_map: TableMap, images: RowImages, buffer: scan.Bytes, groups: list[Group]
+) -> scan.Places:
+    def shape_of(group: Group) -> scan.Shape:
+        return scan.shape_of(table_map, _fsps(schema, table_map), *group.bitmaps, group.differences)
+
+    extent = images.start, images.stop, images.kind
+    places = None
+    if all(group.whole for group in groups):
+        full = bytes([255]) * ((table_map.columns + 7) // 8)
+        shape = scan.shape_of(table_map, _fsps(schema, table_map), full, full, False)
+        places = scan.find(buffer, *extent, shape, scan.likely_rows(buffer, *extent, shape))
+        if places is None:
+            places = scan.find(buffer, *extent, shape, int(count_rows(table_map, images, schema).sum()))
+    else:
+        for group in groups:
+            require_identity(schema, group, images.where(int(group.events[0])))
+        rows = count_rows(table_map, images, schema)
+        places = find(groups, buffer, *extent, shape_of, rows, table_map.columns)
+    if places is None:
+        raise InternalError(
+            f"Row images of {table_map.name} changed between two walks over them.",
             where=images.where(0),
-            code="binlog.partial_update",
-            remedy="SET GLOBAL binlog_row_value_options = '' on the source (and in sessions that set it), then start "
-            "after this transaction with a full sync of the table",
+            code="binlog.walk",
+            remedy="report this as a defect; nothing was staged from these events",
         )
-    for number, bitmaps in enumerate(images.bitmaps):
-        absent = sorted({
-            schema.columns[i].name
-            for bitmap in bitmaps
-            if bitmap
-            for i in np.flatnonzero(~scan.present_columns(bitmap, table_map.columns))
-        })  # fmt: skip
-        if absent:
-            raise Refused(
-                f"Row images of {table_map.name} lack the columns {', '.join(absent)}.",
-                where=images.where(int(np.flatnonzero(images.shape == number)[0])),
-                code="binlog.row_image",
-                remedy="SET GLOBAL binlog_row_image = FULL on the source (sessions keep the old value until they "
-                "reconnect), then start after this transaction with a full sync of the table",
+    return places
+
+
+def _patched(
+    column: Column, i: int, buffer: scan.Bytes, places: scan.Places, updates: scan.Longs, where: Callable[[int], str]
+) -> tuple[scan.Ints, tuple[pa.BooleanArray, pa.StringArray]]:
+    """The lengths of a JSON column without its differences; which rows those are, and their texts."""
+    row, length = places.before_row[updates], places.length[i].copy()
+    texts: list[str | None] = []
+    for update, at in zip(updates.tolist(), row.tolist(), strict=True):
+        if length[at] < 0:
+            texts.append(None)
+            continue
+        if places.before_length[i, update] < 0:
+            raise DataAtRisk(
+                f"Column {column.name!r} was logged as a difference from a value that its before image lacks.",
+                where=where(update),
+                code="binlog.partial_update",
+                remedy="SET GLOBAL binlog_row_image = FULL, or binlog_row_value_options = '', on the source (and in "
+                "sessions that set them), then start after this transaction with a full sync of the table",
             )
+        before, after = places.before_offset[i, update], places.offset[i, at]
+        old = buffer[before : before + places.before_length[i, update]].tobytes()
+        try:
+            texts.append(patched(old, buffer[after : after + length[at]].tobytes(), where(update)))
+        except JsonError as error:
+            raise malformed(f"Column {column.name!r}: {error}", where(update)) from error
+    length[row] = -1
+    mask = np.zeros(len(length), np.bool_)
+    mask[row] = True
+    return length, (pa.array(mask), pa.array(texts, pa.string()))
+
+
+def _group_of_event(groups: list[Group], events: int) -> npt.NDArray[np.int64]:
+    found = np.zeros(events, np.int64)
+    for number, group in enumerate(groups):
+        found[group.events] = number
+    return found
+
+
+def _given(
+    defaults: Defaults | None, names: list[str], schema: TableSchema, images: RowImages
+) -> Mapping[str, str | None]:
+    if not names:
+        return {}
+    if defaults is None:
+        raise Refused(
+            f"Row images of {schema.name} lack {', '.join(names)}, and nobody knows the columns' defaults.",
+            where=images.where(0),
+            code="binlog.row_image",
+            remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full "
+            "sync of the table",
+        )
+    return defaults(names)
 
 
 def _before(schema: TableSchema, columns: list[pa.Array], row: npt.NDArray[np.int64], rows: int) -> pa.StructArray:

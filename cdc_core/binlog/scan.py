@@ -134,12 +134,13 @@ def _walk(  # type: ignore[no-untyped-def]
     b_off,
     b_length,
     b_row,
+    b_end,
     bad,
 ):
     """All images of all events. rows: rows per event, written. a_size, a_prefix: of the after images of updates.
 
     partial: bytes of the bitmap of partial JSON columns, -1 when after images are never partial.
-    fill: off, length (and b_ for the before images of updates, b_row their row) are written too.
+    fill: off, length (and b_ for the before images of updates, b_row their row, b_end where they end) are written too.
     bad: (event, offset) of what does not fit. Returns OK, TRUNCATED or OVERFLOW.
     """
     row = 0
@@ -154,7 +155,7 @@ def _walk(  # type: ignore[no-untyped-def]
             return TRUNCATED
         if size.shape[0] == 0 and kind[e] != UPDATE:
             # Images without columns have no bytes; the server writes one row of them per event.
-            if at != end or fill:
+            if at != end:
                 bad[0] = e
                 bad[1] = at
                 return TRUNCATED
@@ -172,6 +173,7 @@ def _walk(  # type: ignore[no-untyped-def]
                 if at >= 0:
                     if fill:
                         b_row[update] = row
+                        b_end[update] = at
                     update += 1
                     if partial >= 0:
                         # Value options: 1 when a bitmap of the partial JSON columns follows, else 0.
@@ -200,7 +202,8 @@ def _walk(  # type: ignore[no-untyped-def]
 class Places:
     """Places of values: offset and length (-1: null), [column, row].
 
-    before_*: of the before images of updates only, [column, update], with the row of each in `before_row`.
+    before_*: of the before images of updates only, [column, update], with the row of each in `before_row`, and where
+    the image ends in `before_end`.
     """
 
     rows_per_event: Longs
@@ -209,6 +212,7 @@ class Places:
     before_offset: Longs
     before_length: Ints
     before_row: Longs
+    before_end: Longs
 
     @property
     def rows(self) -> int:
@@ -259,7 +263,7 @@ def count(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape) -
     _walk(
         buffer, start, stop, kind, shape.size, shape.prefix, shape.after_size, shape.after_prefix, shape.partial,
         False, rows, np.zeros((0, 0), np.int64), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.int64),
-        np.zeros((0, 0), np.int32), np.zeros(0, np.int64), bad,
+        np.zeros((0, 0), np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64), bad,
     )  # fmt: skip
     return rows, bad
 
@@ -268,21 +272,22 @@ def find(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape, ca
     """The place of every value, with room for `capacity` rows; None when that is not enough, or something does not
     fit: `count` tells which."""
     updates = capacity if bool((kind == UPDATE).any()) else 0
-    columns = len(shape.size)
+    columns, before = len(shape.after_size), len(shape.size)
     rows = np.zeros(len(start), np.int64)
     offset, length = np.empty((columns, capacity), np.int64), np.empty((columns, capacity), np.int32)
-    before_offset, before_length = np.empty((columns, updates), np.int64), np.empty((columns, updates), np.int32)
-    before_row = np.empty(updates, np.int64)
+    before_offset, before_length = np.empty((before, updates), np.int64), np.empty((before, updates), np.int32)
+    before_row, before_end = np.empty(updates, np.int64), np.empty(updates, np.int64)
     status = _walk(
         buffer, start, stop, kind, shape.size, shape.prefix, shape.after_size, shape.after_prefix, shape.partial,
-        True, rows, offset, length, before_offset, before_length, before_row, np.full(2, -1, np.int64),
+        True, rows, offset, length, before_offset, before_length, before_row, before_end,
+        np.full(2, -1, np.int64),
     )  # fmt: skip
     if status != OK:
         return None
     total, updated = int(rows.sum()), int(rows[kind == UPDATE].sum())
     return Places(
         rows, offset[:, :total], length[:, :total], before_offset[:, :updated], before_length[:, :updated],
-        before_row[:updated],
+        before_row[:updated], before_end[:updated],
     )  # fmt: skip
 
 

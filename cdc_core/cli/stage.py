@@ -405,7 +405,8 @@ def export(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a table as the staged changes leave it to one Parquet file: its columns, _cdc_seq, _cdc_ts, _cdc_literal.
+    """Write a table as the staged changes leave it to one Parquet file: its columns, _cdc_seq, _cdc_ts, _cdc_literal,
+    _cdc_absent.
 
     \b
       lockstep stage export shop shop.orders -o orders.parquet

@@ -124,7 +124,14 @@ def files(connection: Connection, batch_ids: Sequence[str]) -> Mapping[str, tupl
         for row in connection.execute(select(_file).where(chosen).order_by(_file.c.batch_id, _file.c.part)):
             found[row.batch_id].append(
                 FileRow(
-                    row.table_name, row.path, row.schema_id, row.row_count, row.key_changes, row.size_bytes, row.sha256
+                    row.table_name,
+                    row.path,
+                    row.schema_id,
+                    row.row_count,
+                    row.key_changes,
+                    row.size_bytes,
+                    row.sha256,
+                    row.absent_rows,
                 )
             )
     return {batch_id: tuple(found[batch_id]) for batch_id in batch_ids}
@@ -301,6 +308,7 @@ def _insert(connection: Connection, manifest: Manifest) -> None:
                     "sha256": part.sha256,
                     "min_seq": part.min_seq,
                     "max_seq": part.max_seq,
+                    "absent_rows": part.absent_rows,
                 }
                 for number, part in enumerate(manifest.parts)
             ],

@@ -32,6 +32,7 @@ class FileRow:
     key_changes: int
     size_bytes: int
     sha256: str
+    absent_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

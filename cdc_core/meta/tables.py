@@ -114,6 +114,7 @@ batch_file = Table(
     _needed("sha256", text(NAME)),
     _needed("min_seq", BigInteger()),
     _needed("max_seq", BigInteger()),
+    Column("absent_rows", BigInteger(), nullable=False, server_default="0"),
     comment="one row per Parquet file of a batch, in the manifest's order",
 )
 

@@ -20,6 +20,7 @@ class Part:
     path:        relative to the stage's root.
     rows:        staged changes in it; `ops` counts them by `_cdc_op`.
     key_changes: updates whose key differs from their before image: each counts as two changes in the ledger.
+    absent_rows: those whose values the log did not all carry (`_cdc_absent`).
     sha256:      of the file's bytes, hex.
     """
 
@@ -33,6 +34,7 @@ class Part:
     max_seq: int
     ops: Mapping[str, int]
     key_changes: int = 0
+    absent_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

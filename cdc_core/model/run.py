@@ -26,12 +26,13 @@ from cdc_core.model.schema import TableSchema
 
 @dataclass(frozen=True, slots=True)
 class StagedFile:
-    """A part that the run reads. `path` is relative to the stage's root."""
+    """A part that the run reads. `path` is relative to the stage's root. absent_rows: as in Part."""
 
     path: str
     rows: int
     schema_id: str
     batch_id: str
+    absent_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +46,10 @@ class MergeTable:
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+    @property
+    def absent_rows(self) -> int:
+        return sum(file.absent_rows for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)

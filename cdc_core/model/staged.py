@@ -7,6 +7,9 @@ types do not say.
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable
+
 import pyarrow as pa
 
 from cdc_core.errors import Refused
@@ -24,6 +27,7 @@ ROW = "_cdc_row"
 SEQ = "_cdc_seq"
 GTID = "_cdc_gtid"
 LITERAL = "_cdc_literal"
+ABSENT = "_cdc_absent"
 
 _TEXT = pa.dictionary(pa.int32(), pa.string())
 
@@ -37,18 +41,37 @@ BOOKKEEPING: tuple[pa.Field, ...] = (
     pa.field(SEQ, pa.int64(), nullable=False),
     pa.field(GTID, pa.string()),
     pa.field(LITERAL, pa.map_(pa.string(), pa.string())),
+    pa.field(ABSENT, _TEXT),
 )
 """op: c u d r t. ts: commit time. pos: offset in the file where the event that holds the row starts.
 row: `ordinal of the row event in its transaction << 24 | ordinal of the row in that event`, both from 0. Row events
 of all tables count, captured or not, so that it is a function of the log alone and no row has to be decoded for it;
 it ascends within a transaction. Row events inside a TRANSACTION_PAYLOAD or an XA PREPARE group count like others.
 literal: column name -> exact text of a value that the typed column cannot hold (which is null there);
-a value of the before image is under `_before.<column>`."""
+a value of the before image is under `_before.<column>`.
+absent: names, as a JSON array in the table's order, of the columns whose values the log did not carry, and which are
+therefore null here without being null at the source; `_before.<column>` for the before image. Null where all are
+there. One text per shape of row image, dictionary-encoded: a log of full images pays nothing for it, and a name may
+hold any character."""
 
 ROW_BITS = 24
 MAX_ROWS_OF_EVENT = 1 << ROW_BITS
 
 RESERVED = frozenset({BEFORE, *(field.name for field in BOOKKEEPING)})
+
+
+def absent_text(after: Iterable[str], before: Iterable[str] = ()) -> str | None:
+    """What `_cdc_absent` says of a row without these values; None for a whole one."""
+    names = [*after, *(f"{BEFORE}.{name}" for name in before)]
+    return json.dumps(names, ensure_ascii=False, separators=(",", ":")) if names else None
+
+
+def lacking(rows: pa.RecordBatch) -> tuple[pa.Array, list[frozenset[str]]]:
+    """(index of each row's set, null for a whole row; the sets of names that `_cdc_absent` has among these rows)."""
+    at = rows.schema.get_field_index(ABSENT)
+    texts = rows.column(at) if at >= 0 else pa.nulls(rows.num_rows, pa.string())
+    coded = texts if pa.types.is_dictionary(texts.type) else texts.dictionary_encode()
+    return coded.indices, [frozenset(json.loads(text)) for text in coded.dictionary.to_pylist()]
 
 
 def require_unreserved(table: TableSchema) -> None:

@@ -8,7 +8,7 @@ is cut changes nothing in its rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -46,6 +46,8 @@ class TableUse:
 
     schema: TableSchema
     table_map: TableMap
+    defaults: Callable[[Sequence[str], int], Mapping[str, str | None]] | None = None
+    """The columns' defaults as of a time in µs UTC (binlog.partial.Defaults)."""
     arrow: pa.Schema = field(init=False)
     row_bytes: int = field(init=False)
     """A guess at a row image's size, to guess how many rows an event holds."""
@@ -411,14 +413,17 @@ class Gather:
             columns=int(columns[wrong[0]]) if len(wrong) else use.table_map.columns,
             offset=rows["offset"][events],
             file=list(self._files)[int(rows["file"][events[0]])],
-            partial=bool(rows["partial"][events].any()),
+            partial=rows["partial"][events].astype(np.bool_),
         )
 
     def _decoded(self, use: TableUse, events: Longs, gtid: pa.StringArray) -> TableRows:
         images = self._images_of(use, events)
-        decoded = decode_rows(use.schema, use.table_map, images)
+        entries = self._rows["entry"][events].astype(np.int32)
+        ask = use.defaults
+        defaults = None if ask is None else lambda names: ask(names, int(self._entries["ts"][entries].min()))
+        decoded = decode_rows(use.schema, use.table_map, images, defaults)
         event = decoded.event
-        entry = self._rows["entry"][events].astype(np.int32)[event]
+        entry = entries[event]
         file = self._rows["file"][events].astype(np.int32)[event]
         arrays = [
             *decoded.after,
@@ -432,6 +437,7 @@ class Gather:
             pa.array(self._entries["seq"][entry]),
             gtid.take(pa.array(entry)),
             decoded.literal,
+            decoded.absent,
         ]
         rows = pa.RecordBatch.from_arrays(arrays, schema=use.arrow)
         return TableRows(use.schema, use.schema.name, rows, entry)

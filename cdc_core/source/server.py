@@ -83,24 +83,6 @@ def require_row_format(server: ServerFacts, source: Source) -> None:
         )
 
 
-def require_full_row_image(server: ServerFacts, source: Source) -> None:
-    """Refused source.row_image."""
-    if server.row_image not in ("FULL", "FULL_NODUP"):
-        raise Refused(
-            f"binlog_row_image is {server.row_image}, so that row images lack columns.",
-            where=source.name,
-            code="source.row_image",
-            remedy="SET GLOBAL binlog_row_image = 'FULL' on the source and let old sessions end",
-        )
-    if server.row_image == "FULL_NODUP":
-        raise Refused(
-            "binlog_row_image is FULL_NODUP, so that after images lack the columns that did not change.",
-            where=source.name,
-            code="source.row_image",
-            remedy="SET GLOBAL binlog_row_image = 'FULL' on the source and let old sessions end",
-        )
-
-
 def require_unfiltered_log(server: ServerFacts, source: Source) -> None:
     """Refused source.log_filter."""
     if server.filters:
@@ -150,7 +132,6 @@ PREFLIGHT: tuple[tuple[str, Requirement], ...] = (
     ("binary log", require_log),
     ("grants", require_grants),
     ("binlog_format", require_row_format),
-    ("binlog_row_image", require_full_row_image),
     ("log filters", require_unfiltered_log),
     ("replicated changes", require_replicated_changes_logged),
     ("server_id", require_free_server_id),
@@ -172,6 +153,18 @@ def advise_row_metadata(server: ServerFacts) -> str | None:
         f"binlog_row_metadata is {server.row_metadata or 'not known to this server'}: names and types come from the "
         "present definitions, and reading across an ALTER stops. SET GLOBAL binlog_row_metadata = 'FULL'"
     )
+
+
+def advise_row_image(server: ServerFacts) -> str | None:
+    if server.row_image == "FULL":
+        return None
+    known = (
+        "an INSERT of defaults cannot be read across an ALTER, a change of a primary key stops the run, and so does an "
+        "update of a row that the target does not have"
+    )
+    if server.mariadb:
+        known += "; MariaDB logs a REPLACE that hits another row without what it set back to defaults"
+    return f"binlog_row_image is {server.row_image}: {known}. SET GLOBAL binlog_row_image = 'FULL'"
 
 
 def advise_retention(server: ServerFacts) -> str | None:
@@ -205,4 +198,6 @@ def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Ch
     return None
 
 
-ADVICE: tuple[Callable[[ServerFacts], str | None], ...] = (advise_row_metadata, advise_retention, advise_checksum)
+ADVICE: tuple[Callable[[ServerFacts], str | None], ...] = (
+    advise_row_metadata, advise_row_image, advise_retention, advise_checksum,
+)  # fmt: skip

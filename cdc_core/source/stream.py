@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from types import TracebackType
@@ -25,7 +25,7 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.assembly import Assembly
-from cdc_core.source.definitions import table_schema
+from cdc_core.source.definitions import column_defaults, table_schema
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import binlog_files, facts, query
 from cdc_core.source.gather import HeldRows
@@ -79,7 +79,7 @@ class SourceStream:
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
         self._on_unreadable = on_unreadable
-        self._tables = tables = Tables(captures, self._known, isolated)
+        self._tables = tables = Tables(captures, self._known, isolated, self._defaults)
         self._assembly = self._assemble(self._start, tables)
         self._lane = Lane(self._assembly, tables)
         self._backoff = Backoff(source.reconnect_s)
@@ -212,6 +212,9 @@ class SourceStream:
     def _known(self, database: str, table: str) -> TableSchema | None:
         return table_schema(self._asked(), database, table)
 
+    def _defaults(self, table: TableSchema, names: Sequence[str], at_us: int) -> Mapping[str, str | None]:
+        return column_defaults(self._asked(), table, names, at_us)
+
     def _triggers(self, database: str, table: str) -> bool:
         return bool(
             query(
@@ -231,7 +234,7 @@ class SourceStream:
         if begin >= self._start:
             return None
         past = Assembly(
-            source.name, begin, Tables(self._captures, self._known, self._tables.isolated),
+            source.name, begin, Tables(self._captures, self._known, self._tables.isolated, self._defaults),
             on_unlogged_change="record", on_unreadable=self._on_unreadable,
             triggers=lambda *_: False, prepared=lambda _: [], block_bytes=1 << 62,
         )  # fmt: skip

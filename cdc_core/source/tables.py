@@ -6,7 +6,7 @@ maps cost one dictionary look-up.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
@@ -16,12 +16,14 @@ from cdc_core.model.staged import require_unreserved
 from cdc_core.source.gather import TableUse
 
 Name = tuple[str, str]
+AskDefaults = Callable[[TableSchema, Sequence[str], int], Mapping[str, str | None]]
 
 
 class Tables:
     """captures: whether a table is captured. known: the definition that INFORMATION_SCHEMA has of it now.
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
+    defaults: of a table the defaults of these columns as of this time (definitions.column_defaults).
     """
 
     def __init__(
@@ -29,12 +31,14 @@ class Tables:
         captures: Callable[[str, str], bool],
         known: Callable[[str, str], TableSchema | None],
         isolated: Mapping[str, str] | None = None,
+        defaults: AskDefaults | None = None,
     ) -> None:
         self._captures = captures
         self.isolated = dict(isolated or {})
         self.generation = 0
         """Grows when a definition is forgotten: what was known of table maps before does not hold."""
         self._ask = known
+        self._ask_defaults = defaults
         self._uses: dict[bytes, TableUse | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
@@ -79,7 +83,22 @@ class Tables:
             self._known[name] = self._ask(*name)
         schema = schema_of(table_map, self._known[name], mariadb=mariadb)
         require_unreserved(schema)
-        return TableUse(schema, table_map)
+        return TableUse(schema, table_map, self._defaults_of(schema))
+
+    def _defaults_of(self, schema: TableSchema) -> Callable[[Sequence[str], int], Mapping[str, str | None]] | None:
+        """Asked for once a column: they hold until the table is forgotten after its next DDL."""
+        ask = self._ask_defaults
+        if ask is None:
+            return None
+        known: dict[str, str | None] = {}
+
+        def defaults(names: Sequence[str], at_us: int) -> Mapping[str, str | None]:
+            new = [name for name in names if name not in known]
+            if new:
+                known.update(ask(schema, new, at_us))
+            return known
+
+        return defaults
 
     def seen(self, database: str) -> tuple[Name, ...]:
         """Captured tables of a database whose rows have come since the stream began."""

@@ -3,6 +3,8 @@
 A row's state is its last change by (`_cdc_seq`, `_cdc_row`); between sources by commit time, then source name.
 A delete removes the row; an update that moves it to another key removes the old key as well; a truncate removes what
 its source table wrote before it. Without a key, whole rows are matched with multiplicity.
+A value that the log did not carry (`_cdc_absent`) is the row's last older one, through changes of its key, back to the
+change that brought the row to life. What no staged change has is null, and named in the state's `_cdc_absent`.
 Only texts are made here: no file is opened. Names of our own begin with `_lockstep`, lest a row's column has them.
 """
 
@@ -15,7 +17,7 @@ import pyarrow as pa
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, SEQ, TS
+from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, SEQ, TS
 from cdc_core.stage.unify import unified_columns
 
 _TYPES = {
@@ -57,6 +59,7 @@ class Folded:
     all_columns: those of every definition.
     literals:    some value stands in `_cdc_literal`.
     truncated:   some change is a truncate.
+    absent:      some change lacks values.
     """
 
     groups: tuple[FileGroup, ...]
@@ -65,6 +68,7 @@ class Folded:
     key: tuple[str, ...]
     literals: bool
     truncated: bool
+    absent: bool
     several_sources: bool
 
 
@@ -113,15 +117,14 @@ def changes_sql(groups: Sequence[FileGroup], columns: Sequence[pa.Field]) -> str
 
 
 def state_sql(folded: Folded) -> str:
-    """The table's state: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, ordered by the key."""
+    """The table's state: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, `_cdc_absent`, ordered by the key."""
     changes = changes_sql(folded.groups, folded.all_columns)
     return _keyed_sql(changes, folded) if folded.key else _keyless_sql(changes, folded)
 
 
 def state_schema(columns: Sequence[pa.Field]) -> pa.Schema:
-    bookkeeping = [field for field in BOOKKEEPING if field.name in (SEQ, TS, LITERAL)]
-    order = {SEQ: 0, TS: 1, LITERAL: 2}
-    return pa.schema([*columns, *sorted(bookkeeping, key=lambda field: order[field.name])])
+    notes = {field.name: field for field in BOOKKEEPING}
+    return pa.schema([*columns, notes[SEQ], notes[TS], notes[LITERAL], notes[ABSENT].with_type(pa.string())])
 
 
 def columns_of_state(table: str, definitions: Sequence[TableSchema], every: Sequence[pa.Field]) -> list[pa.Field]:
@@ -190,7 +193,20 @@ def _keyed_sql(changes: str, folded: Folded) -> str:
          arg_max(gone, {{'a': ts, 'b': _cdc_source}}) AS gone, arg_max(place, {{'a': ts, 'b': _cdc_source}}) AS place
   FROM per_source GROUP BY {key_list})"""
     columns = ", ".join(f"_lockstep_c.{quoted(field.name)}" for field in folded.columns)
-    return f"""WITH changes AS ({changes}),
+    literal, absent, fill, join = _literal(folded), "NULL::VARCHAR", "", ""
+    if folded.absent:
+        fillable = dict(_fillable(folded))
+        columns = ", ".join(
+            _shown(number, field) if number in fillable else f"_lockstep_c.{quoted(field.name)}"
+            for number, field in enumerate(folded.columns)
+        )
+        literal, absent = _filled_literal(folded), _still_absent(folded)
+        fill = _fill_sql(folded, last, keys, new_keys, old, moved)
+        join = (
+            "LEFT JOIN filled AS _lockstep_f ON _lockstep_f.last = _lockstep_w.place "
+            "AND _lockstep_f._cdc_source = _lockstep_w._cdc_source"
+        )
+    return f"""WITH RECURSIVE changes AS ({changes}),
 truncates AS (
   SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
 events AS (
@@ -201,10 +217,10 @@ events AS (
   FROM changes WHERE _cdc_op = 'u' AND ({moved})),
 per_source AS (
   SELECT {key_list}, _cdc_source, max(place) AS place, arg_max(gone, place) AS gone, arg_max(ts, place) AS ts
-  FROM events AS _lockstep_e {kept} GROUP BY {key_list}, _cdc_source){across}
-SELECT {columns}, _lockstep_c._cdc_seq, _lockstep_c._cdc_ts, {_literal(folded)} AS _cdc_literal
+  FROM events AS _lockstep_e {kept} GROUP BY {key_list}, _cdc_source){across}{fill}
+SELECT {columns}, _lockstep_c._cdc_seq, _lockstep_c._cdc_ts, {literal} AS _cdc_literal, {absent} AS _cdc_absent
 FROM changes AS _lockstep_c JOIN {last} AS _lockstep_w
-  ON _lockstep_c._cdc_source = _lockstep_w._cdc_source AND {_PLACE.format(of="_lockstep_c.")} = _lockstep_w.place
+  ON _lockstep_c._cdc_source = _lockstep_w._cdc_source AND {_PLACE.format(of="_lockstep_c.")} = _lockstep_w.place {join}
 WHERE NOT _lockstep_w.gone AND _lockstep_c._cdc_op <> 't'
 ORDER BY {", ".join(f"_lockstep_c.{quoted(name)}" for name in folded.key)}"""
 
@@ -214,6 +230,103 @@ def _literal(folded: Folded) -> str:
     if not folded.literals:
         return empty
     return f"CASE WHEN len(map_keys({_AFTER_LITERAL})) > 0 THEN {_AFTER_LITERAL} ELSE {empty} END"
+
+
+_ABSENT_LIST = "coalesce(from_json({of}_cdc_absent, '[\"VARCHAR\"]'), []::VARCHAR[])"
+
+
+def _fillable(folded: Folded) -> list[tuple[int, pa.Field]]:
+    """Columns that an older change can fill, with their numbers: what is computed from others is not kept anywhere."""
+    return [
+        (number, field)
+        for number, field in enumerate(folded.columns)
+        if b"generated" not in (field.metadata or {}) and field.name not in folded.key
+    ]
+
+
+def _fill_sql(folded: Folded, last: str, keys: Sequence[str], new_keys: str, old: Sequence[str], moved: str) -> str:
+    """CTEs up to `filled`: of each last change that lacks values, those of the row's older changes.
+
+    A row lives from its birth (insert, snapshot, arrival under this key) on; an arrival goes on with the life that the
+    row had under its old key. `lives` are these stretches, last first; `last` is the place of the row's last change.
+    """
+    old_keys = ", ".join(f"{value} AS was{number}" for number, value in enumerate(old))
+    key_list = ", ".join(f"_lockstep_w.{key}" for key in keys)
+    was_list = ", ".join(f"_lockstep_b.was{number} AS {key}" for number, key in enumerate(keys))
+
+    def same(one: str, other: str) -> str:
+        terms = [f"{one}.{key} IS NOT DISTINCT FROM {other}.{key}" for key in keys]
+        return " AND ".join([f"{one}._cdc_source = {other}._cdc_source", *terms])
+
+    values = ", ".join(
+        f"arg_max({{'v': _lockstep_h.{quoted(field.name)}, 'l': _lockstep_h._cdc_literal[{text(field.name)}]}}, "
+        f"_lockstep_h.place) FILTER (NOT list_contains(_lockstep_h.lacks, {text(field.name)})) AS f{number}"
+        for number, field in _fillable(folded)
+    )
+    row = ", ".join(quoted(field.name) for _, field in _fillable(folded))
+    return f""",
+history AS (
+  SELECT {new_keys}, {old_keys}, _cdc_source, {_PLACE.format(of="")} AS place, {_ABSENT_LIST.format(of="")} AS lacks,
+         _cdc_op = 'u' AND ({moved}) AS arrived, _cdc_op <> 'u' OR ({moved}) AS born, _cdc_literal{row and ", " + row}
+  FROM changes WHERE _cdc_op NOT IN ('d', 't')),
+lives AS (
+  SELECT _lockstep_w.place AS last, _lockstep_w._cdc_source, {key_list}, _lockstep_w.place AS until
+  FROM {last} AS _lockstep_w JOIN history AS _lockstep_h
+    ON {same("_lockstep_h", "_lockstep_w")} AND _lockstep_h.place = _lockstep_w.place
+  WHERE NOT _lockstep_w.gone AND len(_lockstep_h.lacks) > 0
+  UNION ALL
+  SELECT last, _cdc_source, {", ".join(keys)}, until FROM (
+    SELECT _lockstep_w.last, _lockstep_w._cdc_source, {was_list}, _lockstep_b.place - 1 AS until, _lockstep_b.arrived
+    FROM lives AS _lockstep_w JOIN history AS _lockstep_b
+      ON {same("_lockstep_b", "_lockstep_w")} AND _lockstep_b.born AND _lockstep_b.place <= _lockstep_w.until
+    QUALIFY row_number() OVER (
+      PARTITION BY _lockstep_w.last, _lockstep_w._cdc_source ORDER BY _lockstep_b.place DESC) = 1)
+  WHERE arrived),
+spans AS (
+  SELECT _lockstep_w.last, _lockstep_w._cdc_source, {key_list}, _lockstep_w.until,
+         coalesce(max(_lockstep_b.place), -1) AS since
+  FROM lives AS _lockstep_w LEFT JOIN history AS _lockstep_b
+    ON {same("_lockstep_b", "_lockstep_w")} AND _lockstep_b.born AND _lockstep_b.place <= _lockstep_w.until
+  GROUP BY ALL),
+filled AS (
+  SELECT _lockstep_w.last, _lockstep_w._cdc_source{values and ", " + values}
+  FROM spans AS _lockstep_w JOIN history AS _lockstep_h
+    ON {same("_lockstep_h", "_lockstep_w")} AND _lockstep_h.place BETWEEN _lockstep_w.since AND _lockstep_w.until
+  GROUP BY _lockstep_w.last, _lockstep_w._cdc_source)"""
+
+
+def _shown(number: int, field: pa.Field) -> str:
+    """A fillable column of the state: filled where the last change lacks it."""
+    name = quoted(field.name)
+    lacks = f"list_contains({_ABSENT_LIST.format(of='_lockstep_c.')}, {text(field.name)})"
+    return f"CASE WHEN {lacks} THEN _lockstep_f.f{number}.v ELSE _lockstep_c.{name} END AS {name}"
+
+
+def _filled_literal(folded: Folded) -> str:
+    fillable = _fillable(folded)
+    entries = [f"{{'key': {text(field.name)}, 'value': _lockstep_f.f{number}.l}}" for number, field in fillable]
+    lacks = _ABSENT_LIST.format(of="_lockstep_c.")
+    own = (
+        "list_filter(coalesce(map_entries(_cdc_literal), []), "
+        "lambda _lockstep_e: NOT starts_with(_lockstep_e.key, '_before.'))"
+    )
+    every = (
+        f"list_concat({own}, list_filter([{', '.join(entries)}]::STRUCT(key VARCHAR, value VARCHAR)[], "
+        f"lambda _lockstep_e: _lockstep_e.value IS NOT NULL AND list_contains({lacks}, _lockstep_e.key)))"
+    )
+    return f"CASE WHEN len({every}) > 0 THEN map_from_entries({every}) ELSE NULL::MAP(VARCHAR, VARCHAR) END"
+
+
+def _still_absent(folded: Folded) -> str:
+    filled = ", ".join(
+        f"CASE WHEN _lockstep_f.f{number} IS NOT NULL THEN {text(field.name)} END"
+        for number, field in _fillable(folded)
+    )
+    rest = (
+        f"list_filter({_ABSENT_LIST.format(of='_lockstep_c.')}, lambda _lockstep_e: "
+        f"NOT starts_with(_lockstep_e, '_before.') AND NOT list_contains([{filled}]::VARCHAR[], _lockstep_e))"
+    )
+    return f"CASE WHEN len({rest}) > 0 THEN to_json({rest})::VARCHAR END"
 
 
 def _keyless_sql(changes: str, folded: Folded) -> str:
@@ -245,5 +358,5 @@ counted AS (
          max(_cdc_seq) FILTER (WHERE _lockstep_n > 0) AS _cdc_seq,
          max(_cdc_ts) FILTER (WHERE _lockstep_n > 0) AS _cdc_ts
   FROM moves GROUP BY {new}, _lockstep_lit HAVING sum(_lockstep_n) > 0)
-SELECT {new}, _cdc_seq, _cdc_ts, {shown} AS _cdc_literal
+SELECT {new}, _cdc_seq, _cdc_ts, {shown} AS _cdc_literal, NULL::VARCHAR AS _cdc_absent
 FROM (SELECT *, unnest(range(_lockstep_n::BIGINT)) AS _lockstep_copy FROM counted) ORDER BY _cdc_seq, {new}"""

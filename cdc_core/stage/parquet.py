@@ -5,8 +5,8 @@ count or at a weight of rows, dictionaries are numbered by first appearance, chu
 written. (Only a batch that gathers more than its memory allows ends row groups early.)
 
 Encodings, all of which Spark's vectorised reader and DuckDB read: DELTA_BINARY_PACKED for positions, ordinals, times
-and integer keys; DELTA_BYTE_ARRAY for GTIDs; dictionaries for `_cdc_op`, `_cdc_source`, `_cdc_file`, and for row
-columns whose first values repeat; PLAIN otherwise. Compression is zstd.
+and integer keys; DELTA_BYTE_ARRAY for GTIDs; dictionaries for `_cdc_op`, `_cdc_source`, `_cdc_file`, `_cdc_absent`, and
+for row columns whose first values repeat; PLAIN otherwise. Compression is zstd.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.model.staged import BEFORE, BOOKKEEPING, FILE, GTID, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, FILE, GTID, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.objects import Output
 
 ROW_GROUP_ROWS = 122_880
@@ -34,7 +34,7 @@ _SAMPLE = 4096
 _REPEATS = 8
 """A column is dictionary-encoded when its first values repeat this often on average."""
 _BUFFER = 1 << 20
-_CODED = (OP, SOURCE, FILE)
+_CODED = (OP, SOURCE, FILE, ABSENT)
 _DELTA = (POS, ROW, SEQ, TS)
 
 

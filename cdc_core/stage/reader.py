@@ -68,7 +68,8 @@ def table_state(
     partial: bool = False,
     as_of: AsOf | None = None,
 ) -> pa.Table:
-    """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, ordered by key.
+    """The table as its staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`,
+    `_cdc_absent`, ordered by key.
 
     manifests: of one or more sources, each source's in stream order and complete.
     key:       columns that identify a row; by default the table's own key. Without any, whole rows are matched.
@@ -234,6 +235,7 @@ def _fold(
             all_columns=tuple(every),
             key=chosen,
             literals=bool(literal),
+            absent=any(one.part.absent_rows for one in parts),
             truncated=any(one.part.ops.get("t") for one in parts),
             several_sources=len({one.source for one in parts}) > 1,
         )

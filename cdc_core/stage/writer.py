@@ -26,7 +26,7 @@ from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.block import Block, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import OP, SEQ, staged_schema
+from cdc_core.model.staged import ABSENT, OP, SEQ, staged_schema
 from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import PartName, manifest_path, part_path
 from cdc_core.stage.manifest import parse
@@ -52,6 +52,7 @@ class _OpenPart:
     rows: int = 0
     ops: Counter[str] = field(default_factory=Counter)
     key_changes: int = 0
+    absent_rows: int = 0
     min_seq: int = 2**63 - 1
     max_seq: int = 0
 
@@ -62,6 +63,7 @@ class _OpenPart:
         self.max_seq = max(self.max_seq, int(seq.max()))
         self.ops += _counts(rows.column(OP))
         self.key_changes += key_changes(rows, self.schema.key)
+        self.absent_rows += len(seq) - rows.column(ABSENT).null_count
         self.file.add(rows)
 
     def listed(self, path: str) -> Part:
@@ -76,6 +78,7 @@ class _OpenPart:
             max_seq=self.max_seq,
             ops=dict(sorted(self.ops.items())),
             key_changes=self.key_changes,
+            absent_rows=self.absent_rows,
         )
 
 

@@ -5,7 +5,6 @@ The rows go up as for a write. Text is compared byte by byte, whatever the colla
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pymysql
 from cdc_core.apply.guard import newer_or_equal_sql
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, load, target_name
+from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.versions import beside, on_key, row_version, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
@@ -45,7 +44,7 @@ def outcomes(
             f"WHEN NOT {mine} THEN '{NEWER}' "
             f"WHEN _l._o <> 'u' THEN IF({version} = _l._v, '{SAME}', '{LEFT_BEHIND}') "
             f"WHEN NOT {version} <=> _l._v THEN '{OLDER}' "
-            f"WHEN {_all_equal(facts, layout.columns)} THEN '{SAME}' ELSE '{DIFFERS}' END "
+            f"WHEN {_all_equal(facts, file)} THEN '{SAME}' ELSE '{DIFFERS}' END "
             f"FROM {TEMPORARY} _l LEFT JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
             f"{beside(facts)} LEFT JOIN {tombstones_name(facts)} d ON d.table_name = %s AND d.row_key = _l._k",
             (facts.table,),
@@ -56,12 +55,14 @@ def outcomes(
     return found
 
 
-def _all_equal(facts: TableFacts, columns: Sequence[str]) -> str:
+def _all_equal(facts: TableFacts, file: LoadFile) -> str:
+    """What the row lacks stayed as it was in the target, and is nobody's to compare."""
     terms = []
-    for name in columns:
+    for name in file.layout.columns:
         column = target_name(facts, name)
         if facts.by_name[name.lower()].type.base in _AS_BYTES:
-            terms.append(f"CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY)")
+            equal = f"CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY)"
         else:
-            terms.append(f"r.{column} <=> _l.{column}")
+            equal = f"r.{column} <=> _l.{column}"
+        terms.append(f"({equal} OR {is_absent(file.layout, name)})" if name in file.absent else equal)
     return " AND ".join(terms)

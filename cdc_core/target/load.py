@@ -5,7 +5,8 @@ the fastest way in. LOCAL turns errors into warnings, so any warning at all refu
 would have bent is found here, with its key and column, before anything is written.
 
 Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation, `_v` version, `_s` state,
-then the row's own under the target's names and types, all nullable.
+`_a` for a row whose values the log did not all carry a text of 0 and 1, 1 for each column of the layout that is
+absent; then the row's own under the target's names and types, all nullable.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ import pymysql
 from cdc_core.apply.guard import VERSION_BYTES
 from cdc_core.connections import Server, connect
 from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.model.staged import OP
+from cdc_core.model.staged import OP, lacking
 from cdc_core.target.facts import TableFacts, quote
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
@@ -74,6 +75,7 @@ class LoadFile:
     """The text file of one load. A context manager: the file is removed at the end.
 
     binary: the columns that travel as hex, known from the first batch.
+    absent: the columns that some row lacks.
     """
 
     def __init__(self, directory: Path, name: str, layout: Layout) -> None:
@@ -81,6 +83,7 @@ class LoadFile:
         self.path = directory / f"{name}.load"
         self.rows = 0
         self.binary: frozenset[str] = frozenset()
+        self.absent: frozenset[str] = frozenset()
         self._file = self.path.open("wb")
 
     def __enter__(self) -> LoadFile:
@@ -98,7 +101,7 @@ class LoadFile:
             return
         keys = row_keys(batch, self.layout.key)
         upserts = pc.equal(batch.column(OP).cast(pa.string()), "u")
-        fields = [escaped(keys), batch.column(OP).cast(pa.string()), version_hex(batch)]
+        fields = [escaped(keys), batch.column(OP).cast(pa.string()), version_hex(batch), self._flags(batch)]
         for name in self.layout.columns:
             text = column_text(batch, name)
             if name not in self.layout.key and batch.num_rows > upserts.true_count:
@@ -108,6 +111,15 @@ class LoadFile:
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
         self._file.write(joined(fields))
         self.rows += batch.num_rows
+
+    def _flags(self, batch: pa.RecordBatch) -> pa.StringArray:
+        index, sets = lacking(batch)
+        flags: list[str | None] = []
+        for names in sets:
+            here = names.intersection(self.layout.columns)
+            self.absent |= here
+            flags.append("".join("01"[name in here] for name in self.layout.columns) if here else None)
+        return pa.array(flags, pa.string()).take(index)
 
     def flush(self) -> None:
         self._file.flush()
@@ -120,8 +132,13 @@ def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     cursor.execute(
         f"CREATE TEMPORARY TABLE {TEMPORARY} (_n BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, "
         f"_k VARBINARY({KEY_BYTES}) NULL, _o CHAR(1) CHARACTER SET ascii NULL, _v VARBINARY({VERSION_BYTES}) NULL, "
-        f"_s TINYINT NOT NULL DEFAULT 0, {', '.join(own)}) ENGINE=InnoDB"
+        f"_s TINYINT NOT NULL DEFAULT 0, _a MEDIUMTEXT CHARACTER SET ascii NULL, {', '.join(own)}) ENGINE=InnoDB"
     )
+
+
+def is_absent(layout: Layout, name: str) -> str:
+    """SQL: whether the loaded row `_l` lacks the column; never NULL."""
+    return f"COALESCE(SUBSTRING(_l._a, {layout.columns.index(name) + 1}, 1) = '1', FALSE)"
 
 
 def target_name(facts: TableFacts, name: str) -> str:
@@ -146,7 +163,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     file.flush()
     if tolerant:
         cursor.execute(f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
-    fields, settings = ["_k", "_o", "@_v"], ["_v = UNHEX(@_v)"]
+    fields, settings = ["_k", "_o", "@_v", "_a"], ["_v = UNHEX(@_v)"]
     for number, name in enumerate(file.layout.columns):
         column = target_name(facts, name)
         base = facts.by_name[name.lower()].type.base
@@ -226,12 +243,15 @@ def _bent(cursor: Any, facts: TableFacts, warning: Sequence[Any]) -> DataAtRisk:
     return row_error(facts, row[0] if row else None, f"{warning[2]} ({warning[1]})")
 
 
+def shown_key(key: bytes | None) -> str:
+    shown = "unknown" if key is None else key.decode(errors="replace")
+    return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
+
+
 def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
     """The error for a row that the table does not take. Key columns are shown, cut; other values are not."""
-    shown = "unknown" if key is None else key.decode(errors="replace")
-    shown = shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
     return DataAtRisk(
-        f"The row with key {shown} does not fit the target table: {reason}.",
+        f"The row with key {shown_key(key)} does not fit the target table: {reason}.",
         where=facts.name,
         code="target.row_error",
         remedy="change the target's column or constraint so that it takes what the source holds, then run the task "

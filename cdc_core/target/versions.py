@@ -15,7 +15,7 @@ import pymysql
 
 from cdc_core.apply.guard import newer_or_equal
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
-from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, load, target_name
+from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import TOMBSTONES, VERSIONS
 
 
@@ -62,7 +62,8 @@ def versions_of(
         if freshness:
             name = target_name(facts, freshness)
             fresher = (
-                f"CASE WHEN _l.{name} <=> r.{name} THEN 0 WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
+                f"CASE WHEN {is_absent(layout, freshness)} OR _l.{name} <=> r.{name} THEN 0 "
+                f"WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
                 f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
             )
         cursor.execute(

@@ -2,6 +2,7 @@
 
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; then the rows' own locks
+    complete values that the log did not carry are taken from the target's own row; without one the write is refused
     guard    rows older than the target's row or tombstone are taken out: stale
     delete   rows, and leave tombstones: also for keys that are not there, so that a late insert finds them
     upsert   INSERT ... ON DUPLICATE KEY UPDATE, each row guarded once more
@@ -41,10 +42,12 @@ from cdc_core.target.load import (
     LoadFile,
     Unfit,
     create_temporary,
+    is_absent,
     load,
     open_session,
     remove,
     row_error,
+    shown_key,
     target_name,
 )
 from cdc_core.target.prepare import LEDGER
@@ -118,9 +121,9 @@ def write_shard(
 ) -> ShardResult:
     """Writes a load file to its table; safe to repeat.
 
-    Raises DataAtRisk (target.row_error, target.unique_conflict), Refused (target.grant), RetryLater (target.busy,
-    target.unavailable). Whatever is raised, nothing was written, except when the connection broke during the commit:
-    then it may have been, and repeating finds it so.
+    Raises DataAtRisk (target.row_error, target.unique_conflict, target.absent_values), Refused (target.grant),
+    RetryLater (target.busy, target.unavailable). Whatever is raised, nothing was written, except when the connection
+    broke during the commit: then it may have been, and repeating finds it so.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -200,6 +203,12 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
     cursor.execute(f"SELECT COUNT(*) FROM {joined} FOR UPDATE")
     cursor.fetchall()
+    if file.absent:
+        own = [
+            f"_l.{name} = IF({is_absent(file.layout, column)}, r.{name}, _l.{name})"
+            for column, name in ((column, target_name(facts, column)) for column in sorted(file.absent))
+        ]
+        cursor.execute(f"UPDATE {joined} SET {', '.join(own)} WHERE _l._a IS NOT NULL")
     fresh = target_name(facts, write.freshness) if write.freshness else None
     replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
     by_version = newer_or_equal_sql("_l._v", version)
@@ -216,6 +225,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
             f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE NOT {newer_or_equal_sql('_l._v', 'd.version')}",
             (facts.table,),
         )
+    if file.absent:
+        _require_complete(cursor, facts)
     states = _states(cursor)
     if any(states.get((op, state)) for op in (REMOVE, LEFT) for state in (NEW, THERE)):
         if states.get((REMOVE, THERE)) or states.get((LEFT, THERE)):
@@ -256,6 +267,23 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     if write.ledger:
         _note(cursor, write, counts)
     return counts
+
+
+def _require_complete(cursor: Any, facts: TableFacts) -> None:
+    cursor.execute(
+        f"SELECT _k, COUNT(*) OVER () FROM {TEMPORARY} WHERE _o = '{UPSERT}' AND _s = {NEW} AND _a IS NOT NULL "
+        "ORDER BY _n LIMIT 1"
+    )
+    row = cursor.fetchone()
+    if row:
+        raise DataAtRisk(
+            f"{row[1]} rows are not in the target, and the source's log did not carry all of their values; the first "
+            f"has the key {shown_key(row[0])}.",
+            where=facts.name,
+            code="target.absent_values",
+            remedy="bring the rows to the target by a full copy of the table, then run the task again; to be safe from "
+            "it, SET GLOBAL binlog_row_image = FULL on the source; nothing of this shard was written",
+        )
 
 
 def _states(cursor: Any) -> dict[tuple[str, int], int]:

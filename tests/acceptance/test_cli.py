@@ -72,7 +72,7 @@ def test_init_check_extract_and_export_give_the_table_of_the_source(shop: Any, l
     assert rows == source_rows(shop)
     assert rows[0][1:3] == ("paid", Decimal("12.50"))
     exported = pq.read_schema(lockstep.directory / "export.parquet").names
-    assert exported == ["order_id", "status", "amount", "at", "_cdc_seq", "_cdc_ts", "_cdc_literal"]
+    assert exported == ["order_id", "status", "amount", "at", "_cdc_seq", "_cdc_ts", "_cdc_literal", "_cdc_absent"]
     assert lockstep("check", "shop.yaml").document["ok"] is True
 
 

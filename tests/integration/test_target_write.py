@@ -474,3 +474,34 @@ def test_a_missing_grant_is_refused_by_its_name(table: Table) -> None:
         assert table.rows() == [(1, "a", 1)]
     finally:
         table.query(f"DROP USER {user}@'%'")
+
+
+def partial(id: int, seq: int, **values: Any) -> Winner:
+    """An update of a row of which the log carried only the key and these values."""
+    return Winner("u", {"id": id, **values}, (seq, seq, 0, "one"), absent=sorted({"code", "n"} - set(values)))
+
+
+def test_values_that_the_log_did_not_carry_stay_as_they_are(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 1), shop("u", 2, "b", 2, 2), shop("u", 3, "c", 3, 3)])
+    counts = table.write([partial(1, 4, n=None), partial(2, 5, code="bb"), shop("u", 3, "cc", None, 6)])
+    assert (counts.written, counts.stale) == (3, 0)
+    assert table.rows() == [(1, "a", None), (2, "bb", 2), (3, "cc", None)]
+    counts = table.write([partial(1, 3, code="older")])
+    assert (counts.written, counts.stale) == (0, 1)
+    assert table.rows()[0] == (1, "a", None)
+
+
+def test_a_unique_value_may_swap_though_other_values_are_absent(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 1), shop("u", 2, "b", 2, 2)])
+    table.write([partial(1, 3, code="b"), partial(2, 4, code="a")])
+    assert table.rows() == [(1, "b", 1), (2, "a", 2)]
+
+
+def test_absent_values_of_a_row_that_is_not_there_are_refused_and_nothing_is_written(table: Table) -> None:
+    table.write([shop("u", 1, "a", 1, 1)])
+    with pytest.raises(DataAtRisk, match=r"2 rows are not in the target.*key 7") as refused:
+        table.write([partial(1, 2, n=5), partial(7, 3, n=5), partial(8, 4, n=5)])
+    assert refused.value.code == "target.absent_values"
+    assert table.rows() == [(1, "a", 1)]
+    table.write([Winner("d", {"id": 9}, (9, 9, 0, "one"), absent=["code", "n"])])
+    assert table.write([partial(9, 8, n=5)]).stale == 1

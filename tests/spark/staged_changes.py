@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.model.staged import staged_schema
+from cdc_core.model.staged import absent_text, staged_schema
 
 Row = Mapping[str, Any]
 
@@ -29,6 +29,7 @@ class Change:
     source: str = "one"
     ts_us: int = 0
     literal: Mapping[str, str] | None = None
+    absent: Sequence[str] = ()
 
 
 def table_schema(name: str, columns: Mapping[str, str], key: Sequence[str]) -> TableSchema:
@@ -60,6 +61,7 @@ def staged_table(schema: TableSchema, changes: Sequence[Change]) -> pa.Table:
                 "_cdc_seq": change.seq,
                 "_cdc_gtid": None,
                 "_cdc_literal": None if change.literal is None else list(change.literal.items()),
+                "_cdc_absent": absent_text(change.absent),
             }
         )
     return pa.Table.from_pylist(rows, schema=staged_schema(schema))
@@ -88,7 +90,9 @@ class Stage:
         place.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(staged_table(schema, changes), place, compression="zstd")
         batch = f"{changes[0].source}/0000-0000001-{changes[0].seq:010d}"
-        self.files.setdefault(table, []).append(StagedFile(path, len(changes), schema.id, batch))
+        self.files.setdefault(table, []).append(
+            StagedFile(path, len(changes), schema.id, batch, sum(bool(change.absent) for change in changes))
+        )
 
     def plan(self, run_id: str, keys: Mapping[str, Sequence[str]], targets: Sequence[str] = ("shards",)) -> RunPlan:
         tables = tuple(MergeTable(table, tuple(keys[table]), tuple(files)) for table, files in self.files.items())

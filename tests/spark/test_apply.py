@@ -341,3 +341,20 @@ def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line
     assert caught.value.where == f"{line.prefix}_0.orders_1"
     store = open_store(line.stage.uri)
     assert store.stat(counts_path(line.runs[-1].written_folder("shards"))) is None
+
+
+def test_a_change_that_does_not_say_its_shard_is_data_at_risk(line: Line) -> None:
+    line.run(*FIRST)
+    absent = ["customer", "_before.customer", "_before.code"]
+    changes = [
+        Change("u", {"id": 1, "code": "x"}, 20, before={"id": 1}, absent=absent),
+        Change("d", {"id": 2}, 21, absent=["customer", "code"]),
+    ]
+    for change in changes:
+        with pytest.raises(DataAtRisk, match="1 changes do not say their shard key 'customer'") as caught:
+            line.run(change)
+        assert caught.value.code == "target.absent_shard_key"
+    moved = Change("u", {"id": 1, "customer": 2}, 22, before={"id": 1}, absent=["code", *absent[1:]])
+    with pytest.raises(DataAtRisk) as caught:
+        line.run(moved)
+    assert caught.value.code == "spark.absent_values"

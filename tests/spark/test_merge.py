@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import json
 from pathlib import Path
 from typing import Any
 
@@ -187,3 +189,91 @@ def test_times_and_literals_go_through_unchanged(spark: SparkSession, tmp_path: 
     assert (found[dt.date(1, 1, 1)]["at"], found[dt.date(1, 1, 1)]["ts"]) == (at, ts)
     assert dict(found["2024-02-31"]["_cdc_literal"])["at"] == "0000-00-00 00:00:00"
     assert dict(found["2024-02-30"]["_cdc_literal"]) == {"d": "2024-02-30"}
+
+
+WIDE = table_schema("shop.wide", {"id": "int", "x": "int", "y": "varchar(9)", "d": "date"}, ["id"])
+PARTIAL = st.lists(
+    st.tuples(
+        st.sampled_from("cuuud"), st.integers(0, 2), st.sets(st.sampled_from("xyd"), max_size=2), st.booleans()
+    ),
+    min_size=1,
+    max_size=60,
+)  # fmt: skip
+
+
+@given(history=PARTIAL, files=st.integers(1, 3), clock=st.randoms(use_true_random=False))
+@settings(max_examples=6, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_absent_values_are_filled_from_older_changes_and_what_none_has_stays_absent(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, history: list[Any], files: int, clock: Any
+) -> None:
+    """A plain fold: an update keeps what it lacks; "?" is a value that only the target has."""
+    fold: dict[int, dict[str, Any]] = {}
+    alive = dict.fromkeys(range(3), True)
+    changes: list[Change] = []
+    for seq, (op, key, some, odd) in enumerate(history):
+        row = {"x": None if odd else seq, "y": None if odd else f"v{seq}", "d": None if odd else dt.date(2026, 1, 1)}
+        literal = {"d": f"2026-02-{seq + 30}"} if odd else None
+        shown = row | (literal or {})
+        if op == "c" and not alive[key]:
+            changes.append(Change("c", {"id": key, **row}, seq, literal=literal))
+            fold[key] = {"op": "u", **shown}
+        elif op == "u" and alive[key]:
+            absent = [name for name in "xyd" if name not in some]
+            images = {"id": key, **{name: row[name] for name in some}}
+            change = Change(
+                "u", images, seq, before={"id": key}, literal=literal if "d" in some else None,
+                absent=[*absent, "_before.x", "_before.y", "_before.d"],
+            )  # fmt: skip
+            changes.append(change)
+            fold[key] = fold.get(key, dict.fromkeys("xyd", "?")) | {name: shown[name] for name in some} | {"op": "u"}
+        elif op == "d" and alive[key]:
+            changes.append(Change("d", {"id": key}, seq, absent=["x", "y", "d"]))
+            fold[key] = {"op": "d"}
+        else:
+            continue
+        alive[key] = op != "d"
+    if not changes:
+        return
+    stage = Stage(tmp_path_factory.mktemp("stage"))
+    clock.shuffle(changes)
+    for number in range(files):
+        if changes[number::files]:
+            stage.add("shop.wide", WIDE, changes[number::files])
+    rows, counts = merged(spark, stage, ["id"])
+    found = {}
+    for row in rows:
+        if row["_cdc_op"] == "d":
+            found[row["id"]] = {"op": "d"}
+            continue
+        values = {name: dict(row["_cdc_literal"] or {}).get(name, row[name]) for name in "xyd"}
+        absent = json.loads(row["_cdc_absent"] or "[]")
+        assert all(values[name] is None for name in absent)
+        found[row["id"]] = {"op": "u"} | values | dict.fromkeys(absent, "?")
+    assert found == fold
+    assert counts.rows == len(changes) == counts.winners + counts.superseded
+
+
+def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path)
+    stage.add("shop.wide", WIDE, [Change("c", {"id": 1, "x": 1, "y": "a"}, 1, source="one", ts_us=10)])
+    stage.add(
+        "shop.wide", WIDE,
+        [Change("u", {"id": 1, "x": 2}, 1, before={"id": 1}, source="two", ts_us=20, absent=["y", "d"])],
+    )  # fmt: skip
+    rows, _ = merged(spark, stage, ["id"])
+    assert [(row["x"], row["y"], row["_cdc_absent"]) for row in rows] == [(2, "a", None)]
+
+
+@pytest.mark.parametrize(
+    ("absent", "before"), [(["y", "d"], {"id": 2, "x": 1}), (["id"], {"id": None}), (["_before.id"], {"id": None})]
+)
+def test_absent_values_under_a_new_or_unknown_key_stop(
+    spark: SparkSession, tmp_path: Path, absent: list[str], before: dict[str, Any]
+) -> None:
+    stage = Stage(tmp_path)
+    stage.add("shop.wide", WIDE, [Change("u", {"id": 1, "x": 2}, 1, before=before, absent=absent)])
+    with pytest.raises(DataAtRisk) as stopped:
+        merged(spark, stage, ["id"])
+    assert stopped.value.code == "spark.absent_values"

@@ -125,7 +125,7 @@ def test_no_kernel_reads_behind_the_images(server: str) -> None:
             buffer = np.concatenate([images.buffer, np.full(64, filler, np.uint8)])
             padded = RowImages(
                 buffer, images.start, images.stop, images.kind, images.event, images.bitmaps, images.shape,
-                images.columns, images.offset, images.file,
+                images.columns, images.offset, images.partial, images.file,
             )  # fmt: skip
             results.append(decode_rows(schema, table, padded))
         first, second = results

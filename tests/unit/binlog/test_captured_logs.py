@@ -165,7 +165,7 @@ def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
     images = RowImages.of(events)
     short = RowImages(
         images.buffer[:-1], images.start, images.stop - 1, images.kind, images.event, images.bitmaps, images.shape,
-        images.columns, images.offset, images.file,
+        images.columns, images.offset, images.partial, images.file,
     )  # fmt: skip
     with pytest.raises(DataAtRisk, match=r"cap\.t does not fit the table's shape") as stopped:
         count_rows(table, short)

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from cdc_core.binlog.columns import decimal_groups, decode_column
 from cdc_core.binlog.json import JsonError, double_text, json_text
+from cdc_core.binlog.json_diff import patched
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.binlog.text import decode, single_byte
 from cdc_core.errors import DataAtRisk, Refused
@@ -373,3 +374,25 @@ def test_after_warming_nothing_is_left_to_compile() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("differences", "problem"),
+    [
+        (b"\x03\x01$", "operation 3"),
+        (b"\x02\x03$.b", "no such place"),
+        (b"\x02\x04$[0]", "no such place"),
+        (b"\x02\x05$.a.b", "no such place"),
+        (b"\x02\x03.a.", "the path"),
+        (b"\x02\x04$.a[", "the path"),
+        (b"\x01\x03$.a\x02\x04\x00", "no such place"),
+        (b"\x00\x03$.a", "needs 1 bytes"),
+        (b"\x00\x09$.a", "needs 9 bytes"),
+        (b"\x00\x03$.a\x02\x04\x07", "JSON literal 7"),
+    ],
+)  # fmt: skip
+def test_a_difference_of_json_that_does_not_fit_is_an_error(differences: bytes, problem: str) -> None:
+    document = b"\x00\x01\x00\x0c\x00\x0b\x00\x01\x00\x05\x07\x00a"  # {"a": 7}
+    assert patched(document, b"", "here") == '{"a": 7}'
+    with pytest.raises((JsonError, DataAtRisk), match=problem):
+        patched(document, differences, "here")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import json
 import random
 from collections import Counter
 from collections.abc import Sequence
@@ -80,7 +81,7 @@ def test_the_last_change_of_each_key_is_its_state(store):
     )
     state = table_state(store, batches, "shop.orders")
     assert rows(state, "id", "note") == [(1, "n"), (2, "new"), (4, "m")]
-    assert state.column_names == ["id", "note", "_cdc_seq", "_cdc_ts", "_cdc_literal"]
+    assert state.column_names == ["id", "note", "_cdc_seq", "_cdc_ts", "_cdc_literal", "_cdc_absent"]
     assert rows(state, "_cdc_seq") == [(at(0).seq,), (at(1).seq,), (at(2).seq,)]
     assert state.column("_cdc_ts").to_pylist()[1] == datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC) + (
         datetime.timedelta(microseconds=20)
@@ -392,3 +393,58 @@ def test_a_position_is_read_as_it_is_printed():
         assert parse_position(str(position)) == position
     for text in ("2026-11-21T04:00:00Z", "2026-11-21T04:00:00.000001+02:00", "binlog.000001", "binlog:4", ""):
         assert parse_position(text) is None
+
+
+WIDE = TableSchema(
+    "shop", "wide", (ID, *(Column(name, ColumnType("int")) for name in "abc"), Column("d", ColumnType("date")))
+)
+SOME = st.sets(st.sampled_from("abcd"), max_size=3)
+PARTIAL = st.lists(st.tuples(st.sampled_from("cuuudm"), KEYS, KEYS, SOME, st.booleans()), max_size=40)
+
+
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(steps=PARTIAL, known=st.booleans())
+def test_absent_values_are_the_rows_own_older_ones_through_changes_of_its_key(tmp_path_factory, steps, known):
+    """Minimal images: an update has only what it changed. known: the rows that stood there before are staged too."""
+    table: dict[int, dict] = {}
+    made: list[list[Made]] = [[]]
+    if not known:  # row 1 is older than the stage: what no change of it has stays absent
+        table[1] = dict.fromkeys("abcd", "?")
+    for number, (op, one, two, some, odd) in enumerate(steps):
+        drawn = dict.fromkeys("abc", None if odd else number)
+        literal = {"d": f"0000-00-{number:02d}"} if odd else None
+        day = {"d": None if odd else datetime.date(2026, 1, 1) + datetime.timedelta(number)}
+        row = drawn | day
+        shown = drawn | (literal or day)
+        if op == "c" and one not in table:
+            change = Change(WIDE, "c", {"id": one, **row}, literal=literal)
+            table[one] = shown
+        elif op in "um" and one in table and (op == "u" or two not in table):
+            key = one if op == "u" else two
+            lacking = sorted(set("abcd") - some)
+            before = [f"_before.{name}" for name in "abcd"]
+            after = {"id": key, **{name: row[name] for name in some}}
+            change = Change(
+                WIDE, "u", after, {"id": one}, literal=literal if "d" in some else None, absent=[*lacking, *before]
+            )
+            table[key] = table.pop(one) | {name: shown[name] for name in some}
+        elif op == "d" and one in table:
+            change = Change(WIDE, "d", {"id": one}, absent=list("abcd"))
+            del table[one]
+        else:
+            continue
+        made[-1].append(Made([change], ts=number))
+        if odd:
+            made.append([])
+    made[-1].append(Made([Change(WIDE, "c", {"id": 99})]))
+    table[99] = dict.fromkeys("abcd")
+    store = open_store(f"file://{tmp_path_factory.mktemp('stage')}")
+    found = {}
+    for row in table_state(store, stage(store, *made), "shop.wide").to_pylist():
+        literal, absent = dict(row["_cdc_literal"] or []), json.loads(row["_cdc_absent"] or "[]")
+        values = {name: literal.get(name, row[name]) for name in "abcd"}
+        found[row["id"]] = values | dict.fromkeys(absent, "?")
+        assert all(values[name] is None for name in absent)
+    # A row older than the stage shows only once a change of it is staged.
+    expected = {key: row for key, row in table.items() if key in found or set(row.values()) != {"?"}}
+    assert found == expected
