@@ -116,7 +116,8 @@ def require_file(url: URL) -> None:
 class Database:
     """An open meta database. Threads may share it; a forked process opens its own."""
 
-    def __init__(self, url: URL, *, busy_timeout_s: float) -> None:
+    def __init__(self, url: URL, *, busy_timeout_s: float, answer_timeout_s: float | None = None) -> None:
+        self._answer_s = answer_timeout_s
         self._password = url.password
         self.name = url.render_as_string(hide_password=True)
         self.is_sqlite = url.get_backend_name() == "sqlite"
@@ -172,8 +173,14 @@ class Database:
         seconds = max(1, int(busy_timeout_s))
         if url.get_backend_name() == "postgresql":
             options: dict[str, Any] = {"connect_timeout": 10, "options": f"-c lock_timeout={seconds * 1000}"}
+            if self._answer_s is not None:
+                answer_ms = int(self._answer_s * 1000)
+                options["options"] += f" -c statement_timeout={answer_ms}"
+                options |= {"connect_timeout": max(2, int(self._answer_s)), "tcp_user_timeout": answer_ms}
         else:
             options = {"connect_timeout": 10, "init_command": f"SET innodb_lock_wait_timeout={seconds}"}
+            if self._answer_s is not None:
+                options |= {"read_timeout": self._answer_s, "write_timeout": self._answer_s}
         return create_engine(
             url, pool_size=2, pool_pre_ping=True, pool_recycle=1800, connect_args=options, hide_parameters=True
         )
@@ -227,7 +234,9 @@ class Database:
             return _Collision(why)
         if number in _DENIED or "authentication failed" in why or "does not exist" in why:
             return self._refused("meta.denied", why)
-        if error.connection_invalidated or type(original).__name__ in ("OperationalError", "InterfaceError"):
+        # By name, for the drivers need not be installed; psycopg has a subclass for each state.
+        passing = {"OperationalError", "InterfaceError"} & {kind.__name__ for kind in type(original).__mro__}
+        if error.connection_invalidated or passing:
             return RetryLater(
                 f"The meta database cannot be reached: {why}.",
                 where=self.name,

@@ -42,12 +42,14 @@ class Meta:
         upgrade: bool = False,
         create: bool = True,
         busy_timeout_s: float = 30.0,
+        answer_timeout_s: float | None = None,
         environ: Mapping[str, str] | None = None,
     ) -> Meta:
         """The meta database behind a SQLAlchemy URL, or behind `env:VAR` that holds one.
 
         A new or empty SQLite file gets its tables; any other database gets them, or newer ones, by `upgrade` only.
         create: False for who only looks: an SQLite file that is not there, or is empty, is not made.
+        answer_timeout_s: for how long a server may keep silent; for who asks little and must not hang.
 
         Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.absent, meta.outdated, meta.newer,
         meta.denied, meta.unusable), RetryLater (meta.unreachable, meta.locked).
@@ -55,7 +57,7 @@ class Meta:
         parsed = parse(url, environ)
         if not create:
             require_file(parsed)
-        database = Database(parsed, busy_timeout_s=busy_timeout_s)
+        database = Database(parsed, busy_timeout_s=busy_timeout_s, answer_timeout_s=answer_timeout_s)
         try:
             _check_version(database, upgrade=upgrade)
         except BaseException:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -137,6 +140,26 @@ def test_one_pipelines_trouble_stands_in_its_place_and_hides_no_other(
         assert error["what"] in text
         assert error["remedy"] in text
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_nonsense_in_the_folder_and_servers_that_keep_silent_leave_the_page_standing(
+    client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path], pipelines: Path
+) -> None:
+    (pipelines / "folder.yaml").mkdir()
+    (pipelines / "bytes.yaml").write_bytes(b"\x00\xff\xfe")
+    Path(os.fsdecode(os.fsencode(pipelines) + b"/\xff.yaml")).write_text("pipeline: [")
+    with closing(socket.create_server(("127.0.0.1", 0))) as silent:
+        for name, driver in (("mute", "mysql"), ("quiet", "postgresql")):
+            file = write_pipeline(name, source=f"{name}_db")
+            url = f"{driver}://nobody@127.0.0.1:{silent.getsockname()[1]}/meta"
+            file.write_text(re.sub("sqlite:.*meta.db", url, file.read_text()))
+        seen = client("VIEWER").get("/lockstep/status.json").json()
+        page = client("VIEWER").get("/lockstep/")
+    found = {one["pipeline"]: one["error"] and one["error"]["code"] for one in seen["pipelines"]}
+    assert found == {"mute": "meta.unreachable", "quiet": "meta.unreachable", "shop": None}
+    assert len(seen["broken"]) == 3
+    assert page.status_code == 200
+    assert "binlog.000001:3004" in page.text
 
 
 def test_who_may_not_read_a_dag_sees_neither_its_pipeline_nor_broken_files(

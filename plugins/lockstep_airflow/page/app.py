@@ -7,6 +7,7 @@ The page loads nothing from elsewhere and has no script: its policy allows neith
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
@@ -49,12 +50,13 @@ async def with_headers(request: Request, answer: Callable[[Request], Awaitable[R
 
 @app.get("/")
 def page(request: Request, user: GetUserDep) -> HTMLResponse:
-    return HTMLResponse(_templates.get_template("page.html").render(seen=_figures(request, user)))
+    text = _templates.get_template("page.html").render(seen=_figures(request, user))
+    return HTMLResponse(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
 
 
 @app.get("/status.json")
-def status(request: Request, user: GetUserDep) -> dict[str, Any]:
-    return _figures(request, user)
+def status(request: Request, user: GetUserDep) -> Response:
+    return Response(json.dumps(_figures(request, user)), media_type="application/json")
 
 
 @app.get("/style.css")

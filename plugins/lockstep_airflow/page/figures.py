@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-BUSY_S = 5.0
-"""How long a reader waits for a meta database that is being written."""
+PATIENCE_S = 5.0
+"""How long a meta database may be busy, or keep silent."""
 _AT_ONCE = 8
 """Meta databases asked at once: one that does not answer must not hold up the others."""
 _UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
@@ -73,7 +73,7 @@ def _pipeline(file: Path, name: str, dag_id: str) -> dict[str, Any]:
 
 
 def _read(pipeline: config.Pipeline) -> dict[str, Any]:
-    with Meta.open(pipeline.meta.url, create=False, busy_timeout_s=BUSY_S) as meta:
+    with Meta.open(pipeline.meta.url, create=False, busy_timeout_s=PATIENCE_S, answer_timeout_s=PATIENCE_S) as meta:
         targets = [target.name for target in pipeline.scheduled_targets]
         seen = meta.overview(pipeline.pipeline, targets, pipeline.windows)
     known = {one.source for one in seen.status.sources}
