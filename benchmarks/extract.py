@@ -30,6 +30,8 @@ RIVET_VERSION = "0.32.2"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 Figures = dict[str, dict[str, Any]]
+ONCE = ("mysql_replication", "pyarrow")
+"""Readers of one round: the first is so slow that one tells, the second repeats its work itself."""
 
 
 def install_rivet(into: Path) -> None:
@@ -69,8 +71,8 @@ def best_of(rounds: int, readers: list[str], url: str, stretch: Stretch, environ
     best: Figures = {}
     for number in range(rounds):
         for reader in readers:
-            if number and reader == "mysql_replication":
-                continue  # hundreds of times slower than its neighbours: one round tells
+            if number and reader in ONCE:
+                continue
             found = measured(reader, url, stretch, environ)
             if found is not None and (reader not in best or found["seconds"] < best[reader]["seconds"]):
                 best[reader] = found
@@ -99,7 +101,8 @@ HEAD = (
 )
 
 
-def machine(server: SqlServer) -> str:
+def machine(server: SqlServer, load: float) -> str:
+    """load: how many processes wanted the cores already: where it is not near 0, all times are too long."""
     model = next(
         (
             row.partition(":")[2].strip()
@@ -113,7 +116,8 @@ def machine(server: SqlServer) -> str:
         [[version]] = cursor.fetchall()
     product = "MariaDB" if "mariadb" in version.lower() else "MySQL"
     return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), shared with the server; {product} {version}, "
+        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), shared with the server; "
+        f"load average before the run {load:.0f}; {product} {version}, "
         f"Python {sys.version.split()[0]}, pyarrow {pa.__version__}, rivet-cli {RIVET_VERSION}."
     )
 
@@ -148,12 +152,12 @@ def main() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if peer:
         environ["RIVET"] = str(peer)
-    lines, where = [HEAD], ""
+    lines, where, load = [HEAD], "", os.getloadavg()[0]
     for workload in WORKLOADS:
         if workload.name not in names:
             continue
         with start(chosen.server) as server:
-            where = where or machine(server)
+            where = where or machine(server, load)
             rows = int(workload.rows * (workload.quick if chosen.quick else 1))
             print(f"writing {rows:,} changes: {workload.about}", file=sys.stderr)
             stretch = written(server, workload, rows)

@@ -68,10 +68,13 @@ def pyarrow(url: str, stretch: Stretch, place: Path) -> dict[str, Any]:
 
     found = lockstep(url, stretch, place)
     tables = [pq.read_table(path) for path in sorted((place / "stage").rglob("*.parquet"))]
-    started_s = time.perf_counter()
-    for number, table in enumerate(tables):
-        pq.write_table(table, place / f"{number}.parquet", compression="zstd", compression_level=1)
-    return {"seconds": time.perf_counter() - started_s, "changes": found["changes"]}
+    seconds = []
+    for _ in range(3):
+        started_s = time.perf_counter()
+        for number, table in enumerate(tables):
+            pq.write_table(table, place / f"{number}.parquet", compression="zstd", compression_level=1)
+        seconds.append(time.perf_counter() - started_s)
+    return {"seconds": min(seconds), "changes": found["changes"]}
 
 
 SLICE = 20_000

@@ -250,11 +250,7 @@ class Gather:
     def extend(self, groups: Groups) -> None:
         """The same for many whole transactions of the block's file at once."""
         first = 0
-        named = np.ones(len(groups.kind), np.int64)
-        if len(groups.run_entry):
-            named[:] = np.bincount(groups.run_entry, minlength=len(named))
-        else:
-            named[:] = 0
+        named = np.bincount(groups.run_entry, minlength=len(groups.kind))
         self._prefixes = groups.prefixes
         if len(groups.kind) and groups.kind[0] == EntryKind.PASSED and self.in_passed:
             self._join(
