@@ -179,6 +179,10 @@ def _process(
             return False
         return True
 
+    # A server that starts clears the folder of temporary tables, which would be /tmp for all of them.
+    temporary = place.path / "tmp"
+    temporary.mkdir(exist_ok=True)
+    options = {"tmpdir": str(temporary), **options}
     flags = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
     command = [*flavor.command, f"--datadir={data}", f"--port={port}", *flags]
     return ServerProcess(flavor.name, command, directory=place, log=log, ready=answers, env=flavor.env)
