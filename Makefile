@@ -10,6 +10,9 @@ export UV_CACHE_DIR ?= $(LOCKSTEP_CACHE)/uv
 # spark-submit is found by name, so the environment's bin comes first.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
+# What .venv holds is compiled once, whatever the shell says: else each of a run's many processes compiles it anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
