@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -79,8 +80,11 @@ class Line:
         return self.folder / "struck"
 
     def again(self, *arguments: str) -> Any:
-        """A command that must succeed."""
+        """A command that must succeed, if need be once the lease of who was killed has run out."""
         status, answer = self.lockstep(*arguments)
+        while status == 75 and answer["error"]["code"] == "meta.lease_held":
+            time.sleep(1)
+            status, answer = self.lockstep(*arguments)
         assert status == 0, answer
         return answer
 
