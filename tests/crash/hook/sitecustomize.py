@@ -49,18 +49,34 @@ class Loader(importlib.abc.Loader):
 
     def exec_module(self, module):
         self.real.exec_module(module)
-        arm(module)
+        if module.__name__ == ORDER["module"]:
+            arm(module)
+        else:
+            arm_script(module)
 
 
 def arm(module):
+    """Puts the dying function in the place of the real one."""
     *path, name = ORDER["function"].split(".")
     owner = functools.reduce(getattr, path, module)
     setattr(owner, name, dying(getattr(owner, name)))
 
 
+def arm_script(module):
+    """Of spark_jobs.job: a job is a script, whose own functions exist when it calls `run`."""
+    real = module.run
+
+    def run(name, *rest):
+        if ORDER["module"] == f"spark_jobs.{name}":
+            arm(sys.modules["__main__"])
+        return real(name, *rest)
+
+    module.run = run
+
+
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != ORDER["module"]:
+        if name != ("spark_jobs.job" if ORDER["module"].startswith("spark_jobs.") else ORDER["module"]):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         spec.loader = Loader(spec.loader)
