@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +24,7 @@ from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_f
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.target.destination import Destination, open_destination
+from spark_jobs.columns import staged_struct
 from spark_jobs.failures import found
 from spark_jobs.session import open_session
 
@@ -82,6 +83,16 @@ class Job:
         if self.target_name is None:
             return self.merge_set.tables
         return tuple(table for table in self.merge_set.tables if self.target.table(table.table) is not None)
+
+    def schemas(self, table: MergeTable) -> list[TableSchema]:
+        """The definitions of a table's files, in the order in which they first come."""
+        return [self.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
+
+    def staged(self, table: MergeTable) -> Iterator[tuple[TableSchema, DataFrame]]:
+        """A table's staged rows, apart for each definition."""
+        for schema in self.schemas(table):
+            paths = [self.store.spark_uri(file.path) for file in table.files if file.schema_id == schema.id]
+            yield schema, self.spark.read.schema(staged_struct(schema)).parquet(*paths)
 
     def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
         """The last definition of each source table that feeds the logical one."""

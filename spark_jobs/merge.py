@@ -40,7 +40,7 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )  # fmt: skip
-from spark_jobs.columns import c, staged_struct, unified
+from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.session import size_shuffles
 
@@ -218,17 +218,19 @@ def _split_key_changes(
     )
 
 
+def row_columns(job: Job, table: MergeTable) -> T.StructType:
+    """The row columns of the merged table. Raises Refused (spark.schema_conflict)."""
+    return unified(table.table, job.current_schemas(table), job.schemas(table))
+
+
 def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFrame:
     """The staged rows of the plan's files, with the row's columns unified."""
     found: DataFrame | None = None
-    for schema_id in dict.fromkeys(file.schema_id for file in table.files):
-        schema = job.plan.schemas[schema_id]
-        paths = [job.store.spark_uri(file.path) for file in table.files if file.schema_id == schema_id]
-        part = job.spark.read.schema(staged_struct(schema)).parquet(*paths)
+    for schema, rows in job.staged(table):
         names = {column.name.lower(): column.name for column in schema.columns}
         now = [_fitted(field, names) for field in columns]
         was = F.struct(*[_fitted(field, names, BEFORE) for field in columns])
-        part = part.select(
+        part = rows.select(
             *now,
             F.when(c(BEFORE).isNotNull(), was).alias(BEFORE),
             *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW, LITERAL)],
@@ -270,11 +272,10 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
 
     Raises DataAtRisk (spark.rows_differ, spark.absent_values), Refused (spark.truncate).
     """
-    schemas = [job.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
-    columns = unified(table.table, job.current_schemas(table), schemas)
+    columns = row_columns(job, table)
     sources = {file.batch_id.partition("/")[0] for file in table.files}
     changes = read_changes(job, table, columns)
-    generated = {column.name.lower() for schema in schemas for column in schema.columns if column.generated}
+    generated = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if column.generated}
     fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in generated]
     last = winners(
         changes,

@@ -12,7 +12,7 @@ import importlib
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -30,11 +30,11 @@ from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import row_keys
-from spark_jobs.columns import c, staged_struct, unified
+from spark_jobs.columns import c
 from spark_jobs.failures import carried
 from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
-from spark_jobs.merge import exact, read_changes
+from spark_jobs.merge import exact, read_changes, row_columns
 from spark_jobs.report import page, summary
 from spark_jobs.write import accepted
 
@@ -48,9 +48,7 @@ _TARGET_FRAME = f"`{_TABLE}` string, `{_SHARD}` string, `{_KEY}` string, `{OP}` 
 def staged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     parts = []
     for table in tables:
-        for schema_id in dict.fromkeys(file.schema_id for file in table.files):
-            paths = [job.store.spark_uri(file.path) for file in table.files if file.schema_id == schema_id]
-            rows = job.spark.read.schema(staged_struct(job.plan.schemas[schema_id])).parquet(*paths)
+        for _, rows in job.staged(table):
             parts.append(rows.select(F.lit(table.table).alias(_TABLE), *[c(name) for name in _STAGED]))
     return reduce(DataFrame.unionAll, parts) if parts else None
 
@@ -104,11 +102,8 @@ def _comparer(destination: Destination) -> Callable[[Iterable[pa.RecordBatch]], 
 
 def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
     """The rows that a suite of the user's own judges: their columns and bookkeeping, without nested values."""
-    if stage == "merged":
-        rows = job.read(job.merged(table.table))
-    else:
-        schemas = [job.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
-        rows = read_changes(job, table, unified(table.table, job.current_schemas(table), schemas))
+    merged = stage == "merged"
+    rows = job.read(job.merged(table.table)) if merged else read_changes(job, table, row_columns(job, table))
     nested = [field.name for field in rows.schema if isinstance(field.dataType, T.StructType | T.MapType)]
     return rows.drop(*[c(name) for name in nested])
 
@@ -135,7 +130,7 @@ def check(job: Job) -> None:
             for stage, frame in frames.items()
             if frame is not None and rows[stage] <= GATHERED_ROWS
         }
-        from spark_jobs.judging import GOOD, SUITES, judge, own_suite
+        from spark_jobs.judging import GOOD, SUITES, judge
 
     folder = job.plan.quality_folder(job.target.name)
     job.clear(folder)
@@ -149,15 +144,9 @@ def check(job: Job) -> None:
             if not verdicts[stage]["success"] and stage == "target":
                 verdicts[stage]["examples"] = _examples(frame, GOOD)
         _keep(job, folder, stage, verdicts[stage])
-    for number, suite in enumerate(job.pipeline.quality.suites):
-        for table in tables:
-            if table.table == suite.table:
-                made = own_suite(suite)
-                size = table.rows if suite.stage == "staged" else winners[table.table]
-                frame = own_frame(job, table, suite.stage)
-                verdict = judge(frame.toArrow().to_pandas() if size <= GATHERED_ROWS else frame, made, size)
-                verdicts[f"own-{number}"] = verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}
-                _keep(job, folder, f"own-{number}", verdicts[f"own-{number}"])
+    for name, verdict in _own_verdicts(job, tables, winners):
+        verdicts[name] = verdict
+        _keep(job, folder, name, verdict)
     job.store.put(f"{folder}/report.html", page(job.plan.run_id, job.target.name, verdicts).encode())
     failed = [name for name, verdict in verdicts.items() if not verdict["success"]]
     if failed:
@@ -168,6 +157,23 @@ def check(job: Job) -> None:
             remedy=f"read {job.store.uri_of(folder)}/report.html, or {failed[0]}.json beside it; the consume records "
             "have not moved",
         )
+
+
+def _own_verdicts(
+    job: Job, tables: Sequence[MergeTable], winners: Mapping[str, int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The verdicts of the pipeline's own suites, of those whose table has rows in the run."""
+    from spark_jobs.judging import judge, own_suite
+
+    by_name = {table.table: table for table in tables}
+    for number, suite in enumerate(job.pipeline.quality.suites):
+        table = by_name.get(suite.table)
+        if table is not None:
+            made = own_suite(suite)
+            rows = table.rows if suite.stage == "staged" else winners[table.table]
+            frame = own_frame(job, table, suite.stage)
+            verdict = judge(frame.toArrow().to_pandas() if rows <= GATHERED_ROWS else frame, made, rows)
+            yield f"own-{number}", verdict | {"table": suite.table, "stage": suite.stage, "file": suite.path}
 
 
 def _keep(job: Job, folder: str, name: str, verdict: dict[str, Any]) -> None:
