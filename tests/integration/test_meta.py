@@ -23,6 +23,7 @@ from cdc_core.meta import Claim, Lease, Meta, RecordState, RunState, batches, ta
 from cdc_core.meta.database import parse
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
+from tests.refusals import refusal
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["cdc_core.meta", "hypothesis", "alembic.autogenerate", "pytest"])
@@ -81,12 +82,6 @@ def dump(url: str) -> dict[str, list[Any]]:
         }
     engine.dispose()
     return found
-
-
-def refusal(call: Callable[[], object]) -> LockstepError:
-    with pytest.raises(LockstepError) as caught:
-        call()
-    return caught.value
 
 
 def lease_of(meta: Meta, source: str = "shop", *, holder: str = "one", ttl_s: float = TTL_S) -> Lease:

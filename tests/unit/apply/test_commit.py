@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,6 +12,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.meta import RecordState
 from cdc_core.model.run import WriteCounts, counts_path
 from tests.made_batches import manifest
+from tests.refusals import refusal
 from tests.unit.apply.made_line import WINDOW, Line, pipeline
 
 B = [manifest(number, tables={"shop.orders": 4, "shop.items": 2}) for number in range(2)]
@@ -24,12 +25,6 @@ def line(tmp_path: Path) -> Iterator[Line]:
     one.stage(*B, until_us=WINDOW[1])
     with one.meta:
         yield one
-
-
-def refusal(call: Callable[[], object]) -> LockstepError:
-    with pytest.raises(LockstepError) as caught:
-        call()
-    return caught.value
 
 
 def states(line: Line) -> set[RecordState]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from cdc_core.apply import commit, plan
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.model.run import RunPlan, plan_path
 from tests.made_batches import HOUR_US, START_US, manifest, schema
+from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
 B = [manifest(number) for number in range(6)]
@@ -24,12 +25,6 @@ def line(tmp_path: Path) -> Iterator[Line]:
     one = Line.open(tmp_path)
     with one.meta:
         yield one
-
-
-def refusal(call: Callable[[], object]) -> LockstepError:
-    with pytest.raises(LockstepError) as caught:
-        call()
-    return caught.value
 
 
 def taken(run: RunPlan, target: str = "t") -> tuple[str, ...]:

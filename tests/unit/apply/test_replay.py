@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +10,11 @@ import pytest
 
 from cdc_core.apply import replay
 from cdc_core.apply.replay import Selection, places
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, RetryLater, UsageError
 from cdc_core.meta import RecordState, RunState
 from cdc_core.model.run import RunPlan, WriteCounts
 from tests.made_batches import HOUR_US, START_US, manifest
+from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
 B = [manifest(number, window=number // 2, tables={"shop.orders": 3, "shop.items": 2}) for number in range(6)]
@@ -26,12 +27,6 @@ def line(tmp_path: Path) -> Iterator[Line]:
     one.stage(*B, until_us=START_US + 3 * HOUR_US)
     with one.meta:
         yield one.with_targets({"name": "t"}, {"name": "new", "replay_only": True})
-
-
-def refusal(call: Callable[[], object]) -> LockstepError:
-    with pytest.raises(LockstepError) as caught:
-        call()
-    return caught.value
 
 
 def plan(line: Line, run_id: str, target: str = "t", **chosen: Any) -> RunPlan:

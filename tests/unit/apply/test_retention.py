@@ -16,6 +16,7 @@ from cdc_core.meta import RecordState
 from cdc_core.stage import horizon
 from cdc_core.stage.manifest import chain, verify
 from tests.made_batches import HOUR_US, START_US, manifest
+from tests.refusals import refusal
 from tests.unit.apply.made_line import Line
 
 B = [manifest(number, window=number) for number in range(6)]
@@ -32,12 +33,6 @@ def line(tmp_path: Path) -> Iterator[Line]:
             one.store.put(part.path, b"x" * part.size_bytes)
     with one.meta:
         yield one
-
-
-def refusal(call: Callable[[], object]) -> LockstepError:
-    with pytest.raises(LockstepError) as caught:
-        call()
-    return caught.value
 
 
 def purge(line: Line, cutoff_us: int = NEVER, **options: Any) -> Purged:

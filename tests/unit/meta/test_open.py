@@ -14,15 +14,10 @@ import pytest
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta, migrate
 from tests.made_batches import manifest
+from tests.refusals import refusal
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["cdc_core.meta", "hypothesis", "alembic.autogenerate", "pytest"])
-
-
-def refusal(call: Callable[[], object]) -> LockstepError:
-    with pytest.raises(LockstepError) as caught:
-        call()
-    return caught.value
 
 
 def url_of(path: Path) -> str:
