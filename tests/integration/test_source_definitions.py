@@ -2,29 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-import pytest
-
 from cdc_core.source import server
 from cdc_core.source.definitions import survey, table_schema, table_schemas, unlogged_cascades
-from tests.integration.source_origin import Origin, fresh_name
-
-
-@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
-def any_server(request: pytest.FixtureRequest) -> object:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def origin(any_server: object) -> Iterator[Origin]:
-    name = fresh_name()
-    made = Origin(any_server, name)  # type: ignore[arg-type]
-    with made.control.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        yield made
-        cursor.execute(f"DROP DATABASE {name}")
-    made.control.close()
+from tests.integration.source_origin import Origin
 
 
 def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: Origin) -> None:

@@ -21,7 +21,6 @@ from tests.integration.source_origin import (
     Origin,
     assert_partition,
     changes_of,
-    fresh_name,
     in_order,
     read_to,
     replay,
@@ -30,21 +29,6 @@ from tests.integration.source_origin import (
 from tests.tcp_proxy import TcpProxy
 
 QUICK = {"heartbeat_s": 0.3, "read_timeout_s": 1.0, "reconnect_s": 30.0}
-
-
-@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
-def any_server(request: pytest.FixtureRequest) -> object:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def origin(any_server: object) -> Iterator[Origin]:
-    name = fresh_name()
-    made = Origin(any_server, name)  # type: ignore[arg-type]
-    made.execute_on_server(f"CREATE DATABASE {name}")
-    yield made
-    made.execute_on_server(f"DROP DATABASE {name}")
-    made.control.close()
 
 
 @pytest.fixture

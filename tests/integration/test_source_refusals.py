@@ -20,26 +20,15 @@ from cdc_core.source import server
 from cdc_core.source.facts import binlog_files, gtid_executed
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
-from tests.integration.source_origin import Origin, fresh_name, read_to
+from tests.integration.source_origin import Origin, read_to
 
 E = TypeVar("E", bound=LockstepError)
 
 
-@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
-def any_server(request: pytest.FixtureRequest) -> object:
-    return request.getfixturevalue(request.param)
-
-
 @pytest.fixture
-def origin(any_server: object) -> Iterator[Origin]:
-    name = fresh_name()
-    made = Origin(any_server, name)  # type: ignore[arg-type]
-    with made.control.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        cursor.execute(f"CREATE TABLE {name}.t (id INT PRIMARY KEY, v VARCHAR(20))")
-        yield made
-        cursor.execute(f"DROP DATABASE {name}")
-    made.control.close()
+def origin(origin: Origin) -> Origin:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v VARCHAR(20))")
+    return origin
 
 
 @contextmanager

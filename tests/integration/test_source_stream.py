@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-from collections.abc import Iterator
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -20,28 +19,11 @@ from tests.integration.source_origin import (
     Origin,
     assert_partition,
     changes_of,
-    fresh_name,
     in_order,
     read_to,
     replay,
     workload,
 )
-
-
-@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
-def any_server(request: pytest.FixtureRequest) -> object:
-    return request.getfixturevalue(request.param)
-
-
-@pytest.fixture
-def origin(any_server: object) -> Iterator[Origin]:
-    name = fresh_name()
-    made = Origin(any_server, name)  # type: ignore[arg-type]
-    with made.control.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        yield made
-        cursor.execute(f"DROP DATABASE {name}")
-    made.control.close()
 
 
 def test_a_mixed_workload_replayed_is_what_the_tables_hold(origin: Origin) -> None:

@@ -1,0 +1,25 @@
+"""What the tests of a source share: a database of their own, on each kind of server in turn."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from tests.integration.source_origin import Origin, fresh_name
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
+def any_server(request: pytest.FixtureRequest) -> object:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def origin(any_server: object) -> Iterator[Origin]:
+    """An empty database, dropped after the test."""
+    name = fresh_name()
+    made = Origin(any_server, name)  # type: ignore[arg-type]
+    made.execute_on_server(f"CREATE DATABASE {name}")
+    yield made
+    made.execute_on_server(f"DROP DATABASE {name}")
+    made.control.close()
