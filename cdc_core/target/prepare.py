@@ -29,21 +29,13 @@ KEY_BYTES = 512
 """Longest key text kept as it is; a longer one is kept as its SHA-256 (target.text)."""
 _DUPLICATE_COLUMN = 1060
 
-_CREATE_TOMBSTONES = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{TOMBSTONES} (
-  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  row_key VARBINARY({KEY_BYTES}) NOT NULL,
-  version VARBINARY({VERSION_BYTES}) NOT NULL,
-  PRIMARY KEY (table_name, row_key)
-) ENGINE=InnoDB COMMENT='Lockstep: versions of deleted keys'
-"""
 _CREATE_VERSIONS = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{VERSIONS} (
+CREATE TABLE IF NOT EXISTS {{database}}.{{table}} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
   row_key VARBINARY({KEY_BYTES}) NOT NULL,
   version VARBINARY({VERSION_BYTES}) NOT NULL,
   PRIMARY KEY (table_name, row_key)
-) ENGINE=InnoDB COMMENT='Lockstep: versions of rows in tables that have no column for them'
+) ENGINE=InnoDB COMMENT='Lockstep: {{comment}}'
 """
 _CREATE_LEDGER = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
@@ -106,12 +98,15 @@ def _ours(cursor: Any, facts: TableFacts) -> set[str]:
 
 
 def _create_missing(cursor: Any, facts: TableFacts, there: set[str]) -> None:
-    wanted = {TOMBSTONES: _CREATE_TOMBSTONES, LEDGER: _CREATE_LEDGER}
+    wanted = {TOMBSTONES: "versions of deleted keys"}
     if facts.beside:
-        wanted[VERSIONS] = _CREATE_VERSIONS
-    for name, statement in wanted.items():
+        wanted[VERSIONS] = "versions of rows in tables that have no column for them"
+    database = quote(facts.database)
+    for name, comment in wanted.items():
         if name not in there:
-            cursor.execute(statement.format(database=quote(facts.database)))
+            cursor.execute(_CREATE_VERSIONS.format(database=database, table=name, comment=comment))
+    if LEDGER not in there:
+        cursor.execute(_CREATE_LEDGER.format(database=database))
 
 
 def _require_store(cursor: Any, facts: TableFacts, there: set[str]) -> None:
