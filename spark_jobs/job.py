@@ -22,7 +22,7 @@ from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import LockstepError, UsageError
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
 from cdc_core.model.schema import TableSchema
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore, open_stage
 from cdc_core.target.destination import Destination, open_destination
 from spark_jobs.columns import staged_struct
 from spark_jobs.failures import found
@@ -155,8 +155,7 @@ def run(name: str, work: Callable[[Job], None], argv: Sequence[str] | None = Non
 def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespace) -> None:
     """Reads plan and pipeline, runs the work. Raises LockstepError also for what a worker raised."""
     pipeline = load(arguments.pipeline)
-    stage = pipeline.stage
-    store = open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
+    store = open_stage(pipeline.stage)
     path = arguments.plan.removeprefix(store.uri).lstrip("/")
     plan = RunPlan.from_bytes(store.get(path))
     job = Job(

@@ -18,7 +18,7 @@ from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
-from cdc_core.stage.objects import check_writable, open_store
+from cdc_core.stage.objects import check_writable, open_stage
 
 __all__ = ["Finding", "Report", "check"]
 
@@ -66,10 +66,8 @@ def _meta(pipeline: Pipeline, findings: Findings) -> dict[str, Checkpoint]:
 
 
 def _stage(pipeline: Pipeline, findings: Findings) -> None:
-    stage = pipeline.stage
-
     def probe() -> str:
-        store = open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
+        store = open_stage(pipeline.stage)
         check_writable(store)
         return store.uri
 

@@ -58,11 +58,10 @@ def rebuild(
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
     from cdc_core.stage.manifest import chain
-    from cdc_core.stage.objects import open_store
+    from cdc_core.stage.objects import open_stage
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    stage = parsed.stage
-    store = open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
+    store = open_stage(parsed.stage)
     done = []
     with Meta.open(parsed.meta.url, upgrade=True) as meta:
         for name in choose([one.name for one in parsed.sources], source, "source"):

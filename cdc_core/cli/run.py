@@ -24,10 +24,10 @@ from cdc_core.cli.options import (
     time_us,
 )
 from cdc_core.cli.output import Output, table
-from cdc_core.cli.stage import opened
 from cdc_core.cli.status import LEDGER_COLUMNS, ledger_document, ledger_row
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
+from cdc_core.stage.objects import open_stage
 
 if TYPE_CHECKING:
     from cdc_core.apply.replay import Selection
@@ -115,7 +115,7 @@ def run(
     run_id = f"{parsed.pipeline}-{'replay' if again else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
     logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
     with Meta.open(parsed.meta.url) as meta, _spinner(output) as began:
-        rooms = Rooms(parsed, path.absolute(), meta, opened(parsed), logs, os.environ, began)
+        rooms = Rooms(parsed, path.absolute(), meta, open_stage(parsed.stage), logs, os.environ, began)
         if requeue is not None:
             selection = requeued(meta, rooms.store, requeue, targets[0] if target else None)
         done = apply_again(rooms, run_id, selection) if selection else apply(rooms, run_id, targets=targets)

@@ -23,6 +23,7 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import Output, moment, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, UsageError
+from cdc_core.stage.objects import ObjectStore, open_stage
 from cdc_core.windows import age_us, to_us
 
 if TYPE_CHECKING:
@@ -30,21 +31,12 @@ if TYPE_CHECKING:
 
     from cdc_core.model.batch import Manifest
     from cdc_core.stage.as_of import AsOf
-    from cdc_core.stage.objects import ObjectStore
 
 app = typer.Typer(name="stage", help="The staged files, by manifest.", no_args_is_help=True)
 
 SourceOption = Annotated[
     list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
 ]
-
-
-def opened(pipeline: Pipeline) -> ObjectStore:
-    """The stage of a pipeline."""
-    from cdc_core.stage.objects import open_store
-
-    stage = pipeline.stage
-    return open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
 
 
 def manifests(pipeline: Pipeline, store: ObjectStore, sources: list[str] | None = None) -> list[Manifest]:
@@ -70,7 +62,7 @@ def ls(
       lockstep stage ls shop --files
     """
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = opened(parsed)
+    store = open_stage(parsed.stage)
     found = manifests(parsed, store, source)
     document: dict[str, Any] = {
         "pipeline": parsed.pipeline,
@@ -149,7 +141,7 @@ def show(
     from cdc_core.model.batch import Manifest  # noqa: F401 - loads Arrow, which the types below need
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = opened(parsed)
+    store = open_stage(parsed.stage)
     found = manifests(parsed, store)
     chosen = found[-1:] if batch == "last" else [one for one in found if one.batch_id == batch]
     if not chosen:
@@ -217,7 +209,7 @@ def isolated(
     from cdc_core.stage import isolated as left_out
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = opened(parsed)
+    store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
     if clear:
         if len(names) != 1:
@@ -269,7 +261,7 @@ def verify(
     from cdc_core.stage.manifest import verify as look
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = opened(parsed)
+    store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
     problems = [(name, problem) for name in names for problem in look(store, name, deep=deep)]
     document = {
@@ -326,11 +318,11 @@ def purge(
     output = Output(as_json)
     with Meta.open(parsed.meta.url) as meta:
         if seeded is not None:
-            added = retention.seeded(meta, opened(parsed), parsed, seeded)
+            added = retention.seeded(meta, open_stage(parsed.stage), parsed, seeded)
             output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
             return
         cutoff_us = to_us(datetime.now(UTC)) - _age_us(age or "")
-        found = retention.purge(meta, opened(parsed), parsed, cutoff_us=cutoff_us, dry_run=dry_run)
+        found = retention.purge(meta, open_stage(parsed.stage), parsed, cutoff_us=cutoff_us, dry_run=dry_run)
     rows = [
         (one.source, one.batches, one.rows, size(one.size_bytes), str(one.horizon or ""), one.held_by)
         for one in found.sources
@@ -423,7 +415,7 @@ def export(
             f"{to} exists already.", where=str(to), code="cli.exists", remedy="choose another -o FILE, or --force"
         )
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = opened(parsed)
+    store = open_stage(parsed.stage)
     rows = write(
         store, manifests(parsed, store), name, to, key or None, partial=since_horizon, as_of=_moment(as_of, parsed)
     )
@@ -454,7 +446,7 @@ def sql(
     from cdc_core.stage.reader import sql as ask
 
     _, parsed = load_pipeline(pipeline, pipelines)
-    store = opened(parsed)
+    store = open_stage(parsed.stage)
     answer = ask(
         store,
         {source.name: list(chain(store, source.name)) for source in parsed.sources},

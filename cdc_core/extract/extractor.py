@@ -41,7 +41,7 @@ from cdc_core.source.stream import SourceStream
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore, open_stage
 
 log = logging.getLogger(__name__)
 
@@ -134,9 +134,7 @@ class Extractor:
     def _open(self, opened: ExitStack) -> None:
         pipeline, source = self._pipeline, self._source
         self._capture = Capture(pipeline.tables, pipeline.routes)
-        self._store = open_store(
-            pipeline.stage.uri, s3_endpoint=pipeline.stage.s3_endpoint, s3_region=pipeline.stage.s3_region
-        )
+        self._store = open_stage(pipeline.stage)
         for reference in source.connections:  # a wrong one is told before anything is touched
             connections.resolve(reference, self._environ)
         lease = self._meta.acquire_lease(source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s)

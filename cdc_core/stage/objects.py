@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from cdc_core.config import Stage
 from cdc_core.errors import DataAtRisk, InternalError, Refused
 
 
@@ -98,6 +99,11 @@ def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us
     from cdc_core.stage.files import FileStore
 
     return FileStore(uri)
+
+
+def open_stage(stage: Stage) -> ObjectStore:
+    """The store of a pipeline's stage."""
+    return open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
 
 
 def checked_path(path: str) -> str:

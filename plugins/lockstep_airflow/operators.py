@@ -53,11 +53,10 @@ class _PipelineOperator(BaseOperator):
     def rooms(self) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
         """The pipeline, its meta database and its stage."""
         from cdc_core.meta import Meta
-        from cdc_core.stage.objects import open_store
+        from cdc_core.stage.objects import open_stage
 
         pipeline = config.load(Path(self.file))
-        stage = pipeline.stage
-        store = open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
+        store = open_stage(pipeline.stage)
         with Meta.open(pipeline.meta.url, upgrade=True) as meta:
             yield pipeline, meta, store
 
