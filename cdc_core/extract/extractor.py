@@ -278,6 +278,8 @@ class Extractor:
                 fence = self._asked(self._end_of_log)
                 if fence is not None:
                     log.info("%s: draining to the fence %s", self._source.name, fence)
+                    assert self._stream is not None
+                    self._stream.fence = fence
             attached = self._attached
             waited = not self._take(now_us)
             if self._attached is not attached:

@@ -87,6 +87,8 @@ class SourceStream:
         self._bent_at: Position | None = None
         self.position = self._start
         """Behind the last block that was handed on."""
+        self.fence: Position | None = None
+        """A block that reaches it leaves at once, for nothing behind it is waited for. Any thread may set it."""
         self.losses = 0
         """Connections that were lost and tried again."""
 
@@ -136,12 +138,16 @@ class SourceStream:
             now_s = time.monotonic()
             if not assembly.gather:
                 due_s = now_s + FLUSH_S
-            elif not came or now_s >= due_s:
+            elif not came or now_s >= due_s or self._at_fence():
                 assembly.flush()
                 yield from self._handed_on()
                 due_s = now_s + FLUSH_S
         assembly.flush()
         yield from self._handed_on()
+
+    def _at_fence(self) -> bool:
+        fence, gather = self.fence, self._assembly.gather
+        return fence is not None and gather.begin < fence <= replace(gather.begin, offset=gather.end)
 
     def _handed_on(self) -> Iterator[Block]:
         ready = self._assembly.ready

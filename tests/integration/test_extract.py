@@ -23,6 +23,7 @@ from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.source import stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
@@ -113,6 +114,18 @@ def test_a_drain_to_now_stages_everything_up_to_the_servers_position(make_line):
     assert result.watermark_us >= before_us
     state = table_state(line.store, line.chain, "t").select(["id", "v"]).to_pylist()
     assert state == [{"id": 2, "v": 9}]
+
+
+def test_a_block_that_reaches_the_fence_leaves_without_waiting_for_more(make_line, monkeypatch):
+    monkeypatch.setattr(stream, "POLL_S", 60)
+    monkeypatch.setattr(stream, "FLUSH_S", 3600)
+    line = make_line()
+    line.execute(TABLE)
+    with line.extractor() as extractor:
+        for number in (1, 2):
+            line.execute(f"INSERT INTO t VALUES ({number}, 1)")
+            assert extractor.drain(budget_s=30).done
+    assert line.ids() == [1, 2]
 
 
 def test_drains_one_after_the_other_stage_each_change_once(make_line):
