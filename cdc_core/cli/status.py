@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -79,6 +80,7 @@ def _source(one: SourceStatus) -> dict[str, Any]:
         "complete_to": moment(one.checkpoint.watermark_us),
         "lag_s": one.lag_us / 1e6,
         "holder": one.holder,
+        "ring": asdict(one.ring),
         "epoch": one.epoch,
         "batches": one.batches,
         "rows": one.rows,

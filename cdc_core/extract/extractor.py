@@ -28,7 +28,7 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
-from cdc_core.meta import Lease, Meta
+from cdc_core.meta import Lease, Meta, RingDepth
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
@@ -229,7 +229,7 @@ class Extractor:
     def _release(self, lease: Lease) -> None:
         """A lease that another took over meanwhile, or a meta that is away, is no reason to fail on leaving."""
         with suppress(LockstepError):
-            self._meta.release_lease(lease)
+            self._meta.release_lease(lease, self._ring_depth())
 
     def _read(self, stream: SourceStream, ring: Ring, leaving: threading.Event) -> None:
         try:
@@ -246,7 +246,7 @@ class Extractor:
         ttl_s = self._pipeline.limits.lease_s
         while not self._closing.wait(ttl_s / 3):
             try:
-                self._meta.renew_lease(lease, ttl_s=ttl_s)
+                self._meta.renew_lease(lease, ttl_s, self._ring_depth())
             except LockstepError as error:
                 if not error.retriable or error.code == "meta.lease_lost":
                     self._lease_error = error
@@ -357,6 +357,10 @@ class Extractor:
     def _result(self, *, done: bool) -> DrainResult:
         durable = self._stager.durable
         return DrainResult(done, self._stager.staged, durable.position, durable.watermark_us, self._effort())
+
+    def _ring_depth(self) -> RingDepth:
+        ring = self._ring.stats()
+        return RingDepth(ring.depth_items, ring.depth_bytes, ring.high_water_items, ring.high_water_bytes)
 
     def _effort(self) -> Effort:
         before, ring = self._effort_before, self._ring.stats()

@@ -7,12 +7,12 @@ still moves: expiry only lets another in. Times come from the database's clock.
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, Update, insert, select, update
+from sqlalchemy import Connection, Row, Update, insert, select, update
 
 from cdc_core.errors import InternalError, Refused, RetryLater
 from cdc_core.meta import tables
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import Lease
+from cdc_core.meta.rows import Lease, RingDepth
 from cdc_core.windows import MICROSECONDS, from_us
 
 _lease = tables.lease
@@ -50,22 +50,22 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
     connection.execute(
         update(_lease)
         .where(_lease.c.source == source, _lease.c.epoch == row.epoch)
-        .values(holder=holder, epoch=epoch, expires_us=expires_us)
+        .values(holder=holder, epoch=epoch, expires_us=expires_us, **_ring(RingDepth()))
     )
     return Lease(source, pipeline, holder, epoch, expires_us)
 
 
-def renew(connection: Connection, lease: Lease, ttl_s: float) -> Lease:
+def renew(connection: Connection, lease: Lease, ttl_s: float, ring: RingDepth) -> Lease:
     held(connection, lease)
     expires_us = now_us(connection) + round(ttl_s * MICROSECONDS)
-    connection.execute(_mine(lease).values(expires_us=expires_us))
+    connection.execute(_mine(lease).values(expires_us=expires_us, **_ring(ring)))
     return Lease(lease.source, lease.pipeline, lease.holder, lease.epoch, expires_us)
 
 
-def release(connection: Connection, lease: Lease) -> None:
+def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     """The epoch stays: what this holder might still send is refused, because the holder is nobody now."""
     held(connection, lease)
-    connection.execute(_mine(lease).values(holder="", expires_us=0))
+    connection.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
 
 
 def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
@@ -88,6 +88,20 @@ def held(connection: Connection, lease: Lease) -> None:
         code="meta.lease_lost",
         remedy="nothing of this extractor's has moved since; start it again, it goes on from the stored position",
     )
+
+
+def ring_of(row: Row[tuple[object, ...]]) -> RingDepth:
+    """Of a lease's row."""
+    return RingDepth(row.ring_items, row.ring_bytes, row.ring_most_items, row.ring_most_bytes)
+
+
+def _ring(ring: RingDepth) -> dict[str, int]:
+    return {
+        "ring_items": ring.items,
+        "ring_bytes": ring.size_bytes,
+        "ring_most_items": ring.most_items,
+        "ring_most_bytes": ring.most_bytes,
+    }
 
 
 def _mine(lease: Lease) -> Update:

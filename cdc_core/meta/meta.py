@@ -16,7 +16,7 @@ from cdc_core.errors import Refused
 from cdc_core.meta import batches, leases, migrate, runs, views
 from cdc_core.meta.database import Database, parse, require_file
 from cdc_core.meta.overview import Overview, overview
-from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RunRow, Status
+from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RingDepth, RunRow, Status
 from cdc_core.meta.states import RecordState
 from cdc_core.meta.views import PlanView
 from cdc_core.model.batch import Manifest
@@ -26,6 +26,8 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.windows import Windows
 
 log = logging.getLogger(__name__)
+
+_NO_RING = RingDepth()
 
 
 class Meta:
@@ -88,13 +90,13 @@ class Meta:
         """
         return self._database.write(lambda c: leases.acquire(c, source, pipeline, holder, ttl_s))
 
-    def renew_lease(self, lease: Lease, ttl_s: float) -> Lease:
-        """Raises RetryLater (meta.lease_lost) when another has taken it."""
-        return self._database.write(lambda c: leases.renew(c, lease, ttl_s))
+    def renew_lease(self, lease: Lease, ttl_s: float, ring: RingDepth = _NO_RING) -> Lease:
+        """Raises RetryLater (meta.lease_lost) when another has taken it. ring: of an extractor, for `status`."""
+        return self._database.write(lambda c: leases.renew(c, lease, ttl_s, ring))
 
-    def release_lease(self, lease: Lease) -> None:
+    def release_lease(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
         """Let the next one in at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
-        self._database.write(lambda c: leases.release(c, lease))
+        self._database.write(lambda c: leases.release(c, lease, ring))
 
     # Positions and batches
 

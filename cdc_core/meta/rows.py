@@ -22,6 +22,16 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class RingDepth:
+    """What an extractor's ring holds (changes and transaction ends, bytes), and the most since it was opened."""
+
+    items: int = 0
+    size_bytes: int = 0
+    most_items: int = 0
+    most_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class FileRow:
     """A part of a batch, as its manifest lists it."""
 
@@ -126,6 +136,8 @@ class SourceStatus:
     epoch: int
     holder: str | None
     """Who extracts it now; None where nobody holds an unexpired lease."""
+    ring: RingDepth
+    """As of the holder's last renewal; without a holder nothing is in it, and `most_*` are the last one's."""
     batches: int
     rows: int
     size_bytes: int

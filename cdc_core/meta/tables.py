@@ -61,6 +61,10 @@ lease = Table(
     _needed("holder", text(HOLDER)),
     _needed("epoch", BigInteger()),
     _needed("expires_us", BigInteger()),
+    *(
+        Column(name, BigInteger(), nullable=False, server_default="0")
+        for name in ("ring_items", "ring_bytes", "ring_most_items", "ring_most_bytes")
+    ),
     comment="who may extract a source; epoch is the fencing token and never falls",
 )
 

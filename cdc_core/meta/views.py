@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
-from cdc_core.meta import batches, runs, tables
+from cdc_core.meta import batches, leases, runs, tables
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import BatchRow, FileRow, SourceStatus, StateCount, Status, TargetStatus
+from cdc_core.meta.rows import BatchRow, FileRow, RingDepth, SourceStatus, StateCount, Status, TargetStatus
 from cdc_core.meta.states import RecordState
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
@@ -162,13 +162,16 @@ def _source_status(connection: Connection, source: str, now: int) -> SourceStatu
         .limit(_RECENT)
     ).scalars()
     checkpoint = batches.checkpoint_of(row)
+    reader = holder.holder if holder is not None and holder.expires_us > now and holder.holder else None
+    ring = RingDepth() if holder is None else leases.ring_of(holder)
     return SourceStatus(
         source=source,
         checkpoint=checkpoint,
         lag_us=max(0, now - checkpoint.watermark_us),
         updated_us=row.updated_us,
         epoch=0 if holder is None else holder.epoch,
-        holder=holder.holder if holder is not None and holder.expires_us > now and holder.holder else None,
+        holder=reader,
+        ring=ring if reader else replace(ring, items=0, size_bytes=0),  # it went with the process
         batches=int(totals[0]),
         rows=int(totals[1]),
         size_bytes=int(totals[2]),

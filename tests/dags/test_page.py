@@ -16,6 +16,8 @@ import pytest
 
 from cdc_core import config
 from cdc_core.apply import commit
+from cdc_core.cli.output import moment
+from cdc_core.meta import RingDepth
 from cdc_core.model.run import WriteCounts
 from tests.made_batches import HOUR_US, START_US, manifest
 from tests.unit.apply.made_line import WINDOW, Line
@@ -67,6 +69,7 @@ def shop(write_pipeline: Callable[..., Path]) -> Iterator[Line]:
         manifest(2, **common, window=3, tables={"shop.orders": 5}),
         until_us=START_US + 4 * HOUR_US,
     )
+    line.meta.renew_lease(line.leases["shop_db"], 60, RingDepth(5, 600, 1234, 8000))
     line.done("first", WINDOW)
     run = line.plan("second")
     line.meta.record_failure(run.run_id, f"it broke at {ALERT}")
@@ -99,6 +102,12 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     assert found["targets"][0]["open"] == {"batches": 2, "rows": 5}
     assert [batch["rows"] for batch in found["batches"]] == [5, 0, 1234]
     assert [one["rows"] for one in found["windows"]] == [1234, 0, 0, 5]
+    assert source["ring"] == {"items": 5, "size_bytes": 600, "most_items": 1234, "most_bytes": 8000}
+    assert "5 of 1,048,576 changes, 600 B of 256.0 MiB; most 1,234, 7.8 KiB" in text
+    (delay,) = found["delays"]
+    assert (delay["run_id"], delay["window"]) == ("first", [moment(edge) for edge in WINDOW])
+    assert delay["delay_s"] == (status.runs[1].updated_us - WINDOW[1]) / 1e6
+    assert answer.text.count("<svg") == 3
     second, first = found["runs"]
     assert (second["state"], second["targets"][0]["sums"]) == ("FAILED", None)
     assert first["targets"][0]["adds_up"] is True

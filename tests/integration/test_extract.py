@@ -114,6 +114,10 @@ def test_a_drain_to_now_stages_everything_up_to_the_servers_position(make_line):
     assert result.watermark_us >= before_us
     state = table_state(line.store, line.chain, "t").select(["id", "v"]).to_pylist()
     assert state == [{"id": 2, "v": 9}]
+    ring = line.meta.status(line.pipeline.pipeline).sources[0].ring
+    assert (ring.items, ring.size_bytes) == (0, 0)
+    assert 4 <= ring.most_items <= result.staged.events
+    assert ring.most_bytes > 0
 
 
 def test_a_block_that_reaches_the_fence_leaves_without_waiting_for_more(make_line, monkeypatch):

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sqlalchemy import UniqueConstraint, create_engine, inspect, make_url, text
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
-from cdc_core.meta import Claim, Lease, Meta, RecordState, RunState, batches, tables
+from cdc_core.meta import Claim, Lease, Meta, RecordState, RingDepth, RunState, batches, tables
 from cdc_core.meta.database import parse
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
@@ -128,10 +128,21 @@ def test_an_expired_lease_that_nobody_took_can_be_renewed(meta: Meta) -> None:
     assert refusal(lambda: lease_of(meta, holder="two")).code == "meta.lease_held"
 
 
+def test_the_ring_of_who_reads_is_known_and_what_was_in_it_is_gone_with_the_reader(meta: Meta) -> None:
+    lease = lease_of(meta)
+    meta.commit_batch(lease, manifest(0))
+    meta.renew_lease(lease, TTL_S, RingDepth(5, 600, 70, 8000))
+    assert meta.status("line").sources[0].ring == RingDepth(5, 600, 70, 8000)
+    meta.renew_lease(lease, 0, RingDepth(6, 700, 71, 8001))
+    assert meta.status("line").sources[0].ring == RingDepth(0, 0, 71, 8001)
+    assert lease_of(meta, holder="two").epoch == lease.epoch + 1
+    assert meta.status("line").sources[0].ring == RingDepth()
+
+
 @pytest.mark.parametrize(
     "move",
     [
-        lambda meta, lease: meta.renew_lease(lease, TTL_S),
+        lambda meta, lease: meta.renew_lease(lease, TTL_S, RingDepth(1, 1, 1, 1)),
         lambda meta, lease: meta.release_lease(lease),
         lambda meta, lease: meta.commit_batch(lease, manifest(1)),
         lambda meta, lease: meta.advance_watermark(lease, checkpoint(1, START_US + HOUR_US)),

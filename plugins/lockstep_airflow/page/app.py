@@ -38,7 +38,7 @@ _templates = Environment(
     loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 _templates.filters |= {"shown": shown, "size": size, "duration": duration}
-_templates.globals |= {"shown": shown, "size": size}
+_templates.globals |= {"shown": shown, "size": size, "duration": duration}
 
 
 @app.middleware("http")

@@ -17,12 +17,12 @@ from cdc_core import config
 from cdc_core.cli.output import error_document, moment
 from cdc_core.cli.status import ledger_document, status_document
 from cdc_core.errors import InternalError, LockstepError
-from cdc_core.meta import Meta, RecordState
+from cdc_core.meta import Meta, RecordState, RunState
 from cdc_core.windows import to_us
 from lockstep_airflow.pipelines import read_folder
 
 if TYPE_CHECKING:
-    from cdc_core.meta import BatchRow, LedgerRow, Overview
+    from cdc_core.meta import BatchRow, LedgerRow, Overview, RunRow
 
 log = logging.getLogger(__name__)
 
@@ -80,6 +80,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
     document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])
     document |= {
         "schedule": pipeline.schedule,
+        "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_mib << 20},
         "lag_s": max((one.lag_us for one in seen.status.sources), default=0) / 1e6,
         "batches": [_batch(one) for one in seen.batches],
         "windows": [
@@ -91,10 +92,24 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
             }
             for one in seen.windows
         ],
+        "delays": _delays(seen.status.runs),
         "targets": [one | {"open": _open(one)} for one in document["targets"]],
         "runs": [run | {"targets": _accounts(seen, run["run_id"])} for run in document["runs"]],
     }
     return document | {"attention": _attention(document)}
+
+
+def _delays(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
+    """Of the latest runs that were committed, oldest first: the time from the end of the window to the commit."""
+    return [
+        {
+            "run_id": run.run_id,
+            "window": [moment(edge) for edge in run.window],
+            "delay_s": max(0, run.updated_us - run.window[1]) / 1e6,
+        }
+        for run in reversed(runs)
+        if run.window and run.state is RunState.COMMITTED
+    ]
 
 
 def _open(target: Mapping[str, Any]) -> dict[str, int]:
