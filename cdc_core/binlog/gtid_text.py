@@ -114,7 +114,8 @@ def runs(ends, data, first, last, low, high):
                 if r < 0:
                     break
                 known = np.int64(ends[first[r]])
-                if ends[first[r] + 1] - known < split:
+                # A name is no other's begin: behind `uuid:` stands a number or a tag.
+                if ends[first[r] + 1] - known <= split or np.int64(data[known + split]) - _ZERO > 9:
                     continue
                 same = data[known : known + split]
                 differs = np.uint8(0)

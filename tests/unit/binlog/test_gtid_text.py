@@ -28,6 +28,7 @@ mariadb = st.one_of(
 
 @given(st.one_of(st.lists(mysql, max_size=40), st.lists(mariadb, max_size=40)), st.integers(0, 5))
 @example([f"{SIDS[0]}:{n}" for n in range(8, 12)], 0)
+@example([f"{SIDS[0]}:tag:5", f"{SIDS[0]}:6"], 0)
 @example(["0-1-5", "0-2-5", "0-1-5"], 0)
 @settings(deadline=None)
 def test_condensed_texts_say_the_same_set(texts: list[str], skipped: int) -> None:
