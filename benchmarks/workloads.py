@@ -147,6 +147,17 @@ def _bulk(server: SqlServer, database: str, rows: int) -> None:
         _execute(server, database, f"DELETE FROM orders WHERE id >= {first} AND id < {first + count}")
 
 
+def _one_transaction(server: SqlServer, database: str, rows: int) -> None:
+    _begin(server, database, "CREATE TABLE events (id BIGINT PRIMARY KEY, a INT, b VARCHAR(20), u DATETIME)")
+    k = f"({_CHUNK} * c.n + n.n)"
+    _execute(
+        server,
+        database,
+        f"INSERT INTO events SELECT {k}, CRC32({k}) % 100000, CONCAT('text ', n.n), '2026-01-01' + INTERVAL {k} SECOND "
+        f"FROM n c, n WHERE c.n <= {rows // _CHUNK} AND {k} < {rows} ORDER BY c.n, n.n",
+    )
+
+
 def _wide(server: SqlServer, database: str, rows: int) -> None:
     kinds = ("INT", "BIGINT", "VARCHAR(24)", "DECIMAL(10,2)", "DATETIME")
     columns = ", ".join(f"c{i} {kinds[i % 5]}" for i in range(99))
@@ -192,6 +203,7 @@ WORKLOADS = (
     Workload("one_row", "one-row transactions, 4 columns", 400_000, ("t",), _one_row),
     Workload("bulk", "bulk: 100 inserts to 10 updates to 1 delete, 8 columns of mixed types, 10,000 rows a transaction",
              1_110_000, ("orders",), _bulk),
+    Workload("one_transaction", "one transaction, 4 columns", 3_000_000, ("events",), _one_transaction),
     Workload("wide", "100 columns, 10,000 rows a transaction", 50_000, ("wide",), _wide),
     Workload("sixteen", "transactions of four rows in four of sixteen tables", 200_000, SIXTEEN, _sixteen),
     Workload("documents", "texts of 2 to 6 KB and JSON of 500 bytes, 100 rows a transaction", 30_000, ("docs",),

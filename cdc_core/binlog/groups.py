@@ -5,8 +5,9 @@ A group is ordinary when it is whole in the buffer and reads
   { ROWS_QUERY | ANNOTATE_ROWS | TABLE_MAP that is known, byte by byte | WRITE, UPDATE, DELETE rows of such a map }
   XID
 with all columns in every image. Everything else is for source/assembly.py, which knows all there is: the kernel stops
-before the first group that is not ordinary. It must keep true that what it takes means what Assembly would make of
-the same events, entry for entry.
+before the first group that is not ordinary. Of a group that the assembly has opened it takes what stands between `GTID,
+BEGIN` and the end. It must keep true that what it takes means what Assembly would make of the same events, entry for
+entry.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ def _name(names, known, a, b, flavor):
 def walk(
     buf, at, length, code, start, first, count, tail_size,
     slot_id, slot_map, slot_group, map_bytes, map_start, map_use, map_columns,
-    row_bytes, group_number, names, known, base_seq, end, budget, entry_bytes, row_weight, block_bytes, joins,
+    row_bytes, group_number, names, known, base_seq, end, budget, entry_bytes, row_weight, block_bytes, joins, inside,
     e_kind, e_begin, e_end, e_seq, e_ts, e_events, e_rows,
     run_entry, run_name, run_low, run_high,
     r_use, r_start, r_stop, r_kind, r_ordinal, r_entry, r_offset, result,
@@ -86,10 +87,13 @@ def walk(
     slot_id, slot_map, slot_group: by table id modulo MAP_SLOTS: the id, the map it was last described by, and the group
     that did. map_bytes[map_start[m]:map_start[m + 1]]: a map's body behind table id and flags. map_use: its table's
     number, -1 when not captured. row_bytes: by table, see gather.TableUse. end: where the entry before ended.
+    inside: the ordinal of the next row event of a group that is open: then what belongs to it is taken, up to its end
+    or until that weighs `budget`, and makes no entry; -1 where none is open.
     budget: stop when the entries weigh as much; block_bytes: a group that weighs as much is not ordinary.
     joins: the entry before is PASSED, so that a first PASSED one will join it.
     e_*: entries; r_*: row events; run_*: GTIDs of entries, as runs of consecutive numbers (low..high) of a name.
-    result: how many (events taken, entries, row events, runs, row events not captured), the end reached.
+    result: how many (events taken, entries, row events, runs, row events not captured), the end reached, the last
+    group's number, the next ordinal of the open one.
     Returns why it stopped. A group that is not taken leaves no trace in what `result` counts.
     """
     i = first
@@ -111,7 +115,9 @@ def walk(
         number = np.int64(0)
         name = -1
         opened = False
-        if kind in (_GTID, _ANONYMOUS):
+        if inside >= 0:
+            opened = True
+        elif kind in (_GTID, _ANONYMOUS):
             if size < _GTID_HEAD or buf[p + 25] != 2:
                 why = UNUSUAL
                 break
@@ -135,24 +141,31 @@ def walk(
         else:
             why = UNUSUAL
             break
-        if (name < 0 and kind != _ANONYMOUS) or number < 0 or start[i] >> 33:
-            why = UNUSUAL
-            break
-        if ts == 0:
-            ts = np.int64(little32(buf, p - 19)) * 1_000_000
-        group_number += 1
-        ordinal = 0
+        if inside < 0:
+            if (name < 0 and kind != _ANONYMOUS) or number < 0 or start[i] >> 33:
+                why = UNUSUAL
+                break
+            if ts == 0:
+                ts = np.int64(little32(buf, p - 19)) * 1_000_000
+            group_number += 1
+        ordinal = max(inside, 0)
         heavy = 0
         captured = rows
         left_out = 0
         closed = False
         why = OPEN
-        j = i + 1
+        j = i if inside >= 0 else i + 1
         while j < count:
+            if inside >= 0 and heavy >= budget:
+                why = FULL
+                break
             p = at[j] + 19
             size = length[j] - 19 - tail_size
             kind = code[j]
             if kind == _XID:
+                if inside >= 0:
+                    why = UNUSUAL
+                    break
                 closed = opened
                 why = DONE if closed else UNUSUAL
                 j += 1
@@ -218,7 +231,7 @@ def walk(
                         why = FULL
                         break
                     heavy += 2 * (stop - q) + row_weight * (1 + (stop - q) // row_bytes[use])
-                    if heavy >= block_bytes:
+                    if heavy >= block_bytes and inside < 0:
                         why = UNUSUAL
                         break
                     r_use[rows] = use
@@ -249,6 +262,11 @@ def walk(
                 why = UNUSUAL
                 break
             j += 1
+        if inside >= 0:
+            passed = left_out
+            inside = ordinal
+            i = j
+            break
         if not closed:
             rows = captured
             break
@@ -297,6 +315,7 @@ def walk(
     result[4] = passed
     result[5] = end
     result[6] = group_number
+    result[7] = inside
     return why
 
 

@@ -71,8 +71,8 @@ def _warm_lane() -> None:
     framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)
     groups.walk(
         data, numbers, numbers, codes, numbers, 0, 0, 4, numbers, np.zeros(1, np.int32), numbers, data, numbers,
-        numbers, numbers, numbers, 0, np.zeros((1, 3), np.int64), numbers, 0, 4, 1, 1, 1, 1, False, *[numbers] * 18,
-        np.zeros(7, np.int64),
+        numbers, numbers, numbers, 0, np.zeros((1, 3), np.int64), numbers, 0, 4, 1, 1, 1, 1, False, -1, *[numbers] * 18,
+        np.zeros(8, np.int64),
     )  # type: ignore[call-arg]  # fmt: skip
     groups.pack(data, numbers, numbers, 0, data, 0)
     gtid_text.condensed(gtid_text.written(["a:"], numbers, numbers, numbers))

@@ -15,7 +15,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import UUID
@@ -29,7 +29,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.source import faults
-from cdc_core.source.gather import ISOLATED, NOT_INCLUDED, Gather, Groups, HeldRows, Name, TableUse
+from cdc_core.source.gather import ISOLATED, NOT_INCLUDED, Gather, Groups, Held, HeldRows, Name, RowEvents, TableUse
 from cdc_core.source.statements import Action, Statement, classify, first_words
 from cdc_core.source.tables import Tables
 
@@ -47,6 +47,7 @@ _ASIDE = frozenset({
     EventType.VIEW_CHANGE,
 })  # fmt: skip
 """Beside a statement or its rows: what they do is judged by the statement or row event itself."""
+_NEVER = 1 << 62
 _GTID_HEAD = struct.Struct("<x16sq17xIHB")
 """flags u8, sid, gno i64, kind u8 and two i64 of logical time, then 56 bits of commit time (see binlog.gtid)."""
 _LOGICAL_TIMESTAMPS = 2
@@ -73,7 +74,7 @@ class _Group:
     open: bool = False
     xa: bool = False
     redundant: bool = False
-    rows: list[HeldRows] = field(default_factory=list)
+    rows: list[Held] = field(default_factory=list)
     size_bytes: int = 0
     ordinal: int = 0
     events: int = 1
@@ -102,14 +103,14 @@ class Assembly:
         *,
         on_unlogged_change: Literal["stop", "record"],
         triggers: Callable[[str, str], bool],
-        prepared: Callable[[str], list[HeldRows] | None],
+        prepared: Callable[[str], list[Held] | None],
         block_bytes: int,
         on_unreadable: Literal["stop", "isolate"] = "stop",
     ) -> None:
         self.mariadb = False
         self.gather = Gather(source, begin)
         self.ready: list[Block] = []
-        self.held: dict[str, list[HeldRows]] = {}
+        self.held: dict[str, list[Held]] = {}
         """Rows of XA transactions that were prepared and not ended yet, by xid."""
         self._source = source
         self._tables = tables
@@ -148,6 +149,38 @@ class Assembly:
         self.gather.extend(groups)
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
+
+    @property
+    def inside(self) -> tuple[int, int] | None:
+        """Of a group that goes on until its end: its next row event's ordinal, and what it may still hold before a
+        piece of it leaves. None where none is open."""
+        group = self._group
+        if group is None or not group.open:
+            return None
+        return group.ordinal, self._piece_bytes(group) - group.size_bytes
+
+    def take_inside(
+        self,
+        rows: RowEvents,
+        maps: Mapping[bytes, TableUse | None],
+        *,
+        events: int,
+        ordinal: int,
+        left_out: int,
+        end: int,
+    ) -> None:
+        """The next `events` of the open group, up to `end`: table maps, which left it with `maps` by id, and row
+        events, of captured tables or of others (left_out). ordinal: the next row event's."""
+        group = self._group
+        assert group is not None
+        self._end = end
+        group.events += events
+        group.ordinal = ordinal
+        group.maps.update(maps)
+        if left_out:
+            group.passed[NOT_INCLUDED] += left_out
+        if len(rows):
+            self._hold(group, rows)
 
     @property
     def reached(self) -> int:
@@ -276,7 +309,7 @@ class Assembly:
         group.xa = gtid.xa_prepared
         group.redundant = gtid.start_alter or gtid.rollback_alter
 
-    def _finish(self, kind: EntryKind, rows: list[HeldRows] | None = None) -> None:
+    def _finish(self, kind: EntryKind, rows: list[Held] | None = None) -> None:
         """Ends the group with an entry; a transaction without captured rows is only passed, or is DDL."""
         group = self._group
         assert group is not None
@@ -296,10 +329,10 @@ class Assembly:
         group.pieces += 1
         self._close()
 
-    def _add(self, group: _Group, kind: EntryKind, rows: list[HeldRows]) -> None:
+    def _add(self, group: _Group, kind: EntryKind, rows: list[Held]) -> None:
         if self._tables.isolated:
-            kept = [held for held in rows if held.use.schema.name not in self._tables.isolated]
-            group.passed[ISOLATED] += len(rows) - len(kept)
+            kept = [left for held in rows if (left := held.without(self._tables.isolated)) is not None]
+            group.passed[ISOLATED] += sum(map(len, rows)) - sum(map(len, kept))
             rows = kept
         self.gather.add(
             kind, self._end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
@@ -348,12 +381,18 @@ class Assembly:
                 raise
             group.passed[ISOLATED] += 1
             return
+        self._hold(group, held)
+
+    def _hold(self, group: _Group, held: Held) -> None:
         group.rows.append(held)
         group.size_bytes += held.size_bytes
-        # The bytes of a payload belong to one entry. What may be rolled back must be kept.
-        divisible = not self._in_payload and not group.xa and not group.marks
-        if divisible and group.size_bytes >= self.block_bytes:
+        if group.size_bytes >= self._piece_bytes(group):
             self._piece(group)
+
+    def _piece_bytes(self, group: _Group) -> int:
+        """At which size of the open group a piece leaves. The bytes of a payload belong to one entry; what may be
+        rolled back must be kept."""
+        return _NEVER if self._in_payload or group.xa or group.marks else self.block_bytes
 
     def _payload(self, event: Event) -> None:
         self._require_group(event)

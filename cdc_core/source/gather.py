@@ -8,7 +8,7 @@ is cut changes nothing in its rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from cdc_core.binlog.groups import pack
 from cdc_core.binlog.gtid_text import written
 from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
-from cdc_core.binlog.rows_event import RowsEvent
+from cdc_core.binlog.rows_event import UPDATE, RowsEvent
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
 from cdc_core.model.block import Block, Entries, EntryKind, TableRows
@@ -72,6 +72,57 @@ class HeldRows:
         size_bytes = len(rows.images)
         return cls(use, rows, ordinal, 2 * size_bytes + ROW_BYTES * (1 + size_bytes // use.row_bytes))
 
+    def __len__(self) -> int:
+        return 1
+
+    def without(self, isolated: Container[str]) -> HeldRows | None:
+        return None if self.use.schema.name in isolated else self
+
+
+@dataclass(frozen=True, slots=True)
+class RowEvents:
+    """Row events of captured tables in columns, all with all columns in their images, of one file.
+
+    start, stop: where the images lie in `buffer`. use: index into `uses`. change: INSERT, UPDATE or DELETE. ordinal:
+    among the row events of the transaction. offset: where the event starts in the file.
+    """
+
+    file: str
+    uses: Sequence[TableUse]
+    buffer: npt.NDArray[np.uint8]
+    use: Longs
+    start: Longs
+    stop: Longs
+    change: Longs
+    ordinal: Longs
+    offset: Longs
+
+    def __len__(self) -> int:
+        return len(self.use)
+
+    @property
+    def size_bytes(self) -> int:
+        """As HeldRows weighs them."""
+        sizes = self.stop - self.start
+        row_bytes = np.array([use.row_bytes for use in self.uses], np.int64)
+        return int(2 * sizes.sum() + ROW_BYTES * (1 + sizes // row_bytes[self.use]).sum())
+
+    def kept(self) -> RowEvents:
+        """With images and columns of its own: what it was made of is about to be used again."""
+        start, stop = self.start.copy(), self.stop.copy()
+        images = np.empty(int((stop - start).sum()), np.uint8)
+        pack(self.buffer, start, stop, len(self), images, 0)
+        own = (column.copy() for column in (self.change, self.ordinal, self.offset))
+        return RowEvents(self.file, self.uses, images, self.use.copy(), start, stop, *own)
+
+    def without(self, isolated: Container[str]) -> RowEvents | None:
+        stays = np.array([use.schema.name not in isolated for use in self.uses])[self.use]
+        columns = (self.use, self.start, self.stop, self.change, self.ordinal, self.offset)
+        return RowEvents(self.file, self.uses, self.buffer, *(column[stays] for column in columns))
+
+
+Held = HeldRows | RowEvents
+"""Row events of captured tables that wait for the end of their transaction. `without`: those of other tables."""
 
 _NO_NAME = -1
 
@@ -114,14 +165,13 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Whole transactions in columns, as binlog.groups.walk leaves them; buffer is copied from, not kept.
+    """Whole transactions in columns, as binlog.groups.walk leaves them.
 
     kind, begin, end, seq, ts, events: of entries; a first PASSED one may join the entry before. run_*: their GTIDs,
-    numbers low..high of a name, whose text is prefixes[name]. use, start, stop, change, ordinal, entry, offset: of row
-    events; use: index into `uses`; entry: index into the entries here. left_out: row events of tables not captured.
+    numbers low..high of a name, whose text is prefixes[name]. rows: copied from, not kept; entry: of each, index into
+    the entries here. left_out: row events of tables not captured.
     """
 
-    buffer: npt.NDArray[np.uint8]
     kind: Longs
     begin: Longs
     end: Longs
@@ -133,14 +183,8 @@ class Groups:
     run_low: Longs
     run_high: Longs
     prefixes: Sequence[str]
-    uses: Sequence[TableUse]
-    use: Longs
-    start: Longs
-    stop: Longs
-    change: Longs
-    ordinal: Longs
+    rows: RowEvents
     entry: Longs
-    offset: Longs
     left_out: int
     reached: int
 
@@ -191,7 +235,7 @@ class Gather:
         commit_ts_us: int,
         events: int,
         gtid: str = "",
-        rows: Sequence[HeldRows] = (),
+        rows: Sequence[Held] = (),
     ) -> None:
         """An entry from where the last one ended to `end`. A stretch without rows joins the one before it."""
         if end <= self.end:
@@ -207,7 +251,10 @@ class Gather:
             self._append(kind, end, seq=seq, commit_ts_us=commit_ts_us, events=events, gtid=gtid)
         self.end = end
         for held in rows:
-            self._add_rows(held)
+            if isinstance(held, HeldRows):
+                self._add_rows(held)
+            elif len(held):
+                self._extend_rows(held, len(self._entries) - 1)
 
     def _append(self, kind: EntryKind, end: int, *, seq: int, commit_ts_us: int, events: int, gtid: str) -> None:
         if gtid:
@@ -275,34 +322,34 @@ class Gather:
         self.end = groups.reached
         if groups.left_out:
             self._passed[NOT_INCLUDED] += groups.left_out
-        if len(groups.use):
-            self._extend_rows(groups, base)
+        if len(groups.rows):
+            self._extend_rows(groups.rows, groups.entry + base)
 
-    def _extend_rows(self, groups: Groups, base: int) -> None:
-        count = len(groups.use)
-        sizes = groups.stop - groups.start
-        total = int(sizes.sum())
+    def _extend_rows(self, events: RowEvents, entry: Longs | int) -> None:
+        count = len(events)
+        total = int((events.stop - events.start).sum())
         self._require_images(total)
-        start, stop = groups.start.copy(), groups.stop.copy()
-        pack(groups.buffer, start, stop, count, self._images, self._images_end)
+        start, stop = events.start.copy(), events.stop.copy()
+        pack(events.buffer, start, stop, count, self._images, self._images_end)
         self._images_end += total
-        number = np.zeros(len(groups.uses), np.int64)
-        row_bytes, columns = number.copy(), number.copy()
-        pairs = np.zeros((len(groups.uses), 3), np.int64)
-        present = np.flatnonzero(np.bincount(groups.use))
-        for use in sorted(present.tolist(), key=lambda one: int(np.argmax(groups.use == one))):
-            table = groups.uses[use]
+        number = np.zeros(len(events.uses), np.int64)
+        columns = number.copy()
+        pairs = np.zeros((len(events.uses), 3), np.int64)
+        kinds = 3 * events.use + events.change
+        present = np.flatnonzero(np.bincount(kinds))
+        for kind in sorted(present.tolist(), key=lambda one: int(np.argmax(kinds == one))):
+            use, change = divmod(kind, 3)
+            table = events.uses[use]
             number[use] = _number(self._uses, table)
-            row_bytes[use], columns[use] = table.row_bytes, table.table_map.columns
+            columns[use] = table.table_map.columns
             full = all_columns(table.table_map.columns)
-            alone = _number(self._pairs, (full, b""))
-            pairs[use] = alone, _number(self._pairs, (full, full)), alone
+            pairs[use, change] = _number(self._pairs, (full, full if change == UPDATE else b""))
         self._rows.extend(
-            count, use=number[groups.use], start=start, stop=stop, change=groups.change,
-            pair=pairs[groups.use, groups.change], columns=columns[groups.use], ordinal=groups.ordinal,
-            entry=groups.entry + base, offset=groups.offset, file=_number(self._files, self.begin.file), partial=0,
+            count, use=number[events.use], start=start, stop=stop, change=events.change,
+            pair=pairs[events.use, events.change], columns=columns[events.use], ordinal=events.ordinal,
+            entry=entry, offset=events.offset, file=_number(self._files, events.file), partial=0,
         )  # fmt: skip
-        self.size_bytes += 2 * total + ROW_BYTES * int((1 + sizes // row_bytes[groups.use]).sum())
+        self.size_bytes += events.size_bytes
 
     def pass_over(self, rule: str, row_events: int = 1) -> None:
         """Counts row events that a named rule leaves out."""

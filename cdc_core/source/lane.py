@@ -1,8 +1,9 @@
 """The fast lane: wholly ordinary transactions go from the receive buffer into the gather in columns.
 
 The assembly is the one that knows everything. The lane only takes groups that binlog.groups finds ordinary, with table
-maps that the assembly has met before, and leaves all else, untouched and in order, to the assembly, event by event.
-It must keep true that what it adds to the gather is what the assembly would have added.
+maps that the assembly has met before, and of a group that the assembly has opened, because it is large or has
+something unusual in it, the row events; it leaves all else, untouched and in order, to the assembly, event by event.
+It must keep true that what it adds is what the assembly would have added.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from cdc_core.binlog.events import EventType
 from cdc_core.model.position import file_number, order_key
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.frames import Frames
-from cdc_core.source.gather import ENTRY_BYTES, ROW_BYTES, Groups, TableUse
+from cdc_core.source.gather import ENTRY_BYTES, ROW_BYTES, Groups, RowEvents, TableUse
 from cdc_core.source.tables import Tables
 
 WAIT_BYTES = 2 << 20
-"""A group that is not whole yet is waited for while it is smaller; the assembly takes a larger one as it comes."""
+"""A group that is not whole yet is waited for while it is smaller; the assembly opens a larger one as it comes."""
 
 _ENTRIES = 1 << 14
 _ROWS = 1 << 15
@@ -29,6 +30,12 @@ _NAMES = 256
 _MAPS = 1 << 12
 _MAP_BYTES = 8 << 20
 _BEGINS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.MARIADB_GTID})
+_OF_ROWS = frozenset({
+    EventType.TABLE_MAP, EventType.ROWS_QUERY, EventType.MARIADB_ANNOTATE_ROWS, EventType.WRITE_ROWS_V1,
+    EventType.UPDATE_ROWS_V1, EventType.DELETE_ROWS_V1, EventType.WRITE_ROWS, EventType.UPDATE_ROWS,
+    EventType.DELETE_ROWS,
+})  # fmt: skip
+"""What `groups.walk` takes inside a group."""
 
 
 class _Maps:
@@ -46,8 +53,8 @@ class _Maps:
         self.row_bytes = np.ones(_MAPS, np.int64)
         self._known: dict[bytes, int] = {}
 
-    def learn(self, body: bytes, use: TableUse | None) -> bool:
-        """The body of a TABLE_MAP and what it was found to be; False when there is no room for more."""
+    def learn(self, body: bytes, use: TableUse | None, group: int) -> bool:
+        """The body of a TABLE_MAP of a group and what it was found to be; False when there is no room for more."""
         description = body[8:]
         number = self._known.get(description)
         if number is None:
@@ -70,8 +77,17 @@ class _Maps:
         slot = table_id & (groups.MAP_SLOTS - 1)
         self.slot_id[slot] = table_id
         self.slot_map[slot] = number
-        self.slot_group[slot] = 0
+        self.slot_group[slot] = group
         return True
+
+    def of_group(self, group: int) -> dict[bytes, TableUse | None]:
+        """What table ids mean in a group."""
+        slots = np.flatnonzero(self.slot_group == group)
+        uses = self.use[self.slot_map[slots]]
+        return {
+            table_id.to_bytes(6, "little"): None if use < 0 else self.uses[use]
+            for table_id, use in zip(self.slot_id[slots].tolist(), uses.tolist(), strict=True)
+        }
 
 
 class Lane:
@@ -90,8 +106,9 @@ class Lane:
             np.empty(_ENTRIES, np.int64) for _ in range(7)
         )
         self._runs = tuple(np.empty(_ENTRIES, np.int64) for _ in range(4))
-        self._rows = tuple(np.empty(_ROWS, np.int64) for _ in range(7))
-        self._result = np.zeros(7, np.int64)
+        self._rows = tuple(np.empty(_ROWS, np.int64) for _ in range(5))
+        self._r_entry, self._r_offset = np.empty(_ROWS, np.int64), np.empty(_ROWS, np.int64)
+        self._result = np.zeros(8, np.int64)
 
     def feed(self, frames: Frames) -> Iterator[None]:
         """All that is there: ordinary groups at once, the rest event by event. Stops after each step, since
@@ -99,6 +116,9 @@ class Lane:
         assembly = self._assembly
         assembly.mariadb = frames.mariadb
         while True:
+            if frames.look() and self._take_inside(frames):
+                yield
+                continue
             if assembly.between_groups and frames.look():
                 why = self._take(frames)
                 yield
@@ -110,6 +130,7 @@ class Lane:
             if event is None:
                 return
             assembly.mariadb = frames.mariadb
+            self._group += assembly.between_groups
             assembly.feed(event)
             if event.header.type == EventType.TABLE_MAP and not assembly.between_groups:
                 self._learn(event.body)
@@ -132,44 +153,74 @@ class Lane:
         use = self._tables.known_use(body)
         if use is None and self._tables.is_isolated(body):
             return  # the assembly counts what is left out under its own rule
-        if not self._maps.learn(body, use):
+        if not self._maps.learn(body, use, self._group):
             self._maps = _Maps()
-            self._maps.learn(body, use)
+            self._maps.learn(body, use, self._group)
 
     def _take(self, frames: Frames) -> int:
         """Ordinary groups from the first event in the frames on; why there are no more."""
         assembly, ordinary = self._assembly, frames.ordinary
-        if int(ordinary.code[ordinary.first]) not in _BEGINS or self._generation != self._tables.generation:
-            return groups.UNUSUAL
         gather = assembly.gather
-        if frames.file != gather.begin.file:
+        if not self._knows(frames, _BEGINS) or frames.file != gather.begin.file:
             return groups.UNUSUAL
-        maps, result = self._maps, self._result
-        base = order_key(gather.begin.timeline, file_number(frames.file), 0)
-        why: int = groups.walk(  # type: ignore[call-arg]
-            frames.buffer, ordinary.at, ordinary.length, ordinary.code, ordinary.start, ordinary.first, ordinary.count,
-            frames.checksum_size, maps.slot_id, maps.slot_map, maps.slot_group, maps.bytes, maps.start, maps.use,
-            maps.columns, maps.row_bytes, self._group, self._names, self._named, base, gather.end,
-            assembly.block_bytes - gather.size_bytes, ENTRY_BYTES, ROW_BYTES, assembly.block_bytes, gather.in_passed,
-            self._e_kind, self._e_begin, self._e_end, self._e_seq, self._e_ts, self._e_events, self._e_rows,
-            *self._runs, *self._rows, result,
-        )  # fmt: skip
-        taken, entries, rows, runs, left_out, end, self._group = result.tolist()
+        why = self._walk(frames, -1, assembly.block_bytes - gather.size_bytes)
+        taken, entries, rows, runs, left_out, end, self._group, _ = self._result.tolist()
         if taken == ordinary.first:
             return groups.UNUSUAL if why == groups.FULL else why
         for number in range(len(self._prefixes), int(self._named[0])):
             self._prefixes.append(_prefix(*self._names[number].tolist()))
         run_entry, run_name, run_low, run_high = (column[:runs] for column in self._runs)
-        use, start, stop, change, ordinal, entry, offset = (column[:rows] for column in self._rows)
         assembly.take(
             Groups(
-                frames.buffer, self._e_kind[:entries], self._e_begin[:entries], self._e_end[:entries],
-                self._e_seq[:entries], self._e_ts[:entries], self._e_events[:entries], run_entry, run_name, run_low,
-                run_high, self._prefixes, maps.uses, use, start, stop, change, ordinal, entry, offset, left_out, end,
+                self._e_kind[:entries], self._e_begin[:entries], self._e_end[:entries], self._e_seq[:entries],
+                self._e_ts[:entries], self._e_events[:entries], run_entry, run_name, run_low, run_high, self._prefixes,
+                self._row_events(frames, rows), self._r_entry[:rows], left_out, end,
             )
         )  # fmt: skip
         ordinary.first = taken
         return why
+
+    def _take_inside(self, frames: Frames) -> bool:
+        """Of the open group what is ordinary from the first event in the frames on; whether that was any."""
+        assembly, ordinary = self._assembly, frames.ordinary
+        inside = assembly.inside
+        if inside is None or not self._knows(frames, _OF_ROWS):
+            return False
+        self._walk(frames, *inside)
+        taken, _, rows, _, left_out, _, _, ordinal = self._result.tolist()
+        if taken == ordinary.first:
+            return False
+        last = taken - 1
+        assembly.take_inside(
+            self._row_events(frames, rows).kept(), self._maps.of_group(self._group), events=taken - ordinary.first,
+            ordinal=ordinal, left_out=left_out, end=int(ordinary.start[last] + ordinary.length[last]),
+        )  # fmt: skip
+        ordinary.first = taken
+        return True
+
+    def _knows(self, frames: Frames, codes: frozenset[EventType]) -> bool:
+        """Whether the first event in the frames is of these, and what is known of table maps still holds."""
+        ordinary = frames.ordinary
+        return int(ordinary.code[ordinary.first]) in codes and self._generation == self._tables.generation
+
+    def _walk(self, frames: Frames, inside: int, budget: int) -> int:
+        """groups.walk over the events in the frames; why it stopped."""
+        ordinary, maps, assembly = frames.ordinary, self._maps, self._assembly
+        gather = assembly.gather
+        base = order_key(gather.begin.timeline, file_number(frames.file), 0)
+        why: int = groups.walk(  # type: ignore[call-arg]
+            frames.buffer, ordinary.at, ordinary.length, ordinary.code, ordinary.start, ordinary.first, ordinary.count,
+            frames.checksum_size, maps.slot_id, maps.slot_map, maps.slot_group, maps.bytes, maps.start, maps.use,
+            maps.columns, maps.row_bytes, self._group, self._names, self._named, base, gather.end, budget, ENTRY_BYTES,
+            ROW_BYTES, assembly.block_bytes, gather.in_passed, inside,
+            self._e_kind, self._e_begin, self._e_end, self._e_seq, self._e_ts, self._e_events, self._e_rows,
+            *self._runs, *self._rows, self._r_entry, self._r_offset, self._result,
+        )  # fmt: skip
+        return why
+
+    def _row_events(self, frames: Frames, count: int) -> RowEvents:
+        columns = (column[:count] for column in (*self._rows, self._r_offset))
+        return RowEvents(frames.file, self._maps.uses, frames.buffer, *columns)
 
 
 def _prefix(first: int, second: int, flavor: int) -> str:

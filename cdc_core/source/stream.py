@@ -28,7 +28,7 @@ from cdc_core.source.assembly import Assembly
 from cdc_core.source.definitions import column_defaults, table_schema
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import binlog_files, facts, query
-from cdc_core.source.gather import HeldRows
+from cdc_core.source.gather import Held
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import our_host, require_free_server_id
@@ -231,7 +231,7 @@ class SourceStream:
             )
         )
 
-    def _prepared(self, xid: str) -> list[HeldRows] | None:
+    def _prepared(self, xid: str) -> list[Held] | None:
         """Rows of an XA transaction prepared before this stream began: the log before it is read once more."""
         source = self._source
         log.info("%s: looking for the XA PREPARE of %s before %s", source.name, xid, self._start)

@@ -6,6 +6,7 @@ import struct
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 from unittest.mock import patch
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from cdc_core.binlog.events import EventType
 from cdc_core.errors import LockstepError
-from cdc_core.model.block import Block
+from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source import lane as lanes
 from cdc_core.source.assembly import Assembly
@@ -26,6 +27,7 @@ from tests.unit.source.made_wire import Wire, event, format_description, ok, rot
 
 START = Position(0, "binlog.000007", 1000)
 SIDS = (bytes(range(16)), bytes(range(200, 216)))
+Policy = Literal["stop", "isolate"]
 CAPTURED = Path(__file__).parents[1] / "binlog" / "captured"
 
 
@@ -39,11 +41,11 @@ class ByHand(Frames):
 class Reading:
     """Reads bytes with the lane or without it."""
 
-    def __init__(self, start: Position, *, fast: bool, block_bytes: int) -> None:
+    def __init__(self, start: Position, *, fast: bool, block_bytes: int, on_unreadable: Policy = "stop") -> None:
         tables = Tables(lambda database, table: database != "other", lambda database, table: None)
         self.assembly = Assembly(
             "src", start, tables, on_unlogged_change="record", triggers=lambda *_: False, prepared=lambda _: None,
-            block_bytes=block_bytes,
+            block_bytes=block_bytes, on_unreadable=on_unreadable,
         )  # fmt: skip
         self.frames = Frames(start, "src") if fast else ByHand(start, "src")
         self.lane = Lane(self.assembly, tables)
@@ -92,11 +94,19 @@ def told(blocks: Sequence[Block]) -> list[object]:
     ]  # fmt: skip
 
 
-def compare(wire: bytes, cuts: Sequence[int], *, start: Position = START, block_bytes: int = 1 << 20) -> Reading:
+def compare(
+    wire: bytes,
+    cuts: Sequence[int],
+    *,
+    start: Position = START,
+    block_bytes: int = 1 << 20,
+    on_unreadable: Policy = "stop",
+) -> Reading:
     edges = [0, *sorted(cut % (len(wire) + 1) for cut in cuts), len(wire)]
     pieces = [wire[a:b] for a, b in pairwise(edges)]
-    fast = Reading(start, fast=True, block_bytes=block_bytes)
-    slow = Reading(start, fast=False, block_bytes=block_bytes)
+    fast, slow = (
+        Reading(start, fast=fast, block_bytes=block_bytes, on_unreadable=on_unreadable) for fast in (True, False)
+    )
     expected = told(slow.read([wire]))
     assert told(fast.read(pieces)) == expected
     assert fast.error == slow.error
@@ -133,13 +143,14 @@ class MadeWire(Wire):
     def query(self, sql: str) -> None:
         self.send(EventType.QUERY, struct.pack("<IIBHH", 1, 0, 2, 0, 0) + b"db\0" + sql.encode())
 
-    def map(self, table: str, columns: int, table_id: int) -> None:
+    def map(self, table: str, columns: int, table_id: int, *, named: bool = True) -> None:
         database = b"other" if table == "x" else b"db"
         names = bytes([len(database)]) + database + b"\0" + bytes([len(table)]) + table.encode() + b"\0"
         shape = bytes([columns]) + b"\x03" * columns + b"\x00" + bytes((columns + 7) // 8)
         labels = b"".join(b"\x02c" + bytes([97 + i]) for i in range(columns))
         optional = b"\x01\x02\x00\x00"[:1] + bytes([(columns + 7) // 8]) + bytes((columns + 7) // 8)
         optional += b"\x04" + bytes([len(labels)]) + labels + b"\x08\x01\x00"
+        optional = optional if named else b""
         # MariaDB says 0 for the place of events inside a transaction.
         self.send(EventType.TABLE_MAP, table_id.to_bytes(6, "little") + b"\1\0" + names + shape + optional,
                   says=not self.mariadb)  # fmt: skip
@@ -168,7 +179,10 @@ begins = st.fixed_dictionaries(
     },
 )
 transactions = st.tuples(
-    st.just("transaction"), begins, st.lists(changes, max_size=4), st.sampled_from(["xid", "xid", "xid", "COMMIT"])
+    st.just("transaction"),
+    begins,
+    st.one_of(st.lists(changes, max_size=4), st.lists(changes, max_size=30)),
+    st.sampled_from(["xid", "xid", "xid", "COMMIT"]),
 )
 others = st.tuples(
     st.sampled_from([
@@ -224,6 +238,7 @@ def written(script: Sequence[tuple[object, ...]], *, mariadb: bool, checksum: bo
                     wire.rows(0, columns[table], ids[table], 1)
             if what == "savepoint":
                 wire.query("ROLLBACK TO a")
+                wire.rows(0, columns["t"], ids["t"], 2)
             if what == "empty statement end":
                 wire.send(EventType.WRITE_ROWS_V1, b"\xff\xff\xff\0\0\0\1\0\0", says=not mariadb)
             if what == "rolled back":
@@ -258,6 +273,7 @@ ORDINARY = [
 
 @given(st.booleans(), st.integers(0, 1 << 20), st.integers(1, 255), st.booleans())
 @example(False, 100, 1, True)
+@example(True, 599, 1, False)
 @settings(max_examples=300, deadline=None)
 def test_bent_bytes_end_both_in_the_same_error_at_the_same_place(
     mariadb: bool, at: int, bits: int, checksum: bool
@@ -277,6 +293,44 @@ def test_once_its_maps_are_known_an_ordinary_log_takes_the_lane(mariadb: bool) -
         reading.read([wire])
     assert reading.taken > 0
     assert fed.count(EventType.XID) == 1
+
+
+@pytest.mark.parametrize("mariadb", [False, True])
+def test_a_transaction_that_is_not_waited_for_goes_event_by_event_only_where_it_must(mariadb: bool) -> None:
+    changes = [(table, kind, 40, kind > 0) for table in ("t", "u", "x") for kind in (0, 1, 2)]
+    wire = written([("transaction", {}, changes * 20, "xid")], mariadb=mariadb, checksum=True)
+    with patch.object(lanes, "WAIT_BYTES", 0):
+        compare(wire, [len(wire) // 3, len(wire) // 2], block_bytes=20_000)
+        reading = Reading(START, fast=True, block_bytes=20_000)
+        fed: list[int] = []
+        feed = reading.assembly.feed
+        with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))):
+            blocks = reading.read([wire])
+    assert sum(int(block.entries.kind[-1] == EntryKind.PART) for block in blocks) > 3
+    begin = [EventType.MARIADB_GTID] if mariadb else [EventType.GTID, EventType.QUERY]
+    assert fed == [*begin, *[EventType.TABLE_MAP] * 3, EventType.XID]
+
+
+@pytest.mark.parametrize("mariadb", [False, True])
+def test_a_table_isolated_in_a_transaction_leaves_it_whole_whoever_read_its_rows(mariadb: bool) -> None:
+    wire = MadeWire(mariadb=mariadb, checksum=True)
+    wire.begin()
+    for _ in range(3):
+        wire.map("t", 3, 7)
+        wire.rows(0, 3, 7, 5)
+        wire.map("u", 2, 8)
+        wire.rows(1, 2, 8, 5)
+    wire.map("t", 4, 9, named=False)
+    wire.rows(0, 4, 9, 5)
+    wire.map("t", 3, 7)
+    wire.rows(0, 3, 7, 5)
+    wire.rows(2, 2, 8, 5)
+    wire.commit()
+    with patch.object(lanes, "WAIT_BYTES", 0):
+        reading = compare(wire.data, [], on_unreadable="isolate")
+    [block] = reading.assembly.ready
+    assert [(part.logical, part.rows.num_rows) for part in block.tables] == [("db.u", 20)]
+    assert block.passed == {"table isolated": 5}
 
 
 @pytest.mark.parametrize("server", ["mysql", "mariadb"])
