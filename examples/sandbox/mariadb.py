@@ -10,7 +10,7 @@ from typing import Self
 
 from examples.sandbox.artifacts import MARIADB, fetch
 from examples.sandbox.cache import SandboxError, cached
-from examples.sandbox.sql_server import Flavor, Options, SqlServer, launch
+from examples.sandbox.sql_server import Flavor, Options, SqlServer, start
 from examples.sandbox.tls import CERTIFICATE, KEY, write_certificate
 
 _OPTIONS: Options = {
@@ -28,7 +28,7 @@ class MariaDb(SqlServer):
     @classmethod
     def start(cls, directory: Path | str | None = None, *, server_id: int = 1, options: Options | None = None) -> Self:
         """A server that answers; `options` are those of mariadbd without the dashes, None for one without a value."""
-        return cls(**launch(_flavor(), directory, server_id, options or {}))
+        return cls(**start(_flavor(), directory, server_id, options or {}))
 
     @staticmethod
     def fetch() -> Path:

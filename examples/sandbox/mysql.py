@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Self
 
 from examples.sandbox.cache import SandboxError, cache_dir
-from examples.sandbox.sql_server import Flavor, Options, SqlServer, launch
+from examples.sandbox.sql_server import Flavor, Options, SqlServer, start
 
 _OPTIONS: Options = {
     "gtid-mode": "ON",
@@ -26,7 +26,7 @@ class MySql(SqlServer):
     @classmethod
     def start(cls, directory: Path | str | None = None, *, server_id: int = 1, options: Options | None = None) -> Self:
         """A server that answers; `options` are those of mysqld without the dashes, None for one without a value."""
-        return cls(**launch(_flavor(), directory, server_id, options or {}))
+        return cls(**start(_flavor(), directory, server_id, options or {}))
 
     @staticmethod
     def available() -> str | None:

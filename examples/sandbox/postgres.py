@@ -10,34 +10,29 @@ import signal
 import subprocess
 import tarfile
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 from examples.sandbox.artifacts import POSTGRES, fetch
 from examples.sandbox.cache import SandboxError, cached
-from examples.sandbox.process import HOST, Directory, ServerProcess, free_port
+from examples.sandbox.process import HOST, Directory, Server, ServerProcess, launch
 
 USER = "postgres"
-_PORT_ATTEMPTS = 5
 # PostgreSQL refuses to run as root: root runs it as this user.
 _UNPRIVILEGED = "nobody" if os.geteuid() == 0 else None
 
 
-@dataclass(frozen=True)
-class Postgres:
-    """A running server. `with` stops it and removes its temporary folder."""
+@dataclass(frozen=True, kw_only=True)
+class Postgres(Server):
+    """A running PostgreSQL."""
 
     host: str
     port: int
     user: str
     password: str = field(repr=False)
-    directory: Path
-    log: Path
-    _process: ServerProcess = field(repr=False)
-    _directory: Directory = field(repr=False)
 
     @classmethod
     def start(cls, directory: Path | str | None = None) -> Self:
@@ -45,12 +40,12 @@ class Postgres:
         binaries = cls.fetch()
         place = Directory(directory, "postgres")
         try:
-            port, password, process = _launch(binaries, place)
+            password, process_on = _prepared(binaries, place)
         except BaseException:
             place.remove()
             raise
-        log = place.path / "server.log"
-        return cls(HOST, port, USER, password, place.path, log, process, place)
+        port, process = launch(place, process_on)
+        return cls(host=HOST, port=port, user=USER, password=password, _process=process, _directory=place)
 
     @staticmethod
     def fetch() -> Path:
@@ -61,34 +56,6 @@ class Postgres:
         """A SQLAlchemy URL: postgresql+psycopg://user:password@host:port/database"""
         return f"postgresql+psycopg://{self.user}:{self.password}@{self.host}:{self.port}/{database}"
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def restart(self) -> None:
-        """Stops it if it runs, and starts it again on the same port and data."""
-        self._process.stop()
-        self._process.start()
-
-    def close(self) -> None:
-        """Ends it and removes its temporary folder."""
-        self._process.kill() if self._directory.temporary else self._process.stop()
-        self._directory.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 def _unpack(into: Path) -> None:
     jar = fetch(POSTGRES) / f"{POSTGRES.name}-{POSTGRES.version}.jar"
@@ -98,10 +65,9 @@ def _unpack(into: Path) -> None:
             tar.extractall(into, filter="tar")
 
 
-def _launch(binaries: Path, place: Directory) -> tuple[int, str, ServerProcess]:
-    """Port, password and process of a server that answers."""
+def _prepared(binaries: Path, place: Directory) -> tuple[str, Callable[[int], ServerProcess]]:
+    """The password, and what makes the server's process for a port; its data are there."""
     base, data, secret = place.path / "server", place.path / "data", place.path / "password"
-    log = place.path / "server.log"
     if not base.exists():
         # The cache may lie in root's home, where nobody else can go: the server gets a copy beside its data.
         shutil.copytree(binaries, base, symlinks=True)
@@ -115,26 +81,18 @@ def _launch(binaries: Path, place: Directory) -> tuple[int, str, ServerProcess]:
     options = {"fsync": "off", "listen_addresses": HOST, "unix_socket_directories": "", "max_connections": "50"}
     options["shared_buffers"] = "32MB"
     flags = [f"--{name}={value}" for name, value in options.items()]
-    for attempt in range(1, _PORT_ATTEMPTS + 1):
-        port = free_port()
-        process = ServerProcess(
+
+    def process_on(port: int) -> ServerProcess:
+        return ServerProcess(
             "PostgreSQL",
             [f"{base}/bin/postgres", "-D", str(data), "-p", str(port), *flags],
             directory=place,
-            log=log,
             ready=partial(_answers, port, password),
             user=_UNPRIVILEGED,
             stop_signal=signal.SIGINT,  # SIGTERM would wait for every client to leave
         )
-        try:
-            process.start()
-            break
-        except SandboxError:
-            taken = log.exists() and "already in use" in log.read_text(errors="replace")
-            if attempt == _PORT_ATTEMPTS or not taken:
-                raise
-            log.unlink()
-    return port, password, process
+
+    return password, process_on
 
 
 def _give_away(directory: Path, data: Path, secret: Path) -> None:

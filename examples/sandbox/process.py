@@ -11,14 +11,21 @@ import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from examples.sandbox.cache import SandboxError
 
 _GUARD = Path(__file__).with_name("guard.py")
 HOST = "127.0.0.1"
+LOG = "server.log"
+"""What a server prints, in its directory."""
 READY_TIMEOUT_S = 120.0
 STOP_TIMEOUT_S = 30.0
+# A port is free when we look and may be taken when the server binds it: then another one is tried.
+_PORT_ATTEMPTS = 5
 
 
 def free_port() -> int:
@@ -53,7 +60,6 @@ class ServerProcess:
         command: Sequence[str],
         *,
         directory: Directory,
-        log: Path,
         ready: Callable[[], bool],
         user: str | None = None,
         stop_signal: signal.Signals = signal.SIGTERM,
@@ -62,7 +68,7 @@ class ServerProcess:
         self._name = name
         self._command = list(command)
         self._directory = directory
-        self._log = log
+        self._log = directory.path / LOG
         self._ready = ready
         self._user = user
         self._stop_signal = stop_signal
@@ -141,3 +147,74 @@ class ServerProcess:
             guard.stdin.close()
         guard.wait(timeout_s)
         self._guard = self._pid = None
+
+
+def launch(place: Directory, process_on: Callable[[int], ServerProcess]) -> tuple[int, ServerProcess]:
+    """Port and process of a server that answers; `process_on` makes it for a port. On failure the place is removed."""
+    log = place.path / LOG
+    for attempt in range(1, _PORT_ATTEMPTS + 1):
+        port = free_port()
+        process = process_on(port)
+        try:
+            process.start()
+            break
+        except SandboxError:
+            taken = log.exists() and "already in use" in log.read_text(errors="replace")
+            if attempt == _PORT_ATTEMPTS or not taken:
+                place.remove()
+                raise
+            log.unlink()
+        except BaseException:
+            place.remove()
+            raise
+    return port, process
+
+
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running server. `with` stops it and removes its temporary folder."""
+
+    _process: ServerProcess = field(repr=False)
+    _directory: Directory = field(repr=False)
+
+    @property
+    def directory(self) -> Path:
+        return self._directory.path
+
+    @property
+    def log(self) -> Path:
+        return self.directory / LOG
+
+    @property
+    def pid(self) -> int | None:
+        """The server's pid, None while it does not run."""
+        return self._process.pid
+
+    def stop(self) -> None:
+        """Orderly shutdown; the data stay until the `with` block ends."""
+        self._process.stop()
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash; the data stay."""
+        self._process.kill()
+
+    def restart(self) -> None:
+        """Stops it if it runs, and starts it again on the same port and data."""
+        self._process.stop()
+        self._process.start()
+
+    def close(self) -> None:
+        """Ends it and removes its temporary folder."""
+        if self._directory.temporary:
+            self._process.kill()
+        else:
+            self._process.stop()
+        self._directory.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -7,12 +7,10 @@ import socket
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from examples.sandbox.artifacts import S3PROXY, fetch, java
-from examples.sandbox.cache import SandboxError
-from examples.sandbox.process import HOST, Directory, ServerProcess, free_port
+from examples.sandbox.process import HOST, Directory, Server, ServerProcess, launch
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -21,56 +19,34 @@ REGION = "us-east-1"
 _ACCESS_KEY = "lockstep-sandbox"
 # A small server: half a gigabyte of JVM beside Spark and two databases is enough.
 _JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
-_PORT_ATTEMPTS = 5
 
 
-@dataclass(frozen=True)
-class S3Server:
-    """A running server. `with` stops it and removes its temporary folder."""
+@dataclass(frozen=True, kw_only=True)
+class S3Server(Server):
+    """A running S3 server."""
 
     endpoint: str
     access_key: str
     secret_key: str = field(repr=False)
-    directory: Path
-    log: Path
-    region: str = field(default=REGION, kw_only=True)
-    _process: ServerProcess = field(repr=False, kw_only=True)
-    _directory: Directory = field(repr=False, kw_only=True)
+    region: str = REGION
 
     @classmethod
     def start(cls, directory: Path | str | None = None) -> Self:
         """A server that answers, with no bucket yet, or with those that `directory` already has."""
         jars = fetch(S3PROXY)
         place = Directory(directory, "s3")
-        log = place.path / "server.log"
         secret = secrets.token_hex(20)
-        for attempt in range(1, _PORT_ATTEMPTS + 1):
-            port = free_port()
+
+        def process_on(port: int) -> ServerProcess:
             properties = _write_properties(place.path, port, secret)
             command = [java(), *_JVM, "-cp", f"{jars}/*", "org.gaul.s3proxy.Main", "--properties", str(properties)]
-            process = ServerProcess("the S3 server", command, directory=place, log=log, ready=partial(_answers, port))
-            try:
-                process.start()
-                break
-            except SandboxError:
-                taken = log.exists() and "Address already in use" in log.read_text(errors="replace")
-                if attempt == _PORT_ATTEMPTS or not taken:
-                    place.remove()
-                    raise
-                log.unlink()
-        return cls(
-            endpoint=f"http://{HOST}:{port}",
-            access_key=_ACCESS_KEY,
-            secret_key=secret,
-            directory=place.path,
-            log=log,
-            _process=process,
-            _directory=place,
-        )
+            return ServerProcess("the S3 server", command, directory=place, ready=partial(_answers, port))
 
-    @property
-    def pid(self) -> int | None:
-        return self._process.pid
+        port, process = launch(place, process_on)
+        return cls(
+            endpoint=f"http://{HOST}:{port}", access_key=_ACCESS_KEY, secret_key=secret,
+            _process=process, _directory=place,
+        )  # fmt: skip
 
     def client(self) -> S3Client:
         """A boto3 client of this server."""
@@ -90,30 +66,6 @@ class S3Server:
         """Makes a bucket (3 characters or more) and returns its name."""
         self.client().create_bucket(Bucket=name)
         return name
-
-    def stop(self) -> None:
-        self._process.stop()
-
-    def kill(self) -> None:
-        self._process.kill()
-
-    def restart(self) -> None:
-        """Stops it if it runs, and starts it again on the same port and data."""
-        self._process.stop()
-        self._process.start()
-
-    def close(self) -> None:
-        """Ends it and removes its temporary folder."""
-        self._process.kill()
-        self._directory.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _write_properties(directory: Path, port: int, secret: str) -> Path:

@@ -8,18 +8,15 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import pymysql
 from pymysql.constants.ER import ACCESS_DENIED_ERROR as ER_ACCESS_DENIED
 
 from examples.sandbox.cache import SandboxError, cached
-from examples.sandbox.process import HOST, Directory, ServerProcess, free_port
+from examples.sandbox.process import HOST, Directory, Server, ServerProcess, free_port, launch
 
 USER = "root"
-# A port is free when we look and may be taken when the server binds it: then another one is tried.
-PORT_ATTEMPTS = 5
 
 # Names as on the command line, without the dashes; None for an option without a value.
 Options = Mapping[str, str | None]
@@ -54,28 +51,19 @@ class Flavor:
     env: Mapping[str, str] | None = None
 
 
-@dataclass(frozen=True)
-class SqlServer:
-    """A running server. `with` stops it and removes its temporary folder."""
+@dataclass(frozen=True, kw_only=True)
+class SqlServer(Server):
+    """A running MariaDB or MySQL."""
 
     host: str
     port: int
     user: str
     password: str = field(repr=False)
-    directory: Path
-    log: Path
-    _process: ServerProcess = field(repr=False)
-    _directory: Directory = field(repr=False)
 
     @property
     def url(self) -> str:
         """mysql://user:password@host:port"""
         return f"mysql://{self.user}:{self.password}@{self.host}:{self.port}"
-
-    @property
-    def pid(self) -> int | None:
-        """The server's pid, None while it does not run."""
-        return self._process.pid
 
     def connect(self, database: str | None = None, **options: Any) -> pymysql.Connection:
         """A new connection as root; `options` go to pymysql.connect (autocommit, charset, cursorclass, ...)."""
@@ -88,37 +76,8 @@ class SqlServer:
             **options,
         )
 
-    def stop(self) -> None:
-        """Orderly shutdown; the data stay until the `with` block ends."""
-        self._process.stop()
 
-    def kill(self) -> None:
-        """SIGKILL, as a crash; the data stay."""
-        self._process.kill()
-
-    def restart(self) -> None:
-        """Stops it if it runs, and starts it again on the same port and data."""
-        self._process.stop()
-        self._process.start()
-
-    def close(self) -> None:
-        """Ends it and removes its temporary folder."""
-        if self._directory.temporary:
-            self._process.kill()
-        else:
-            self._process.stop()
-        self._directory.remove()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
-
-def launch(flavor: Flavor, directory: Path | str | None, server_id: int, options: Options) -> dict[str, Any]:
+def start(flavor: Flavor, directory: Path | str | None, server_id: int, options: Options) -> dict[str, Any]:
     """Starts a server on a copy of the flavor's template, or on the data that `directory` already has.
 
     Returns the fields of its SqlServer.
@@ -136,38 +95,13 @@ def launch(flavor: Flavor, directory: Path | str | None, server_id: int, options
         "server-id": str(server_id),
         **{name.replace("_", "-"): value for name, value in options.items()},
     }
-    log = place.path / "server.log"
-    for attempt in range(1, PORT_ATTEMPTS + 1):
-        port = free_port()
-        process = _process(flavor, place, data, port, wanted, password, log)
-        try:
-            process.start()
-            break
-        except SandboxError:
-            taken = log.exists() and "already in use" in log.read_text(errors="replace")
-            if attempt == PORT_ATTEMPTS or not taken:
-                place.remove()
-                raise
-            log.unlink()
-        except BaseException:
-            process.kill()
-            place.remove()
-            raise
+    port, process = launch(place, lambda port: _process(flavor, place, data, port, wanted, password))
     return {
-        "host": HOST,
-        "port": port,
-        "user": USER,
-        "password": password,
-        "directory": place.path,
-        "log": log,
-        "_process": process,
-        "_directory": place,
-    }
+        "host": HOST, "port": port, "user": USER, "password": password, "_process": process, "_directory": place,
+    }  # fmt: skip
 
 
-def _process(
-    flavor: Flavor, place: Directory, data: Path, port: int, options: Options, password: str, log: Path
-) -> ServerProcess:
+def _process(flavor: Flavor, place: Directory, data: Path, port: int, options: Options, password: str) -> ServerProcess:
     def answers() -> bool:
         try:
             pymysql.connect(
@@ -185,7 +119,7 @@ def _process(
     options = {"tmpdir": str(temporary), **options}
     flags = [f"--{name}" if value is None else f"--{name}={value}" for name, value in options.items()]
     command = [*flavor.command, f"--datadir={data}", f"--port={port}", *flags]
-    return ServerProcess(flavor.name, command, directory=place, log=log, ready=answers, env=flavor.env)
+    return ServerProcess(flavor.name, command, directory=place, ready=answers, env=flavor.env)
 
 
 def _make_template(flavor: Flavor, into: Path) -> None:
@@ -207,8 +141,7 @@ def _make_template(flavor: Flavor, into: Path) -> None:
     options = {**COMMON_OPTIONS, **flavor.options, "init-file": str(init), "server-id": "1"}
     options.pop("log-bin")
     options["skip-log-bin"] = None
-    log = into / "template.log"
-    process = _process(flavor, place, data, free_port(), options, password, log)
+    process = _process(flavor, place, data, free_port(), options, password)
     try:
         process.start()
     finally:
