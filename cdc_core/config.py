@@ -20,6 +20,7 @@ import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cdc_core.errors import UsageError
+from cdc_core.model import condition
 from cdc_core.windows import Windows, age_us
 
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
@@ -42,6 +43,17 @@ def _pattern(value: str) -> str:
 def _connection(value: str) -> str:
     if not re.match(r"^(env|airflow):[A-Za-z0-9_.-]+$", value):
         raise ValueError("must be env:VARIABLE or airflow:CONNECTION_ID; never a URL with a password")
+    return value
+
+
+def _environment(value: str) -> str:
+    if not re.match(r"^env:[A-Za-z_]\w*$", value):
+        raise ValueError("must be env:VARIABLE; never the value itself")
+    return value
+
+
+def _condition(value: str) -> str:
+    condition.parse(value)
     return value
 
 
@@ -102,6 +114,8 @@ def _no_password(value: str) -> str:
 Name = Annotated[str, AfterValidator(_name)]
 Pattern = Annotated[str, AfterValidator(_pattern)]
 """A regular expression that must match a whole `database.table`."""
+ColumnPattern = Annotated[str, AfterValidator(_pattern)]
+"""A regular expression that must match a whole `database.table.column`."""
 ConnectionRef = Annotated[str, AfterValidator(_connection)]
 Template = Annotated[str, AfterValidator(_template)]
 Moment = Annotated[str, BeforeValidator(_moment_text), AfterValidator(_moment)]
@@ -176,11 +190,51 @@ class Source(_Model):
         return self
 
 
+class Columns(_Model):
+    """Columns that do not leave the source as they are. Patterns match the whole `database.table.column`."""
+
+    exclude: tuple[ColumnPattern, ...] = Field((), description="regular expressions: columns that are left out")
+    mask: tuple[ColumnPattern, ...] = Field(
+        (),
+        description="regular expressions: columns of which the SHA-256 of salt and value, in hex, stands for the "
+        "value; null stays null",
+    )
+    salt: Annotated[str, AfterValidator(_environment)] | None = Field(
+        None, description="env:VARIABLE that holds the salt of `mask`; another salt gives other hashes"
+    )
+
+    @model_validator(mode="after")
+    def _masks_are_salted(self) -> Columns:
+        if self.mask and self.salt is None:
+            raise ValueError("mask needs a salt: name a variable that holds one, as in salt: env:LOCKSTEP_SALT")
+        return self
+
+
+class RowFilter(_Model):
+    """Which rows of some tables are captured. Where several match a table, a row must meet all."""
+
+    match: Pattern = Field(description="regular expression on the whole `database.table`")
+    where: Annotated[str, AfterValidator(_condition)] = Field(
+        min_length=1, description="condition on the row's columns, such as status in ('paid', 'sent') and amount >= 10"
+    )
+
+
+class Processor(_Model):
+    """A function of your own that changes the columns of some tables before all else; several work in order."""
+
+    match: Pattern = Field(description="regular expression on the whole `database.table`")
+    use: str = Field(min_length=1, description="name of an entry point in the group lockstep.processors")
+    options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
+
+
 class Tables(_Model):
-    """Which source tables are captured. Patterns match the whole `database.table`."""
+    """Which source tables are captured, and what of them. Patterns match the whole `database.table`."""
 
     include: tuple[Pattern, ...] = Field(min_length=1, description="regular expressions: one must match")
     exclude: tuple[Pattern, ...] = Field((), description="regular expressions: none may match")
+    processors: tuple[Processor, ...] = Field((), description="functions of your own on the columns, in order")
+    rows: tuple[RowFilter, ...] = Field((), description="default: every row")
+    columns: Columns = Field(default_factory=Columns, description="columns that are left out or masked")
     on_unlogged_change: Literal["stop", "record"] = Field(
         "stop",
         description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, cascading foreign keys of servers "

@@ -28,7 +28,7 @@ from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import DataAtRisk, InternalError, Refused
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL, row_field
+from cdc_core.model.staged import BEFORE, LITERAL_TYPE, LiteralEntries, row_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -356,23 +356,11 @@ def _before(schema: TableSchema, columns: list[pa.Array], row: npt.NDArray[np.in
     return images.take(pa.array(index, mask=absent))
 
 
-_LITERAL_TYPE = next(field.type for field in BOOKKEEPING if field.name == LITERAL)
-
-
 def _literal_map(literals: list[tuple[str, Literals]], rows: int) -> pa.MapArray:
     if not literals:
-        return pa.nulls(rows, _LITERAL_TYPE)
-    row = np.concatenate([found.row for _, found in literals])
+        return pa.nulls(rows, LITERAL_TYPE)
     names = pa.array([name for name, _ in literals])
-    name = names.take(pa.array(np.repeat(np.arange(len(literals)), [len(found.row) for _, found in literals])))
+    number = np.repeat(np.arange(len(literals)), [len(found.row) for _, found in literals])
+    row = np.concatenate([found.row for _, found in literals])
     text = pa.concat_arrays([found.text for _, found in literals])
-    order = np.argsort(row, kind="stable")
-    counts = np.bincount(row, minlength=rows)
-    ends = np.zeros(rows + 1, np.int32)
-    np.cumsum(counts, out=ends[1:])
-    entries = pa.StructArray.from_arrays(
-        [name.take(pa.array(order)), text.take(pa.array(order))],
-        fields=[_LITERAL_TYPE.key_field, _LITERAL_TYPE.item_field],
-    )
-    present = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
-    return pa.Array.from_buffers(_LITERAL_TYPE, rows, [present, pa.py_buffer(ends)], children=[entries])
+    return LiteralEntries(row, names.take(pa.array(number)), text).array(rows)

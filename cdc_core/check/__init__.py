@@ -39,7 +39,7 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
                     continue
                 check_server(source, connection, stored.get(source.name), findings, subject)
                 if tables is None:
-                    tables = check_tables(pipeline, source, connection, findings)
+                    tables = check_tables(pipeline, source, connection, environ, findings)
                 sources.add(identity(connection))
         captured += tables or []
     logical = _logical(pipeline, captured)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -79,11 +80,15 @@ def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:
 
 
 def check_tables(
-    pipeline: Pipeline, source: Source, connection: pymysql.Connection[Any], findings: Findings
+    pipeline: Pipeline,
+    source: Source,
+    connection: pymysql.Connection[Any],
+    environ: Mapping[str, str] | None,
+    findings: Findings,
 ) -> list[TableSchema]:
-    """The captured tables as they are now."""
+    """The captured tables as they are now, with the columns that go on."""
     subject = f"source {source.name}: tables"
-    capture = Capture(pipeline.tables, pipeline.routes)
+    capture = Capture(pipeline.tables, pipeline.routes, environ)
     found = findings.attempt(subject, lambda: survey(connection, capture.captures))
     if found is None:
         return []
@@ -104,7 +109,9 @@ def check_tables(
                 f"{one.name} has no key: its changes are staged, but no target can take them without one",
                 "give it a primary key, or name the key columns at the target (targets.*.tables.*.key)",
             )
-    return [one.schema for one in tables if one.schema is not None]
+    known = [one.schema for one in tables if one.schema is not None]
+    shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
+    return [schema for schema in shaped if schema is not None]
 
 
 def _check_cascades(

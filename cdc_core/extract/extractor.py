@@ -133,7 +133,7 @@ class Extractor:
 
     def _open(self, opened: ExitStack) -> None:
         pipeline, source = self._pipeline, self._source
-        self._capture = Capture(pipeline.tables, pipeline.routes)
+        self._capture = Capture(pipeline.tables, pipeline.routes, self._environ)
         self._store = open_stage(pipeline.stage)
         for reference in source.connections:  # a wrong one is told before anything is touched
             connections.resolve(reference, self._environ)

@@ -44,7 +44,7 @@ class Manifest:
     window_start_us, window_end_us: the interval the batch belongs to, µs UTC, [start, end).
     events:  binlog events between begin and end.
     transactions: transactions with captured rows among them.
-    passed:  row events left out, by the rule's name.
+    passed:  row events (of a filter: rows) left out, by the rule's name.
     notes:   what an operator should know ("needs re-sync of table X: ...").
     isolated: source tables that are left out because they cannot be read, as of the batch's end, -> since where, why.
     schemas: every definition that a part refers to, by id.

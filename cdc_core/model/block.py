@@ -99,7 +99,7 @@ class Block:
 
     begin, end: positions; `end` may name the next file (offset 4) when the block ends with a rotation.
     passed:     row events that a named rule left out, by rule (such as "table not included"); whole block only. Events,
-                not rows: what is not captured is not decoded.
+                not rows: what is not captured is not decoded. Of rows that the sink leaves out it counts the rows.
     isolated:   source tables that are left out because they cannot be read, as of the block's end, -> since where, why.
     notes:      what an operator should know of this block ("needs re-sync of table X: ..."), in stream order.
     """

@@ -111,6 +111,31 @@ _SIMPLE_ARROW: Mapping[str, pa.DataType] = {
 }
 
 
+_UNDECLARED = (
+    *(ColumnType(base, unsigned=sign) for base in ("tinyint", "smallint", "int", "bigint") for sign in (False, True)),
+    ColumnType("bit", length=1), ColumnType("float"), ColumnType("double"), ColumnType("date"),
+    ColumnType("datetime", fsp=6), ColumnType("timestamp", fsp=6), ColumnType("longblob"),
+    ColumnType("longtext", charset="utf8mb4", collation="utf8mb4_bin"),
+)  # fmt: skip
+
+
+def type_of(kind: pa.DataType) -> ColumnType:
+    """The declared type that a column of an Arrow type has when no server declared it.
+
+    Raises Refused (schema.unsupported_type).
+    """
+    if pa.types.is_decimal128(kind):
+        return ColumnType("decimal", precision=kind.precision, scale=kind.scale)
+    for known in _UNDECLARED:
+        if known.arrow == kind:
+            return known
+    raise Refused(
+        f"No column is staged as Arrow's type {kind}.",
+        code="schema.unsupported_type",
+        remedy="give integers, floats, decimal128, bool, string, binary, date32 or timestamps in microseconds",
+    )
+
+
 _TYPE = re.compile(r"^\s*([a-zA-Z0-9_]+)\s*(?:\((.*)\))?\s*(.*)$", re.DOTALL)
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
 

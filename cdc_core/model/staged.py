@@ -9,8 +9,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
@@ -72,6 +76,49 @@ def lacking(rows: pa.RecordBatch) -> tuple[pa.Array, list[frozenset[str]]]:
     texts = rows.column(at) if at >= 0 else pa.nulls(rows.num_rows, pa.string())
     coded = texts if pa.types.is_dictionary(texts.type) else texts.dictionary_encode()
     return coded.indices, [frozenset(json.loads(text)) for text in coded.dictionary.to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class LiteralEntries:
+    """`_cdc_literal` of some rows in columns, an element an entry: the row's index, column's name, and exact text."""
+
+    row: npt.NDArray[np.int64]
+    name: pa.StringArray
+    text: pa.StringArray
+
+    @classmethod
+    def of(cls, literal: pa.MapArray) -> LiteralEntries:
+        ends = literal.offsets.to_numpy()
+        low, high = int(ends[0]), int(ends[-1])
+        row = np.repeat(np.arange(len(literal)), np.diff(ends))
+        return cls(row, literal.keys[low:high], literal.items[low:high])
+
+    def where(self, kept: npt.NDArray[np.bool_]) -> LiteralEntries:
+        mask = pa.array(kept)
+        return LiteralEntries(self.row[kept], self.name.filter(mask), self.text.filter(mask))
+
+    def among(self, names: Iterable[str]) -> npt.NDArray[np.bool_]:
+        """Which entries are of these columns."""
+        found: npt.NDArray[np.bool_] = pc.is_in(self.name, pa.array(list(names), pa.string())).to_numpy(False)
+        return found
+
+    def array(self, rows: int) -> pa.MapArray:
+        """The column of so many rows: null where there is no entry."""
+        if not len(self.row):
+            return pa.nulls(rows, LITERAL_TYPE)
+        order = np.argsort(self.row, kind="stable")
+        counts = np.bincount(self.row, minlength=rows)
+        ends = np.zeros(rows + 1, np.int32)
+        np.cumsum(counts, out=ends[1:])
+        entries = pa.StructArray.from_arrays(
+            [self.name.take(pa.array(order)), self.text.take(pa.array(order))],
+            fields=[LITERAL_TYPE.key_field, LITERAL_TYPE.item_field],
+        )
+        present = pa.py_buffer(np.packbits(counts > 0, bitorder="little"))
+        return pa.Array.from_buffers(LITERAL_TYPE, rows, [present, pa.py_buffer(ends)], children=[entries])
+
+
+LITERAL_TYPE: pa.MapType = next(field.type for field in BOOKKEEPING if field.name == LITERAL)
 
 
 def require_unreserved(table: TableSchema) -> None:

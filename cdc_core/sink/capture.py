@@ -1,19 +1,41 @@
-"""The filter and the router: a pure function of a table's name, asked once per table and remembered.
+"""What is captured, and how it goes on: by its table's name, asked once per table and remembered.
 
 It may assume patterns that compile and routes whose groups exist (the pipeline file was parsed). It must keep true
-that the same name always gets the same answer, that no row is dropped or changed, and that a system schema is captured
-only by a pattern that names it.
+that the same name always gets the same answer, that rows are dropped or changed only by a rule of the pipeline that
+matches their table, that each row dropped is counted, and that a system schema is captured only by a pattern that names
+it. The rules work in this order: processors, conditions on rows, columns left out or masked; then rows are routed.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Protocol, TypeVar
 
-from cdc_core.config import Route, Tables
+import numpy as np
+import pyarrow as pa
+
+from cdc_core.config import Processor, Route, RowFilter, Tables
 from cdc_core.errors import InternalError, UsageError
 from cdc_core.model.block import Block, TableRows
-from cdc_core.model.staged import require_unreserved
+from cdc_core.model.condition import parse
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import require_unreserved, staged_schema
+from cdc_core.sink.columns import Masking
+from cdc_core.sink.processors import Process, function_of
+from cdc_core.sink.row_filter import Filter
+
+FILTERED = "row outside tables.rows"
+Rule = TypeVar("Rule", Processor, RowFilter)
+
+
+class Step(Protocol):
+    """What is done to the rows of a table."""
+
+    def apply(self, part: TableRows) -> TableRows: ...
+
 
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
@@ -37,10 +59,12 @@ class Capture:
 
     tables: Tables
     routes: tuple[Route, ...] = ()
+    environ: Mapping[str, str] | None = field(default=None, repr=False)
     _decided: dict[tuple[str, str], tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _checked: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    _steps: dict[str, tuple[Step, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Of each definition, by its id: what is done to its rows."""
 
     def captures(self, database: str, table: str) -> bool:
         return bool(self.route(database, table))
@@ -67,17 +91,21 @@ class Capture:
         )
         return tuple(logical) or (name,)
 
-    def apply(self, block: Block) -> Block:
-        """The block with each table's rows under its logical names: once per route.
+    def shape(self, schema: TableSchema) -> TableSchema:
+        """The definition under which rows of this one go on. Raises what `apply` does."""
+        nothing = pa.RecordBatch.from_pylist([], staged_schema(schema))
+        return self._shaped(TableRows(schema, schema.name, nothing, np.zeros(0, np.int32))).schema
 
-        Raises Refused (schema.reserved_column); InternalError (sink.not_captured) for a table that is not captured,
-        whose rows the source has no business to hand on.
+    def apply(self, block: Block) -> Block:
+        """The block with what goes on of each table's rows, under its logical names: once per route.
+
+        Raises Refused (schema.reserved_column, sink.*), UsageError (sink.*), DataAtRisk (sink.unknown_value);
+        InternalError (sink.not_captured) for a table that is not captured, whose rows the source has no business to
+        hand on.
         """
         tables: list[TableRows] = []
+        rows, dropped = block.entries.rows, 0
         for part in block.tables:
-            if part.schema.id not in self._checked:
-                require_unreserved(part.schema)
-                self._checked.add(part.schema.id)
             names = self.route(part.schema.database, part.schema.table)
             if not names:
                 raise InternalError(
@@ -86,8 +114,45 @@ class Capture:
                     code="sink.not_captured",
                     remedy="report this as a defect; nothing of this block was staged",
                 )
-            tables += [part if name == part.logical else replace(part, logical=name) for name in names]
-        return replace(block, tables=tuple(tables))
+            shaped = self._shaped(part)
+            less = len(part.entry) - len(shaped.entry)
+            if less:
+                dropped += less
+                count = len(rows)
+                rows = rows - np.bincount(part.entry, minlength=count) + np.bincount(shaped.entry, minlength=count)
+            tables += [shaped if name == shaped.logical else replace(shaped, logical=name) for name in names]
+        passed = {**block.passed, FILTERED: dropped} if dropped else block.passed
+        return replace(block, tables=tuple(tables), entries=replace(block.entries, rows=rows), passed=passed)
+
+    def _shaped(self, part: TableRows) -> TableRows:
+        before = part.schema
+        steps = self._steps.get(before.id)
+        if steps is None:
+            require_unreserved(before)
+            steps = self._steps_of(before)
+        for step in steps:
+            part = step.apply(part)
+        if before.id not in self._steps:
+            require_unreserved(part.schema)
+            self._steps[before.id] = steps
+        return part
+
+    @cached_property
+    def _masking(self) -> Masking:
+        return Masking(self.tables.columns, self.environ)
+
+    def _steps_of(self, schema: TableSchema) -> tuple[Step, ...]:
+        def matching(rules: Sequence[Rule]) -> list[Rule]:
+            return [rule for rule in rules if re.fullmatch(rule.match, schema.name)]
+
+        steps: list[Step] = [Process(rule, function_of(rule.use)) for rule in matching(self.tables.processors)]
+        conditions = [rule.where for rule in matching(self.tables.rows)]
+        if conditions:
+            steps.append(Filter(tuple(parse(text) for text in conditions), " and ".join(conditions)))
+        columns = self.tables.columns
+        if columns.exclude or columns.mask:
+            steps.append(self._masking)
+        return tuple(steps)
 
 
 def _expand(route: Route, match: re.Match[str], name: str) -> str:

@@ -55,10 +55,11 @@ def environment(pipeline: Pipeline) -> dict[str, str]:
 
 
 def references(pipeline: Pipeline) -> Iterable[str]:
-    """Every server that a pipeline names, once."""
+    """Every server that a pipeline names, and the salt of its masks, once."""
     named = [connection for source in pipeline.sources for connection in source.connections]
     named += [connection for target in pipeline.targets for connection in target.connections]
-    return dict.fromkeys(named)
+    salt = pipeline.tables.columns.salt
+    return dict.fromkeys([*named, salt] if salt else named)
 
 
 def _variable(reference: str) -> Mapping[str, str]:

@@ -1,0 +1,120 @@
+"""Functions of a user's own on the columns of a table, found by entry point (group `lockstep.processors`).
+
+`function(rows, table, **options) -> rows`: a record batch of the row's columns and `database.table` in, a record batch
+of as many rows out. It is called for the row after each change and, apart, for the rows before updates, and with no
+row where only the columns are asked for. It may change, add and leave out columns, but no part of the key; it must
+be a pure function of its arguments, or the same log would not give the same files. Bookkeeping never comes to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from importlib.metadata import entry_points
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.config import Processor
+from cdc_core.errors import Refused, UsageError
+from cdc_core.model.block import TableRows
+from cdc_core.model.schema import Column, TableSchema, type_of
+from cdc_core.sink.images import BEFORE_MARK, Images
+
+GROUP = "lockstep.processors"
+Function = Callable[..., pa.RecordBatch]
+
+
+def function_of(name: str) -> Function:
+    """The function behind an entry point. Raises UsageError (sink.processor_unknown)."""
+    found = {one.name: one for one in entry_points(group=GROUP)}
+    try:
+        function: Function = found[name].load()
+    except (KeyError, ImportError, AttributeError) as error:
+        why = (
+            f"cannot be loaded: {error}"
+            if name in found
+            else f"is not there, only {', '.join(sorted(found)) or 'none'}"
+        )
+        raise UsageError(
+            f"The processor {name!r} {why}.",
+            where="tables.processors",
+            code="sink.processor_unknown",
+            remedy=f"install the package with this entry point of the group {GROUP} where the source is read",
+        ) from None
+    return function
+
+
+@dataclass(frozen=True, slots=True)
+class Process:
+    """One processor at work."""
+
+    rule: Processor
+    function: Function
+
+    def apply(self, part: TableRows) -> TableRows:
+        """Raises Refused (sink.processor), and DataAtRisk (sink.unknown_value) where the log lacks values."""
+        images = Images.of(part.rows, part.schema)
+        names = [column.name for column in part.schema.columns]
+        images.require_carried(names, part, f"the processor {self.rule.use}")
+        after = self._called(images.after, part.schema)
+        was = np.flatnonzero(images.updated.to_numpy(False))
+        before = self._called({name: values.take(pa.array(was)) for name, values in images.before.items()}, part.schema)
+        if before.schema != after.schema:
+            raise self._wrong(part.schema, "it gives other columns for the rows before updates")
+        place = np.zeros(len(images), np.int64)
+        place[was] = np.arange(len(was))
+        index = pa.array(place, mask=~images.updated.to_numpy(False))
+        schema = self._shape(part.schema, after.schema)
+        made = replace(
+            images,
+            after=dict(zip(after.schema.names, after.columns, strict=True)),
+            before={name: values.take(index) for name, values in zip(before.schema.names, before.columns, strict=True)},
+        )
+        return replace(part, schema=schema, rows=_without_spent_literals(made, part.schema).rows(schema))
+
+    def _called(self, image: Mapping[str, pa.Array], schema: TableSchema) -> pa.RecordBatch:
+        rows = pa.RecordBatch.from_pydict(dict(image))
+        try:
+            made = self.function(rows, schema.name, **self.rule.options)
+        except Exception as error:
+            raise self._wrong(schema, f"it raised {type(error).__name__}: {error}") from error
+        if not isinstance(made, pa.RecordBatch):
+            raise self._wrong(schema, f"it gives {type(made).__name__}, not a RecordBatch")
+        if made.num_rows != rows.num_rows:
+            raise self._wrong(schema, f"it makes {made.num_rows} rows of {rows.num_rows}")
+        return made
+
+    def _shape(self, schema: TableSchema, made: pa.Schema) -> TableSchema:
+        known = {column.name: column for column in schema.columns}
+        if len(set(made.names)) < len(made.names) or not set(made.names).issuperset(schema.key):
+            raise self._wrong(schema, f"a column of the key ({', '.join(schema.key)}) is missing, or one stands twice")
+        columns = []
+        for one in made:
+            old = known.get(one.name)
+            if old is not None and old.type.arrow == one.type:
+                columns.append(old)
+            else:
+                columns.append(Column(one.name, type_of(one.type), key_part=old.key_part if old else None))
+        return replace(schema, columns=tuple(columns))
+
+    def _wrong(self, schema: TableSchema, why: str) -> Refused:
+        return Refused(
+            f"The processor {self.rule.use!r} cannot be used on {schema.name}: {why}.",
+            where="tables.processors",
+            code="sink.processor",
+            remedy="mend the function, or narrow its `match`; nothing of these rows was staged",
+        )
+
+
+def _without_spent_literals(images: Images, schema: TableSchema) -> Images:
+    """Without the exact texts of columns that have a value now, or are gone."""
+    entries = images.literals
+    kept = np.zeros(len(entries.row), np.bool_)
+    for column in schema.columns:
+        for mark, image in (("", images.after), (BEFORE_MARK, images.before)):
+            if column.name in image:
+                still = pc.is_null(image[column.name]).to_numpy(False)
+                kept |= entries.among([mark + column.name]) & still[entries.row]
+    return images.with_literals(entries.where(kept))

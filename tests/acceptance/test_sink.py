@@ -1,0 +1,178 @@
+"""Rows filtered, columns left out and masked, a processor: what is staged and applied is what the source would show."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from tests.acceptance.conftest import ROOT
+
+SALT = "a long rändom text"
+WHERE = "status in ('paid', 'sent') and amount >= 10 or note is null and id > 30"
+COLUMNS = "id INT PRIMARY KEY, status ENUM('new', 'paid', 'sent'), amount DECIMAL(9,2), note VARCHAR(20)"
+TABLE = f"CREATE TABLE flt.orders ({COLUMNS}, secret VARCHAR(20), email VARCHAR(40) CHARACTER SET utf8mb4)"
+COPY = f"CREATE TABLE flt_copy.orders ({COLUMNS}, email CHAR(64))"
+SHOWN = "id, CAST(status AS CHAR), amount, note"
+PIPELINE = r"""
+pipeline: flt
+sources: [{name: shop, connection: env:SHOP, server_id: 4711}]
+tables:
+  include: ['flt\..*']
+  rows: [{match: 'flt\.orders', where: "WHERE"}]
+  columns: {exclude: ['.*\.secret'], mask: ['flt\.orders\.email'], salt: env:SALT}
+stage: {uri: "file://HERE/stage"}
+meta: {url: "sqlite:///HERE/meta.db"}
+targets: [{name: copy, connections: [env:COPY], tables: {'*': {database: flt_copy, table: orders}}}]
+"""
+
+
+@pytest.fixture(params=["mariadb", "mysql9"])
+def source(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
+    """A cursor on an empty `flt.orders`; `flt.yaml` begins here."""
+    server = request.getfixturevalue(request.param)
+    lockstep.environ |= {"SHOP": server.url, "SALT": SALT}
+    write(lockstep)
+    with server.connect(autocommit=True, charset="utf8mb4") as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE flt")
+        cursor.execute(TABLE)
+        cursor.execute("USE flt")
+        lockstep("extract", "flt.yaml")
+        yield cursor
+        cursor.execute("DROP DATABASE flt")
+
+
+def write(lockstep: Any, *changes: tuple[str, str]) -> None:
+    text = PIPELINE.replace("WHERE", WHERE)
+    for old, new in changes:
+        text = text.replace(old, new)
+    (lockstep.directory / "flt.yaml").write_text(text.replace("HERE", str(lockstep.directory)))
+
+
+def work(source: Any, statements: int, seed: int) -> int:
+    """Changes of all kinds, in and out of the filter; how many rows they changed."""
+    chance = random.Random(seed)
+    changed = 0
+    for _ in range(statements):
+        key, status = chance.randrange(60), chance.choice(("new", "paid", "sent", None))
+        values = (status, chance.randrange(2000) / 100, chance.choice((None, "a", "b")), "hide me", f"Ü{key % 7}@x")
+        chosen = chance.randrange(6)
+        if chosen < 2:
+            sql = "INSERT IGNORE INTO orders (status, amount, note, secret, email, id) VALUES (%s, %s, %s, %s, %s, %s)"
+        elif chosen < 4:
+            sql = "UPDATE orders SET status = %s, amount = %s, note = %s, secret = %s, email = %s WHERE id = %s"
+        else:
+            sql = (
+                "DELETE FROM orders WHERE id = %s"
+                if chosen == 4
+                else "UPDATE IGNORE orders SET id = id + 7 WHERE id = %s"
+            )
+            values = ()
+        changed += source.execute(sql, (*values, key))
+    return changed
+
+
+def exported(lockstep: Any) -> list[dict[str, Any]]:
+    file = lockstep.directory / "orders.parquet"
+    lockstep("stage", "export", "flt.yaml", "flt.orders", "-o", file, "--force")
+    return list(pq.read_table(file).to_pylist())
+
+
+def wanted(source: Any, email: str) -> list[tuple[Any, ...]]:
+    where = WHERE.replace("==", "=")
+    source.execute(f"SELECT {SHOWN}, {email} FROM orders WHERE {where} ORDER BY id")
+    return list(source.fetchall())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_what_is_carried_is_what_a_select_with_the_filter_shows_with_every_row_accounted_for(
+    source: Any, mariadb_target: Any, lockstep: Any
+) -> None:
+    lockstep.environ["COPY"] = mariadb_target.url
+    changed = work(source, 400, seed=4)
+    lockstep("extract", "flt.yaml")
+    changed += work(source, 200, seed=5)
+    hashed = f"SHA2(CONCAT('{SALT}', email), 256)"
+    rows = wanted(source, hashed)
+    with mariadb_target.connect(autocommit=True, charset="utf8mb4") as connection, connection.cursor() as copy:
+        copy.execute("CREATE DATABASE flt_copy")
+        copy.execute(COPY)
+        assert lockstep("check", "flt.yaml").document["ok"] is True
+        ran = lockstep("run", "flt.yaml", "--until", "now").document
+        copy.execute(f"SELECT {SHOWN}, email FROM flt_copy.orders ORDER BY id")
+        found = list(copy.fetchall())
+        copy.execute("DROP DATABASE flt_copy")
+    assert found == rows
+    assert [entry["problems"] for entry in ran["ledgers"]] == [[]]
+    assert [tuple(row.values())[:5] for row in exported(lockstep)] == rows
+    batches = lockstep("stage", "ls", "flt.yaml").document["batches"]
+    shown = [lockstep("stage", "show", "flt.yaml", one["batch"]).document for one in batches]
+    left_out = sum(one["passed"].get("row outside tables.rows", 0) for one in shown)
+    assert left_out > 0
+    assert sum(one["rows"] for one in shown) + left_out == changed
+    every = b"".join(path.read_bytes() for path in (lockstep.directory / "stage").rglob("*.json"))
+    assert b'"secret"' not in every
+
+
+def test_rows_that_do_not_say_whether_they_meet_the_filter_stop_and_the_remedy_helps(
+    source: Any, lockstep: Any
+) -> None:
+    source.execute("SET SESSION binlog_row_image = MINIMAL")
+    source.execute("INSERT INTO orders VALUES (1, 'paid', 20, 'n', 's', 'e')")
+    lockstep("extract", "flt.yaml")
+    source.execute("UPDATE orders SET note = 'm' WHERE id = 1")
+    stopped = lockstep("extract", "flt.yaml", code=4)
+    assert stopped.error["code"] == "sink.unknown_value"
+    assert "binlog_row_image = FULL" in stopped.error["remedy"]
+    write(lockstep, (WHERE, "id > 0"))
+    lockstep("extract", "flt.yaml")
+    assert [(row["id"], row["note"], row["status"]) for row in exported(lockstep)] == [(1, "m", "paid")]
+
+
+def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stops_at_first_sight(
+    source: Any, lockstep: Any
+) -> None:
+    write(lockstep, (WHERE, "colour == 'red'"), ("targets:", "#"))
+    assert "no column 'colour'" in lockstep("check", "flt.yaml", code=2).out
+    source.execute("INSERT INTO orders VALUES (1, 'paid', 20, 'n', 's', 'e')")
+    assert lockstep("extract", "flt.yaml", code=2).error["code"] == "sink.filter"
+    write(lockstep)
+    lockstep("extract", "flt.yaml")
+    assert len(exported(lockstep)) == 1
+    write(lockstep, (WHERE, "status = 'paid'"))
+    refused = lockstep("check", "flt.yaml", code=2).error
+    assert "tables.rows.0.where" in refused["what"]
+
+
+def test_a_processor_of_an_installed_package_changes_the_columns_first(source: Any, lockstep: Any) -> None:
+    installed(ROOT / "examples" / "processor", lockstep.directory)
+    use = "processors: [{match: '.*', use: tidy_email, options: {column: email}}]\n  columns: {}\n#"
+    write(lockstep, (WHERE, "email_domain == 'x.org'"), ("columns:", use), ("targets:", "#"))
+    source.execute("INSERT INTO orders (id, email) VALUES (1, ' Ann@X.org'), (2, 'bob@y.org'), (3, NULL)")
+    source.execute("UPDATE orders SET email = 'BOB@x.ORG ' WHERE id = 2")
+    environ = lockstep.environment | {"PYTHONPATH": f"{ROOT}:{lockstep.directory}"}
+    subprocess.run(lockstep.command("extract", "flt.yaml"), cwd=lockstep.directory, env=environ, check=True)
+    rows = exported(lockstep)
+    assert [(row["id"], row["email"], row["email_domain"]) for row in rows] == [
+        (1, "ann@x.org", "x.org"), (2, "bob@x.org", "x.org"),
+    ]  # fmt: skip
+
+
+def installed(package: Path, site: Path) -> None:
+    """A package of modules put where Python finds it, as pip would."""
+    project = tomllib.loads((package / "pyproject.toml").read_text())["project"]
+    for module in package.glob("*.py"):
+        (site / module.name).write_text(module.read_text())
+    info = site / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    groups = project["entry-points"].items()
+    lines = [f"[{group}]\n" + "".join(f"{name} = {place}\n" for name, place in one.items()) for group, one in groups]
+    (info / "entry_points.txt").write_text("\n".join(lines))
