@@ -459,7 +459,22 @@ class Retention(_Model):
     keep: Annotated[str, AfterValidator(_age)] = Field(
         description="age of what is purged, such as 30d, 12h or 4w: of a batch, since its window ended"
     )
+    keep_meta: Annotated[str, AfterValidator(_age)] | None = Field(
+        None,
+        description="age, `keep` or more, at which the rows of purged batches and of committed runs, with their "
+        "ledgers, leave the meta database; default: never",
+    )
     schedule: Annotated[str, AfterValidator(_cron)] = Field("30 3 * * *", description="cron expression (UTC)")
+
+    @model_validator(mode="after")
+    def _purged_first(self) -> Retention:
+        if self.keep_meta is not None and age_us(self.keep_meta) < age_us(self.keep):
+            raise ValueError(f"keep_meta {self.keep_meta!r}: less than keep, {self.keep!r}")
+        return self
+
+    def forget_us(self, now_us: int) -> int | None:
+        """Before when rows leave meta, at a moment; µs UTC."""
+        return None if self.keep_meta is None else now_us - age_us(self.keep_meta)
 
 
 class Pipeline(_Model):

@@ -26,6 +26,8 @@ from cdc_core.errors import UsageError
 from cdc_core.meta import BatchRow, Meta, PlanView, RunState
 from cdc_core.model.position import order_key
 from cdc_core.model.run import RunPlan
+from cdc_core.stage import horizon as horizons
+from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.windows import from_us
 
@@ -65,6 +67,12 @@ class Selection:
             and batch.end.seq > self.first.get(batch.source, -1)
             and batch.begin.seq <= self.last.get(batch.source, batch.begin.seq)
             and (self.batches is None or batch.batch_id in self.batches)
+        )
+
+    def takes_before(self, horizon: Horizon) -> bool:
+        """Whether it would take what was purged of a source; meta may know nothing of that any more."""
+        return (self.start_us is None or horizon.until_us > self.start_us) and (
+            horizon.position.seq > self.first.get(horizon.source, -1)
         )
 
 
@@ -129,7 +137,9 @@ def plan(
         if stored.target(selection.target).batches:
             return stored
     view = chosen(meta, pipeline, selection)
-    require_unpurged(store, [batch.batch_id for batches in view.chain.values() for batch in batches])
+    known_horizons = [horizon for source in view.chain if (horizon := horizons.read(store, source)) is not None]
+    purged = [horizon.last_batch for horizon in known_horizons if selection.takes_before(horizon)]
+    require_unpurged(store, sorted(selection.batches) if selection.batches is not None else purged)
     target = _target(pipeline, selection)
     made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas_of(view, store))
     made = replace(made, replay=True)

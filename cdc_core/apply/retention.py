@@ -6,7 +6,9 @@ In this order, so that a crash between any two steps loses nothing that a reader
 
     records COMMITTED → PURGED    by compare-and-set, all of a source's in one transaction: nobody works on them
     the horizon                   the commit point: from now on no reader looks before it
+    rows of old purged batches    in meta, where the pipeline wants that: no reader asks for what is before a horizon
     parts, then their manifest    batch by batch: what a manifest names can be found until it is gone
+    files of old runs             and then the rows of older ones, by which their files are found
 
 A purge that was killed is finished by the next one. Two at once take turns.
 """
@@ -25,6 +27,7 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
+from cdc_core.model.position import Position
 from cdc_core.model.run import run_root
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
@@ -58,30 +61,56 @@ class PurgedSource:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """runs: ids of committed runs whose files were removed, or would be."""
+    """runs: ids of committed runs whose files were removed, or would be. forgotten_*: whose rows left meta."""
 
     sources: tuple[PurgedSource, ...]
     runs: tuple[str, ...]
+    forgotten_batches: int
+    forgotten_runs: int
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "sources": [one.to_json() for one in self.sources],
+            "runs": list(self.runs),
+            "forgotten": {"batches": self.forgotten_batches, "runs": self.forgotten_runs},
+        }
 
 
-def purge(meta: Meta, store: ObjectStore, pipeline: Pipeline, *, cutoff_us: int, dry_run: bool = False) -> Purged:
-    """Purge what is older than `cutoff_us` (µs UTC).
+def purge(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    *,
+    cutoff_us: int,
+    forget_us: int | None = None,
+    dry_run: bool = False,
+) -> Purged:
+    """Purge what is older than `cutoff_us` (µs UTC), and drop the rows of what is purged and older than `forget_us`.
 
     Raises RetryLater (meta.lease_held: another purge), Refused (meta.not_committed), and what the stage raises.
     """
+    before_us = 0 if forget_us is None else min(forget_us, cutoff_us)
     if dry_run:
         found = [_look(meta, store, pipeline, source.name, cutoff_us)[0] for source in pipeline.sources]
-        return Purged(tuple(found), tuple(_old_runs(meta, store, pipeline, cutoff_us)))
-    with _Turn(meta, pipeline) as turn:
-        found = [_move_horizon(meta, store, pipeline, source.name, cutoff_us, turn) for source in pipeline.sources]
-    for one in found:
-        if one.horizon is not None:
-            _delete_before(store, one.horizon)
+        batches = meta.forget_batches(_positions(found), before_us, dry_run=True)
+    else:
+        with _Turn(meta, pipeline) as turn:
+            found = [_move_horizon(meta, store, pipeline, source.name, cutoff_us, turn) for source in pipeline.sources]
+            batches = meta.forget_batches(_positions(found), before_us)
+        for one in found:
+            if one.horizon is not None:
+                _delete_before(store, one.horizon)
     runs = _old_runs(meta, store, pipeline, cutoff_us)
-    for paths in runs.values():
-        for path in paths:
-            store.delete(path)
-    return Purged(tuple(found), tuple(runs))
+    if not dry_run:
+        for paths in runs.values():
+            for path in paths:
+                store.delete(path)
+    forgotten = meta.forget_runs(pipeline.pipeline, before_us, dry_run=dry_run)
+    return Purged(tuple(found), tuple(runs), batches, forgotten)
+
+
+def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
+    return {one.source: one.horizon.position for one in found if one.horizon is not None}
 
 
 def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> int:

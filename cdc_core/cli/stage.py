@@ -300,7 +300,8 @@ def purge(
       lockstep stage purge shop --older-than 30d
       lockstep stage purge shop --seeded copy
 
-    Each source keeps its newest batch. The table's state can no longer be folded from the files then: `stage export`,
+    With `retention.keep_meta` in the pipeline, rows of that age leave the meta database too. Each source keeps its
+    newest batch. The table's state can no longer be folded from the files then: `stage export`,
     and SQL that reads the state, refuse and name the horizon, before which nothing is staged any more.
     """
     from cdc_core.apply import retention
@@ -321,8 +322,12 @@ def purge(
             added = retention.seeded(meta, open_stage(parsed.stage), parsed, seeded)
             output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
             return
-        cutoff_us = to_us(datetime.now(UTC)) - _age_us(age or "")
-        found = retention.purge(meta, open_stage(parsed.stage), parsed, cutoff_us=cutoff_us, dry_run=dry_run)
+        now_us = to_us(datetime.now(UTC))
+        cutoff_us = now_us - _age_us(age or "")
+        forget_us = parsed.retention.forget_us(now_us) if parsed.retention is not None else None
+        found = retention.purge(
+            meta, open_stage(parsed.stage), parsed, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run
+        )
     rows = [
         (one.source, one.batches, one.rows, size(one.size_bytes), str(one.horizon or ""), one.held_by)
         for one in found.sources
@@ -332,8 +337,7 @@ def purge(
             "pipeline": parsed.pipeline,
             "dry_run": dry_run,
             "older_than": moment(cutoff_us),
-            "sources": [one.to_json() for one in found.sources],
-            "runs": list(found.runs),
+            **found.to_json(),
         },
         table(
             "would be purged" if dry_run else "purged",
@@ -341,7 +345,8 @@ def purge(
             rows,
             numbers=("batches", "rows", "size"),
         ),
-        f"files of {len(found.runs)} runs",
+        f"files of {len(found.runs)} runs; rows of {found.forgotten_batches} batches and {found.forgotten_runs} runs "
+        "in the meta database",
     )
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from sqlalchemy import Connection
 
 from cdc_core.errors import Refused
-from cdc_core.meta import batches, leases, migrate, runs, views
+from cdc_core.meta import batches, forget, leases, migrate, runs, views
 from cdc_core.meta.database import Database, parse, require_file
 from cdc_core.meta.overview import Overview, overview
 from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RingDepth, RunRow, Status
@@ -236,6 +236,15 @@ class Meta:
     def finished_runs(self, pipeline: str, before_us: int) -> tuple[str, ...]:
         """Runs that were committed before a time."""
         return self._database.read(lambda c: runs.finished(c, pipeline, before_us))
+
+    def forget_batches(self, horizons: Mapping[str, Position], before_us: int, *, dry_run: bool = False) -> int:
+        """Drop what is known of the first batches of each source, those before its horizon whose windows ended by
+        `before_us`, with their files and records; how many batches."""
+        return self._database.write(lambda c: forget.batches(c, horizons, before_us, dry_run=dry_run))
+
+    def forget_runs(self, pipeline: str, before_us: int, *, dry_run: bool = False) -> int:
+        """Drop runs that were committed before a time, with their ledgers; how many runs."""
+        return self._database.write(lambda c: forget.runs(c, pipeline, before_us, dry_run=dry_run))
 
     def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
         return self._database.read(lambda c: runs.ledger(c, run_id, target))

@@ -165,7 +165,7 @@ def _planned(pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
 
 
 class PurgeOperator(_PipelineOperator):
-    """Purges by retention.keep, up to when the run was asked for. XCom: counts by source, and the horizons."""
+    """Purges by `retention`, up to when the run was asked for. XCom: counts by source, and the horizons."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         from cdc_core.apply.retention import purge
@@ -173,11 +173,18 @@ class PurgeOperator(_PipelineOperator):
 
         with as_airflow_failures("purge"), self.rooms() as (pipeline, meta, store):
             assert pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
-            cutoff_us = to_us(asked_at(context)) - age_us(pipeline.retention.keep)
-            found = purge(meta, store, pipeline, cutoff_us=cutoff_us, dry_run=is_dry_run(context))
+            now_us = to_us(asked_at(context))
+            found = purge(
+                meta,
+                store,
+                pipeline,
+                cutoff_us=now_us - age_us(pipeline.retention.keep),
+                forget_us=pipeline.retention.forget_us(now_us),
+                dry_run=is_dry_run(context),
+            )
         for one in found.sources:
             log.info("%s", one)
-        return {"sources": [one.to_json() for one in found.sources], "runs": len(found.runs)}
+        return found.to_json() | {"runs": len(found.runs)}
 
 
 class _RunOperator(_PipelineOperator):

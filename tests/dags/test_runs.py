@@ -198,7 +198,7 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
 
     # What is committed is purged when it is old enough; here every finished window is, of which the newest batch stays.
     pipeline = pipelines / "again.yaml"
-    pipeline.write_text(pipeline.read_text() + "retention: {keep: 1m}\n")
+    pipeline.write_text(pipeline.read_text() + "retention: {keep: 1m, keep_meta: 1m}\n")
     retention = replace(run, suffix="_retention")
     assert retention.start(end).wait(timeout=240) == 0, retention.output[-6000:]
     assert retention.states() == {"purge": ["success"]}, retention.output[-6000:]

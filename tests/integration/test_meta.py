@@ -398,6 +398,27 @@ def test_a_run_takes_its_batches_from_staged_to_committed_with_a_ledger(meta: Me
     assert run.state is RunState.COMMITTED
 
 
+def test_what_is_forgotten_takes_its_files_records_and_ledgers_with_it(meta: Meta, database_url: str) -> None:
+    staged(meta, 3)
+    claim(meta, "a", [0, 1])
+    meta.mark_applied("a", "t", IDS[:2])
+    commit(meta, "a", [0, 1])
+    meta.purge(["t"], IDS[:1])
+    before = dump(database_url)
+    horizons = {"shop": manifest(0).end.position}
+    after = START_US + 2 * HOUR_US
+    told = (meta.forget_batches(horizons, after, dry_run=True), meta.forget_runs("line", 1 << 60, dry_run=True))
+    assert (told, dump(database_url)) == ((1, 1), before)
+    assert (meta.forget_batches(horizons, START_US), meta.forget_runs("other", 1 << 60)) == (0, 0)
+    assert dump(database_url) == before
+    assert (meta.forget_batches(horizons, after), meta.forget_runs("line", 1 << 60)) == (1, 1)
+    left = dump(database_url)
+    assert {name: len(before[name]) - len(rows) for name, rows in left.items() if rows != before[name]} == {
+        "batch": 1, "batch_file": 1, "consume_record": 1, "run": 1, "apply_ledger": 1,
+    }  # fmt: skip
+    assert states(meta) == [("COMMITTED", "a")]
+
+
 def test_every_step_run_twice_changes_nothing_the_second_time(meta: Meta, database_url: str) -> None:
     staged(meta, 1)
     claim(meta, "a", [0])

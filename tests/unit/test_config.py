@@ -64,6 +64,7 @@ def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position
         ("sources.0.start", {"position": {"file": "binlog.000001", "offset": 3}}, "start.position.offset"),
         ("sources.0.start", {"timestamp": "2026-01-01T00:00:00"}, "has no zone"),
         ("sources.0.start", {"timestamp": "yesterday"}, "is not an ISO 8601 time"),
+        ("retention", {"keep": "30d", "keep_meta": "4w"}, "retention: keep_meta '4w': less than keep, '30d'"),
         ("tables.include", ["shop.("], "tables.include.0: is not a regular expression"),
         ("tables.include", [], "tables.include: "),
         ("tables.exlude", ["x"], "tables.exlude: there is no such key; did you mean 'exclude'?"),

@@ -111,7 +111,7 @@ class Killed(Exception):
     pass
 
 
-@pytest.mark.parametrize("step", range(13))
+@pytest.mark.parametrize("step", range(15))
 def test_killed_at_any_step_it_shows_all_or_the_horizon_and_the_next_purge_ends_it(
     line: Line, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -119,27 +119,30 @@ def test_killed_at_any_step_it_shows_all_or_the_horizon_and_the_next_purge_ends_
     left = [step]
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:
-        def work(*args: Any) -> Any:
+        def work(*args: Any, **options: Any) -> Any:
             if left[0] == 0:
                 raise Killed
             left[0] -= 1
-            return call(*args)
+            return call(*args, **options)
 
         return work
 
     with monkeypatch.context() as patch:
         for name in ("put", "delete"):
             patch.setattr(line.store, name, counted(getattr(line.store, name)))
-        patch.setattr(line.meta, "purge", counted(line.meta.purge))
+        for name in ("purge", "forget_batches", "forget_runs"):
+            patch.setattr(line.meta, name, counted(getattr(line.meta, name)))
         with pytest.raises(Killed):
-            purge(line)  # records, horizon, part and manifest of five batches, then the files of the run
+            # records, horizon, rows, part and manifest of five batches, files of the run, its row
+            purge(line, forget_us=NEVER)
     known = horizon.read(line.store, "shop")
     assert staged(line) == (list(IDS) if known is None else [IDS[5]])
     assert verify(line.store, "shop") == []
     assert line.plan("between").target("t").batches == ()
-    purge(line)
+    purge(line, forget_us=NEVER)
     assert files(line) == {B[5].path, B[5].parts[0].path}
-    assert states(line) == dict.fromkeys(IDS[:5], RecordState.PURGED) | {IDS[5]: RecordState.COMMITTED}
+    assert states(line) == {IDS[5]: RecordState.COMMITTED}
+    assert line.meta.run("first") is None
 
 
 def test_two_purges_at_once_take_turns(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -211,6 +214,65 @@ def test_files_of_old_committed_runs_go_and_those_of_others_stay(line: Line) -> 
     assert {info.path.split("/")[1] for info in line.store.list("runs/")} == {"open"}
     assert line.meta.ledger("old: first") != ()
     assert purge(line).runs == ()
+
+
+def known(line: Line) -> list[str]:
+    return [batch.batch_id for batch in line.meta.batches("shop")]
+
+
+def test_rows_of_purged_batches_and_old_runs_leave_meta_at_their_own_age(line: Line) -> None:
+    line.done("first")
+    told = purge(line, B[3].window_end_us, forget_us=B[1].window_end_us, dry_run=True)
+    done = purge(line, B[3].window_end_us, forget_us=B[1].window_end_us)
+    assert done == told
+    assert (done.forgotten_batches, done.forgotten_runs) == (2, 0)
+    assert (staged(line), known(line), sorted(states(line))) == (list(IDS[4:]), list(IDS[2:]), list(IDS[2:]))
+    assert line.plan("between").target("t").batches == ()
+
+    line.stage(manifest(6, window=6))
+    assert line.plan("next").target("t").batches == (manifest(6).batch_id,)
+    lease = line.leases["shop"]
+    assert line.meta.rebuild(lease, chain(line.store, "shop"))[1] == 0
+    assert purge(line, B[3].window_end_us, forget_us=B[1].window_end_us).forgotten_batches == 0
+
+
+def test_what_is_not_purged_is_not_forgotten(line: Line) -> None:
+    both = line.with_targets({"name": "t"}, {"name": "u"})
+    both.done("one", targets=["t"])
+    assert purge(both, forget_us=NEVER).forgotten_batches == 0
+    assert purge(both, 0, forget_us=NEVER).forgotten_runs == 0
+    assert known(both) == list(IDS)
+    both.commit(both.plan("two", targets=["t"]))
+    assert set(states(both).values()) == {RecordState.COMMITTED}
+
+
+def test_runs_and_ledgers_go_with_their_age_and_open_runs_stay(line: Line) -> None:
+    line.done("old")
+    replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="open")
+    assert purge(line, forget_us=NEVER, dry_run=True).forgotten_runs == 1
+    assert line.meta.ledger("old") != ()
+    assert purge(line, forget_us=NEVER).forgotten_runs == 1
+    assert (line.meta.run("old"), line.meta.ledger("old")) == (None, ())
+    assert line.meta.run("open") is not None
+    assert line.plan("old").target("t").batches == ()
+
+
+def test_what_meta_has_forgotten_is_refused_all_the_same(line: Line) -> None:
+    line.done("first")
+    purge(line, B[2].window_end_us, forget_us=NEVER)
+    assert known(line) == list(IDS[3:])
+
+    def again(**chosen: Any) -> tuple[str, ...]:
+        made = replay.plan(line.meta, line.store, line.pipeline, Selection("t", **chosen), run_id=f"r{len(chosen)}")
+        return made.target("t").batches
+
+    for reaching in ({}, {"start_us": START_US}, {"end_us": B[0].window_end_us}, {"batches": frozenset(IDS[:1])}):
+        assert refusal(lambda chosen=reaching: again(**chosen)).code == "plan.purged"
+    assert again(start_us=B[2].window_end_us) == IDS[3:]
+    later = line.with_targets({"name": "t"}, {"name": "new"})
+    assert refusal(lambda: later.plan("second")).code == "plan.purged"
+    assert retention.seeded(line.meta, line.store, later.pipeline, "new") == 0
+    assert later.plan("second").target("new").batches == IDS[3:]
 
 
 def test_a_pipeline_without_targets_purges_by_age_alone(tmp_path: Path) -> None:

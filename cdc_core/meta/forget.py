@@ -1,0 +1,55 @@
+"""What meta forgets of purged history: the rows that are only memories.
+
+May assume that every batch before its source's horizon is purged, and that no reader looks there.
+Keeps true: of a source's batches the first ones go, each with its files and records, so that the rest is one chain.
+Definitions stay: later batches have them too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import ColumnElement, Connection, Table, delete, func, select
+
+from cdc_core.meta import tables
+from cdc_core.meta.states import RunState
+from cdc_core.model.position import Position
+
+_batch, _run = tables.batch, tables.run
+
+
+def batches(connection: Connection, horizons: Mapping[str, Position], before_us: int, *, dry_run: bool) -> int:
+    """See Meta.forget_batches."""
+    forgotten = 0
+    for source, horizon in horizons.items():
+        mine = _batch.c.source == source
+        kept = connection.execute(
+            select(func.min(_batch.c.begin_seq)).where(mine, _batch.c.window_end_us > before_us)
+        ).scalar_one()
+        end_seq = horizon.seq if kept is None else min(kept, horizon.seq)
+        forgotten += _delete(
+            connection,
+            _batch,
+            mine & (_batch.c.end_seq <= end_seq),
+            (tables.batch_file, tables.consume_record),
+            dry_run=dry_run,
+        )
+    return forgotten
+
+
+def runs(connection: Connection, pipeline: str, before_us: int, *, dry_run: bool) -> int:
+    """See Meta.forget_runs."""
+    old = (_run.c.pipeline == pipeline) & (_run.c.state == RunState.COMMITTED) & (_run.c.updated_us < before_us)
+    return _delete(connection, _run, old, (tables.apply_ledger,), dry_run=dry_run)
+
+
+def _delete(
+    connection: Connection, table: Table, chosen: ColumnElement[bool], below: tuple[Table, ...], *, dry_run: bool
+) -> int:
+    """Rows of a table, and before them those of the tables that refer to its key; how many of the former."""
+    if dry_run:
+        return int(connection.execute(select(func.count()).select_from(table).where(chosen)).scalar_one())
+    (key,) = table.primary_key
+    for one in below:
+        connection.execute(delete(one).where(one.c[key.name].in_(select(key).where(chosen))))
+    return connection.execute(delete(table).where(chosen)).rowcount
