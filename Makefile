@@ -59,6 +59,9 @@ servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests an
 mysql: setup ## set up a MySQL 9 beside the system (Debian, root; else put a mysqld on PATH)
 	@$(PY) -m examples.sandbox.setup_mysql
 
+browser: setup ## set up a headless Chromium beside the system (Debian, root; else put a chromium on PATH)
+	@$(PY) -m examples.sandbox.setup_browser
+
 demo: setup ## a shop's changes from MariaDB to Parquet and to shards, shown on the terminal
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.shop.demo
@@ -70,6 +73,7 @@ ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
 # pytest's closing line is the last output: nothing may be printed after it.
 test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m examples.sandbox.setup_browser --if-possible
 	@$(PY) -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
@@ -105,4 +109,4 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql demo ui test crash-matrix bench lint format types check-all lock clean
+.PHONY: help setup servers mysql browser demo ui test crash-matrix bench lint format types check-all lock clean

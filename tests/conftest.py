@@ -12,15 +12,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from examples.sandbox import setup_mysql
+from examples.sandbox import browser
 from examples.sandbox.cache import SandboxError
+from examples.sandbox.debian import Tree
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.postgres import Postgres
 from examples.sandbox.s3 import S3Server
+from examples.sandbox.setup_browser import BROWSER
+from examples.sandbox.setup_mysql import MYSQL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def set_up(tree: Tree) -> None:
+    """Sets it up when absent; skips only where that can't be done: pytest's last lines say why."""
+    try:
+        tree.setup()
+    except SandboxError as error:
+        pytest.skip(f"not tested: {tree.name}: {error}")
 
 
 @pytest.fixture(scope="session")
@@ -39,14 +50,17 @@ def mariadb_target() -> Iterator[MariaDb]:
 
 @pytest.fixture(scope="session")
 def mysql9() -> Iterator[MySql]:
-    """A MySQL 9 source with GTIDs. Set up when absent; skipped only where that can't be done: pytest's last
-    lines say why."""
-    try:
-        setup_mysql.setup()
-    except SandboxError as error:
-        pytest.skip(f"not tested: MySQL 9: {error}")
+    """A MySQL 9 source with GTIDs."""
+    set_up(MYSQL)
     with MySql.start(server_id=3) as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def chromium() -> browser.Browser:
+    """A headless Chromium."""
+    set_up(BROWSER)
+    return browser.find()
 
 
 @pytest.fixture(scope="session")

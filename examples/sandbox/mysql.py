@@ -13,6 +13,9 @@ from typing import Self
 from examples.sandbox.cache import SandboxError, cache_dir
 from examples.sandbox.sql_server import Flavor, Options, SqlServer, start
 
+FOLDER = "mysql9"
+"""The Debian tree in the cache. Its server runs with the tree's own loader: no chroot, no root."""
+
 _OPTIONS: Options = {
     "gtid-mode": "ON",
     "enforce-gtid-consistency": "ON",
@@ -44,13 +47,8 @@ class _Installation:
     version: str
 
 
-def mysql_root() -> Path:
-    """The Debian tree that setup_mysql.py makes. Its server runs with the tree's own loader: no chroot, no root."""
-    return cache_dir() / "mysql9"
-
-
 def _find() -> _Installation:
-    root = mysql_root()
+    root = cache_dir() / FOLDER
     command: tuple[str, ...]
     if (root / "usr/sbin/mysqld").exists():
         loader = next(root.glob("usr/lib*/ld-linux-*.so.*"), None)
