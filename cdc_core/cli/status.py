@@ -14,7 +14,7 @@ from cdc_core.cli.output import Output, duration, moment, size, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from cdc_core.meta import SourceStatus, StateCount, Status
+    from cdc_core.meta import RunRow, SourceStatus, StateCount, Status
 
 
 def register(app: typer.Typer) -> None:
@@ -59,16 +59,18 @@ def status_document(found: Status, waiting: list[str]) -> dict[str, Any]:
             }
             for one in found.targets
         ],
-        "runs": [
-            {
-                "run_id": one.run_id,
-                "state": one.state.value,
-                "window": [moment(edge) for edge in one.window] if one.window else None,
-                "last_error": one.last_error,
-                "updated": moment(one.updated_us),
-            }
-            for one in found.runs
-        ],
+        "runs": [run_document(one) for one in found.runs],
+    }
+
+
+def run_document(run: RunRow) -> dict[str, Any]:
+    """A run, for --json."""
+    return {
+        "run_id": run.run_id,
+        "state": run.state.value,
+        "window": [moment(edge) for edge in run.window] if run.window else None,
+        "last_error": run.last_error,
+        "updated": moment(run.updated_us),
     }
 
 

@@ -5,7 +5,7 @@ live only here. Everything goes through `Meta`, whose methods are one transactio
 """
 
 from cdc_core.meta.meta import Meta
-from cdc_core.meta.overview import Overview, WindowSums
+from cdc_core.meta.overview import Account, Overview, WindowSums
 from cdc_core.meta.rows import (
     BatchRow,
     Claim,
@@ -24,6 +24,7 @@ from cdc_core.meta.states import RecordState, RunState
 from cdc_core.meta.views import PlanView
 
 __all__ = [
+    "Account",
     "BatchRow",
     "Claim",
     "FileRow",

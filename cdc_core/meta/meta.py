@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 from cdc_core.errors import Refused
 from cdc_core.meta import batches, forget, leases, migrate, runs, views
 from cdc_core.meta.database import Database, parse, require_file
-from cdc_core.meta.overview import Overview, overview
+from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RingDepth, RunRow, Status
 from cdc_core.meta.states import RecordState
 from cdc_core.meta.views import PlanView
@@ -252,6 +252,15 @@ class Meta:
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""
         return self._database.read(lambda c: views.status(c, pipeline, targets))
+
+    def account(self, run_id: str) -> Account | None:
+        """A run with its targets and ledgers; None for one that was never planned."""
+
+        def asked(c: Connection) -> Account | None:
+            found = runs.find(c, run_id)
+            return None if found is None else accounts(c, [found])[0]
+
+        return self._database.read(asked)
 
     def overview(self, pipeline: str, targets: Sequence[str], windows: Windows) -> Overview:
         """The status and what led to it, for a page; `windows` are the pipeline's."""

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from sqlalchemy import Connection, func, select
 
-from cdc_core.meta import batches, runs, tables, views
-from cdc_core.meta.rows import BatchRow, LedgerRow, Status
+from cdc_core.meta import batches, tables, views
+from cdc_core.meta.rows import BatchRow, LedgerRow, RunRow, Status
+from cdc_core.meta.runs import ledger_of
 from cdc_core.windows import Windows
 
 _batch, _record, _ledger = tables.batch, tables.consume_record, tables.apply_ledger
@@ -33,37 +34,51 @@ class WindowSums:
 
 
 @dataclass(frozen=True, slots=True)
+class Account:
+    """A run with the targets that it took batches for or closed a ledger of, and all of its ledgers."""
+
+    run: RunRow
+    targets: tuple[str, ...]
+    ledgers: tuple[LedgerRow, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Overview:
     """A pipeline at one moment.
 
     batches: the latest of all its sources, newest first, at most BATCHES.
     windows: the last WINDOWS of the schedule, oldest first, without holes, none before the first batch.
-    targets: of each run in `status`, those that it took batches for or closed a ledger of.
-    ledgers: of each run in `status`, all of them.
+    accounts: of each run in `status`, in that order.
     """
 
     status: Status
     batches: tuple[BatchRow, ...]
     windows: tuple[WindowSums, ...]
-    targets: Mapping[str, tuple[str, ...]]
-    ledgers: Mapping[str, tuple[LedgerRow, ...]]
+    accounts: tuple[Account, ...]
 
 
 def overview(connection: Connection, pipeline: str, targets: Sequence[str], windows: Windows) -> Overview:
     status = views.status(connection, pipeline, targets)
-    run_ids = [run.run_id for run in status.runs]
+    return Overview(
+        status,
+        _latest(connection, [one.source for one in status.sources]),
+        _growth(connection, pipeline, windows, status.watermark_us),
+        accounts(connection, status.runs),
+    )
+
+
+def accounts(connection: Connection, runs: Sequence[RunRow]) -> tuple[Account, ...]:
+    """The account of each run, in their order."""
+    run_ids = [run.run_id for run in runs]
     ledgers = _ledgers(connection, run_ids)
     claimed = connection.execute(
         select(_record.c.run_id, _record.c.target).where(_record.c.run_id.in_(run_ids)).distinct()
     )
     reached = {(row.run_id, row.target) for row in claimed}
     reached |= {(run_id, row.entry.target) for run_id, rows in ledgers.items() for row in rows}
-    return Overview(
-        status,
-        _latest(connection, [one.source for one in status.sources]),
-        _growth(connection, pipeline, windows, status.watermark_us),
-        {run_id: tuple(sorted(target for of, target in reached if of == run_id)) for run_id in run_ids},
-        ledgers,
+    return tuple(
+        Account(run, tuple(sorted(target for of, target in reached if of == run.run_id)), ledgers[run.run_id])
+        for run in runs
     )
 
 
@@ -110,5 +125,5 @@ def _ledgers(connection: Connection, run_ids: Sequence[str]) -> Mapping[str, tup
     found: dict[str, list[LedgerRow]] = {run_id: [] for run_id in run_ids}
     query = select(_ledger).where(_ledger.c.run_id.in_(run_ids)).order_by(_ledger.c.target, _ledger.c.table_name)
     for row in connection.execute(query):
-        found[row.run_id].append(runs.ledger_of(row))
+        found[row.run_id].append(ledger_of(row))
     return {run_id: tuple(rows) for run_id, rows in found.items()}

@@ -21,6 +21,7 @@ from lockstep_airflow import metrics
 from lockstep_airflow.child import die_with_parent
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark
+from lockstep_airflow.links import LedgerLink
 from lockstep_airflow.run_context import asked_at, is_dry_run, run_name, selection_of, targets_of, window_of
 from lockstep_airflow.window import RunWindow
 
@@ -66,6 +67,8 @@ class PlanOperator(_PipelineOperator, SkipMixin):
 
     target_tasks: the tasks of each target; they are skipped when the target has nothing.
     """
+
+    operator_extra_links = (LedgerLink(),)
 
     def __init__(self, *, target_tasks: Mapping[str, Sequence[str]], **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -193,6 +196,8 @@ class _RunOperator(_PipelineOperator):
     target:    "" for merge, which all targets share.
     plan_task: the task whose XCom says what each target has in this run.
     """
+
+    operator_extra_links = (LedgerLink(),)
 
     def __init__(self, *, target: str, plan_task: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -77,7 +77,12 @@ def is_dry_run(context: Context) -> bool:
 def run_name(context: Context, pipeline: Pipeline) -> str:
     """The run's id in meta, stage and ledger: the same in every try and clear of a DAG run, and fit for a path."""
     run = context["dag_run"]
-    name = f"{pipeline.pipeline}{run.dag_id.removeprefix(dag_id_of(pipeline.pipeline))}-{run.run_id}"
+    return run_name_of(pipeline.pipeline, run.dag_id, run.run_id)
+
+
+def run_name_of(pipeline: str, dag_id: str, dag_run_id: str) -> str:
+    """`run_name` of a DAG run by its ids."""
+    name = f"{pipeline}{dag_id.removeprefix(dag_id_of(pipeline))}-{dag_run_id}"
     fit = re.sub(r"[^A-Za-z0-9_.-]+", "-", name)
     return fit if len(fit) <= MAX_RUN_NAME else f"{fit[: MAX_RUN_NAME - 17]}-{sha256(name.encode()).hexdigest()[:16]}"
 

@@ -9,28 +9,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from examples.shop.airflow_env import REPOSITORY, airflow_environment
+from tests.dags import made_pipelines
 
 _HOME = Path(tempfile.mkdtemp(prefix="lockstep-airflow-"))
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 # Airflow reads these when it is first imported, in this process as in the children.
 os.environ.update(airflow_environment(_HOME, _HOME / "pipelines", {}))
-
-PIPELINE = """\
-pipeline: {name}
-schedule: "{schedule}"
-sources:
-  - {{name: {source}, connection: "{connection}", server_id: 5001, start: earliest, heartbeat_s: 1, read_timeout_s: 10}}
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - {{name: main, connections: ["airflow:target_db"], tables: {{"*": {{}}}}}}
-"""
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -59,25 +49,8 @@ def pipelines(tmp_path: Path) -> Iterator[Path]:
 
 @pytest.fixture
 def write_pipeline(pipelines: Path, tmp_path: Path) -> Callable[..., Path]:
-    """Writes a pipeline file with one source and one target; returns its path."""
-
-    def write(
-        name: str = "shop",
-        *,
-        source: str | None = None,
-        schedule: str = "0 * * * *",
-        connection: str = "airflow:source_db",
-        more: str = "",
-        file: str | None = None,
-    ) -> Path:
-        path = pipelines / (file or f"{name}.yaml")
-        text = PIPELINE.format(
-            name=name, source=source or f"{name}_db", schedule=schedule, connection=connection, folder=tmp_path
-        )
-        path.write_text(text + more)
-        return path
-
-    return write
+    """`made_pipelines.write` into the folder; stage and meta are in `tmp_path`."""
+    return partial(made_pipelines.write, pipelines, tmp_path)
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import socket
@@ -14,15 +13,14 @@ from typing import Any
 
 import pytest
 
-from cdc_core import config
 from cdc_core.apply import commit
 from cdc_core.cli.output import moment
-from cdc_core.meta import RingDepth
 from cdc_core.model.run import WriteCounts
-from tests.made_batches import HOUR_US, START_US, manifest
+from tests.dags.made_pipelines import ALERT, staged
 from tests.unit.apply.made_line import WINDOW, Line
 
-ALERT = "<script>alert(1)</script>"
+OURS = '<script src="trigger.js" defer></script>'
+REPLAY = "cdc_shop_replay"
 
 
 @pytest.fixture(scope="module")
@@ -57,28 +55,13 @@ def client(airflow_app: Any) -> Iterator[Callable[..., Any]]:
 
 @pytest.fixture
 def shop(write_pipeline: Callable[..., Path]) -> Iterator[Line]:
-    """The pipeline `shop` with batches in three windows, of which a run took the first; another run failed."""
-    parsed = config.load(write_pipeline("shop"))
-    root = Path(parsed.stage.uri.removeprefix("file://")).parent
-    line = Line.open(root, **json.loads(parsed.model_dump_json()))
-    (root / "stage").mkdir(exist_ok=True)
-    common = {"source": "shop_db", "pipeline": "shop"}
-    line.stage(
-        manifest(0, **common, tables={"shop.orders": 1234}),
-        manifest(1, **common, window=1, tables={}, notes=(f"needs re-sync of table {ALERT}",)),
-        manifest(2, **common, window=3, tables={"shop.orders": 5}),
-        until_us=START_US + 4 * HOUR_US,
-    )
-    line.meta.renew_lease(line.leases["shop_db"], 60, RingDepth(5, 600, 1234, 8000))
-    line.done("first", WINDOW)
-    run = line.plan("second")
-    line.meta.record_failure(run.run_id, f"it broke at {ALERT}")
+    line = staged(write_pipeline("shop"))
     yield line
     line.meta.close()
 
 
 def test_who_is_not_logged_in_sees_nothing(client: Callable[..., Any], shop: Line) -> None:
-    for path in ("", "status.json", "style.css"):
+    for path in ("", "status.json", "style.css", "trigger.js", "ledger/shop/first"):
         answer = client().get(f"/lockstep/{path}")
         assert answer.status_code == 401
         assert "shop" not in answer.text
@@ -114,17 +97,16 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     assert first["targets"][0]["sums"]["winners"] == first["targets"][0]["ledgers"][0]["winners"] == 1234
 
 
-def test_what_comes_from_logs_and_errors_is_escaped_and_the_policy_allows_no_script(
+def test_what_comes_from_logs_and_errors_is_escaped_and_the_policy_allows_no_script_but_ours(
     client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
 ) -> None:
     broken = write_pipeline("bank", file=f"{ALERT.replace('/', '')}.yaml", more="shedule: nonsense\n")
     answer = client("ADMIN").get("/lockstep/")
-    assert "<script" not in answer.text
+    assert re.findall("<script.*", answer.text) == [OURS]
     for part in (f"needs re-sync of table {ALERT}", f"it broke at {ALERT}", str(broken)):
         assert part in unescape(answer.text)
     policy = answer.headers["content-security-policy"]
-    assert policy.startswith("default-src 'none'; style-src 'self';")
-    assert "script-src" not in policy
+    assert policy.startswith("default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self';")
     assert "unsafe" not in policy
     assert re.search(r"\sstyle=|\son\w+=", re.sub(r">[^<]*<", "><", answer.text)) is None
 
@@ -193,7 +175,7 @@ def test_a_ledger_that_does_not_add_up_is_said_first_and_its_table_is_escaped(
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     assert found["attention"][0] == "The ledger of run third for main does not add up."
     text = client("VIEWER").get("/lockstep/").text
-    assert "<script" not in text
+    assert re.findall("<script.*", text) == [OURS]
     for part in (found["attention"][0], f"shop.{ALERT}", "winners 5 != written 3 + stale 1 + absent 0"):
         assert part in unescape(text)
 
@@ -209,3 +191,66 @@ def test_nothing_can_be_written_and_looking_writes_nothing(client: Callable[...,
     assert (after.sources[0].checkpoint, after.targets, after.runs) == (
         before.sources[0].checkpoint, before.targets, before.runs
     )  # fmt: skip
+
+
+def forms(page: str) -> list[str]:
+    """The DAGs of the page's forms."""
+    return re.findall('<form data-dag="([^"]*)"', page)
+
+
+def test_buttons_are_shown_for_the_dags_of_which_one_may_start_runs(
+    client: Callable[..., Any], shop: Line, airflow_app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert forms(client("VIEWER").get("/lockstep/").text) == []
+    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", REPLAY]
+    manager = airflow_app.state.auth_manager
+    granted = manager.is_authorized_dag
+
+    def of_one_dag(*, method: str, details: Any = None, **other: Any) -> bool:
+        mine = method == "GET" or (details is not None and details.id == REPLAY)
+        return mine and granted(method=method, details=details, **other)
+
+    monkeypatch.setattr(manager, "is_authorized_dag", of_one_dag)
+    one = client("USER")
+    assert forms(one.get("/lockstep/").text) == [REPLAY]
+    assert one.post("/api/v2/dags/cdc_shop/dagRuns", json={"logical_date": None}).status_code == 403
+    assert (
+        one.post(f"/api/v2/dags/{REPLAY}/dagRuns", json={"logical_date": None}).status_code == 404
+    )  # allowed; no scheduler here
+
+
+def test_what_a_form_of_another_site_could_send_with_the_session_is_refused(
+    client: Callable[..., Any], shop: Line
+) -> None:
+    one, sent = client("USER"), '{"logical_date": null, "conf": {"target": "main"}}'
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data"):
+        answer = one.post(f"/api/v2/dags/{REPLAY}/dagRuns", content=sent, headers={"Content-Type": kind})
+        assert answer.status_code == 422
+
+
+def test_rows_that_were_set_aside_can_be_requeued_from_their_run(client: Callable[..., Any], shop: Line) -> None:
+    run = shop.plan("third")
+    batches = list(run.target("main").batches)
+    commit.mark_applied(shop.meta, run, "main")
+    entry = commit.LedgerEntry("third", "main", "shop.orders", 5, 0, 5, 0, 3, 0, 0, 0, quarantined=2)
+    shop.meta.commit_run("third", "main", batches, [entry], [WriteCounts("shop.orders", "0", 3, 0, 0, quarantined=2)])
+    text = client("USER").get("/lockstep/").text
+    assert forms(text).count(REPLAY) == 2
+    assert '<input type="hidden" name="requeue" value="third">' in text
+    assert "requeue" not in client("VIEWER").get("/lockstep/").text
+
+
+def test_a_run_has_a_page_with_its_ledgers_for_those_who_may_read_its_pipeline(
+    client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
+) -> None:
+    text = client("VIEWER").get("/lockstep/ledger/shop/first").text
+    assert [part in text for part in ("shop.orders", "1,234", "committed")] == [True] * 3
+    failed = client("VIEWER").get("/lockstep/ledger/shop/second").text
+    assert f"it broke at {ALERT}" in unescape(failed)
+    assert "<script" not in failed
+    assert "main: no ledger is closed yet." in failed
+    assert "registered nothing" in client("VIEWER").get("/lockstep/ledger/shop/never").text
+    write_pipeline("bank", source="bank_db")  # in the same meta database
+    assert "registered nothing" in client("VIEWER").get("/lockstep/ledger/bank/first").text
+    assert client("VIEWER").get("/lockstep/ledger/nowhere/first").status_code == 404
+    assert client("").get("/lockstep/ledger/shop/first").status_code == 403

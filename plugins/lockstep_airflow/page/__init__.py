@@ -1,8 +1,10 @@
 """Lockstep's page in Airflow's UI: what every pipeline of the folder has staged and applied, and what went wrong.
 
-Read only: no route changes anything, here or in a pipeline's meta database. Airflow's web server serves it, so it sees
-what that host sees: the pipelines folder and the meta databases, neither sources nor targets.
+No route changes anything, here or in a pipeline's meta database; buttons start DAG runs by Airflow's own REST
+interface. Airflow's web server serves it, so it sees what that host sees: the pipelines folder and the meta databases,
+neither sources nor targets.
 
-    app      who may ask, and in which form it is answered
-    figures  the figures of each pipeline, as one plain document
+    app         who may ask, and in which form it is answered
+    figures     the figures of each pipeline, as one plain document
+    trigger.js  starts a DAG run
 """

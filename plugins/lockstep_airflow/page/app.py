@@ -2,17 +2,20 @@
 
 Keeps true: nothing is answered without Airflow's login; a pipeline is shown to those who may read the runs of its DAG,
 files that are no pipeline to those who may see import errors; what comes from a log, a file or an error is escaped.
-The page loads nothing from elsewhere and has no script: its policy allows neither.
+The page loads nothing from elsewhere, and its policy allows nothing else. Nothing is written here: its buttons, shown
+to those who may use them, start runs by Airflow's own REST interface, which checks again and keeps who asked.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from airflow.api_fastapi.app import get_auth_manager
+from airflow.api_fastapi.auth.managers.base_auth_manager import ResourceMethod
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity
 from airflow.api_fastapi.core_api.security import GetUserDep, get_user, requires_access_dag
 from airflow.configuration import conf
@@ -21,12 +24,14 @@ from fastapi.responses import FileResponse, HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cdc_core.cli.output import duration, shown, size
-from lockstep_airflow.page.figures import figures
+from lockstep_airflow.page import figures
 from lockstep_airflow.pipelines import pipelines_folder
+from lockstep_airflow.specs import dag_id_of
 
 HERE = Path(__file__).parent
 HEADERS = {
-    "Content-Security-Policy": "default-src 'none'; style-src 'self'; img-src 'self'; base-uri 'none'; "
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; "
+    "img-src 'self'; base-uri 'none'; "
     "form-action 'none'; frame-ancestors 'self'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
@@ -50,8 +55,7 @@ async def with_headers(request: Request, answer: Callable[[Request], Awaitable[R
 
 @app.get("/")
 def page(request: Request, user: GetUserDep) -> HTMLResponse:
-    text = _templates.get_template("page.html").render(seen=_figures(request, user))
-    return HTMLResponse(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
+    return _html("page.html", seen=_figures(request, user))
 
 
 @app.get("/status.json")
@@ -59,19 +63,47 @@ def status(request: Request, user: GetUserDep) -> Response:
     return Response(json.dumps(_figures(request, user)), media_type="application/json")
 
 
+@app.get("/ledger/{pipeline}/{run_id}")
+def ledger(pipeline: str, run_id: str, request: Request, user: GetUserDep) -> HTMLResponse:
+    """The account of one run, which the run's tasks link to."""
+    _require("GET", dag_id_of(pipeline), request, user)
+    seen = figures.ledger(_folder(), pipeline, run_id)
+    if seen is None:
+        raise HTTPException(404, f"There is no pipeline {pipeline!r}.")
+    return _html("ledger.html", seen=seen, run_id=run_id)
+
+
 @app.get("/style.css")
 def style() -> FileResponse:
     return FileResponse(HERE / "style.css")
 
 
+@app.get("/trigger.js")
+def script() -> FileResponse:
+    return FileResponse(HERE / "trigger.js")
+
+
+def _html(template: str, **values: Any) -> HTMLResponse:
+    text = _templates.get_template(template).render(**values)
+    return HTMLResponse(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
+
+
+def _require(method: ResourceMethod, dag_id: str, request: Request, user: Any) -> None:
+    """HTTPException 403 for who may not read, or start, runs of the DAG."""
+    requires_access_dag(method, DagAccessEntity.RUN, dag_id)(request, user)
+
+
+def _folder() -> Path:
+    return pipelines_folder(str(Path(conf.get("core", "dags_folder")) / "any.py"))
+
+
 def _figures(request: Request, user: Any) -> dict[str, Any]:
-    def may_read(dag_id: str) -> bool:
+    def may(method: ResourceMethod, dag_id: str) -> bool:
         try:
-            requires_access_dag("GET", DagAccessEntity.RUN, dag_id)(request, user)
+            _require(method, dag_id, request, user)
         except HTTPException:
             return False
         return True
 
-    folder = pipelines_folder(str(Path(conf.get("core", "dags_folder")) / "any.py"))
     broken = get_auth_manager().is_authorized_view(access_view=AccessView.IMPORT_ERRORS, user=user)
-    return figures(folder, may_read, with_broken=broken)
+    return figures.figures(_folder(), partial(may, "GET"), partial(may, "POST"), with_broken=broken)

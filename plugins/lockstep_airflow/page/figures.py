@@ -15,14 +15,15 @@ from typing import TYPE_CHECKING, Any
 
 from cdc_core import config
 from cdc_core.cli.output import error_document, moment
-from cdc_core.cli.status import ledger_document, status_document
+from cdc_core.cli.status import ledger_document, run_document, status_document
 from cdc_core.errors import InternalError, LockstepError
 from cdc_core.meta import Meta, RecordState, RunState
 from cdc_core.windows import to_us
 from lockstep_airflow.pipelines import read_folder
 
 if TYPE_CHECKING:
-    from cdc_core.meta import BatchRow, LedgerRow, Overview, RunRow
+    from cdc_core.meta import Account, BatchRow, LedgerRow, RunRow
+    from lockstep_airflow.specs import DagSpec
 
 log = logging.getLogger(__name__)
 
@@ -34,35 +35,67 @@ _UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
 _SUMMED = ("staged_rows", "key_changes", "winners", "superseded", "written", "equal", "stale", "absent", "quarantined")
 
 
-def figures(folder: Path, may_read: Callable[[str], bool], *, with_broken: bool) -> dict[str, Any]:
+def figures(
+    folder: Path, may_read: Callable[[str], bool], may_trigger: Callable[[str], bool], *, with_broken: bool
+) -> dict[str, Any]:
     """{now, folder, pipelines: [...], broken: [...]}.
 
     may_read:    whether who asks may read the DAG of this id; its pipeline is left out if not.
+    may_trigger: whether who asks may start runs of the DAG of this id.
     with_broken: whether the files that are no usable pipeline are listed, with their errors.
     """
     found = read_folder(folder)
-    files: dict[Path, tuple[str, str]] = {}
+    of_file: dict[str, list[DagSpec]] = {}
     for spec in found.specs:
-        files.setdefault(Path(spec.file), (spec.pipeline, spec.dag_id))
-    asked = [(file, *names) for file, names in files.items() if may_read(names[1])]
+        of_file.setdefault(spec.file, []).append(spec)
+    asked = [specs for specs in of_file.values() if may_read(specs[0].dag_id)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        pipelines = list(pool.map(lambda one: _pipeline(*one), asked))
+        entries = list(pool.map(lambda specs: _entry(specs[0], _read), asked))
     return {
         "now": moment(to_us(datetime.now(UTC))),
         "folder": str(folder),
-        "pipelines": pipelines,
+        "pipelines": [
+            entry | {"trigger": _triggers(specs, may_trigger)} for entry, specs in zip(entries, asked, strict=True)
+        ],
         "broken": [error_document(error)["error"] for error in found.errors] if with_broken else [],
     }
 
 
-def _pipeline(file: Path, name: str, dag_id: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"pipeline": name, "dag_id": dag_id, "file": str(file), "error": None}
+def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
+    """{pipeline, dag_id, file, error, run} of one run; `run` is None for one that was never planned.
+
+    None where the folder has no such pipeline.
+    """
+
+    def read(parsed: config.Pipeline) -> dict[str, Any]:
+        with _meta(parsed) as meta:
+            found = meta.account(run_id)
+        mine = found is not None and found.run.pipeline == pipeline
+        return {"run": account_document(found) if found is not None and mine else None}
+
+    spec = next((spec for spec in read_folder(folder).specs if spec.pipeline == pipeline), None)
+    return None if spec is None else _entry(spec, read)
+
+
+def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> dict[str, Any]:
+    """By what a DAG begins with (extract, replan, purge): its id, and the targets that a run of it can name."""
+    return {
+        spec.tasks[0].kind.value: {"dag_id": spec.dag_id, "targets": list(spec.targets)}
+        for spec in specs
+        if may_trigger(spec.dag_id)
+    }
+
+
+def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> dict[str, Any]:
+    """What is read of a pipeline, or why it cannot be."""
+    file = Path(spec.file)
+    entry: dict[str, Any] = {"pipeline": spec.pipeline, "dag_id": spec.dag_id, "file": spec.file, "error": None}
     try:
-        return entry | _read(config.load(file))
+        return entry | read(config.load(file))
     except LockstepError as error:
         failed = error
     except Exception as error:
-        log.exception("the page's figures of pipeline %s", name)
+        log.exception("the page's figures of pipeline %s", spec.pipeline)
         failed = InternalError(
             f"{type(error).__name__}: {error}",
             where=str(file),
@@ -72,8 +105,12 @@ def _pipeline(file: Path, name: str, dag_id: str) -> dict[str, Any]:
     return entry | {"error": error_document(failed)["error"], "attention": [failed.what]}
 
 
+def _meta(pipeline: config.Pipeline) -> Meta:
+    return Meta.open(pipeline.meta.url, create=False, busy_timeout_s=PATIENCE_S, answer_timeout_s=PATIENCE_S)
+
+
 def _read(pipeline: config.Pipeline) -> dict[str, Any]:
-    with Meta.open(pipeline.meta.url, create=False, busy_timeout_s=PATIENCE_S, answer_timeout_s=PATIENCE_S) as meta:
+    with _meta(pipeline) as meta:
         targets = [target.name for target in pipeline.scheduled_targets]
         seen = meta.overview(pipeline.pipeline, targets, pipeline.windows)
     known = {one.source for one in seen.status.sources}
@@ -94,7 +131,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         ],
         "delays": _delays(seen.status.runs),
         "targets": [one | {"open": _open(one)} for one in document["targets"]],
-        "runs": [run | {"targets": _accounts(seen, run["run_id"])} for run in document["runs"]],
+        "runs": [account_document(one) for one in seen.accounts],
     }
     return document | {"attention": _attention(document)}
 
@@ -134,12 +171,12 @@ def _batch(one: BatchRow) -> dict[str, Any]:
     }
 
 
-def _accounts(seen: Overview, run_id: str) -> list[dict[str, Any]]:
-    """By target: the sums of a run's ledgers and the ledgers; no sums for a target that it has not committed."""
-    accounts = []
-    for target in seen.targets[run_id]:
-        rows = [row for row in seen.ledgers[run_id] if row.entry.target == target]
-        accounts.append(
+def account_document(account: Account) -> dict[str, Any]:
+    """A run, and by target the sums of its ledgers and the ledgers; no sums for a target that it has not committed."""
+    targets = []
+    for target in account.targets:
+        rows = [row for row in account.ledgers if row.entry.target == target]
+        targets.append(
             {
                 "target": target,
                 "sums": _sums(rows) if rows else None,
@@ -147,7 +184,7 @@ def _accounts(seen: Overview, run_id: str) -> list[dict[str, Any]]:
                 "ledgers": [ledger_document(row.entry) for row in rows],
             }
         )
-    return accounts
+    return run_document(account.run) | {"targets": targets}
 
 
 def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:

@@ -1,0 +1,62 @@
+"""Pipeline files, and a pipeline whose meta database knows what a page shows of one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cdc_core import config
+from cdc_core.meta import RingDepth
+from tests.made_batches import HOUR_US, START_US, manifest
+from tests.unit.apply.made_line import WINDOW, Line
+
+ALERT = "<script>alert(1)</script>"
+
+PIPELINE = """\
+pipeline: {name}
+schedule: "{schedule}"
+sources:
+  - {{name: {source}, connection: "{connection}", server_id: 5001, start: earliest, heartbeat_s: 1, read_timeout_s: 10}}
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "file://{data}/stage"}}
+meta: {{url: "sqlite:///{data}/meta.db"}}
+targets:
+  - {{name: main, connections: ["airflow:target_db"], tables: {{"*": {{}}}}}}
+"""
+
+
+def write(
+    folder: Path,
+    data: Path,
+    name: str = "shop",
+    *,
+    source: str | None = None,
+    schedule: str = "0 * * * *",
+    connection: str = "airflow:source_db",
+    more: str = "",
+    file: str | None = None,
+) -> Path:
+    """Writes a pipeline file with one source and one target into `folder`, whose stage and meta are in `data`."""
+    path = folder / (file or f"{name}.yaml")
+    values = {"name": name, "source": source or f"{name}_db", "schedule": schedule, "connection": connection}
+    path.write_text(PIPELINE.format(**values, data=data) + more)
+    return path
+
+
+def staged(file: Path) -> Line:
+    """The pipeline of a file with batches in three windows, of which a run took the first; another run failed."""
+    parsed = config.load(file)
+    root = Path(parsed.stage.uri.removeprefix("file://")).parent
+    line = Line.open(root, **json.loads(parsed.model_dump_json()))
+    common = {"source": parsed.sources[0].name, "pipeline": parsed.pipeline}
+    line.stage(
+        manifest(0, **common, tables={"shop.orders": 1234}),
+        manifest(1, **common, window=1, tables={}, notes=(f"needs re-sync of table {ALERT}",)),
+        manifest(2, **common, window=3, tables={"shop.orders": 5}),
+        until_us=START_US + 4 * HOUR_US,
+    )
+    line.meta.renew_lease(line.leases["shop_db"], 600, RingDepth(5, 600, 1234, 8000))
+    line.done("first", WINDOW)
+    run = line.plan("second")
+    line.meta.record_failure(run.run_id, f"it broke at {ALERT}")
+    return line
