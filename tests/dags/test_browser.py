@@ -1,0 +1,192 @@
+"""Lockstep's page as its users see it: Airflow's own UI in a headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, expect, sync_playwright
+
+from examples.sandbox import browser
+from examples.sandbox.process import free_port
+from examples.shop.airflow_env import airflow_environment
+from examples.shop.standalone import standalone, wait_until_healthy
+from tests.dags import made_pipelines
+from tests.dags.airflow_server import PATIENCE_S, AirflowServer, Run
+from tests.dags.made_pipelines import ALERT
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+REPLAY = "cdc_shop_replay"
+RUNS = f"/api/v2/dags/{REPLAY}/dagRuns"
+START = """([path, type]) => fetch(path, {
+    method: "POST", credentials: "include", headers: {"Content-Type": type},
+    body: JSON.stringify({logical_date: null, conf: {target: "main"}}),
+}).then(answer => answer.status, () => "kept away")"""
+USERS = {"operator": "op", "looker": "viewer"}
+"""Names and roles in Airflow's own login."""
+
+
+@pytest.fixture(scope="module")
+def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowServer]:
+    """An Airflow with the pipeline `shop`, whose replay is switched on."""
+    folder = tmp_path_factory.mktemp("browser")
+    home, log, port = folder / "airflow", folder / "airflow.log", free_port()
+    (folder / "pipelines").mkdir()
+    made_pipelines.staged(made_pipelines.write(folder / "pipelines", folder)).meta.close()
+    environment = {
+        **os.environ,
+        **airflow_environment(home, folder / "pipelines", {}, port=port),
+        "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{role}" for user, role in USERS.items()),
+    }
+    with standalone(environment, log) as process:
+        assert wait_until_healthy(process, port), log.read_text()[-6000:]
+        server = AirflowServer(port, home, log, environment)
+        server.wait_for_dag(REPLAY)
+        server.switch_on(REPLAY)
+        yield server
+
+
+@pytest.fixture(scope="module")
+def chrome(chromium: browser.Browser) -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium.executable, env=dict(chromium.environment))
+        yield started
+        started.close()
+
+
+@dataclass
+class Visit:
+    """A user's browser window. trouble: dialogs that opened, and what the console says of Lockstep's page."""
+
+    airflow: AirflowServer
+    page: Page
+    trouble: list[str] = field(default_factory=list)
+
+    @property
+    def lockstep(self) -> FrameLocator:
+        return self.page.frame_locator("iframe")
+
+    def go(self, path: str) -> None:
+        self.page.goto(f"http://127.0.0.1:{self.airflow.port}{path}")
+
+    def open_lockstep(self) -> None:
+        self.page.get_by_role("link", name="Lockstep").click()
+        expect(self.lockstep.get_by_role("heading", name="shop")).to_be_visible()
+
+    def heard(self, message: ConsoleMessage) -> None:
+        if message.type == "error" and "/lockstep/" in message.location["url"]:
+            self.trouble.append(message.text)
+
+
+@pytest.fixture
+def log_in(airflow: AirflowServer, chrome: Browser) -> Iterator[Callable[[str], Visit]]:
+    """`log_in(user)`: a window in which the user has logged in by Airflow's form."""
+    expect.set_options(timeout=PATIENCE_S * 1000)
+    passwords = json.loads((airflow.home / "simple_auth_manager_passwords.json.generated").read_text())
+    contexts = []
+
+    def enter(user: str) -> Visit:
+        context = chrome.new_context(viewport={"width": 1400, "height": 1000})
+        contexts.append(context)
+        context.set_default_timeout(PATIENCE_S * 1000)
+        visit = Visit(airflow, context.new_page())
+        visit.page.on("console", visit.heard)
+        visit.page.on("dialog", lambda dialog: (visit.trouble.append(dialog.message), dialog.dismiss()))
+        visit.go("/")
+        visit.page.get_by_label("Username").fill(user)
+        visit.page.get_by_label("Password").fill(passwords[user])
+        visit.page.get_by_role("button", name="Sign in").click()
+        expect(visit.page.get_by_role("link", name="Lockstep")).to_be_visible()
+        return visit
+
+    yield enter
+    for context in contexts:
+        context.close()
+
+
+def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_ledger(
+    log_in: Callable[[str], Visit],
+) -> None:
+    visit = log_in("operator")
+    visit.open_lockstep()
+    seen = visit.lockstep
+    for text in ("binlog.000001:3004", "not taken 0, committed 1, staged 2"):
+        expect(seen.get_by_role("cell", name=text)).to_be_visible()
+    expect(seen.get_by_text(f"needs re-sync of table {ALERT}").first).to_be_visible()
+    bars = seen.get_by_role("img", name="changed rows").locator("rect:not(.ground)")
+    expect(bars).to_have_count(2)
+    tall, low = (bars.nth(number).bounding_box() for number in (0, 1))
+    assert tall["height"] > low["height"] > 0
+    style = "element => getComputedStyle(element).borderRadius"
+    assert seen.locator("section").evaluate(style) == "8px"  # the policy lets the page have its own style
+
+    form = seen.locator("form", has=seen.get_by_role("button", name="Replay"))
+    form.get_by_label("windows from").fill("2026-09-12T10:00")
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_contain_text(re.compile(f"{REPLAY}: run .+ is queued"))
+    (made,) = visit.airflow.runs(REPLAY)
+    assert made["dag_run_id"] in form.locator("output").inner_text()
+    assert made["conf"] == {"target": "main", "window_start": "2026-09-12T10:00:00.000Z", "dry_run": True}
+    assert made["triggering_user_name"] == "operator"
+    run = Run(visit.airflow, REPLAY, made["dag_run_id"])
+    assert run.wait() == "success", run.log_of("plan")
+    assert run.xcom("plan")["batches"] == 1
+
+    visit.go(f"/dags/{REPLAY}/runs/{made['dag_run_id']}/tasks/plan")
+    visit.page.get_by_role("link", name="Details").click()
+    visit.page.get_by_role("link", name="Ledger of this run").click()
+    expect(seen.get_by_role("heading", name="Ledger of a run")).to_be_visible()
+    expect(seen.get_by_text("The run registered nothing")).to_be_visible()
+    seen.get_by_role("link", name="shop").click()
+    seen.get_by_role("link", name="first").click()
+    expect(seen.get_by_role("cell", name="1,234")).to_have_count(3)
+    assert visit.trouble == []
+
+
+def test_the_form_of_airflow_names_and_explains_what_a_replay_may_choose(log_in: Callable[[str], Visit]) -> None:
+    visit = log_in("operator")
+    visit.go(f"/dags/{REPLAY}")
+    visit.page.get_by_test_id("trigger-dag-button").click()
+    form = visit.page.get_by_role("dialog")
+    for name, said in (
+        ("Target", "an empty one is built anew"),
+        ("Window start", "From the window of this time on"),
+        ("Window end", "Windows that begin before this time"),
+        ("First batches", "from this batch on"),
+        ("Last batches", "up to this batch"),
+        ("Tables", "Logical names"),
+        ("Requeue a run", "did not take some rows"),
+        ("Dry run", "Only say which batches would be replayed"),
+    ):
+        shown = form.get_by_role("group").filter(has_text=re.compile(f"^{name}")).filter(has_text=said)
+        expect(shown).to_be_visible()
+    expect(form.get_by_role("button", name="Trigger")).to_be_disabled()  # no target is chosen yet
+
+
+def test_a_viewer_sees_the_figures_and_no_button_and_airflow_refuses_what_the_button_would_ask(
+    log_in: Callable[[str], Visit],
+) -> None:
+    visit = log_in("looker")
+    visit.open_lockstep()
+    expect(visit.lockstep.get_by_role("cell", name="binlog.000001:3004")).to_be_visible()
+    expect(visit.lockstep.get_by_role("button")).to_have_count(0)
+    assert visit.page.evaluate(START, [RUNS, "application/json"]) == 403
+    assert visit.trouble == []
+
+
+def test_a_page_of_another_site_can_start_nothing_for_who_is_logged_in(log_in: Callable[[str], Visit]) -> None:
+    visit = log_in("operator")
+    before = visit.airflow.runs(REPLAY)
+    (session,) = (cookie for cookie in visit.page.context.cookies() if cookie["name"] == "_token")
+    assert session["sameSite"] == "Lax"
+    visit.page.route("http://elsewhere.test/", lambda route: route.fulfill(body="<p>elsewhere</p>"))
+    visit.page.goto("http://elsewhere.test/")
+    path = f"http://127.0.0.1:{visit.airflow.port}{RUNS}"
+    for kind in ("application/json", "text/plain"):
+        assert visit.page.evaluate(START, [path, kind]) == "kept away"
+    assert visit.airflow.runs(REPLAY) == before
