@@ -1,10 +1,13 @@
-"""What the tasks' metrics look like to a collector: OTLP over HTTP, sent by Airflow's own client as a task ends."""
+"""What the tasks' metrics look like to a collector: OTLP over HTTP, sent by Airflow's own client as a task ends, and
+StatsD's datagrams."""
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 
 import pytest
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
@@ -110,6 +113,25 @@ metrics.committed("shop", replace(summary, moved=0))
         ("airflow.lockstep.rows_stale", OF_TARGET): 2,
         ("airflow.lockstep.rows_absent", OF_TARGET): 4,
     }
+
+
+def test_statsd_gets_them_without_tags_or_with_those_of_influxdb(python: Run) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.settimeout(60)
+        to_us = {
+            "AIRFLOW__METRICS__STATSD_ON": "True",
+            "AIRFLOW__METRICS__STATSD_HOST": "127.0.0.1",
+            "AIRFLOW__METRICS__STATSD_PORT": str(listener.getsockname()[1]),
+        }
+        for tagged, tags in (("False", b""), ("True", b",pipeline=shop,source=shop_db")):
+            code = 'metrics.drained("shop", "shop_db", drain(10), None)'
+            done = python(TASK + code, **to_us, AIRFLOW__METRICS__STATSD_INFLUXDB_ENABLED=tagged)
+            assert done.returncode == 0, done.stderr[-3000:]
+            names = {b"batches_staged": 1, b"rows_staged": 10, b"events_staged": 20, b"bytes_staged": 1000}
+            wanted = {b"airflow.lockstep.%s%s:%d|c" % (name, tags, count) for name, count in names.items()}
+            ours = (sent for sent in iter(lambda: listener.recv(4096), b"") if b".lockstep." in sent)
+            assert set(islice(ours, len(wanted))) == wanted
 
 
 def test_where_airflow_sends_no_metrics_nothing_is_sent_and_nothing_fails(collected: Callable[..., Points]) -> None:
