@@ -190,6 +190,7 @@ class Extractor:
                 on_unlogged_change=policy,
                 on_unreadable=pipeline.tables.on_unreadable,
                 isolated=left_out,
+                history=self._meta.history(source.name),
                 limits=pipeline.limits,
             )
             opened.enter_context(stream)

@@ -19,13 +19,14 @@ from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 
-_ack, _batch, _file, _schema, _lease = (
+_ack, _batch, _file, _schema, _definition, _lease = (
     tables.ack_position,
     tables.batch,
     tables.batch_file,
     tables.schema_version,
+    tables.table_definition,
     tables.lease,
 )
 _CHUNK = 500
@@ -314,6 +315,24 @@ def _insert(connection: Connection, manifest: Manifest) -> None:
             ],
         )
     _insert_schemas(connection, manifest)
+    _insert_definitions(connection, manifest)
+
+
+def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
+    """Where two tables are one name (`a.b`.`c` and `a`.`b.c`), the first is kept: the other is asked for again."""
+    for one in manifest.definitions:
+        key = {"source": manifest.source, "source_table": one.schema.name, "since_seq": one.seq}
+        same = [_definition.c[name] == value for name, value in key.items()]
+        if connection.execute(select(_definition.c.source).where(*same)).first() is None:
+            text = json.dumps(one.schema.to_json(), ensure_ascii=False)
+            connection.execute(insert(_definition).values(**key, definition=text))
+
+
+def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:
+    """In the order of the log."""
+    rows = select(_definition.c.since_seq, _definition.c.definition).where(_definition.c.source == source)
+    found = connection.execute(rows.order_by(_definition.c.since_seq))
+    return tuple(DefinedSince(row.since_seq, TableSchema.from_json(json.loads(row.definition))) for row in found)
 
 
 def _insert_schemas(connection: Connection, manifest: Manifest) -> None:

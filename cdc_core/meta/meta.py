@@ -22,7 +22,7 @@ from cdc_core.meta.views import PlanView
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.windows import Windows
 
 log = logging.getLogger(__name__)
@@ -150,6 +150,10 @@ class Meta:
     def schemas(self, schema_ids: Sequence[str]) -> Mapping[str, TableSchema]:
         """The definitions that meta knows of those asked for."""
         return self._database.read(lambda c: batches.schemas(c, schema_ids))
+
+    def history(self, source: str) -> tuple[DefinedSince, ...]:
+        """What the source's tables were, where its log does not say it, in the order of the log."""
+        return self._database.read(lambda c: batches.history(c, source))
 
     # Runs and consume records
 

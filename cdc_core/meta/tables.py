@@ -134,6 +134,16 @@ schema_version = Table(
     comment="a source table's definition, in force from the order key first_seq to the next one's",
 )
 
+table_definition = Table(
+    "table_definition",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    Column("source_table", text(TABLE_NAME), primary_key=True),
+    Column("since_seq", BigInteger(), primary_key=True, autoincrement=False),
+    _needed("definition", long_text()),
+    comment="what a source table was from the order key since_seq on, where the log does not name its columns",
+)
+
 run = Table(
     "run",
     metadata,

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cdc_core.model.position import Checkpoint
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 
 MANIFEST_VERSION = 1
 
@@ -48,6 +48,7 @@ class Manifest:
     notes:   what an operator should know ("needs re-sync of table X: ...").
     isolated: source tables that are left out because they cannot be read, as of the batch's end, -> since where, why.
     schemas: every definition that a part refers to, by id.
+    definitions: of source tables whose names the log does not carry, as they became known in this batch.
     """
 
     pipeline: str
@@ -65,6 +66,7 @@ class Manifest:
     notes: tuple[str, ...] = ()
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
     isolated: Mapping[str, str] = field(default_factory=dict)
+    definitions: tuple[DefinedSince, ...] = ()
 
     @property
     def batch_id(self) -> str:
@@ -93,6 +95,7 @@ class Manifest:
             "passed": dict(self.passed),
             "notes": list(self.notes),
             "isolated": dict(self.isolated),
+            "definitions": [one.to_json() for one in self.definitions],
             "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
             "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
         }
@@ -108,6 +111,7 @@ class Manifest:
             passed=data["passed"],
             notes=tuple(data["notes"]),
             isolated=data.get("isolated", {}),
+            definitions=tuple(DefinedSince.from_json(one) for one in data.get("definitions", ())),
             parts=tuple(Part(**part) for part in data["parts"]),
             schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
         )

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_core.model.position import Position
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 
 
 class EntryKind(IntEnum):
@@ -101,6 +101,7 @@ class Block:
     passed:     row events that a named rule left out, by rule (such as "table not included"); whole block only. Events,
                 not rows: what is not captured is not decoded. Of rows that the sink leaves out it counts the rows.
     isolated:   source tables that are left out because they cannot be read, as of the block's end, -> since where, why.
+    definitions: of source tables whose names the log does not carry, as they became known in this block.
     notes:      what an operator should know of this block ("needs re-sync of table X: ..."), in stream order.
     """
 
@@ -112,6 +113,7 @@ class Block:
     passed: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     isolated: Mapping[str, str] = field(default_factory=dict)
+    definitions: tuple[DefinedSince, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -124,7 +126,8 @@ class Block:
         return Position(self.begin.timeline, self.begin.file, int(self.entries.end[entry]))
 
     def slice(self, start: int, stop: int) -> Block:
-        """Entries start..stop-1 as a block of their own. `passed` and `notes` go with the block's last entry."""
+        """Entries start..stop-1 as a block of their own. `passed` and `notes` go with the block's last entry,
+        `definitions` with its first."""
         if start == 0 and stop == len(self.entries):
             return self
         last = stop == len(self.entries)
@@ -137,4 +140,5 @@ class Block:
             tables=tuple(table for table in tables if table.rows.num_rows),
             passed=self.passed if last else {},
             notes=self.notes if last else (),
+            definitions=self.definitions if start == 0 else (),
         )

@@ -231,3 +231,21 @@ class TableSchema:
             for column in data["columns"]
         )
         return cls(data["database"], data["table"], columns)
+
+
+@dataclass(frozen=True, slots=True)
+class DefinedSince:
+    """What a table's definition is from the order key `seq` of its log on, until another says otherwise.
+
+    schema: without columns where it is only known that it is no more what it was.
+    """
+
+    seq: int
+    schema: TableSchema
+
+    def to_json(self) -> dict[str, Any]:
+        return {"seq": self.seq, "schema": self.schema.to_json()}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> DefinedSince:
+        return cls(data["seq"], TableSchema.from_json(data["schema"]))

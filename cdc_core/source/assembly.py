@@ -30,6 +30,7 @@ from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.source import faults
 from cdc_core.source.gather import ISOLATED, NOT_INCLUDED, Gather, Groups, Held, HeldRows, Name, RowEvents, TableUse
+from cdc_core.source.history import Place
 from cdc_core.source.statements import Action, Statement, classify, first_words
 from cdc_core.source.tables import Tables
 
@@ -254,8 +255,7 @@ class Assembly:
     def _close(self, next_file: str = "") -> None:
         """Ends the block; the next one begins where it ended."""
         block = self.gather.block(next_file, lambda name, error: self._isolates(name, error, f"{self.gather.begin}"))
-        if self._tables.isolated:
-            block = replace(block, isolated=dict(self._tables.isolated))
+        block = replace(block, isolated=dict(self._tables.isolated), definitions=self._tables.learned())
         self.ready.append(block)
         self.gather = Gather(self._source, block.end, self.gather)
         if next_file:
@@ -350,7 +350,7 @@ class Assembly:
     def _table_map(self, event: Event) -> None:
         group = self._require_group(event)
         try:
-            use = self._tables.use(event, mariadb=self.mariadb)
+            use = self._tables.use(event, mariadb=self.mariadb, place=self._placed(group))
         except (DataAtRisk, Refused) as error:
             if not self._isolates(table_name(event), error, self._place(group)):
                 raise
@@ -474,7 +474,7 @@ class Assembly:
         tables, where = statement.tables, self._where(event)
         if statement.database:
             tables = self._tables.seen(statement.database)
-        self._tables.forget(tables)
+        self._tables.redefined(tables, self._placed(group))
         captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
         if captured == []:
             return
@@ -530,6 +530,9 @@ class Assembly:
         log.error("%s: table %s is isolated since %s and needs re-sync: %s", self._source, ".".join(name), since, error)
         self._tables.isolate(name, f"since {since}: {error.what} ({error.code})")
         return True
+
+    def _placed(self, group: _Group) -> Place:
+        return Place(group.seq, Position(self.gather.begin.timeline, self._file, self._end))
 
     def _place(self, group: _Group) -> str:
         return f"{Position(self.gather.begin.timeline, self._file, group.start)}"

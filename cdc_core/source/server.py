@@ -150,8 +150,9 @@ def advise_row_metadata(server: ServerFacts) -> str | None:
     if server.row_metadata == "FULL":
         return None
     return (
-        f"binlog_row_metadata is {server.row_metadata or 'not known to this server'}: names and types come from the "
-        "present definitions, and reading across an ALTER stops. SET GLOBAL binlog_row_metadata = 'FULL'"
+        f"binlog_row_metadata is {server.row_metadata or 'not known to this server'}: names and types come from "
+        "INFORMATION_SCHEMA, and rows between two changes of a table that nobody read in time stop. "
+        "SET GLOBAL binlog_row_metadata = 'FULL'"
     )
 
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Literal
@@ -19,16 +19,18 @@ from typing import Literal
 import pymysql
 
 from cdc_core import connections
+from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source.assembly import Assembly
-from cdc_core.source.definitions import column_defaults, table_schema
+from cdc_core.source.definitions import column_defaults, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import binlog_files, facts, query
 from cdc_core.source.gather import Held
+from cdc_core.source.history import History, Place
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import our_host, require_free_server_id
@@ -52,6 +54,7 @@ class SourceStream:
     on_unlogged_change: 'stop', or 'record' a note in the block, when DDL changed rows without row events.
     on_unreadable:      'stop', or 'isolate' a table that cannot be read, and go on with the others.
     isolated:           tables that are left out already, `database.table` -> since where, and why.
+    history:            what tables were, as blocks have said before (Block.definitions).
     limits:             of the ring; they bound the size of a block.
     Raises, on entering, what LogReader raises.
     """
@@ -66,6 +69,7 @@ class SourceStream:
         on_unlogged_change: Literal["stop", "record"] = "stop",
         on_unreadable: Literal["stop", "isolate"] = "stop",
         isolated: Mapping[str, str] | None = None,
+        history: Iterable[DefinedSince] = (),
         limits: Limits | None = None,
         block_bytes: int = BLOCK_BYTES,
     ) -> None:
@@ -79,7 +83,8 @@ class SourceStream:
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
         self._on_unreadable = on_unreadable
-        self._tables = tables = Tables(captures, self._known, isolated, self._defaults)
+        self._history = History(history, self._known, self._behind)
+        self._tables = tables = Tables(captures, self._known, isolated, self._defaults, self._history)
         self._assembly = self._assemble(self._start, tables)
         self._lane = Lane(self._assembly, tables)
         self._backoff = Backoff(source.reconnect_s)
@@ -94,6 +99,9 @@ class SourceStream:
 
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start)
+        if query(self._asked(), "SELECT @@GLOBAL.binlog_row_metadata")[0][0] != "FULL":
+            now = table_schemas(self._asked(), self._tables.captures)
+            self._history.begin(now, Place(self._start.seq, self._start))
         return self
 
     def __exit__(
@@ -240,22 +248,27 @@ class SourceStream:
         if begin >= self._start:
             return None
         past = Assembly(
-            source.name, begin, Tables(self._captures, self._known, self._tables.isolated, self._defaults),
+            source.name, begin,
+            Tables(self._captures, self._known, self._tables.isolated, self._defaults, self._history),
             on_unlogged_change="record", on_unreadable=self._on_unreadable,
             triggers=lambda *_: False, prepared=lambda _: [], block_bytes=1 << 62,
         )  # fmt: skip
         # Read before, judged before: only what was prepared and not ended matters here.
-        with closing(
-            LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)
-        ) as reader:
+        past.mariadb = self._assembly.mariadb
+        with closing(self._behind(begin)) as events:
+            for event in events:
+                if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:
+                    break
+                past.feed(event)
+                past.discard()
+        return past.held.get(xid)
+
+    def _behind(self, begin: Position) -> Generator[Event]:
+        """A passing look at the log: its events from a position to its present end."""
+        source = self._source
+        with (
+            closing(LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)) as reader,
+            suppress(EndOfLog),
+        ):
             while True:
-                try:
-                    events = reader.events(POLL_S)
-                except EndOfLog:
-                    return past.held.get(xid)
-                past.mariadb = reader.mariadb
-                for event in events:
-                    if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:
-                        return past.held.get(xid)
-                    past.feed(event)
-                    past.discard()
+                yield from reader.events(POLL_S)

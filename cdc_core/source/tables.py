@@ -1,7 +1,7 @@
 """Which tables of the stream are captured, and their definitions as of the last DDL that was passed.
 
-It must keep true that a definition is asked for when a table is first seen after a DDL of it, and that equal table
-maps cost one dictionary look-up.
+It must keep true that a definition is asked for when a table is first seen after a DDL of it, that one which the log
+does not name comes from the history as of its place, and that equal table maps cost one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
 from cdc_core.binlog.table_map import parse_table_map, table_name
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.gather import TableUse
+from cdc_core.source.history import History, Place
 
 Name = tuple[str, str]
 AskDefaults = Callable[[TableSchema, Sequence[str], int], Mapping[str, str | None]]
@@ -24,6 +25,7 @@ class Tables:
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
     defaults: of a table the defaults of these columns as of this time (definitions.column_defaults).
+    history: of the tables whose columns the log does not name; without it they are what they are now.
     """
 
     def __init__(
@@ -32,6 +34,7 @@ class Tables:
         known: Callable[[str, str], TableSchema | None],
         isolated: Mapping[str, str] | None = None,
         defaults: AskDefaults | None = None,
+        history: History | None = None,
     ) -> None:
         self._captures = captures
         self.isolated = dict(isolated or {})
@@ -39,6 +42,7 @@ class Tables:
         """Grows when a definition is forgotten: what was known of table maps before does not hold."""
         self._ask = known
         self._ask_defaults = defaults
+        self._history = history
         self._uses: dict[bytes, TableUse | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
@@ -56,30 +60,32 @@ class Tables:
         """Whether the TABLE_MAP of this body, which `use` answered with None, is of an isolated table."""
         return event_body[8:] in self._left_out
 
-    def use(self, event: Event, *, mariadb: bool) -> TableUse | None:
+    def use(self, event: Event, *, mariadb: bool, place: Place | None = None) -> TableUse | None:
         """What a TABLE_MAP event says of a captured table; None for one that is not captured.
 
-        Raises Refused (binlog.schema_mismatch, schema.reserved_column, ...).
+        place: of the event, for the history. Raises Refused (binlog.schema_mismatch, schema.reserved_column, ...).
         """
         key = event.body[8:]  # behind table id and flags
         try:
             return self._uses[key]
         except KeyError:
-            found = self._uses[key] = self._find(event, mariadb)
+            found = self._uses[key] = self._find(event, mariadb, place)
             return found
 
     def known_use(self, body: bytes) -> TableUse | None:
         """What `use` has answered to a TABLE_MAP of this body."""
         return self._uses[body[8:]]
 
-    def _find(self, event: Event, mariadb: bool) -> TableUse | None:
+    def _find(self, event: Event, mariadb: bool, place: Place | None) -> TableUse | None:
         name = table_name(event)
         if not self.captures(*name):
             if ".".join(name) in self.isolated:
                 self._left_out.add(event.body[8:])
             return None
         table_map = parse_table_map(event, mariadb=mariadb)
-        if name not in self._known:
+        if table_map.names is None and self._history is not None and place is not None:
+            self._known[name] = self._history.at(name, place)
+        elif name not in self._known:
             self._known[name] = self._ask(*name)
         schema = schema_of(table_map, self._known[name], mariadb=mariadb)
         require_unreserved(schema)
@@ -103,6 +109,16 @@ class Tables:
     def seen(self, database: str) -> tuple[Name, ...]:
         """Captured tables of a database whose rows have come since the stream began."""
         return tuple(name for name in self._known if name[0] == database)
+
+    def redefined(self, names: Iterable[Name] | None, place: Place) -> None:
+        """A statement at a place has defined these tables anew, or any (None)."""
+        self.forget(names)
+        if self._history is not None:
+            self._history.redefined(names, place, self.captures)
+
+    def learned(self) -> tuple[DefinedSince, ...]:
+        """What the history came to know since it was last asked."""
+        return () if self._history is None else self._history.learned()
 
     def forget(self, names: Iterable[Name] | None) -> None:
         """After DDL of these tables, or of any (None)."""

@@ -25,7 +25,7 @@ from cdc_core.errors import InternalError, LockstepError
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.block import Block, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import ABSENT, OP, SEQ, staged_schema
 from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import PartName, manifest_path, part_path
@@ -121,6 +121,7 @@ class BatchWriter:
         self._transactions = 0
         self._passed: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
+        self._definitions: list[DefinedSince] = []
         self.position = begin.position
         """Behind the last block that was added."""
         self.open_transaction = False
@@ -188,6 +189,7 @@ class BatchWriter:
             created_us=time.time_ns() // 1000,
             passed=dict(self._passed),
             notes=tuple(self._notes),
+            definitions=tuple(self._definitions),
             schemas={part.schema.id: part.schema for part in self._parts.values()},
         )
         log.info(
@@ -264,6 +266,7 @@ class BatchWriter:
         self._events += int(entries.events.sum())
         self._passed.update(block.passed)
         self._notes |= dict.fromkeys(block.notes)
+        self._definitions += block.definitions
         whole = np.flatnonzero(entries.kind != EntryKind.PART)
         if len(whole):
             starts = np.concatenate(([0], whole[:-1] + 1))

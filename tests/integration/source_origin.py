@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -17,6 +17,7 @@ from cdc_core import connections
 from cdc_core.config import Source, Tables
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import DefinedSince
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.stream import SourceStream
@@ -88,6 +89,7 @@ class Origin:
         on_unlogged_change: str = "stop",
         on_unreadable: str = "stop",
         block_bytes: int = 16 << 20,
+        history: Iterable[DefinedSince] = (),
         **source: Any,
     ) -> SourceStream:
         capture = Capture(Tables(include=tuple(include) or (rf"{self.name}\..*",)))
@@ -99,6 +101,7 @@ class Origin:
             on_unlogged_change=on_unlogged_change,  # type: ignore[arg-type]
             on_unreadable=on_unreadable,  # type: ignore[arg-type]
             block_bytes=block_bytes,
+            history=history,
         )
 
     def drain(self, start: Checkpoint, *, until: Position | None = None, **options: Any) -> list[Block]:

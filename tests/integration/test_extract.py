@@ -469,3 +469,22 @@ def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_p
     line.execute("INSERT INTO t VALUES (2, 1)")
     line.drain()
     assert line.ids() == [1, 2]
+
+
+def test_what_tables_were_is_kept_with_the_batches_and_restored_with_them(make_line, source_database, tmp_path):
+    line = make_line(more_tables=", on_unlogged_change: record")
+    line.execute("SET GLOBAL binlog_row_metadata = MINIMAL", "CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
+    try:
+        line.execute("INSERT INTO t VALUES (1, 10, 20)")
+        line.drain()
+        line.execute("INSERT INTO t VALUES (2, 11, 21)", "ALTER TABLE t RENAME COLUMN a TO c, RENAME COLUMN b TO a")
+        with Meta.open(f"sqlite:///{tmp_path}/other.db") as other:
+            lease = other.acquire_lease("shop", "shop", "test", 60)
+            other.rebuild(lease, line.chain)
+            assert other.history("shop") == line.meta.history("shop") != ()
+        line.execute("INSERT INTO t VALUES (3, 12, 22)")
+        line.drain()
+    finally:
+        line.execute("SET GLOBAL binlog_row_metadata = FULL")
+    rows = changes(line.store, line.chain, "t").select(["id", "a", "b", "c"]).to_pylist()
+    assert [tuple(row.values()) for row in rows] == [(1, 10, 20, None), (2, 11, 21, None), (3, 22, None, 12)]

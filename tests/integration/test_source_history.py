@@ -1,0 +1,206 @@
+"""Definitions as of each place of the log, whether it names the columns or not, with a restart before every change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import Refused
+from cdc_core.model.block import Block
+from cdc_core.model.position import Checkpoint
+from tests.integration.source_origin import Origin
+from tests.refusals import refusal
+
+
+@dataclass(frozen=True)
+class Case:
+    """create: tables. first: rows read before the restart. then: what happens while nobody reads.
+    rows: (table, columns that are not null) in order."""
+
+    create: tuple[str, ...]
+    first: str
+    then: tuple[str, ...]
+    rows: tuple[tuple[str, dict[str, Any]], ...]
+
+
+CASES = {
+    "a column renamed": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)",),
+        "INSERT INTO t VALUES (1, 10, 20)",
+        ("INSERT INTO t VALUES (2, 11, 21)", "ALTER TABLE t RENAME COLUMN a TO c", "INSERT INTO t VALUES (3, 12, 22)"),
+        (("t", {"id": 1, "a": 10, "b": 20}), ("t", {"id": 2, "a": 11, "b": 21}), ("t", {"id": 3, "c": 12, "b": 22})),
+    ),
+    "two columns that change their names": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)",),
+        "INSERT INTO t VALUES (1, 10, 20)",
+        (
+            "INSERT INTO t VALUES (2, 11, 21)",
+            "ALTER TABLE t CHANGE a b INT, CHANGE b a INT",
+            "INSERT INTO t VALUES (3, 12, 22)",
+        ),
+        (("t", {"id": 1, "a": 10, "b": 20}), ("t", {"id": 2, "a": 11, "b": 21}), ("t", {"id": 3, "b": 12, "a": 22})),
+    ),
+    "a table renamed and made again under its old name": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, a INT)",),
+        "INSERT INTO t VALUES (1, 10)",
+        (
+            "INSERT INTO t VALUES (2, 11)",
+            "RENAME TABLE t TO old",
+            "INSERT INTO old VALUES (3, 12)",
+            "CREATE TABLE t (id INT PRIMARY KEY, z INT)",
+            "INSERT INTO t VALUES (4, 13)",
+        ),
+        (
+            ("t", {"id": 1, "a": 10}),
+            ("t", {"id": 2, "a": 11}),
+            ("old", {"id": 3, "a": 12}),
+            ("t", {"id": 4, "z": 13}),
+        ),
+    ),
+    "two tables that change their names": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, a INT)", "CREATE TABLE u (id INT PRIMARY KEY, b INT)"),
+        "INSERT INTO t VALUES (1, 10)",
+        (
+            "INSERT INTO u VALUES (2, 11)",
+            "RENAME TABLE t TO x, u TO t, x TO u",
+            "INSERT INTO t VALUES (3, 12)",
+            "INSERT INTO u VALUES (4, 13)",
+        ),
+        (("t", {"id": 1, "a": 10}), ("u", {"id": 2, "b": 11}), ("t", {"id": 3, "b": 12}), ("u", {"id": 4, "a": 13})),
+    ),
+    "members of an ENUM and a SET in another order": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, e ENUM('a','b'), s SET('x','y'))",),
+        "INSERT INTO t VALUES (1, 'a', 'x')",
+        (
+            "INSERT INTO t VALUES (2, 'b', 'x,y')",
+            "ALTER TABLE t MODIFY e ENUM('b','a'), MODIFY s SET('y','x')",
+            "INSERT INTO t VALUES (3, 'b', 'x')",
+        ),
+        (
+            ("t", {"id": 1, "e": "a", "s": "x"}),
+            ("t", {"id": 2, "e": "b", "s": "x,y"}),
+            ("t", {"id": 3, "e": "b", "s": "x"}),
+        ),
+    ),
+    "partitions": Case(
+        (
+            "CREATE TABLE t (id INT PRIMARY KEY, a INT) PARTITION BY RANGE (id) "
+            "(PARTITION p0 VALUES LESS THAN (10), PARTITION p1 VALUES LESS THAN (20))",
+        ),
+        "INSERT INTO t VALUES (1, 10)",
+        (
+            "INSERT INTO t VALUES (12, 11)",
+            "ALTER TABLE t DROP PARTITION p0",
+            "ALTER TABLE t ADD PARTITION (PARTITION p2 VALUES LESS THAN (30))",
+            "INSERT INTO t VALUES (22, 12)",
+        ),
+        (("t", {"id": 1, "a": 10}), ("t", {"id": 12, "a": 11}), ("t", {"id": 22, "a": 12})),
+    ),
+    "a table made from a query": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, a INT)",),
+        "INSERT INTO t VALUES (1, 10)",
+        ("CREATE TABLE u (PRIMARY KEY (i)) SELECT id AS i, a AS n FROM t", "INSERT INTO u VALUES (2, 11)"),
+        (("t", {"id": 1, "a": 10}), ("u", {"i": 1, "n": 10}), ("u", {"i": 2, "n": 11})),
+    ),
+    "a table dropped and made again": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, a INT)",),
+        "INSERT INTO t VALUES (1, 10)",
+        (
+            "INSERT INTO t VALUES (2, 11)",
+            "DROP TABLE t",
+            "CREATE TABLE t (id INT PRIMARY KEY, b INT)",
+            "INSERT INTO t VALUES (2, 12)",
+        ),
+        (("t", {"id": 1, "a": 10}), ("t", {"id": 2, "a": 11}), ("t", {"id": 2, "b": 12})),
+    ),
+    "a column added and one dropped": Case(
+        ("CREATE TABLE t (id INT PRIMARY KEY, a INT)",),
+        "INSERT INTO t VALUES (1, 10)",
+        (
+            "INSERT INTO t VALUES (2, 11)",
+            "ALTER TABLE t ADD COLUMN b INT NULL FIRST, DROP COLUMN a",
+            "INSERT INTO t VALUES (21, 3)",
+        ),
+        (("t", {"id": 1, "a": 10}), ("t", {"id": 2, "a": 11}), ("t", {"b": 21, "id": 3})),
+    ),
+}
+
+
+@pytest.fixture(params=["FULL", "MINIMAL"])
+def names(request: pytest.FixtureRequest, origin: Origin) -> Iterator[bool]:
+    """Whether the log names the columns."""
+    origin.execute(f"SET GLOBAL binlog_row_metadata = {request.param}")
+    yield request.param == "FULL"
+    origin.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
+def read(origin: Origin, start: Checkpoint, *before: Block) -> list[Block]:
+    known = [one for block in before for one in block.definitions]
+    return origin.drain(start, history=known, on_unlogged_change="record")
+
+
+def rows(blocks: list[Block]) -> list[tuple[str, dict[str, Any]]]:
+    found = [
+        (row["_cdc_seq"], row["_cdc_row"], part.schema.table, {one.name: row[one.name] for one in part.schema.columns})
+        for block in blocks
+        for part in block.tables
+        for row in part.rows.to_pylist()
+    ]
+    return [(table, values) for _, _, table, values in sorted(found, key=lambda one: one[:2])]
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_rows_have_the_definition_of_their_place_after_a_restart_and_later_changes(
+    origin: Origin, names: bool, case: Case
+) -> None:
+    origin.execute(*case.create)
+    start = origin.end()
+    origin.execute(case.first)
+    before = read(origin, start)
+    origin.execute(*case.then)
+    after = read(origin, replace(start, position=before[-1].end), *before)
+    assert rows([*before, *after]) == list(case.rows)
+    origin.execute("CREATE TABLE elsewhere (id INT PRIMARY KEY)")
+    again = read(origin, start, *before, *after)
+    assert rows(again) == list(case.rows)
+    assert [one for block in again for one in block.definitions if one.schema.table in "tu"] == []
+
+
+def test_what_a_table_was_is_never_guessed(origin: Origin, names: bool) -> None:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
+    start = origin.end()
+    origin.execute(
+        "INSERT INTO t VALUES (1, 2, 3)",
+        "ALTER TABLE t CHANGE a b INT, CHANGE b a INT",
+        "INSERT INTO t VALUES (2, 3, 4)",
+    )
+    if names:
+        assert rows(read(origin, start)) == [("t", {"id": 1, "a": 2, "b": 3}), ("t", {"id": 2, "b": 3, "a": 4})]
+        return
+    error = refusal(lambda: read(origin, start))
+    assert (type(error), error.code) == (Refused, "binlog.schema_mismatch")
+    assert f"{origin.name}.t" in error.what
+    assert "binlog_row_metadata = FULL" in error.remedy
+
+
+def test_a_definition_known_before_its_table_was_left_out_for_a_time_does_not_come_back(origin: Origin) -> None:
+    origin.execute("SET GLOBAL binlog_row_metadata = MINIMAL")
+    try:
+        origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)", "CREATE TABLE u (id INT PRIMARY KEY)")
+        start = origin.end()
+        origin.execute("INSERT INTO t VALUES (1, 2, 3)")
+        first = read(origin, start)
+        origin.execute("ALTER TABLE t CHANGE a b INT, CHANGE b a INT", "INSERT INTO t VALUES (2, 3, 4)")
+        known = [one for block in first for one in block.definitions]
+        place = replace(start, position=first[-1].end)
+        options = {"on_unlogged_change": "record"}
+        without = origin.drain(place, include=[rf"{origin.name}\.u"], history=known, **options)
+        assert rows(without) == []
+        origin.execute("INSERT INTO t VALUES (3, 4, 5)")
+        last = read(origin, replace(start, position=without[-1].end), *first, *without)
+        assert rows(last) == [("t", {"id": 3, "b": 4, "a": 5})]
+    finally:
+        origin.execute("SET GLOBAL binlog_row_metadata = FULL")
