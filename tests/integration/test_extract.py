@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -209,46 +205,6 @@ def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twi
     assert manifests.verify(line.store, "shop", deep=True) == []
     known = {batch.batch_id for batch in line.meta.batches("shop")}
     assert known == {batch.batch_id for batch in line.chain}
-
-
-WORKER = """
-import sys
-from pathlib import Path
-from cdc_core.config import load
-from cdc_core.extract import Extractor
-from cdc_core.meta import Meta
-pipeline = load(Path(sys.argv[1]))
-with Meta.open(pipeline.meta.url) as meta, Extractor(pipeline, "shop", meta=meta) as extractor:
-    print("open", flush=True)
-    while True:
-        extractor.drain()
-"""
-
-
-def test_kill_9_at_random_moments_of_a_busy_stream_loses_nothing_and_stages_nothing_twice(make_line, tmp_path):
-    line = make_line(limits="batch_rows: 50")
-    line.execute(TABLE)
-    inserted = 0
-    for pause_s in (0.0, 0.05, 0.15, 0.3):
-        worker = subprocess.Popen(
-            [sys.executable, "-c", WORKER, str(tmp_path / "shop.yaml")],
-            env={**os.environ, **line.environ},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        with worker, worker.stdout as said:
-            # A killed holder's lease must expire first: the worker then fails, and the next one is started.
-            if said.readline().strip() == "open":
-                for _ in range(40):
-                    inserted += 1
-                    line.execute(f"INSERT INTO t VALUES ({inserted}, 0)")
-                time.sleep(pause_s)
-            worker.send_signal(signal.SIGKILL)
-        time.sleep(5.2)
-    line.drain()
-    assert inserted > 40
-    assert line.ids() == list(range(1, inserted + 1))
-    assert manifests.verify(line.store, "shop", deep=True) == []
 
 
 def test_while_one_extractor_holds_a_source_another_is_told_to_come_later(make_line):
