@@ -31,7 +31,10 @@ def find() -> Browser:
         [browser.executable, "--version"], capture_output=True, text=True, env=browser.environment, check=False
     )
     if done.returncode != 0:
-        raise SandboxError(f"{browser.executable} does not start: {done.stderr[-500:].strip()}")
+        raise SandboxError(
+            f"{browser.executable} does not start; put another chromium on PATH, or remove {cache_dir() / FOLDER} "
+            f"and run `make browser` again: {done.stderr[-500:].strip()}"
+        )
     return browser
 
 

@@ -148,24 +148,57 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     assert visit.trouble == []
 
 
-def test_the_form_of_airflow_names_and_explains_what_a_replay_may_choose(log_in: Callable[[str], Visit]) -> None:
+def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was_not_started(
+    log_in: Callable[[str], Visit],
+) -> None:
     visit = log_in("operator")
-    visit.go(f"/dags/{REPLAY}")
+    visit.open_lockstep()
+    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Take up all changes"))
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_contain_text("It begins when the DAG is switched on.")
+    visit.page.context.clear_cookies()
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_have_text("Not started: Not authenticated")
+    assert len(visit.airflow.runs("cdc_shop")) == 1
+
+
+@pytest.mark.parametrize(
+    ("dag_id", "params"),
+    [
+        (
+            "cdc_shop",
+            {
+                "Window start": "Empty: the run's data interval",
+                "Window end": "the moment of triggering",
+                "Dry run": "Only say which staged batches a run would apply",
+                "Targets": "Empty: all targets",
+            },
+        ),
+        (
+            REPLAY,
+            {
+                "Target": "an empty one is built anew",
+                "Window start": "From the window of this time on",
+                "Window end": "Windows that begin before this time",
+                "First batches": "from this batch on",
+                "Last batches": "up to this batch",
+                "Tables": "Logical names",
+                "Requeue a run": "did not take some rows",
+                "Dry run": "Only say which batches would be replayed",
+            },
+        ),
+    ],
+)
+def test_the_form_of_airflow_names_and_explains_what_a_run_may_choose(
+    log_in: Callable[[str], Visit], dag_id: str, params: dict[str, str]
+) -> None:
+    visit = log_in("operator")
+    visit.go(f"/dags/{dag_id}")
     visit.page.get_by_test_id("trigger-dag-button").click()
     form = visit.page.get_by_role("dialog")
-    for name, said in (
-        ("Target", "an empty one is built anew"),
-        ("Window start", "From the window of this time on"),
-        ("Window end", "Windows that begin before this time"),
-        ("First batches", "from this batch on"),
-        ("Last batches", "up to this batch"),
-        ("Tables", "Logical names"),
-        ("Requeue a run", "did not take some rows"),
-        ("Dry run", "Only say which batches would be replayed"),
-    ):
+    for name, said in params.items():
         shown = form.get_by_role("group").filter(has_text=re.compile(f"^{name}")).filter(has_text=said)
         expect(shown).to_be_visible()
-    expect(form.get_by_role("button", name="Trigger")).to_be_disabled()  # no target is chosen yet
 
 
 def test_a_viewer_sees_the_figures_and_no_button_and_airflow_refuses_what_the_button_would_ask(
