@@ -407,11 +407,28 @@ class Limits(_Model):
     """Bounds of memory and of a batch: whichever is reached first closes the batch at the next transaction end."""
 
     ring_items: int = Field(1 << 20, description="changes and transaction ends in the ring; a power of two")
-    ring_mib: int = Field(256, ge=1, description="memory of the ring")
+    ring_mib: int = Field(
+        256, ge=1, description="memory of changes between connection and files; half of it is the ring's"
+    )
     batch_rows: int = Field(1_000_000, ge=1, description="changes in a batch")
     batch_mib: int = Field(128, ge=1, description="size of a batch's files")
     batch_age_s: float = Field(60.0, gt=0, description="a batch stays open for so long when changes are few")
     lease_s: float = Field(60.0, ge=5, description="an extractor silent for so long loses its source to another")
+
+    @property
+    def ring_bytes(self) -> int:
+        """What the ring may hold. As much again is for what comes before and after it, or passes on twice."""
+        return self.ring_mib << 19
+
+    @property
+    def block_bytes(self) -> int:
+        """Of a block: one is being gathered, one decoded."""
+        return self.ring_mib << 16
+
+    @property
+    def gather_bytes(self) -> int:
+        """Of rows that wait for their row groups, where the ring has let them go."""
+        return self.ring_mib << 18
 
     @model_validator(mode="after")
     def _power_of_two(self) -> Limits:

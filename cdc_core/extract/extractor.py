@@ -27,6 +27,7 @@ from cdc_core.binlog.warm import warm
 from cdc_core.config import Pipeline
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
+from cdc_core.extract.lean import lean
 from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
 from cdc_core.meta import Lease, Meta, RingDepth
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
@@ -113,7 +114,7 @@ class Extractor:
         self._cleanup = ExitStack()
         self._closing = threading.Event()
         self._attached = ExitStack()
-        self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
+        self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
         self._stream: SourceStream | None = None
         self._effort_before = Effort()
         self._reader_error: BaseException | None = None
@@ -172,7 +173,7 @@ class Extractor:
             # The stream counts what it mends itself; an end that it handed to us is one more.
             self._effort_before = replace(effort, losses=effort.losses + (self._stream is not None))
             self._stream = None
-            self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_mib << 20)
+            self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
             if self._lease_error is not None:
                 self._ring.fail(self._lease_error)
             opened.callback(self._ring.close)
@@ -181,6 +182,7 @@ class Extractor:
                 acknowledge=self._ring.ack, staged=staged, isolated=left_out,
             )  # fmt: skip
             opened.callback(self._stager.abort)
+            lean()
             warm()  # from the cache on disk; the first block would wait for it else, while the server sends
             stream = SourceStream(
                 source,

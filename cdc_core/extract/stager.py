@@ -126,6 +126,7 @@ class Stager:
                 begin=self.durable,
                 window=self._window,
                 level=self._pipeline.stage.compression_level,
+                gather_bytes=self._pipeline.limits.gather_bytes,
                 scratch_dir=self._scratch,
             )
             self._opened_s = time.monotonic()

@@ -44,7 +44,7 @@ POLL_S = 0.1
 FLUSH_S = 1.0
 """A block leaves at this age though more is coming."""
 BLOCK_BYTES = 16 << 20
-"""Decoded size of a block, about; never more than a quarter of the ring."""
+"""Decoded size of a block, about, where the limits allow as much."""
 
 
 class SourceStream:
@@ -79,7 +79,7 @@ class SourceStream:
         self._start = start.position
         self._captures = captures
         self._on_unlogged_change = on_unlogged_change
-        self._block_bytes = min(block_bytes, ((limits or Limits()).ring_mib << 20) // 4)
+        self._block_bytes = min(block_bytes, (limits or Limits()).block_bytes)
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
         self._on_unreadable = on_unreadable

@@ -30,6 +30,8 @@ ROW_GROUP_ROWS = 122_880
 ROW_GROUP_BYTES = 64 << 20
 """Weight of rows (values, before compression) at which a row group ends sooner."""
 
+_BOOKKEEPING_BYTES = 100
+"""Of a row in memory, about."""
 _SAMPLE = 4096
 _REPEATS = 8
 """A column is dictionary-encoded when its first values repeat this often on average."""
@@ -41,14 +43,23 @@ _DELTA = (POS, ROW, SEQ, TS)
 class PartFile:
     """A part being written. Nothing is opened before the first row group is full.
 
-    key: names of key columns, for statistics and encodings.
+    key:         names of key columns, for statistics and encodings.
+    group_bytes: weight of a row group.
     """
 
-    def __init__(self, schema: pa.Schema, key: tuple[str, ...], open_output: Callable[[], Output], level: int) -> None:
+    def __init__(
+        self,
+        schema: pa.Schema,
+        key: tuple[str, ...],
+        open_output: Callable[[], Output],
+        level: int,
+        group_bytes: int = ROW_GROUP_BYTES,
+    ) -> None:
         self._schema = schema
         self._key = key
         self._open_output = open_output
         self._level = level
+        self._group_bytes = group_bytes
         self._pending: list[pa.RecordBatch] = []
         self._weights: list[npt.NDArray[np.int64]] = []
         self._pending_rows = 0
@@ -73,7 +84,7 @@ class PartFile:
         self._weights.append(weights)
         self._pending_rows += len(weights)
         self.pending_bytes += int(weights.sum())
-        if self._pending_rows >= ROW_GROUP_ROWS or self.pending_bytes >= ROW_GROUP_BYTES:
+        if self._pending_rows >= ROW_GROUP_ROWS or self.pending_bytes >= self._group_bytes:
             self._write_full_groups()
 
     def flush(self) -> None:
@@ -113,7 +124,7 @@ class PartFile:
         ends = np.cumsum(weights)
         start, gone = 0, 0
         while True:
-            by_weight = int(np.searchsorted(ends, gone + ROW_GROUP_BYTES)) + 1
+            by_weight = int(np.searchsorted(ends, gone + self._group_bytes)) + 1
             stop = min(start + ROW_GROUP_ROWS, by_weight)
             if stop > len(weights):
                 break
@@ -150,9 +161,9 @@ class PartFile:
 
 
 def row_weights(rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-    """Bytes of values of each row, the same however the rows are sliced; bookkeeping weighs nothing."""
+    """Bytes of values of each row, the same however the rows are sliced; bookkeeping weighs the same in each."""
     names = [field.name for field in BOOKKEEPING]
-    weights = np.zeros(rows.num_rows, np.int64)
+    weights = np.full(rows.num_rows, _BOOKKEEPING_BYTES, np.int64)
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if field.name not in names:
             _add_weight(weights, column)

@@ -31,12 +31,10 @@ from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import PartName, manifest_path, part_path
 from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore, Output
-from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
 
 log = logging.getLogger(__name__)
 
-GATHER_BYTES = 256 << 20
-"""Weight of gathered rows over all tables of a batch at which the largest table's are written early."""
 _NUMBERS = 10_000
 """Step between the part numbers that one part tries."""
 
@@ -88,6 +86,8 @@ class BatchWriter:
     begin:       where the batch begins: the end of the one before.
     window:      start and end, µs UTC, of the interval it belongs to.
     level:       zstd level.
+    gather_bytes: weight of gathered rows over all tables at which the largest table's are written early; a row group
+                 weighs half of it at most.
     scratch_dir: where parts grow that cannot grow in their final place (buckets); the system's by default.
     """
 
@@ -101,6 +101,7 @@ class BatchWriter:
         begin: Checkpoint,
         window: tuple[int, int],
         level: int = 1,
+        gather_bytes: int = 2 * ROW_GROUP_BYTES,
         scratch_dir: Path | None = None,
     ) -> None:
         self._store = store
@@ -111,6 +112,7 @@ class BatchWriter:
         self.window = window
         """Start and end, µs UTC; may be moved as long as there are no rows."""
         self._level = level
+        self._gather_bytes = gather_bytes
         self._scratch = scratch_dir or Path(tempfile.gettempdir())
         self._parts: dict[tuple[str, str], _OpenPart] = {}
         self._began: float | None = None
@@ -234,7 +236,8 @@ class BatchWriter:
             def open_output() -> Output:
                 return self._store.open_output(self._names(rows.logical, number), self._scratch)
 
-            file = PartFile(arrow, rows.schema.key, open_output, self._level)
+            group_bytes = min(ROW_GROUP_BYTES, self._gather_bytes // 2)
+            file = PartFile(arrow, rows.schema.key, open_output, self._level, group_bytes)
             part = self._parts[identity] = _OpenPart(rows.logical, rows.schema, file, arrow)
         if not rows.rows.schema.equals(part.arrow):
             raise InternalError(
@@ -281,7 +284,7 @@ class BatchWriter:
 
     def _relieve(self) -> None:
         """Bounds memory where many tables gather at once."""
-        while sum(part.file.pending_bytes for part in self._parts.values()) > GATHER_BYTES:
+        while sum(part.file.pending_bytes for part in self._parts.values()) > self._gather_bytes:
             max(self._parts.values(), key=lambda part: part.file.pending_bytes).file.flush()
 
     def _wrong(self, what: str) -> InternalError:

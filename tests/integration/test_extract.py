@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -205,6 +209,57 @@ def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twi
     assert manifests.verify(line.store, "shop", deep=True) == []
     known = {batch.batch_id for batch in line.meta.batches("shop")}
     assert known == {batch.batch_id for batch in line.chain}
+
+
+DRAIN_AND_PEAK = """
+import sys
+from pathlib import Path
+from cdc_core.config import load
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+pipeline = load(Path(sys.argv[1]))
+with Meta.open(pipeline.meta.url) as meta, Extractor(pipeline, "shop", meta=meta) as extractor:
+    extractor.drain()
+print(next(row.split()[1] for row in open("/proc/self/status") if row.startswith("VmHWM")))
+"""
+
+
+def test_a_transaction_of_millions_of_rows_takes_no_more_memory_than_any_and_is_whole_after_a_kill(make_line, tmp_path):
+    rows, ring_mib = 2_500_000, 32
+    line = make_line(limits=f"ring_mib: {ring_mib}")
+    line.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, a INT, b VARCHAR(20), u DATETIME)",
+        f"INSERT INTO t SELECT seq, seq % 999, CONCAT('text ', seq), '2026-01-01' + INTERVAL seq SECOND "
+        f"FROM seq_1_to_{rows}",
+        "START TRANSACTION",
+        "INSERT INTO t SELECT seq, 0, '', NULL FROM seq_3000001_to_3100000",
+        "ROLLBACK",
+    )
+
+    def started() -> subprocess.Popen:
+        return subprocess.Popen(
+            [sys.executable, "-c", DRAIN_AND_PEAK, str(tmp_path / "shop.yaml")],
+            env={**os.environ, **line.environ},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    with started() as worker:
+        while not any(part.stat().st_size for part in (tmp_path / "stage").rglob("*.parquet")):
+            assert worker.poll() is None
+            time.sleep(0.01)
+        worker.send_signal(signal.SIGKILL)
+    assert [batch for batch in line.chain if batch.rows] == []
+    time.sleep(5.2)  # its lease
+    with started() as worker:
+        peak_kib, _ = worker.communicate()
+    assert int(peak_kib) <= (ring_mib + 300) << 10
+    assert [(batch.rows, batch.transactions) for batch in line.chain if batch.rows] == [(rows, 1)]
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    staged = changes(line.store, line.chain, "t")
+    assert pc.sum(staged["id"]).as_py() == rows * (rows + 1) // 2
+    assert pc.unique(staged["_cdc_seq"]).to_pylist() == [line.chain[-1].parts[0].min_seq]
+    assert pc.count_distinct(staged["_cdc_row"]).as_py() == rows
 
 
 def test_while_one_extractor_holds_a_source_another_is_told_to_come_later(make_line):

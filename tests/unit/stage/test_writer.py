@@ -53,8 +53,10 @@ def store(tmp_path):
 
 @pytest.fixture
 def begin(store):
-    def start(position: Position = START, epoch: int = 7, to=store) -> BatchWriter:
-        return BatchWriter(to, pipeline="shop", source="shop", epoch=epoch, begin=Checkpoint(position), window=WINDOW)
+    def start(position: Position = START, epoch: int = 7, to=store, **options: int) -> BatchWriter:
+        return BatchWriter(
+            to, pipeline="shop", source="shop", epoch=epoch, begin=Checkpoint(position), window=WINDOW, **options
+        )
 
     return start
 
@@ -122,8 +124,6 @@ def test_small_blocks_are_gathered_into_one_row_group(store, begin):
 def test_the_same_rows_give_the_same_bytes_however_they_were_cut_into_blocks(store, begin, monkeypatch, limit):
     if limit == "rows":
         monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 64)
-    else:
-        monkeypatch.setattr(parquet, "ROW_GROUP_BYTES", 2000)
     rng = np.random.default_rng(3)
     changes = []
     for n in range(700):
@@ -131,7 +131,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_were_cut_into_blocks(sto
         changes.append(Change(ORDERS, "cud"[n % 3], row, row if n % 3 == 1 else None))
     hashes = set()
     for epoch, cut in enumerate((1, 7, 64, 700)):
-        writer = begin(epoch=epoch)
+        writer = begin(epoch=epoch, gather_bytes=4000 if limit == "bytes" else 1 << 30)
         for start in range(0, 700, cut):
             made = [Made([change], ts=5 + start + i) for i, change in enumerate(changes[start : start + cut])]
             writer.add(block(made, at(start)))
@@ -372,10 +372,9 @@ def test_a_disk_that_fills_up_is_reported_as_such_and_leaves_nothing(store, begi
     assert files(tmp_path) == []
 
 
-def test_many_tables_that_gather_at_once_are_bounded(store, begin, monkeypatch):
-    monkeypatch.setattr("cdc_core.stage.writer.GATHER_BYTES", 20_000)
+def test_many_tables_that_gather_at_once_are_bounded(store, begin):
     schemas = [TableSchema("shop", f"t{n}", ORDERS.columns) for n in range(20)]
-    writer = begin()
+    writer = begin(gather_bytes=20_000)
     for number in range(40):
         changes = [Change(schema, "c", {"id": number, "note": "x" * 100}) for schema in schemas]
         writer.add(block([Made(changes)], at(number)))
