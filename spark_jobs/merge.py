@@ -219,7 +219,7 @@ def _split_key_changes(
 
 
 def row_columns(job: Job, table: MergeTable) -> T.StructType:
-    """The row columns of the merged table. Raises Refused (spark.schema_conflict)."""
+    """The row columns of the merged table. Raises Refused (stage.schema_conflict)."""
     return unified(table.table, job.current_schemas(table), job.schemas(table))
 
 

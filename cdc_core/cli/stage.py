@@ -398,6 +398,10 @@ def export(
         bool, typer.Option("--since-horizon", help="Of a table whose old changes were purged: the rows changed since.")
     ] = False,
     as_of: AsOfOption = "",
+    dropped: Annotated[
+        bool,
+        typer.Option("--dropped", help="Also columns that the table has no more: null in rows that changed since."),
+    ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
@@ -421,8 +425,9 @@ def export(
         )
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
+    moment = _moment(as_of, parsed)
     rows = write(
-        store, manifests(parsed, store), name, to, key or None, partial=since_horizon, as_of=_moment(as_of, parsed)
+        store, manifests(parsed, store), name, to, key or None, partial=since_horizon, as_of=moment, dropped=dropped
     )
     written = to.stat().st_size
     document = {"table": name, "file": str(to), "rows": rows, "size_bytes": written}

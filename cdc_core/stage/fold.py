@@ -10,15 +10,14 @@ Only texts are made here: no file is opened. Names of our own begin with `_locks
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
 
 from cdc_core.errors import Refused
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, SEQ, TS
-from cdc_core.stage.unify import unified_columns
 
 _TYPES = {
     pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT",
@@ -101,7 +100,7 @@ def key_of(table: str, definitions: Sequence[TableSchema], groups: Sequence[File
 
 
 def check_key(table: str, key: Sequence[str], schema: TableSchema) -> None:
-    lacking = [name for name in key if name not in {column.name for column in schema.columns}]
+    lacking = [name for name in key if name.lower() not in {column.name.lower() for column in schema.columns}]
     if lacking:
         raise Refused(
             f"The key column {lacking[0]!r} is not in every definition of the table.",
@@ -127,21 +126,13 @@ def state_schema(columns: Sequence[pa.Field]) -> pa.Schema:
     return pa.schema([*columns, notes[SEQ], notes[TS], notes[LITERAL], notes[ABSENT].with_type(pa.string())])
 
 
-def columns_of_state(table: str, definitions: Sequence[TableSchema], every: Sequence[pa.Field]) -> list[pa.Field]:
-    """The columns of the last definitions, with types that hold older values too."""
-    types = {field.name: field.type for field in every}
-    return [field.with_type(types[field.name]) for field in unified_columns(table, definitions)]
-
-
 def _group_sql(group: FileGroup, columns: Sequence[pa.Field]) -> str:
-    own = {column.name: column.type.arrow for column in group.schema.columns}
-    chosen = [f"{_cast(quoted(field.name), own.get(field.name), field)}" for field in columns]
-    if [(field.name, field.type) for field in columns] == list(own.items()):
+    own = {column.name.lower(): column for column in group.schema.columns}
+    chosen = [f"{_unified(quoted, own, field)} AS {quoted(field.name)}" for field in columns]
+    if [(field.name, field.type) for field in columns] == [(one.name, one.type.arrow) for one in own.values()]:
         before = BEFORE
     else:
-        inner = ", ".join(
-            f"{quoted(field.name)} := {_bare_cast(_old(field.name), own.get(field.name), field)}" for field in columns
-        )
+        inner = ", ".join(f"{quoted(field.name)} := {_unified(_old, own, field)}" for field in columns)
         before = f"CASE WHEN {BEFORE} IS NOT NULL THEN struct_pack({inner}) END AS {BEFORE}"
     names = [field.name for field in BOOKKEEPING]
     files = ", ".join(text(file) for file in group.files)
@@ -151,14 +142,13 @@ def _group_sql(group: FileGroup, columns: Sequence[pa.Field]) -> str:
     )
 
 
-def _bare_cast(value: str, have: pa.DataType | None, field: pa.Field) -> str:
-    if have is None:
+def _unified(place: Callable[[str], str], own: Mapping[str, Column], field: pa.Field) -> str:
+    """A definition's column, found by its name in `place`, as the unified one; null where the definition lacks it."""
+    column = own.get(field.name.lower())
+    if column is None:
         return f"NULL::{duck_type(field.type)}"
-    return value if have == field.type else f"CAST({value} AS {duck_type(field.type)})"
-
-
-def _cast(value: str, have: pa.DataType | None, field: pa.Field) -> str:
-    return f"{_bare_cast(value, have, field)} AS {quoted(field.name)}"
+    value = place(column.name)
+    return value if column.type.arrow == field.type else f"CAST({value} AS {duck_type(field.type)})"
 
 
 def _old(name: str) -> str:

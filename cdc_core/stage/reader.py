@@ -28,7 +28,6 @@ from cdc_core.stage.fold import (
     Folded,
     changes_sql,
     check_key,
-    columns_of_state,
     key_of,
     quoted,
     state_schema,
@@ -93,9 +92,11 @@ def export(
     level: int = 3,
     partial: bool = False,
     as_of: AsOf | None = None,
+    dropped: bool = False,
 ) -> int:
     """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
 
+    dropped: also columns that the table has no more, null in rows that changed since.
     Raises what `table_state` does, and RetryLater (stage.unwritable).
     """
     if not partial:
@@ -104,7 +105,7 @@ def export(
     rows = 0
     try:
         with (
-            _state(store, manifests, table, key, as_of) as (relation, schema),
+            _state(store, manifests, table, key, as_of, dropped) as (relation, schema),
             pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer,
         ):
             for batch in relation.to_arrow_reader(_BATCH_ROWS):
@@ -195,11 +196,16 @@ def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
 
 @contextmanager
 def _state(
-    store: ObjectStore, manifests: Sequence[Manifest], table: str, key: Sequence[str] | None, as_of: AsOf | None
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None,
+    as_of: AsOf | None,
+    dropped: bool = False,
 ) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
     if as_of is not None:
         manifests = as_of.cut(manifests)
-    with _duckdb() as connection, _fold(connection, store, manifests, table, key, as_of) as folded:
+    with _duckdb() as connection, _fold(connection, store, manifests, table, key, as_of, dropped) as folded:
         yield connection.sql(state_sql(folded)), state_schema(folded.columns)
 
 
@@ -211,11 +217,12 @@ def _fold(
     table: str,
     key: Sequence[str] | None,
     as_of: AsOf | None,
+    dropped: bool = False,
 ) -> Iterator[Folded]:
     """What a fold of the table needs, its files being local as long as the context lasts."""
     parts = parts_of(manifests, table)
     definitions = latest_definitions(parts)
-    every = unified_columns(table, _definitions(parts))
+    every = _definitions(parts)
     condition = "true" if as_of is None else as_of.condition
     with _local_files(store, parts, condition) as groups:
         if key is None:
@@ -231,8 +238,8 @@ def _fold(
         ).fetchall()
         yield Folded(
             groups=groups,
-            columns=tuple(columns_of_state(table, definitions, every)),
-            all_columns=tuple(every),
+            columns=tuple(unified_columns(table, every, None if dropped else definitions)),
+            all_columns=tuple(unified_columns(table, every)),
             key=chosen,
             literals=bool(literal),
             absent=any(one.part.absent_rows for one in parts),

@@ -1,7 +1,8 @@
-"""One schema for the parts of a table that were written under several definitions.
+"""One schema for the parts of a table that were written under several definitions: for every reader, Spark's too.
 
-Columns are matched by name. A column that a definition lacks is null there; widened types are widened, exactly.
-What has no exact common type is a conflict, and is refused: nothing is ever cast silently.
+Columns are matched by name, whose case does not matter to the servers either. A column that a definition lacks is null
+there; widened types are widened, exactly. What has no exact common type is a conflict, and is refused: nothing is ever
+cast silently. Readers of all changes show every column, readers of the state those that the table has now.
 """
 
 from __future__ import annotations
@@ -60,23 +61,27 @@ def latest_definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:
     return list({schema.id: schema for schema in latest.values()}.values())
 
 
-def unified_columns(table: str, schemas: Sequence[TableSchema]) -> list[pa.Field]:
+def unified_columns(
+    table: str, schemas: Sequence[TableSchema], current: Sequence[TableSchema] | None = None
+) -> list[pa.Field]:
     """The row columns of all definitions: those of the last one first, in its order, then what only others have.
 
+    current: only the columns of these, with types that hold the values of all.
     Raises Refused (stage.schema_conflict) for a column without an exact common type.
     """
     columns: dict[str, pa.Field] = {}
-    for schema in reversed(schemas):
+    for schema in reversed(schemas if current is None else current):
         for column in schema.columns:
-            field = row_field(column)
-            known = columns.get(column.name)
+            columns.setdefault(column.name.lower(), row_field(column))
+    for schema in schemas:
+        for column in schema.columns:
+            known = columns.get(column.name.lower())
             if known is None:
-                columns[column.name] = field
                 continue
-            common = common_type(known.type, field.type)
+            common = common_type(known.type, column.type.arrow)
             if common is None:
                 raise _conflict(table, column.name, schemas)
-            columns[column.name] = known.with_type(common)
+            columns[column.name.lower()] = known.with_type(common)
     return list(columns.values())
 
 
@@ -102,24 +107,26 @@ def common_type(one: pa.DataType, other: pa.DataType) -> pa.DataType | None:
 def align(rows: pa.Table, target: pa.Schema) -> pa.Table:
     """Staged rows of one definition under a unified schema."""
     columns = []
+    own = {name.lower(): name for name in rows.column_names}
     for field in target:
         if field.name == BEFORE:
             columns.append(_align_before(rows.column(BEFORE), field.type))
-        elif field.name in rows.column_names:
-            columns.append(rows.column(field.name).cast(field.type))
+        elif field.name.lower() in own:
+            columns.append(rows.column(own[field.name.lower()]).cast(field.type))
         else:
             columns.append(pa.nulls(len(rows), field.type))
     return pa.Table.from_arrays(columns, schema=target)
 
 
 def _align_before(before: pa.ChunkedArray, target: pa.DataType) -> pa.ChunkedArray:
-    have = before.type
+    have = {field.name.lower(): index for index, field in enumerate(before.type)}
     chunks = []
     for chunk in before.chunks:
         children = []
         for field in target:
-            index = have.get_field_index(field.name)
-            child = pc.struct_field(chunk, [index]).cast(field.type) if index >= 0 else pa.nulls(len(chunk), field.type)
+            index = have.get(field.name.lower())
+            none = index is None
+            child = pa.nulls(len(chunk), field.type) if none else pc.struct_field(chunk, [index]).cast(field.type)
             children.append(child)
         chunks.append(pa.StructArray.from_arrays(children, fields=list(target), mask=pc.is_null(chunk)))
     return pa.chunked_array(chunks, target)
@@ -150,13 +157,13 @@ def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refuse
     kinds: dict[str, list[str]] = {}
     for schema in schemas:
         for one in schema.columns:
-            if one.name == column:
+            if one.name.lower() == column.lower():
                 kinds.setdefault(str(one.type), []).append(f"{schema.name} ({schema.id})")
     text = "; ".join(f"{kind} in {', '.join(dict.fromkeys(where))}" for kind, where in kinds.items())
     return Refused(
         f"The column {column!r} has types without an exact common one: {text}.",
         where=table,
         code="stage.schema_conflict",
-        remedy="read the batches before and after the change separately, or route the source tables to different "
-        "logical tables",
+        remedy="read or apply the batches before the change and those behind it separately, re-sync the table, or "
+        "route the source tables to different logical tables",
     )

@@ -134,7 +134,7 @@ def test_a_type_that_cannot_be_widened_is_refused(spark: SparkSession, tmp_path:
         stage.add("shop.items", schema, [Change("c", {"id": 1, "n": value}, seq)])
     with pytest.raises(Refused) as caught:
         merged(spark, stage, ["id"])
-    assert caught.value.code == "spark.schema_conflict"
+    assert caught.value.code == "stage.schema_conflict"
 
 
 def test_a_truncate_is_refused_and_leaves_no_counts(spark: SparkSession, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -206,6 +207,25 @@ def test_definitions_that_follow_each_other_are_read_under_one_schema(store):
     state = table_state(store, batches, "shop.orders")
     assert state.column_names[:2] == ["id", "price"], "a dropped column is no column of the state"
     assert rows(state, "id", "price") == [(1, None), (2, 1.5), (2**40, 0.5)]
+
+
+def test_an_export_may_keep_columns_that_the_table_has_no_more(store, tmp_path):
+    batches = stage(
+        store, [Made([insert(1), insert(2)])], [Made([Change(WIDER, "u", {"id": 2, "price": 1.5}, {"id": 2})])]
+    )
+    export(store, batches, "shop.orders", tmp_path / "all.parquet", dropped=True)
+    kept = pq.read_table(tmp_path / "all.parquet")
+    assert rows(kept, "id", "price", "note") == [(1, None, "n"), (2, 1.5, None)]
+
+
+def test_a_column_whose_name_changes_its_case_is_the_same_column(store):
+    loud = TableSchema("shop", "orders", tuple(replace(one, name=one.name.upper()) for one in ORDERS.columns))
+    upper = Change(loud, "u", {"ID": 2, "NOTE": "m"}, {"ID": 2, "NOTE": "n"})
+    batches = stage(store, [Made([insert(1), insert(2)])], [Made([upper])])
+    assert rows(table_state(store, batches, "shop.orders"), "ID", "NOTE") == [(1, "n"), (2, "m")]
+    assert rows(changes(store, batches, "shop.orders"), "ID", "NOTE") == [(1, "n"), (2, "n"), (2, "m")]
+    answer = sql(store, {"shop": batches}, 'SELECT "NOTE", _before."NOTE" AS was FROM shop.orders_changes ORDER BY ALL')
+    assert [tuple(row.values()) for row in answer.to_pylist()] == [("m", "n"), ("n", None), ("n", None)]
 
 
 def test_types_without_a_common_one_are_refused_by_every_reader(store):

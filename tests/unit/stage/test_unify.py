@@ -84,6 +84,12 @@ def test_the_newest_definition_sets_the_order_and_older_columns_follow():
     assert [field.name for field in schema.field("_before").type] == ["id", "added", "n", "gone"]
 
 
+def test_columns_of_now_have_types_that_hold_older_values_and_their_case_does_not_matter():
+    old, new = table(("ID", "int"), ("gone", "date")), table(("id", "bigint"), ("gone2", "text"))
+    columns = unified_columns("t", [old, new, old], [new])
+    assert [(field.name, field.type) for field in columns] == [("id", pa.int64()), ("gone2", pa.string())]
+
+
 def test_a_conflict_names_the_column_the_types_and_the_definitions():
     old, new = table(("id", "int"), ("at", "datetime")), table(("id", "int"), ("at", "timestamp"))
     with pytest.raises(Refused) as caught:
