@@ -141,7 +141,7 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     visit.page.get_by_role("link", name="Details").click()
     visit.page.get_by_role("link", name="Ledger of this run").click()
     expect(seen.get_by_role("heading", name="Ledger of a run")).to_be_visible()
-    expect(seen.get_by_text("The run registered nothing")).to_be_visible()
+    expect(seen.get_by_text("Nothing is known of this run")).to_be_visible()
     seen.get_by_role("link", name="shop").click()
     seen.get_by_role("link", name="first").click()
     expect(seen.get_by_role("cell", name="1,234")).to_have_count(3)

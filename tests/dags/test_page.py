@@ -249,8 +249,8 @@ def test_a_run_has_a_page_with_its_ledgers_for_those_who_may_read_its_pipeline(
     assert f"it broke at {ALERT}" in unescape(failed)
     assert "<script" not in failed
     assert "main: no ledger is closed yet." in failed
-    assert "registered nothing" in client("VIEWER").get("/lockstep/ledger/shop/never").text
+    assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/shop/never").text
     write_pipeline("bank", source="bank_db")  # in the same meta database
-    assert "registered nothing" in client("VIEWER").get("/lockstep/ledger/bank/first").text
+    assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/bank/first").text
     assert client("VIEWER").get("/lockstep/ledger/nowhere/first").status_code == 404
     assert client("").get("/lockstep/ledger/shop/first").status_code == 403

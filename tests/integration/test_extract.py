@@ -278,6 +278,17 @@ def test_an_extractor_renews_its_lease_for_as_long_as_it_is_open(make_line):
         assert extractor.drain().done
 
 
+def test_what_waits_in_the_ring_is_seen_from_outside_while_nobody_drains(make_line):
+    line = make_line()
+    line.execute(TABLE, "INSERT INTO t VALUES (1, 1), (2, 2)")
+    with line.extractor():
+        while (ring := line.meta.status("shop").sources[0].ring).items < 3:  # changes and the end of their transaction
+            time.sleep(0.2)
+        assert ring.most_items >= ring.items
+        assert ring.most_bytes >= ring.size_bytes > 0
+    assert line.meta.status("shop").sources[0].ring.items == 0
+
+
 def test_an_error_in_the_log_comes_after_everything_before_it_is_staged(make_line):
     line = make_line()
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1)", "TRUNCATE TABLE t", "INSERT INTO t VALUES (2, 1)")
