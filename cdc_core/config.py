@@ -240,6 +240,11 @@ class Tables(_Model):
         description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, cascading foreign keys of servers "
         "that do not log them): stop, or record 'needs re-sync' in manifest or log and go on",
     )
+    on_definition: Literal["drop", "note"] = Field(
+        "drop",
+        description="statements that define captured tables and change no row: leave them out, or note place and text "
+        "in the manifest",
+    )
     on_unreadable: Literal["stop", "isolate"] = Field(
         "stop",
         description="a table whose definition is unknown, or whose value or event is refused: stop the source, or "

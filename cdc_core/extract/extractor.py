@@ -191,6 +191,7 @@ class Extractor:
                 captures=self._capture.captures,
                 on_unlogged_change=policy,
                 on_unreadable=pipeline.tables.on_unreadable,
+                on_definition=pipeline.tables.on_definition,
                 isolated=left_out,
                 history=self._meta.history(source.name),
                 limits=pipeline.limits,

@@ -107,6 +107,7 @@ class Assembly:
         prepared: Callable[[str], list[Held] | None],
         block_bytes: int,
         on_unreadable: Literal["stop", "isolate"] = "stop",
+        on_definition: Literal["drop", "note"] = "drop",
     ) -> None:
         self.mariadb = False
         self.gather = Gather(source, begin)
@@ -117,6 +118,7 @@ class Assembly:
         self._tables = tables
         self._on_unlogged_change = on_unlogged_change
         self._on_unreadable = on_unreadable
+        self._on_definition = on_definition
         self._triggers = triggers
         self._find_prepared = prepared
         self.block_bytes = block_bytes
@@ -483,6 +485,8 @@ class Assembly:
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
         if not why:
             log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
+            if self._on_definition == "note":
+                group.notes.append(f"the definition of {names} changed at {where}: {words}")
             if statement.verb in ("DROP TABLE", "DROP DATABASE"):
                 group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
         elif self._on_unlogged_change == "stop":

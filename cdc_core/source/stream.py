@@ -52,6 +52,7 @@ class SourceStream:
 
     captures:           whether a table is captured.
     on_unlogged_change: 'stop', or 'record' a note in the block, when DDL changed rows without row events.
+    on_definition:      'drop', or 'note' statements that define captured tables in the block.
     on_unreadable:      'stop', or 'isolate' a table that cannot be read, and go on with the others.
     isolated:           tables that are left out already, `database.table` -> since where, and why.
     history:            what tables were, as blocks have said before (Block.definitions).
@@ -68,6 +69,7 @@ class SourceStream:
         captures: Callable[[str, str], bool],
         on_unlogged_change: Literal["stop", "record"] = "stop",
         on_unreadable: Literal["stop", "isolate"] = "stop",
+        on_definition: Literal["drop", "note"] = "drop",
         isolated: Mapping[str, str] | None = None,
         history: Iterable[DefinedSince] = (),
         limits: Limits | None = None,
@@ -83,6 +85,7 @@ class SourceStream:
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
         self._on_unreadable = on_unreadable
+        self._on_definition = on_definition
         self._history = History(history, self._known, self._behind)
         self._tables = tables = Tables(captures, self._known, isolated, self._defaults, self._history)
         self._assembly = self._assemble(self._start, tables)
@@ -211,7 +214,7 @@ class SourceStream:
         return Assembly(
             self._source.name, begin, tables,
             on_unlogged_change=self._on_unlogged_change, triggers=self._triggers, prepared=self._prepared,
-            block_bytes=self._block_bytes, on_unreadable=self._on_unreadable,
+            block_bytes=self._block_bytes, on_unreadable=self._on_unreadable, on_definition=self._on_definition,
         )  # fmt: skip
 
     # What the assembly asks

@@ -493,6 +493,18 @@ def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_p
     assert line.ids() == [1, 2]
 
 
+@pytest.mark.parametrize(
+    ("asked", "noted"), [("drop", []), ("note", ["CREATE TABLE t", "ALTER TABLE t ADD INDEX (v)"])]
+)
+def test_statements_that_define_tables_are_noted_where_that_is_asked_for(make_line, asked, noted):
+    line = make_line(more_tables=f", on_definition: {asked}")
+    line.execute(TABLE, "ALTER TABLE t ADD INDEX (v)")
+    line.drain()
+    notes = [note for batch in line.chain for note in batch.notes]
+    assert len(notes) == len(noted)
+    assert all(statement in note for statement, note in zip(noted, notes, strict=True))
+
+
 def test_what_tables_were_is_kept_with_the_batches_and_restored_with_them(make_line, source_database, tmp_path):
     line = make_line(more_tables=", on_unlogged_change: record")
     line.execute("SET GLOBAL binlog_row_metadata = MINIMAL", "CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
