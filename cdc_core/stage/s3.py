@@ -7,10 +7,12 @@ It may assume a server that honours `If-None-Match: *` on PutObject and Complete
 from __future__ import annotations
 
 import io
+import os
 import time
-from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, cast
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
 MULTIPART_BYTES = 16 << 20
 """Files above this go up in pieces of at least this size."""
-_MAX_PIECES = 9_000
+_PIECES_AT_ONCE = 4
 _READ_AHEAD = 1 << 20
 _CONFLICTS = 10
 
@@ -119,7 +121,8 @@ class S3Store:
         info = self.stat(path)
         if info is None:
             raise missing(path, self.uri)
-        return cast(BinaryIO, io.BufferedReader(_Ranges(self, path, info.size_bytes), _READ_AHEAD))
+        ranges = _Ranges(partial(self.read_range, path), info.size_bytes)
+        return cast(BinaryIO, io.BufferedReader(ranges, _READ_AHEAD))
 
     def read_range(self, path: str, start: int, stop: int) -> bytes:
         """Bytes start..stop-1 of an object."""
@@ -176,44 +179,8 @@ class S3Store:
         return self._prefix + checked_path(path)
 
     def _put_pieces(self, path: str, local: Path, *, if_absent: bool) -> bool:
-        """A multipart upload; nothing is visible, and nothing stays, unless it is completed."""
-        key, size = self._key(path), local.stat().st_size
-        piece = max(MULTIPART_BYTES, -(-size // _MAX_PIECES))
-        with self._calling(path):
-            upload = self._client.create_multipart_upload(Bucket=self._bucket, Key=key)["UploadId"]
-
-        def send(number: int) -> Any:
-            with local.open("rb") as file:
-                file.seek(number * piece)
-                body = file.read(piece)
-            answer = self._client.upload_part(
-                Bucket=self._bucket, Key=key, UploadId=upload, PartNumber=number + 1, Body=body
-            )
-            return {"ETag": answer["ETag"], "PartNumber": number + 1}
-
-        condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
-        done = False
-        try:
-            with self._calling(path), ThreadPoolExecutor(4) as pool:
-                parts = list(pool.map(send, range(-(-size // piece))))
-            done = self._conditionally(
-                path,
-                lambda: self._client.complete_multipart_upload(
-                    Bucket=self._bucket, Key=key, UploadId=upload, MultipartUpload={"Parts": parts}, **condition
-                ),
-            )
-            return done
-        finally:
-            if not done:
-                self._abort(path, key, upload)
-
-    def _abort(self, path: str, key: str, upload: str) -> None:
-        with self._calling(path):
-            try:
-                self._client.abort_multipart_upload(Bucket=self._bucket, Key=key, UploadId=upload)
-            except ClientError as error:
-                if _code(error) not in _ABSENT:
-                    raise
+        with local.open("rb") as file:
+            return _Upload(self, path, file.fileno()).complete(local.stat().st_size, if_absent=if_absent)
 
     def _conditionally(self, path: str, call: Any) -> bool:
         """False where the condition failed. A conflict with a writer that has not finished is asked again."""
@@ -279,50 +246,133 @@ class S3Store:
         )
 
 
+class _Upload:
+    """A multipart upload of a file that may still grow; nothing is visible, and nothing stays, unless it is completed.
+
+    Pieces go up in threads, so that whoever writes the file need not wait; what waits for them is on disk.
+    """
+
+    def __init__(self, store: S3Store, path: str, descriptor: int) -> None:
+        self.path = path
+        self._store = store
+        self._descriptor = descriptor
+        self._where: dict[str, Any] = {"Bucket": store._bucket, "Key": store._key(path)}
+        self._pool = ThreadPoolExecutor(_PIECES_AT_ONCE)
+        self._pieces: list[Future[Any]] = []
+        self._sent = 0
+        self._client = store._client
+        with store._calling(path):
+            self._id = self._client.create_multipart_upload(**self._where)["UploadId"]
+
+    def grown(self, size: int) -> None:
+        """The file has so many bytes now: whole pieces go up. They grow, for there are 10,000 at most."""
+        while size - self._sent >= (piece := max(MULTIPART_BYTES, self._sent // 100)):
+            self._submit(piece)
+
+    def complete(self, size: int, *, if_absent: bool) -> bool:
+        """Sends the rest and makes the object; False where the path is taken. Without success nothing is left."""
+        condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
+        done = False
+        try:
+            self.grown(size)
+            if size > self._sent:
+                self._submit(size - self._sent)
+            with self._store._calling(self.path):
+                parts = [piece.result() for piece in self._pieces]
+            done = self._store._conditionally(
+                self.path,
+                lambda: self._client.complete_multipart_upload(
+                    **self._where,
+                    UploadId=self._id,
+                    MultipartUpload={"Parts": parts},
+                    **condition,
+                ),
+            )
+            return done
+        finally:
+            self._pool.shutdown()
+            if not done:
+                self.abort()
+
+    def abort(self) -> None:
+        """May be called more than once, not after success."""
+        self._pool.shutdown(cancel_futures=True)  # a piece that comes later would stay
+        with self._store._calling(self.path):
+            try:
+                self._client.abort_multipart_upload(**self._where, UploadId=self._id)
+            except ClientError as error:
+                if _code(error) not in _ABSENT:
+                    raise
+
+    def _submit(self, size: int) -> None:
+        self._pieces.append(self._pool.submit(self._send, len(self._pieces) + 1, self._sent, size))
+        self._sent += size
+
+    def _send(self, number: int, start: int, size: int) -> Any:
+        piece = _Ranges(lambda low, high: os.pread(self._descriptor, high - low, start + low), size)
+        body = cast(BinaryIO, piece)
+        answer = self._client.upload_part(**self._where, UploadId=self._id, PartNumber=number, Body=body)
+        return {"ETag": answer["ETag"], "PartNumber": number}
+
+
 class S3Output:
-    """An Output that grows in a scratch file and goes up when it is published."""
+    """An Output that grows in a scratch file; what is large goes up while it grows."""
 
     def __init__(self, store: S3Store, paths: Iterable[str], scratch: Path) -> None:
         from tempfile import NamedTemporaryFile
 
         self._store = store
         self._paths = iter(paths)
+        self._size = 0
+        self._upload: _Upload | None = None
         self._published: str | None = None
         try:
             scratch.mkdir(parents=True, exist_ok=True)
-            self._file = NamedTemporaryFile(dir=scratch, prefix="part-", suffix=".parquet")  # noqa: SIM115
+            self._file = NamedTemporaryFile(dir=scratch, prefix="part-", suffix=".parquet", buffering=0)  # noqa: SIM115
         except OSError as error:
             raise _scratch_full(scratch, error) from error
 
     def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data)
         try:
-            return self._file.write(data)
+            while len(view):
+                view = view[self._file.write(view) :]
         except OSError as error:
             raise _scratch_full(Path(self._file.name).parent, error) from error
+        self._size += len(data)
+        if self._upload is None and self._size > MULTIPART_BYTES:
+            self._upload = _Upload(self._store, next(self._paths), self._file.fileno())
+        if self._upload is not None:
+            self._upload.grown(self._size)
+        return len(data)
 
     def publish(self) -> str:
-        try:
-            self._file.flush()
-        except OSError as error:
-            raise _scratch_full(Path(self._file.name).parent, error) from error
-        for path in self._paths:
-            if self._store.put_file(path, Path(self._file.name), if_absent=True):
-                self._published = path
-                self._file.close()
-                return path
-        raise ValueError("no free name among the given paths")
+        upload, self._upload = self._upload, None
+        if upload is not None and upload.complete(self._size, if_absent=True):
+            self._published = upload.path
+        else:
+            local = Path(self._file.name)
+            free = (path for path in self._paths if self._store.put_file(path, local, if_absent=True))
+            self._published = next(free, None)
+        if self._published is None:
+            raise ValueError("no free name among the given paths")
+        self._file.close()
+        return self._published
 
     def discard(self) -> None:
+        if self._upload is not None:
+            self._upload.abort()
+            self._upload = None
         self._file.close()
         if self._published is not None:
             self._store.delete(self._published)
 
 
 class _Ranges(io.RawIOBase):
-    """An object as a seekable file; every read is a ranged GET."""
+    """A seekable file of which every read is `read(start, stop)`."""
 
-    def __init__(self, store: S3Store, path: str, size: int) -> None:
-        self._store, self._path, self._size, self._at = store, path, size, 0
+    def __init__(self, read: Callable[[int, int], bytes], size: int) -> None:
+        self._read, self._size, self._at = read, size, 0
 
     def readable(self) -> bool:
         return True
@@ -341,7 +391,7 @@ class _Ranges(io.RawIOBase):
         stop = min(self._at + len(buffer), self._size)
         if stop <= self._at:
             return 0
-        data = self._store.read_range(self._path, self._at, stop)
+        data = self._read(self._at, stop)
         buffer[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -171,6 +171,53 @@ def test_an_output_takes_the_first_free_name(store, tmp_path):
     assert store.get("t/1") == b"listed by a manifest"
 
 
+@pytest.fixture
+def uploads(bucket, s3_server, tmp_path):
+    """A large output of a bucket, while it is written: what it holds, and the pieces that lie in the bucket."""
+    store = open_store(f"s3://{bucket}/x", s3_endpoint=s3_server.endpoint)
+    store.put("t/1", b"listed by a manifest")
+    client = s3_server.client()
+    data = os.urandom(2 * s3.MULTIPART_BYTES + 12345)
+
+    def pieces() -> int:
+        found = client.list_multipart_uploads(Bucket=bucket).get("Uploads", [])
+        return sum(
+            len(client.list_parts(Bucket=bucket, Key=one["Key"], UploadId=one["UploadId"]).get("Parts", []))
+            for one in found
+        )
+
+    return store, data, pieces
+
+
+@pytest.mark.parametrize("name", ["t/1", "t/2"])
+def test_a_large_output_goes_up_while_it_is_written_and_is_seen_when_it_is_published(uploads, tmp_path, name):
+    store, data, pieces = uploads
+    output = store.open_output([name, "t/3"], tmp_path / "scratch")
+    for start in range(0, len(data), 1 << 20):
+        output.write(memoryview(data)[start : start + (1 << 20)])
+    for _ in range(3000):
+        if pieces() == 2:
+            break
+        time.sleep(0.01)
+    assert pieces() == 2
+    assert paths(store) == ["t/1"]
+    free = "t/2" if name == "t/2" else "t/3"
+    assert output.publish() == free
+    assert store.get(free) == data
+    assert store.get("t/1") == b"listed by a manifest"
+    assert pieces() == 0
+
+
+def test_a_large_output_that_is_discarded_leaves_no_pieces(uploads, tmp_path):
+    store, data, pieces = uploads
+    output = store.open_output(["t/2"], tmp_path / "scratch")
+    output.write(data)
+    output.discard()
+    assert pieces() == 0
+    assert paths(store) == ["t/1"]
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 @pytest.mark.parametrize("published", [True, False])
 def test_a_discarded_output_leaves_nothing(store, tmp_path, published):
     output = store.open_output(["t/w=1/1"], tmp_path / "scratch")
