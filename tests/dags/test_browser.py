@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 REPLAY = "cdc_shop_replay"
 RUNS = f"/api/v2/dags/{REPLAY}/dagRuns"
+RUNS_OF_SHOP = "/api/v2/dags/cdc_shop/dagRuns"
 START = """([path, type]) => fetch(path, {
     method: "POST", credentials: "include", headers: {"Content-Type": type},
     body: JSON.stringify({logical_date: null, conf: {target: "main"}}),
@@ -156,6 +157,10 @@ def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was
     form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Take up all changes"))
     form.get_by_role("button").click()
     expect(form.locator("output")).to_contain_text("It begins when the DAG is switched on.")
+    visit.page.route(f"**{RUNS_OF_SHOP}", lambda route: route.abort())
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_contain_text("Look for the run before you try again.")
+    visit.page.unroute(f"**{RUNS_OF_SHOP}")
     visit.page.context.clear_cookies()
     form.get_by_role("button").click()
     expect(form.locator("output")).to_have_text("Not started: Not authenticated")

@@ -6,7 +6,8 @@ async function call(path, options = {}) {
   const answer = await fetch(new URL(path, api), { headers: { "Content-Type": "application/json" }, ...options });
   const body = await answer.json();
   if (answer.ok) return body;
-  throw new Error(typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail));
+  const said = typeof body.detail === "string" ? body.detail : JSON.stringify(body.detail);
+  throw Object.assign(new Error(said), { refused: true });
 }
 
 function conf(form) {
@@ -23,8 +24,8 @@ async function trigger(form) {
   const body = JSON.stringify({ logical_date: null, conf: conf(form) });
   const dag = encodeURIComponent(form.dataset.dag);
   const run = await call(`${dag}/dagRuns`, { method: "POST", body });
-  const { is_paused: paused } = await call(dag);
-  return `${run.dag_id}: run ${run.dag_run_id} is ${run.state}.` + (paused ? " It begins when the DAG is switched on." : "");
+  const { is_paused: paused } = await call(dag).catch(() => ({}));
+  return `${run.dag_id}: run ${run.dag_run_id} is ${run.state}.${paused ? " It begins when the DAG is switched on." : ""}`;
 }
 
 for (const form of document.querySelectorAll("form[data-dag]")) {
@@ -34,7 +35,9 @@ for (const form of document.querySelectorAll("form[data-dag]")) {
     event.preventDefault();
     button.disabled = true;
     said.textContent = "...";
-    said.textContent = await trigger(form).catch((error) => `Not started: ${error.message}`);
+    said.textContent = await trigger(form).catch((error) =>
+      error.refused ? `Not started: ${error.message}` : `No answer (${error.message}). Look for the run before you try again.`,
+    );
     button.disabled = false;
   });
 }
