@@ -58,8 +58,10 @@ class History:
 
     def begin(self, schemas: Iterable[TableSchema], place: Place) -> None:
         """What all captured tables are now, where reading begins: good for those that no statement ahead defines."""
-        for schema in schemas:
-            if self._as_of(_name(schema), place.seq) is None and not self._ahead.redefines(_name(schema), place.behind):
+        new = [schema for schema in schemas if self._as_of(_name(schema), place.seq) is None]
+        redefined = self._ahead.of(place.behind) if new else ()
+        for schema in new:
+            if not any(_touches(statement, _name(schema)) for statement in redefined):
                 self._learn(place.seq, schema)
 
     def at(self, name: Table, place: Place) -> TableSchema | None:
@@ -71,7 +73,7 @@ class History:
         if known is not None:
             return known
         now = self._ask(*name)
-        if self._ahead.redefines(name, place.behind):
+        if any(_touches(statement, name) for statement in self._ahead.of(place.behind)):
             raise Refused(
                 f"The log does not name the columns of {'.'.join(name)}, and the table was defined anew behind these "
                 "rows, before anybody asked what it was.",
@@ -88,13 +90,17 @@ class History:
         be told. Of a table that is not captured any more nothing is known then."""
         if not self._since:
             return
-        for name in self.names() if names is None else names:
-            known = self._since.get(name, ())
-            if not (captures(*name) or known) or any(one.seq == place.seq for one in known):
-                continue
-            now = self._ask(*name)
-            certain = now is not None and not self._ahead.redefines(name, place.behind)
-            self._learn(place.seq, now if now is not None and certain else TableSchema(*name, ()))
+        mine = [
+            name
+            for name in (self.names() if names is None else names)
+            if (name in self._since or captures(*name))
+            and place.seq not in [one.seq for one in self._since.get(name, ())]
+        ]
+        now = {name: self._ask(*name) for name in mine}
+        redefined = self._ahead.of(place.behind) if mine else ()
+        for name, schema in now.items():
+            certain = schema is not None and not any(_touches(statement, name) for statement in redefined)
+            self._learn(place.seq, schema if schema is not None and certain else TableSchema(*name, ()))
 
     def _learn(self, seq: int, schema: TableSchema) -> None:
         one = DefinedSince(seq, schema)
@@ -118,8 +124,8 @@ class _Ahead:
         self._end: Position | None = None
         self._found: list[tuple[Position, Statement]] = []
 
-    def redefines(self, name: Table, behind: Position) -> bool:
-        """Whether one between a place and the log's present end may define the table anew."""
+    def of(self, behind: Position) -> Sequence[Statement]:
+        """Those between a place and the log's present end."""
         if self._begin is None or self._end is None or not self._begin <= behind <= self._end:
             self._begin, self._end, self._found = behind, behind, []
         for event in self._events(self._end):
@@ -130,7 +136,7 @@ class _Ahead:
             statement = _statement(event)
             if statement is not None:
                 self._found.append((here, statement))
-        return any(here > behind and _touches(statement, name) for here, statement in self._found)
+        return [statement for here, statement in self._found if here > behind]
 
 
 def _statement(event: Event) -> Statement | None:
