@@ -179,8 +179,10 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
     run.run(end)
     tasks = ["extract", "plan", "merge", "to_main.filter", "to_main.write", "to_main.quality", "to_main.commit"]
     assert run.states() == {task: ["success"] for task in tasks}
-    committed = next(value for task, _, value in run.xcoms() if task == "to_main.commit")
+    of_commit = {key: value for task, key, value in run.xcoms() if task == "to_main.commit"}
+    committed = of_commit["return_value"]
     assert (committed["batches"] > 0, committed["tables"]) == (True, [])
+    assert of_commit["_link_LedgerLink"].endswith(f"/lockstep/ledger/again/{committed['run_id']}")
 
     run.environ["AIRFLOW_CONN_AGAIN"] = "mysql://nobody:nothing@127.0.0.1:1"
     output = run.run(end)
