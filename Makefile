@@ -22,6 +22,7 @@ PYTEST_ARGS ?=
 # The files of tests side by side, each process with servers of its own, the long ones first.
 PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
+MUTANTS_ARGS ?=
 LINTED := $(wildcard cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
 
 help: ## list these targets
@@ -79,6 +80,9 @@ test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
 crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
 	@$(PY) -m pytest tests/crash -m "matrix or crash_sample" -v $(PYTEST_ARGS)
 
+mutants: setup ## change the core's code at random places: the tests must notice (MUTANTS_ARGS="ring --sample 20")
+	@$(PY) -m tests.mutation $(MUTANTS_ARGS)
+
 bench: setup ## how fast the extractor is, beside others, on a real server (BENCH_ARGS=--quick for a short one)
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -109,4 +113,4 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo ui test crash-matrix bench lint format types check-all lock clean
+.PHONY: help setup servers mysql browser demo ui test crash-matrix mutants bench lint format types check-all lock clean

@@ -188,8 +188,6 @@ class Stager:
             self._last_point = None
         self._writer = None
         self._gtids.clear()
-        if end.watermark_us >= self._window[1]:
-            self._window = self._windows.containing(end.watermark_us)
         return manifest
 
     def _commit_batch(self, writer: BatchWriter, end: Checkpoint) -> Manifest:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from contextlib import closing
 from pathlib import Path
 
@@ -9,7 +10,7 @@ import pytest
 
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import RetryLater
-from cdc_core.extract.stager import Stager
+from cdc_core.extract.stager import Staged, Stager
 from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
@@ -177,6 +178,28 @@ def test_a_full_batch_closes_at_the_next_transaction_end(tmp_path):
         house.stager.add(block([Made([row(3)], ts=NOON, seq=START.seq, first_row=2)], at(1)), now_us=LATER)
         (batch,) = house.batches
         assert (batch.rows, batch.transactions) == (3, 1)
+        assert not house.stager.inside_transaction
+
+
+def test_what_was_staged_is_counted_over_all_batches(house):
+    house.stager.add(block([Made([row(1)], ts=NOON)], START), now_us=LATER)
+    first = house.stager.commit()
+    house.stager.add(block([Made([row(2), row(3)], ts=NOON)], at(1)), now_us=LATER)
+    second = house.stager.commit()
+    size = sum(part.size_bytes for batch in (first, second) for part in batch.parts)
+    events = first.events + second.events
+    assert house.stager.staged == Staged(batches=2, files=2, rows=3, events=events, size_bytes=size)
+
+
+def test_a_batch_closes_when_its_files_are_large(tmp_path):
+    table = TableSchema("shop", "l", (*TABLE.columns, Column("v", parse_column_type("longblob"))))
+    with closing(House(tmp_path, limits="batch_mib: 1")) as house:
+        house.stager.add(block([Made([row(1)], ts=NOON)], START), now_us=LATER)
+        assert house.batches == []
+        large = Change(table, "c", {"id": 1, "v": random.Random(1).randbytes(2 << 20)})
+        house.stager.add(block([Made([large], ts=NOON)], at(1)), now_us=LATER)
+        (batch,) = house.batches
+        assert batch.rows == 2
 
 
 def test_pieces_of_a_transaction_stay_in_the_window_of_the_first_even_if_the_clock_moves_on(house):

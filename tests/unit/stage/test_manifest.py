@@ -103,6 +103,15 @@ def test_a_fork_in_the_chain_is_data_at_risk(store):
     assert caught.value.code == "stage.fork"
 
 
+@pytest.mark.parametrize("end", [3, 1])
+def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end):
+    manifest = replace(write(store, 3, 5), end=Checkpoint(at(end)))
+    commit(store, manifest)
+    with pytest.raises(DataAtRisk, match="before it begins") as caught:
+        list(chain(store, "shop"))
+    assert caught.value.code == "stage.fork"
+
+
 @pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"version": 1}', b"\xff", b'{"parts": 3'])
 def test_what_is_no_manifest_is_data_at_risk(store, data):
     store.put("manifests/shop/0000-0000001-0000000004.json", data)
@@ -174,9 +183,9 @@ def parts(store) -> set[str]:
 def test_a_sweep_removes_the_parts_that_no_manifest_lists(store):
     orphan = write(store, 0, 2, epoch=1)
     listed = stage(store, 0, 3, 5, epoch=2)
-    other = write(store, 0, 2, epoch=1, source="other")
+    others = [write(store, 0, 2, epoch=1, source=name) for name in ("other", "street")]  # before and behind in order
     assert sweep(store, "shop", live_epoch=3, older_than_s=-1) == [orphan.parts[0].path]
-    assert parts(store) == {batch.parts[0].path for batch in [*listed, other]}
+    assert parts(store) == {batch.parts[0].path for batch in [*listed, *others]}
     assert verify(store, "shop", deep=True) == []
 
 

@@ -1,0 +1,91 @@
+"""Do the tests notice when the code is wrong? cosmic-ray changes the core line by line, and some test must fail.
+
+Of each room a seeded sample of all possible mutants is tried, in a copy of the repository. What survives is printed
+with its difference: an equivalent change, or a test that is missing. docs/guarantees.md keeps the last account.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import tempfile
+from contextlib import closing
+from pathlib import Path
+
+REPOSITORY = Path(__file__).resolve().parents[1]
+ROOMS = {
+    "ring": (["cdc_core/ring"], "tests/unit/ring"),
+    "framing": (["cdc_core/binlog/framing.py"], "tests/unit/source/test_frames.py tests/unit/source/test_lane.py"),
+    "walk": (["cdc_core/binlog/groups.py", "cdc_core/source/lane.py"], "tests/unit/source/test_lane.py"),
+    "rows": (["cdc_core/binlog/scan.py", "cdc_core/binlog/rows.py"], "tests/unit/binlog"),
+    "commit": (
+        ["cdc_core/stage/manifest.py", "cdc_core/extract/stager.py"],
+        "tests/unit/stage/test_manifest.py tests/unit/extract",
+    ),
+}
+TOOL = [str(Path(sys.executable).with_name("uv")), "tool", "run", "--from", "cosmic-ray==8.7.0", "cosmic-ray"]
+CONFIG = """\
+[cosmic-ray]
+module-path = {modules}
+timeout = 900.0
+excluded-modules = []
+test-command = "{python} -m pytest -q -x {tests}"
+[cosmic-ray.distributor]
+name = "local"
+"""
+
+
+def mutate(room: str, sample: int, copy: Path) -> tuple[int, list[str]]:
+    """Tries a sample of a room's mutants in a copy of the repository; how many, and the survivors' differences."""
+    modules, tests = ROOMS[room]
+    config, session = copy / f"{room}.toml", copy / f"{room}.sqlite"
+    config.write_text(CONFIG.format(modules=modules, python=sys.executable, tests=tests))
+    environ = {**os.environ, "PYTHONPATH": str(copy)}
+
+    def run(*arguments: str) -> None:
+        subprocess.run([*TOOL, *arguments], cwd=copy, env=environ, check=True)
+
+    run("init", str(config), str(session))
+    with closing(sqlite3.connect(session)) as database, database:
+        jobs = sorted(
+            # A `|` stands in annotations, which nobody looks at when the code runs.
+            database.execute(
+                "SELECT job_id, module_path, operator_name, occurrence FROM mutation_specs"
+                " WHERE operator_name NOT LIKE '%BitOr%'"
+            ),
+            key=lambda job: job[1:],
+        )
+        chosen = random.Random(room).sample(jobs, min(sample, len(jobs)))
+        database.execute("CREATE TEMP TABLE chosen (job_id)")
+        database.executemany("INSERT INTO chosen VALUES (?)", [job[:1] for job in chosen])
+        for table in ("mutation_specs", "work_items"):
+            database.execute(f"DELETE FROM {table} WHERE job_id NOT IN (SELECT job_id FROM chosen)")
+    run("baseline", str(config))
+    run("exec", str(config), str(session))
+    with closing(sqlite3.connect(session)) as database:
+        found = database.execute("SELECT diff FROM work_results WHERE test_outcome NOT LIKE '%KILLED%' ORDER BY job_id")
+        return len(chosen), [str(diff) for (diff,) in found]
+
+
+def main() -> None:
+    options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    options.add_argument("rooms", nargs="*", default=list(ROOMS), help=f"of {', '.join(ROOMS)}; default: all")
+    options.add_argument("--sample", type=int, default=60, help="mutants per room (default: 60)")
+    given = options.parse_args()
+    with tempfile.TemporaryDirectory(prefix="lockstep-mutants-") as folder:
+        copy = Path(folder) / "repository"
+        shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".venv", ".git", ".lockstep", "__pycache__"))
+        for room in given.rooms:
+            tried, survivors = mutate(room, given.sample, copy)
+            print(f"\n{room}: {tried - len(survivors)} of {tried} mutants were noticed", flush=True)
+            for diff in survivors:
+                print(diff, flush=True)
+
+
+if __name__ == "__main__":
+    main()
