@@ -20,6 +20,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from benchmarks.picture import picture
 from benchmarks.workloads import WORKLOADS, Stretch, Workload, written
 from examples.sandbox.cache import cached
 from examples.sandbox.mariadb import MariaDb
@@ -30,6 +31,12 @@ RIVET_VERSION = "0.32.2"
 DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 Figures = dict[str, dict[str, Any]]
+PEERS = {
+    "rivet": "rivet-cli",
+    "mysql_replication": "mysql-replication",
+    "mysqlbinlog": "mysqlbinlog --raw, copying only",
+    "pyarrow": "pyarrow, writing only",
+}
 ONCE = ("mysql_replication", "pyarrow")
 """Readers of one round: the first is so slow that one tells, the second repeats its work itself."""
 
@@ -91,14 +98,13 @@ def line(workload: Workload, stretch: Stretch, figures: Figures) -> str:
     return (
         f"| {workload.about} | {stretch.changes:,} | {ours['seconds']:.2f} s | "
         f"**{stretch.changes / ours['seconds']:,.0f}** | {ours['cpu']:.2f} s | {ours['rss_mib']:,.0f} MiB | "
-        f"{beside('rivet')} | {beside('mysql_replication')} | {beside('pyarrow')} |"
+        + " | ".join(map(beside, PEERS))
+        + " |"
     )
 
 
-HEAD = (
-    "| workload | changes | time | changes/s | CPU | memory | rivet-cli | mysql-replication "
-    "| pyarrow, writing only |\n|---|---|---|---|---|---|---|---|---|"
-)
+_COLUMNS = ("workload", "changes", "time", "changes/s", "CPU", "memory", *PEERS.values())
+HEAD = f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
 
 
 def machine(server: SqlServer, load: float) -> str:
@@ -122,8 +128,9 @@ def machine(server: SqlServer, load: float) -> str:
     )
 
 
-def keep(text: str) -> None:
-    """Puts the figures into the document, between its marks."""
+def keep(text: str, drawn: str) -> None:
+    """Puts the figures into the document, between its marks, and their picture beside it."""
+    DOCUMENT.with_suffix(".svg").write_text(drawn, encoding="utf-8")
     before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
     after = rest.partition(END)[2]
     DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
@@ -152,7 +159,10 @@ def main() -> None:
     environ = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
     if peer:
         environ["RIVET"] = str(peer)
+    copier = MySql.client("mysqlbinlog") if chosen.server == "mysql" else None
+    environ["MYSQLBINLOG"] = json.dumps(copier)
     lines, where, load = [HEAD], "", os.getloadavg()[0]
+    bars: dict[str, dict[str, float]] = {}
     for workload in WORKLOADS:
         if workload.name not in names:
             continue
@@ -162,14 +172,22 @@ def main() -> None:
             print(f"writing {rows:,} changes: {workload.about}", file=sys.stderr)
             stretch = written(server, workload, rows)
             readers = ["lockstep", "pyarrow", "mysql_replication"]
+            if copier:
+                readers.append("mysqlbinlog")
             if peer and len(workload.tables) == 1:
                 readers.append("rivet")
-            lines.append(line(workload, stretch, best_of(rounds, readers, server.url, stretch, environ)))
+            figures = best_of(rounds, readers, server.url, stretch, environ)
+            lines.append(line(workload, stretch, figures))
+            bars[workload.about] = {
+                label: stretch.changes / figures[reader]["seconds"]
+                for reader, label in {"lockstep": "Lockstep", **PEERS}.items()
+                if reader in figures
+            }
         print(lines[-1], file=sys.stderr)
     text = "\n".join([where, "", *lines])
     print(text)
     if chosen.write:
-        keep(text)
+        keep(text, picture(bars))
 
 
 if __name__ == "__main__":

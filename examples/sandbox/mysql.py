@@ -40,6 +40,15 @@ class MySql(SqlServer):
             return str(error)
         return None
 
+    @staticmethod
+    def client(name: str) -> tuple[str, ...] | None:
+        """The command of a program that comes beside the server, or on PATH; None where there is none."""
+        root = cache_dir() / FOLDER
+        if (root / "usr/bin" / name).exists():
+            return (*_loaded(root), f"{root}/usr/bin/{name}")
+        found = shutil.which(name)
+        return (found,) if found else None
+
 
 @dataclass(frozen=True)
 class _Installation:
@@ -51,11 +60,7 @@ def _find() -> _Installation:
     root = cache_dir() / FOLDER
     command: tuple[str, ...]
     if (root / "usr/sbin/mysqld").exists():
-        loader = next(root.glob("usr/lib*/ld-linux-*.so.*"), None)
-        if loader is None:
-            raise SandboxError(f"{root} has no dynamic loader. Remove the folder and run `make mysql` again.")
-        libraries = [str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")] + [f"{root}/usr/lib/mysql/private"]
-        command = (str(loader), "--library-path", ":".join(libraries), f"{root}/usr/sbin/mysqld", "--no-defaults")
+        command = (*_loaded(root), f"{root}/usr/sbin/mysqld", "--no-defaults")
         command += (f"--basedir={root}/usr", f"--plugin-dir={root}/usr/lib/mysql/plugin")
         command += (
             f"--lc-messages-dir={root}/usr/share/mysql",
@@ -71,6 +76,15 @@ def _find() -> _Installation:
     if version is None or "MariaDB" in said or (int(version[1]), int(version[2])) < (8, 4):
         raise SandboxError(f"{command[0]} is no MySQL 8.4 or newer: {said.strip()!r}. Run `make mysql` as root.")
     return _Installation((*command, *_AS_ROOT), ".".join(version.groups()))
+
+
+def _loaded(root: Path) -> tuple[str, ...]:
+    """What runs a program of the tree with the tree's own libraries."""
+    loader = next(root.glob("usr/lib*/ld-linux-*.so.*"), None)
+    if loader is None:
+        raise SandboxError(f"{root} has no dynamic loader. Remove the folder and run `make mysql` again.")
+    libraries = [str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")] + [f"{root}/usr/lib/mysql/private"]
+    return (str(loader), "--library-path", ":".join(libraries))
 
 
 def _flavor() -> Flavor:
