@@ -45,7 +45,8 @@ def mutate(room: str, sample: int, copy: Path) -> tuple[int, list[str]]:
     modules, tests = ROOMS[room]
     config, session = copy / f"{room}.toml", copy / f"{room}.sqlite"
     config.write_text(CONFIG.format(modules=modules, python=sys.executable, tests=tests))
-    environ = {**os.environ, "PYTHONPATH": str(copy)}
+    # Kernels run as plain Python: a mutant of one would else not reach the compiled code that has it inlined.
+    environ = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1"}
 
     def run(*arguments: str) -> None:
         subprocess.run([*TOOL, *arguments], cwd=copy, env=environ, check=True)
