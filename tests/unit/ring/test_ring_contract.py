@@ -37,7 +37,7 @@ def cursors(ring: Ring) -> tuple[int, int, int]:
 @pytest.mark.parametrize("items", [0, 3, 100, -4])
 def test_a_ring_whose_items_are_no_power_of_two_is_refused(items):
     with pytest.raises(UsageError, match="items") as caught:
-        Ring(items)
+        Ring(items, 8 * MEMORY_UNIT)
     assert caught.value.code == "ring.size"
 
 
@@ -123,6 +123,14 @@ def test_take_cuts_a_block_at_an_entry_boundary_where_a_limit_is_reached():
     assert ring.take(max_items=5).range.end == at(2)
     assert ring.take(max_bytes=2999).range.end == at(4)
     assert ring.take(max_items=5).range.end == at(5)
+
+
+def test_takes_of_any_number_of_entries_of_a_block_meet():
+    for first in range(1, 8):
+        ring = Ring(32)
+        ring.put(transactions(8))
+        one, rest = ring.take(max_items=2 * first), ring.take()
+        assert (one.range.end, rest.range.start, rest.range.end) == (at(first), at(first), at(8))
 
 
 def test_take_gives_at_least_one_entry_however_small_the_limits():
