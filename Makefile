@@ -78,7 +78,7 @@ test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
 	@$(PY) -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
 
 crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
-	@$(PY) -m pytest tests/crash -m "matrix or crash_sample" -v $(PYTEST_ARGS)
+	@$(PY) -m pytest tests/crash tests/dags/test_scheduler.py -m "matrix or crash_sample" -v $(PYTEST_ARGS)
 
 mutants: setup ## change the core's code at random places: the tests must notice (MUTANTS_ARGS="ring --sample 20")
 	@$(PY) -m tests.mutation $(MUTANTS_ARGS)

@@ -21,11 +21,13 @@ PARTS = ("metadatabase", "scheduler", "dag_processor")
 
 
 @contextmanager
-def standalone(environment: Mapping[str, str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Scheduler, DAG processor, triggerer and web server; ended with all of their children on leaving."""
+def standalone(
+    environment: Mapping[str, str], log: Path, part: str = "standalone"
+) -> Iterator[subprocess.Popen[bytes]]:
+    """Scheduler, DAG processor, triggerer and web server, or one part alone; ended with all children on leaving."""
     with open(log, "ab") as output:
         process = subprocess.Popen(
-            airflow_command(["standalone"]),
+            airflow_command([part]),
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=output,
@@ -43,6 +45,13 @@ def standalone(environment: Mapping[str, str], log: Path) -> Iterator[subprocess
             except ProcessLookupError:
                 break
             _reap_group(process)
+
+
+def pid_of(airflow: subprocess.Popen[bytes], part: str) -> int:
+    """The process of one part of a running `airflow standalone` (Linux)."""
+    pids = " ".join(one.read_text() for one in Path(f"/proc/{airflow.pid}/task").glob("*/children")).split()
+    commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in pids}
+    return next(pid for pid, words in commands.items() if part.encode() in words)
 
 
 def _reap_group(process: subprocess.Popen[bytes]) -> None:

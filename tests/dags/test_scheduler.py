@@ -1,48 +1,53 @@
 """A pipeline's life under Airflow's own scheduler, driven as a user drives it: by REST and command line.
 
 One Airflow serves the module. The pipeline's intervals are days; the shop's clock is set back, so that its changes
-lie in three past days. The scheduler itself makes one run, for yesterday; nothing else starts by itself.
+lie in three past days, in every third hour of them. The scheduler itself makes one run, for yesterday; nothing else
+starts by itself.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sqlite3
 import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy import create_engine, text
 
+from cdc_core.windows import Windows, from_us, to_us
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.process import free_port
 from examples.shop.airflow_env import REPOSITORY, airflow_environment
 from examples.shop.compare import compare, target_fingerprint
-from examples.shop.standalone import standalone, wait_until_healthy
+from examples.shop.standalone import pid_of, standalone, wait_until_healthy
 from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
-from tests.dags.airflow_server import AirflowServer, Run
+from tests.dags.airflow_server import PATIENCE_S, AirflowServer, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 DAYS = 3
 TRANSACTIONS_A_DAY = 100
+SALES_A_DAY = 8
 SEED = 7
 EXTRACT, PLAN = "extract", "plan"
 TO_TARGET = ["merge", "to_shards.filter", "to_shards.write", "to_shards.quality", "to_shards.commit"]
 
 PIPELINE = """\
 pipeline: {name}
-schedule: "0 0 * * *"
+schedule: "{schedule}"
 sources:
   - {{name: {name}_db, connection: "airflow:shop_source", server_id: {server_id}, heartbeat_s: 1, read_timeout_s: 10,
      start: {{position: {{file: {file}, offset: 4}}}}}}
@@ -54,10 +59,10 @@ stage: {{uri: "file://{folder}/{name}/stage"}}
 meta: {{url: "sqlite:///{folder}/{name}/meta.db"}}
 targets:
   - name: shards
-    connections: ["airflow:shop_target"]
+    connections: ["airflow:{target}"]
     tables: {tables}
 limits: {{lease_s: 5, batch_rows: 100}}
-airflow: {{poke_interval_s: 1, retry_delay_s: 1}}
+airflow: {{poke_interval_s: 1, retry_delay_s: 1, retries: 20}}
 """
 
 SHARDED = "{{database: 'shop_{{d}}', table: '{0}_{{t}}', sharding: {{key: {1}, databases: 2, tables: 2}}}}"
@@ -74,6 +79,7 @@ NO_TABLE = "{of_another_day: {database: shop_0}}"
 class Line:
     """Airflow, the shop that the pipelines read, and the shards."""
 
+    process: subprocess.Popen[bytes]
     airflow: AirflowServer
     shop: Shop
     source: Any
@@ -87,21 +93,35 @@ class Line:
             cursor.execute("SET timestamp = DEFAULT" if day is None else f"SET timestamp = {day.timestamp()}")
         self.shop.run(transactions)
 
-    def open_source(self) -> None:
-        """The source's connection in Airflow."""
-        server = self.server
+    def connect(self, connection_id: str, server: Any) -> None:
+        """A connection in Airflow."""
         login = {"login": server.user, "password": server.password}
-        self.airflow.set_connection("shop_source", host=server.host, port=server.port, **login)
+        self.airflow.set_connection(connection_id, host=server.host, port=server.port, **login)
+
+    def open_source(self) -> None:
+        self.connect("shop_source", self.server)
 
     def shut_source(self) -> None:
         """The same, where nobody answers."""
         self.airflow.set_connection("shop_source", host="127.0.0.1", port=1, login="nobody", password="nothing")
 
-    def require_equal(self) -> None:
+    def stage(self, pipeline: str) -> None:
+        """What is logged so far, by the command line."""
+        done = subprocess.run(
+            [sys.executable, "-m", "cdc_core.cli", "extract", self.folder / "pipelines" / f"{pipeline}.yaml"],
+            env={**os.environ, "LOCKSTEP_CONN_SHOP_SOURCE": self.server.url},
+            cwd=REPOSITORY,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+
+    def require_equal(self, target: Any = None) -> None:
         """Source and target agree in every row of every table."""
         self.source.commit()
         self.target.commit()
-        found = compare(self.source, self.target)
+        found = compare(self.source, target or self.target)
         assert all(table.source_rows > 0 for table in found)
         assert {table.table: table.differing for table in found} == dict.fromkeys((one.table for one in found), 0)
 
@@ -113,11 +133,12 @@ class Line:
         with closing(sqlite3.connect(self.folder / pipeline / "meta.db")) as database:
             return database.execute(query).fetchall()
 
-    def holder(self) -> str:
+    def holder(self, pipeline: str = "shop") -> str:
         """Who holds the source's lease."""
-        if not (self.folder / "shop" / "meta.db").exists():
+        made = (self.folder / pipeline / "meta.db").exists()
+        if not made or not self.meta("SELECT 1 FROM sqlite_master WHERE name = 'lease'", pipeline):
             return ""
-        return "".join(row[0] for row in self.meta("SELECT holder FROM lease"))
+        return "".join(row[0] for row in self.meta("SELECT holder FROM lease", pipeline))
 
 
 def midnight(days_ago: int) -> datetime:
@@ -152,15 +173,15 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
         standalone(environment, log) as process,
     ):
         create_tables(source, target)
-        line = Line(AirflowServer(port, home, log, environment), Shop(source, SEED), source, target, server, folder)
-        for days_ago in range(DAYS, 0, -1):
-            line.sell(TRANSACTIONS_A_DAY, day=midnight(days_ago) + timedelta(hours=6))
-        for name, server_id, tables in (("shop", 7001, ALL_TABLES), ("again", 7002, NO_TABLE)):
-            write_pipeline(line, name, server_id, tables)
+        airflow = AirflowServer(port, home, log, environment)
+        line = Line(process, airflow, Shop(source, SEED), source, target, server, folder)
+        for sale in range(DAYS * SALES_A_DAY):
+            line.sell(TRANSACTIONS_A_DAY // SALES_A_DAY, day=midnight(DAYS) + sale * timedelta(days=1) / SALES_A_DAY)
+        write_pipeline(line, "shop", 7001, ALL_TABLES)
+        write_pipeline(line, "again", 7002, NO_TABLE)
         assert wait_until_healthy(process, port), log.read_text()[-6000:]
         line.open_source()
-        login = {"login": mariadb_target.user, "password": mariadb_target.password}
-        line.airflow.set_connection("shop_target", host=mariadb_target.host, port=mariadb_target.port, **login)
+        line.connect("shop_target", mariadb_target)
         for dag_id in ("cdc_shop", "cdc_again"):
             line.airflow.wait_for_dag(dag_id)
         yield line
@@ -174,19 +195,26 @@ def create_tables(source: Any, target: Any) -> None:
     with source.cursor() as cursor:
         cursor.execute(f"SET timestamp = {midnight(DAYS).timestamp()}")
         cursor.execute("FLUSH BINARY LOGS")
-    for connection, statements in ((source, source_statements()), (target, target_statements())):
-        with connection.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
+    _execute(source, source_statements())
+    _execute(target, target_statements())
 
 
-def write_pipeline(line: Line, name: str, server_id: int, tables: str) -> None:
+def _execute(connection: Any, statements: Iterable[str]) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def write_pipeline(
+    line: Line, name: str, server_id: int, tables: str, *, schedule: str = "0 0 * * *", target: str = "shop_target"
+) -> None:
     with line.source.cursor() as cursor:
         cursor.execute("SHOW BINARY LOGS")
         file = cursor.fetchall()[-1][0]
     (line.folder / name).mkdir()
     values = {"name": name, "server_id": server_id, "file": file, "folder": line.folder, "tables": tables}
-    (line.folder / "pipelines" / f"{name}.yaml").write_text(PIPELINE.format(**values))
+    text = PIPELINE.format(**values, schedule=schedule, target=target)
+    (line.folder / "pipelines" / f"{name}.yaml").write_text(text)
 
 
 @pytest.fixture(scope="module")
@@ -212,10 +240,67 @@ def killed(line: Line, scheduled: Run) -> Run:
 
 
 def _wait(true: Callable[[], bool], what: str) -> None:
-    deadline_s = time.monotonic() + 120
+    deadline_s = time.monotonic() + PATIENCE_S
     while not true():
         assert time.monotonic() < deadline_s, f"waited in vain for {what}"
         time.sleep(0.1)
+
+
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("hours", [12, pytest.param(3, marks=pytest.mark.matrix)])
+def test_a_backfill_in_random_order_with_two_runs_at_once_ends_equal(
+    line: Line, airflow_database: str, hours: int
+) -> None:
+    """Comes first: only past days have changes yet. `make crash-matrix` runs the one of more than 24 intervals."""
+    name, now = f"every_{hours}h", datetime.now(UTC)
+    # The next interval ends long after this test, and the last one is Airflow's newest: it makes no run by itself.
+    schedule = f"0 {(now.hour + hours // 2) % hours}-23/{hours} * * *"
+    *intervals, latest = _intervals(schedule, midnight(DAYS), now)
+    order = random.Random(SEED).sample(intervals, len(intervals))
+    order.insert(len(order) // 3, latest)  # the runs behind it find nothing to do
+    with MariaDb.start(server_id=71) as server, closing(server.connect(autocommit=True)) as target:
+        _execute(target, target_statements())
+        line.connect("copy", server)
+        write_pipeline(line, name, 7100 + hours, ALL_TABLES, schedule=schedule, target="copy")
+        line.stage(name)
+        line.airflow.wait_for_dag(f"cdc_{name}")
+        dates = ("--from-date", intervals[0].isoformat(), "--to-date", latest.isoformat())
+        line.airflow.command("backfill", "create", "--dag-id", f"cdc_{name}", *dates, "--max-active-runs", "2")
+        _reorder(airflow_database, order)
+        line.shut_source()
+        try:
+            line.airflow.switch_on(f"cdc_{name}")
+            line.airflow.wait_for_runs(f"cdc_{name}", len(order))
+        finally:
+            line.open_source()
+        line.require_equal(target)
+    runs = sorted(line.airflow.runs(f"cdc_{name}"), key=lambda run: str(run["start_date"]))
+    assert [datetime.fromisoformat(run["logical_date"]) for run in runs] == order
+    assert {run["state"] for run in runs} == {"success"}
+    assert any(later["start_date"] < run["end_date"] for run, later in pairwise(runs)), "never two at once"
+    assert line.meta("SELECT DISTINCT state FROM consume_record", name) == [("COMMITTED",)]
+    figures = "staged_rows + key_changes = winners + superseded AND winners = written + stale + absent"
+    assert line.meta(f"SELECT DISTINCT {figures} FROM apply_ledger", name) == [(1,)]
+
+
+def _intervals(schedule: str, first: datetime, now: datetime) -> list[datetime]:
+    """Where the schedule's intervals begin, from the one that holds a moment to the last one that is over."""
+    windows, found = Windows(schedule), []
+    start_us, end_us = windows.containing(to_us(first))
+    while end_us <= to_us(now):
+        found.append(from_us(start_us))
+        start_us, end_us = windows.containing(end_us)
+    return found
+
+
+def _reorder(airflow_database: str, order: Sequence[datetime]) -> None:
+    """The waiting runs of the only backfill: `airflow backfill create` knows forwards and backwards alone."""
+    engine = create_engine(airflow_database)
+    with engine.begin() as connection:
+        move = text("UPDATE backfill_dag_run SET sort_ordinal = :place WHERE logical_date = :date")
+        for place, date in enumerate(order, 1):
+            assert connection.execute(move, {"place": place, "date": date}).rowcount == 1
+    engine.dispose()
 
 
 def test_switched_on_after_a_pause_one_run_takes_all_that_was_logged_meanwhile(line: Line, scheduled: Run) -> None:
@@ -279,15 +364,7 @@ def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source_and_r
     line: Line,
 ) -> None:
     """Of a pipeline whose target takes none of the staged tables: Spark has nothing to do in it."""
-    staged = subprocess.run(
-        [sys.executable, "-m", "cdc_core.cli", "extract", line.folder / "pipelines" / "again.yaml", "--until", "now"],
-        env={**os.environ, "LOCKSTEP_CONN_SHOP_SOURCE": line.server.url},
-        cwd=REPOSITORY,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert staged.returncode == 0, staged.stderr
+    line.stage("again")
     days = ("--from-date", f"{midnight(DAYS):%Y-%m-%d}", "--to-date", f"{midnight(1):%Y-%m-%d}")
     command = ("backfill", "create", "--dag-id", "cdc_again", *days, "--max-active-runs", "1")
     line.shut_source()
@@ -309,3 +386,17 @@ def test_a_backfill_applies_staged_intervals_one_by_one_without_the_source_and_r
         line.open_source()
     skipped = {EXTRACT: "success", PLAN: "success", **dict.fromkeys(TO_TARGET, "skipped")}
     assert [run.states() for run in runs] == [skipped] * DAYS
+
+
+def test_a_run_whose_scheduler_is_killed_goes_on_and_ends_once_a_scheduler_runs_again(line: Line) -> None:
+    """Comes last: the scheduler of all others is gone. Of the pipeline that leaves Spark nothing to do."""
+    line.airflow.switch_on("cdc_again")
+    end = datetime.now(UTC) + timedelta(seconds=20)
+    run = line.airflow.trigger("cdc_again", window_end=end.isoformat())
+    _wait(lambda: run.run_id in line.holder("again"), "the extract task")
+    os.kill(pid_of(line.process, "scheduler"), signal.SIGKILL)
+    line.sell(TRANSACTIONS_A_DAY)
+    with standalone(line.airflow.environment, line.airflow.log, part="scheduler"):
+        assert run.wait() == "success", run.states()
+    assert run.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
+    assert line.meta("SELECT DISTINCT state FROM consume_record", "again") == [("COMMITTED",)]
