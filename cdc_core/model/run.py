@@ -80,6 +80,11 @@ def plan_path(run_id: str) -> str:
     return f"{run_root(run_id)}/plan.json"
 
 
+def quality_folder(run_id: str, target: str) -> str:
+    """The verdicts of a target's suites, and report.html, which shows them."""
+    return f"{run_root(run_id)}/quality/target={target}"
+
+
 def counts_path(folder: str) -> str:
     """The counts of the task that made a merged, filtered or written folder."""
     return f"{folder}/counts.json"
@@ -131,7 +136,7 @@ class RunPlan:
         return f"{self.root}/written/target={target}"
 
     def quality_folder(self, target: str) -> str:
-        return f"{self.root}/quality/target={target}"
+        return quality_folder(self.run_id, target)
 
     def merge_set(self, name: str) -> MergeSet:
         return next(one for one in self.merge_sets if one.name == name)

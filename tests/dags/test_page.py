@@ -244,11 +244,13 @@ def test_a_run_has_a_page_with_its_ledgers_for_those_who_may_read_its_pipeline(
     client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
 ) -> None:
     text = client("VIEWER").get("/lockstep/ledger/shop/first").text
-    assert [part in text for part in ("shop.orders", "1,234", "committed")] == [True] * 3
+    report = f"{shop.pipeline.stage.uri}/runs/first/quality/target=main/report.html"
+    parts = ("shop.orders", "1,234", "committed", "main: the checks passed.", report)
+    assert [part in text for part in parts] == [True] * len(parts)
     failed = client("VIEWER").get("/lockstep/ledger/shop/second").text
     assert f"it broke at {ALERT}" in unescape(failed)
     assert "<script" not in failed
-    assert "main: no ledger is closed yet." in failed
+    assert "main: no ledger is closed." in failed
     assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/shop/never").text
     write_pipeline("bank", source="bank_db")  # in the same meta database
     assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/bank/first").text

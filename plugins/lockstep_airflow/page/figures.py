@@ -18,6 +18,7 @@ from cdc_core.cli.output import error_document, moment
 from cdc_core.cli.status import ledger_document, run_document, status_document
 from cdc_core.errors import InternalError, LockstepError
 from cdc_core.meta import Meta, RecordState, RunState
+from cdc_core.model.run import quality_folder
 from cdc_core.windows import to_us
 from lockstep_airflow.pipelines import read_folder
 
@@ -71,7 +72,7 @@ def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
         with _meta(parsed) as meta:
             found = meta.account(run_id)
         mine = found is not None and found.run.pipeline == pipeline
-        return {"run": account_document(found) if found is not None and mine else None}
+        return {"run": account_document(found, parsed.stage) if found is not None and mine else None}
 
     spec = next((spec for spec in read_folder(folder).specs if spec.pipeline == pipeline), None)
     return None if spec is None else _entry(spec, read)
@@ -131,7 +132,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         ],
         "delays": _delays(seen.status.runs),
         "targets": [one | {"open": _open(one)} for one in document["targets"]],
-        "runs": [account_document(one) for one in seen.accounts],
+        "runs": [account_document(one, pipeline.stage) for one in seen.accounts],
     }
     return document | {"attention": _attention(document)}
 
@@ -171,8 +172,9 @@ def _batch(one: BatchRow) -> dict[str, Any]:
     }
 
 
-def account_document(account: Account) -> dict[str, Any]:
-    """A run, and by target the sums of its ledgers and the ledgers; no sums for a target that it has not committed."""
+def account_document(account: Account, stage: config.Stage) -> dict[str, Any]:
+    """A run, and by target the sums of its ledgers, the ledgers, and where the report of its checks lies; no sums for a
+    target that it has not committed."""
     targets = []
     for target in account.targets:
         rows = [row for row in account.ledgers if row.entry.target == target]
@@ -182,6 +184,7 @@ def account_document(account: Account) -> dict[str, Any]:
                 "sums": _sums(rows) if rows else None,
                 "adds_up": not any(row.entry.problems() for row in rows) if rows else None,
                 "ledgers": [ledger_document(row.entry) for row in rows],
+                "report": f"{stage.uri.rstrip('/')}/{quality_folder(account.run.run_id, target)}/report.html",
             }
         )
     return run_document(account.run) | {"targets": targets}
