@@ -119,6 +119,7 @@ class Extractor:
         self._effort_before = Effort()
         self._reader_error: BaseException | None = None
         self._lease_error: LockstepError | None = None
+        self._undone: set[int] = set()
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
@@ -195,6 +196,7 @@ class Extractor:
                 isolated=left_out,
                 history=self._meta.history(source.name),
                 limits=pipeline.limits,
+                undone=self._undone,
             )
             opened.enter_context(stream)
             self._stream = stream
@@ -348,10 +350,10 @@ class Extractor:
         )
 
     def _attaching_helps(self, error: LockstepError) -> bool:
-        """The stream could not go on by itself: another server may, or the begin of a transaction in pieces."""
+        """The stream could not go on by itself: another server may, or reading a transaction in pieces once more."""
         several = len(self._source.connections) > 1
         lost = error.code in LOST and (several or self._stager.inside_transaction)
-        if not lost and error.code != "source.other_server":
+        if not lost and error.code not in ("source.other_server", "source.undone_after_parts"):
             return False
         place = self._stager.reached.position if not self._stager.inside_transaction else self._stager.durable.position
         last, times = self._fruitless

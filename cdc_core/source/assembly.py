@@ -62,10 +62,11 @@ _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 class _Group:
     """The open group. seq, gtid, commit_ts_us: from its first event. rows: of captured tables, in order.
 
-    open: goes on until its end, not just to the next statement. xa: may stay prepared. redundant: the first of the
-    two groups of a MariaDB ALTER. ordinal: row events so far. pieces: how many PARTs have left. defines: holds DDL of
-    a captured table. marks: savepoint -> how many rows were held when it was set. isolated: ids in
-    `maps` of isolated tables. passed, notes: of its entry, and gone with the group when it is dropped.
+    open: goes on until its end, not just to the next statement. xa: may stay prepared. redundant: the first of the two
+    groups of a MariaDB ALTER. undone: will be rolled back, as an earlier reading has shown. ordinal: row events so
+    far. pieces: how many PARTs have left. defines: holds DDL of a captured table. marks: savepoint -> how many rows
+    were held when it was set. isolated: ids in `maps` of isolated tables. passed, notes: of its entry, and gone with
+    the group when it is dropped.
     """
 
     start: int
@@ -75,6 +76,7 @@ class _Group:
     open: bool = False
     xa: bool = False
     redundant: bool = False
+    undone: bool = False
     rows: list[Held] = field(default_factory=list)
     size_bytes: int = 0
     ordinal: int = 0
@@ -94,6 +96,8 @@ class Assembly:
     triggers:    whether a table has triggers; asked for DML in statement format on tables that are not captured.
     prepared:    rows of an XA transaction that was prepared before this stream began; None if they are not found.
     block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
+    undone:      order keys of groups that were rolled back after pieces of them had left. Whoever dropped those pieces
+                 feeds the log again from before the group: then it holds nothing.
     """
 
     def __init__(
@@ -108,6 +112,7 @@ class Assembly:
         block_bytes: int,
         on_unreadable: Literal["stop", "isolate"] = "stop",
         on_definition: Literal["drop", "note"] = "drop",
+        undone: set[int] | None = None,
     ) -> None:
         self.mariadb = False
         self.gather = Gather(source, begin)
@@ -121,6 +126,7 @@ class Assembly:
         self._on_definition = on_definition
         self._triggers = triggers
         self._find_prepared = prepared
+        self._undone = set() if undone is None else undone
         self.block_bytes = block_bytes
         self._file = begin.file
         self._end = begin.offset
@@ -285,7 +291,8 @@ class Assembly:
             )
         # Before MySQL 8 the log knows whole seconds only, as MariaDB does.
         moment = commit_ts_us or event.header.timestamp * 1_000_000
-        self._group = _Group(event.start, self._seq(event), gtid, moment)
+        seq = self._seq(event)
+        self._group = _Group(event.start, seq, gtid, moment, undone=seq in self._undone)
         return self._group
 
     def _begin_mysql(self, event: Event) -> None:
@@ -315,6 +322,8 @@ class Assembly:
         """Ends the group with an entry; a transaction without captured rows is only passed, or is DDL."""
         group = self._group
         assert group is not None
+        if group.undone and kind == EntryKind.TRANSACTION:
+            raise faults.grammar("it is committed, and was rolled back when it was read before", self._where_of(group))
         self._group = None
         held = group.rows if rows is None else rows
         if kind == EntryKind.TRANSACTION and not held and not group.pieces:
@@ -386,6 +395,8 @@ class Assembly:
         self._hold(group, held)
 
     def _hold(self, group: _Group, held: Held) -> None:
+        if group.undone:
+            return
         group.rows.append(held)
         group.size_bytes += held.size_bytes
         if group.size_bytes >= self._piece_bytes(group):
@@ -554,4 +565,8 @@ class Assembly:
 
     def _require_undoable(self, group: _Group, why: str) -> None:
         if group.pieces:
-            raise faults.undone_after_parts(why, f"{self._source}, {self._file}:{group.start}")
+            self._undone.add(group.seq)
+            raise faults.undone_after_parts(why, self._where_of(group))
+
+    def _where_of(self, group: _Group) -> str:
+        return f"{self._source}, {self._file}:{group.start}"

@@ -31,8 +31,7 @@ def undone_after_parts(why: str, where: str) -> DataAtRisk:
         f"A transaction too large for memory cannot be undone any more, and {why}.",
         where=where,
         code="source.undone_after_parts",
-        remedy="raise limits.ring_mib to four times the size of the transaction and run again: nothing of it was "
-        "staged",
+        remedy="nothing of it was staged; the extractor reads it again and leaves it out, so run it again",
     )
 
 

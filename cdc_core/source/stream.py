@@ -57,6 +57,7 @@ class SourceStream:
     isolated:           tables that are left out already, `database.table` -> since where, and why.
     history:            what tables were, as blocks have said before (Block.definitions).
     limits:             of the ring; they bound the size of a block.
+    undone:             see Assembly; is added to.
     Raises, on entering, what LogReader raises.
     """
 
@@ -74,6 +75,7 @@ class SourceStream:
         history: Iterable[DefinedSince] = (),
         limits: Limits | None = None,
         block_bytes: int = BLOCK_BYTES,
+        undone: set[int] | None = None,
     ) -> None:
         self._source = source
         self._server = server
@@ -85,6 +87,7 @@ class SourceStream:
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
         self._on_unreadable = on_unreadable
+        self._undone = undone
         self._on_definition = on_definition
         self._history = History(history, self._known, self._behind)
         self._tables = tables = Tables(captures, self._known, isolated, self._defaults, self._history)
@@ -215,6 +218,7 @@ class SourceStream:
             self._source.name, begin, tables,
             on_unlogged_change=self._on_unlogged_change, triggers=self._triggers, prepared=self._prepared,
             block_bytes=self._block_bytes, on_unreadable=self._on_unreadable, on_definition=self._on_definition,
+            undone=self._undone,
         )  # fmt: skip
 
     # What the assembly asks

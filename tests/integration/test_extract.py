@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, replace
+from unittest.mock import patch
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -23,7 +24,7 @@ from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
-from cdc_core.source import stream
+from cdc_core.source import faults, stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
@@ -175,6 +176,30 @@ def test_a_transaction_larger_than_the_ring_is_staged_whole(make_line):
     line.drain()
     batches = [batch for batch in line.chain if batch.rows]
     assert [(batch.rows, batch.transactions) for batch in batches] == [(20000, 1)]
+
+
+def test_a_large_transaction_that_the_log_rolls_back_leaves_nothing(make_line, tmp_path):
+    line = make_line(limits="ring_mib: 1")
+    line.execute(
+        TABLE,
+        "INSERT INTO t VALUES (1, 1)",
+        "CREATE TEMPORARY TABLE hidden (id INT)",
+        "START TRANSACTION",
+        "INSERT INTO t SELECT seq, 0 FROM seq_100_to_40000",
+        "DROP TEMPORARY TABLE hidden",  # which cannot be undone, so that all of it is logged, with a ROLLBACK
+        "ROLLBACK",
+        "INSERT INTO t VALUES (2, 1)",
+    )
+    with (
+        patch.object(faults, "undone_after_parts", wraps=faults.undone_after_parts) as met,
+        line.extractor() as extractor,
+    ):
+        assert extractor.drain().done
+    assert met.call_count == 1
+    assert line.ids() == [1, 2]
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    listed = {line.store.local_path(part.path) for batch in line.chain for part in batch.parts}
+    assert set((tmp_path / "stage").rglob("*.parquet")) == listed
 
 
 def test_the_first_position_is_kept_before_anything_was_staged(make_line):

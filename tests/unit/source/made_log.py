@@ -32,6 +32,7 @@ class Log:
     offset: int = 4
     asked: list[tuple[str, str]] = field(default_factory=list)
     gtids: int = 0
+    undone: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.assembly = Assembly(
@@ -43,6 +44,7 @@ class Log:
             prepared=self.prepared,
             block_bytes=self.block_bytes,
             on_unreadable=self.on_unreadable,  # type: ignore[arg-type]
+            undone=self.undone,
         )
         self.assembly.mariadb = True
 

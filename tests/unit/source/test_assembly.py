@@ -304,12 +304,27 @@ def test_a_large_transaction_leaves_in_pieces_that_have_its_order_key() -> None:
     assert numbers == sorted(numbers)
 
 
-def test_what_is_in_pieces_cannot_be_undone_and_stops() -> None:
-    log = Log(block_bytes=300)
-    log.gtid()
-    log.rows(1, 2, 3, 4)
+def test_what_is_undone_after_pieces_of_it_have_left_stops_and_is_left_out_when_it_is_read_again() -> None:
+    undone: set[int] = set()
+
+    def begun() -> Log:
+        log = Log(block_bytes=300, undone=undone)
+        log.gtid()
+        log.rows(1, 2, 3, 4)
+        return log
+
+    log = begun()
     assert kinds(log.blocks()) == [EntryKind.PART]
     refused("source.undone_after_parts", log, lambda: log.query("ROLLBACK"))
+    log = begun()
+    refused("source.grammar", log, log.commit)
+    log = begun()
+    log.query("ROLLBACK")
+    log.transaction(5)
+    blocks = log.blocks()
+    assert_partition(blocks)
+    assert kinds(blocks) == [EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert [v for b in blocks for t in b.tables for v in t.rows.column("id").to_pylist()] == [5]
 
 
 def test_what_may_still_be_undone_does_not_leave_in_pieces() -> None:
