@@ -6,16 +6,19 @@ stay exact. The columns of files of several definitions are unified as for every
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import pyarrow as pa
-from pyspark.sql import Column
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING
 from cdc_core.stage.unify import unified_columns
+
+Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""What a worker does with the batches of a partition."""
 
 _SIMPLE: dict[pa.DataType, T.DataType] = {
     pa.int8(): T.ByteType(), pa.int16(): T.ShortType(), pa.int32(): T.IntegerType(), pa.int64(): T.LongType(),
@@ -49,6 +52,16 @@ def staged_struct(schema: TableSchema) -> T.StructType:
 def c(*path: str) -> Column:
     """A column by its exact name, or a field of a struct, whatever characters the names have."""
     return F.col(".".join("`" + name.replace("`", "``") + "`" for name in path))
+
+
+def map_in_arrow(rows: DataFrame, work: Work, schema: T.StructType | str) -> DataFrame:
+    """DataFrame.mapInArrow for columns of any name: it would take `a.b` for a field, so numbers stand for the names."""
+    names = rows.columns
+
+    def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return work(batch.rename_columns(names) for batch in batches)
+
+    return rows.toDF(*(f"c{number}" for number in range(len(names)))).mapInArrow(named, schema)
 
 
 def unified(table: str, current: Sequence[TableSchema], all_schemas: Sequence[TableSchema]) -> T.StructType:

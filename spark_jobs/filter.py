@@ -9,7 +9,7 @@ for the shard that it left: also when its winner is stale, for the old place mus
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +25,7 @@ from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import version_hex
 from cdc_core.target.versions import ABSENT, DELETE, INSERT, REVIVED, STALE, UPDATE, classify, versions_of
 from cdc_core.target.write import LEFT, UPSERT
-from spark_jobs.columns import c
+from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.merge import BORN, MOVED
@@ -47,10 +47,10 @@ def classified(winners: DataFrame, destination: Destination) -> DataFrame:
             T.StructField(REASON, T.StringType()),
         ]
     )
-    return winners.mapInArrow(_classifier(destination), schema)
+    return map_in_arrow(winners, _classifier(destination), schema)
 
 
-def _classifier(destination: Destination) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _classifier(destination: Destination) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
             for batch in batches:

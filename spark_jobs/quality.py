@@ -12,7 +12,7 @@ import importlib
 import json
 import logging
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -30,7 +30,7 @@ from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import row_keys
-from spark_jobs.columns import c
+from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -66,7 +66,7 @@ def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
 def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     def one(table: MergeTable) -> DataFrame:
         rows = accepted(job, table, job.read(job.filtered(table.table)))
-        return rows.mapInArrow(_comparer(job.destination(table)), _TARGET_FRAME)
+        return map_in_arrow(rows, _comparer(job.destination(table)), _TARGET_FRAME)
 
     parts = each_table(one, tables)
     return reduce(DataFrame.unionAll, parts) if parts else None
@@ -78,7 +78,7 @@ def _to_compare(job: Job, table: MergeTable) -> int:
     return job.rows_in(job.filtered(table.table))
 
 
-def _comparer(destination: Destination) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _comparer(destination: Destination) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
             for batch in batches:

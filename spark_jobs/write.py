@@ -9,7 +9,7 @@ table's policy says so; their old places stay as they are.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -24,7 +24,7 @@ from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.target.destination import Destination
 from cdc_core.target.load import LoadFile
 from cdc_core.target.write import LEFT, ShardResult, ShardWrite, write_shard
-from spark_jobs.columns import c
+from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.filter import REASON, SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -42,7 +42,7 @@ def written(
     parallel = max(1, min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4))
     mine = rows.where(c(OP) != LEFT) if arrivals else rows.where(c(OP) == LEFT)
     placed = mine.repartitionById(parallel, F.pmod(c(SHARD), F.lit(parallel)).cast("int"))
-    done = placed.mapInArrow(_writer(destination, run_id, arrivals), _RESULT).collect()
+    done = map_in_arrow(placed, _writer(destination, run_id, arrivals), _RESULT).collect()
     counts = sorted(
         (WriteCounts(destination.logical, row["shard"], *(row[name] for name in _COUNTS)) for row in done),
         key=lambda counts: counts.shard,
@@ -50,9 +50,7 @@ def written(
     return counts, [one for row in done for one in row["unfit"]]
 
 
-def _writer(
-    destination: Destination, run_id: str, arrivals: bool
-) -> Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+def _writer(destination: Destination, run_id: str, arrivals: bool) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
@@ -61,7 +59,7 @@ def _writer(
                 shards = np.asarray(batch.column(SHARD))
                 for number in np.unique(shards):
                     if number not in files:
-                        files[number] = stack.enter_context(LoadFile(scratch, f"shard-{number}", destination.layout))
+                        files[number] = stack.enter_context(LoadFile(scratch, destination.layout))
                     files[number].add(batch.take(pa.array(np.flatnonzero(shards == number))))
             for number, file in sorted(files.items()):
                 shard = destination.shards[number]

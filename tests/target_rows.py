@@ -76,7 +76,7 @@ class Table:
 
     def write(self, *batches: Sequence[Winner], run: str = "run", **options: Any) -> WriteCounts:
         layout = Layout(self.key, tuple(self.columns))
-        with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), "rows", layout) as file:
+        with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout) as file:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
             write = ShardWrite(run, "shop.t", self.facts, **options)

@@ -273,6 +273,7 @@ class SourceStream:
     def _behind(self, begin: Position) -> Generator[Event]:
         """A passing look at the log: its events from a position to its present end."""
         source = self._source
+        log.info("%s: a look at the log from %s to its end", source.name, begin)
         with (
             closing(LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)) as reader,
             suppress(EndOfLog),

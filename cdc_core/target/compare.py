@@ -15,7 +15,7 @@ from cdc_core.apply.guard import newer_or_equal_sql
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
-from cdc_core.target.versions import beside, on_key, row_version, table_name, tombstones_name
+from cdc_core.target.versions import beside, on_key, row_version, table_literal, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
 """same: as it should be. newer: a later change stands there (or its tombstone). missing: an upserted row is not
@@ -30,7 +30,7 @@ def outcomes(
 ) -> list[str]:
     """One of the words above for each row. `rows` are what a write takes; the connection is load.open_session's."""
     found = [""] * rows.num_rows
-    with connection.cursor() as cursor, LoadFile(scratch, f"compare-{facts.database}-{facts.table}", layout) as file:
+    with connection.cursor() as cursor, LoadFile(scratch, layout) as file:
         create_temporary(cursor, facts, layout)
         file.add(rows)
         load(cursor, facts, file)
@@ -46,8 +46,8 @@ def outcomes(
             f"WHEN NOT {version} <=> _l._v THEN '{OLDER}' "
             f"WHEN {_all_equal(facts, file)} THEN '{SAME}' ELSE '{DIFFERS}' END "
             f"FROM {TEMPORARY} _l LEFT JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
-            f"{beside(facts)} LEFT JOIN {tombstones_name(facts)} d ON d.table_name = %s AND d.row_key = _l._k",
-            (facts.table,),
+            f"{beside(facts)} LEFT JOIN {tombstones_name(facts)} d "
+            f"ON d.table_name = {table_literal(facts)} AND d.row_key = _l._k"
         )
         for number, outcome in cursor.fetchall():
             found[number - 1] = str(outcome)

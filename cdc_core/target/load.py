@@ -12,6 +12,7 @@ absent; then the row's own under the target's names and types, all nullable.
 from __future__ import annotations
 
 import re
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,9 +79,9 @@ class LoadFile:
     absent: the columns that some row lacks.
     """
 
-    def __init__(self, directory: Path, name: str, layout: Layout) -> None:
+    def __init__(self, directory: Path, layout: Layout) -> None:
         self.layout = layout
-        self.path = directory / f"{name}.load"
+        self.path = directory / f"{uuid.uuid4().hex}.load"  # no table's name, which may hold a slash
         self.rows = 0
         self.binary: frozenset[str] = frozenset()
         self.absent: frozenset[str] = frozenset()

@@ -54,7 +54,7 @@ def versions_of(
     columns = tuple(dict.fromkeys([*key, *([freshness] if freshness else [])]))
     layout = Layout(tuple(key), columns)
     found = [NOTHING] * rows.num_rows
-    with connection.cursor() as cursor, LoadFile(scratch, f"keys-{facts.database}-{facts.table}", layout) as file:
+    with connection.cursor() as cursor, LoadFile(scratch, layout) as file:
         create_temporary(cursor, facts, layout)
         file.add(rows)
         load(cursor, facts, file, tolerant=tolerant)
@@ -74,8 +74,7 @@ def versions_of(
             found[number - 1] = Held(row=bytes(version), fresher=int(order))
         cursor.execute(
             f"SELECT _l._n, d.version FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
-            "ON d.table_name = %s AND d.row_key = _l._k",
-            (facts.table,),
+            f"ON d.table_name = {table_literal(facts)} AND d.row_key = _l._k"
         )
         for number, version in cursor.fetchall():
             held = found[number - 1]
@@ -116,6 +115,7 @@ def of_table(facts: TableFacts) -> str:
 
 
 def table_literal(facts: TableFacts) -> str:
+    """The table's name as a value. Statements that hold names take no arguments: a % in a name would ask for one."""
     return f"_utf8mb4 X'{facts.table.encode().hex()}'"
 
 

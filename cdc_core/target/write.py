@@ -215,15 +215,15 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     wins = replaces if fresh is None else f"IF(_l._o = '{UPSERT}', {replaces}, {by_version})"
     equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
     cursor.execute(f"UPDATE {joined} SET _l._s = IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})")
-    cursor.execute(f"SELECT 1 FROM {tombstones} WHERE table_name = %s LIMIT 1", (facts.table,))
+    cursor.execute(f"SELECT 1 FROM {tombstones} WHERE table_name = {table_literal(facts)} LIMIT 1")
     buried = cursor.fetchone() is not None
-    by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON d.table_name = %s AND d.row_key = _l._k"
+    place = f"d.table_name = {table_literal(facts)}"
+    by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON {place} AND d.row_key = _l._k"
     if buried:
-        cursor.execute(f"SELECT COUNT(*) FROM {by_tombstone} FOR UPDATE", (facts.table,))
+        cursor.execute(f"SELECT COUNT(*) FROM {by_tombstone} FOR UPDATE")
         cursor.fetchall()
         cursor.execute(
-            f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE NOT {newer_or_equal_sql('_l._v', 'd.version')}",
-            (facts.table,),
+            f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE NOT {newer_or_equal_sql('_l._v', 'd.version')}"
         )
     if file.absent:
         _require_complete(cursor, facts)
@@ -233,9 +233,9 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
             gone = "r, v" if facts.beside else "r"
             cursor.execute(f"DELETE {gone} FROM {joined} WHERE _l._o <> '{UPSERT}' AND _l._s = {THERE}")
         cursor.execute(
-            f"INSERT INTO {tombstones} (table_name, row_key, version) SELECT %s, _l._k, _l._v FROM {TEMPORARY} _l "
-            f"WHERE _l._o <> '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v",
-            (facts.table,),
+            f"INSERT INTO {tombstones} (table_name, row_key, version) "
+            f"SELECT {table_literal(facts)}, _l._k, _l._v FROM {TEMPORARY} _l "
+            f"WHERE _l._o <> '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v"
         )
     upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
     if upserts:
@@ -252,9 +252,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
             )
         _verify(cursor, write, key, upserts, careful=careful)
         if buried:
-            cursor.execute(
-                f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}", (facts.table,)
-            )
+            cursor.execute(f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}")
     counts = WriteCounts(
         write.logical,
         facts.name,
