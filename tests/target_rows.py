@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -74,13 +74,19 @@ class Table:
     unfit: list[Unfit] = field(default_factory=list)
     """What the last write left out."""
 
-    def write(self, *batches: Sequence[Winner], run: str = "run", **options: Any) -> WriteCounts:
+    def write(
+        self,
+        *batches: Sequence[Winner],
+        run: str = "run",
+        pause: Callable[[float], None] = lambda _: None,
+        **options: Any,
+    ) -> WriteCounts:
         layout = Layout(self.key, tuple(self.columns))
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout) as file:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
             write = ShardWrite(run, "shop.t", self.facts, **options)
-            done = write_shard(self.server, write, file, pause=lambda _: None)
+            done = write_shard(self.server, write, file, pause=pause)
             self.unfit[:] = done.unfit
             return done.counts
 

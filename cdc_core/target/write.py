@@ -7,6 +7,7 @@
     delete   rows, and leave tombstones: also for keys that are not there, so that a late insert finds them
     upsert   INSERT ... ON DUPLICATE KEY UPDATE, each row guarded once more
     verify   every upserted key now carries its own version; otherwise another row was hit, and all is undone
+             (versions beside the table: rows are found by their own key alone, so that no other can be hit)
     ledger   what was done, in the same transaction; then commit
 
 Unique values that stand on another row: the upsert is tried as it is, which costs nothing when there are none.
@@ -66,8 +67,9 @@ log = logging.getLogger(__name__)
 
 UPSERT, REMOVE, LEFT = "u", "d", "x"
 NEW, STALE, THERE, EQUAL = 0, 1, 2, 3
-"""States of a loaded row: the target has no such row; the target is newer; the target has the row; it has the row in
-this very version (upserts only, which are written again all the same)."""
+"""States of a loaded row: the target has no such row, or an older one of an upsert with all its values, which is the
+ordinary case and not marked; the target is newer; the target has the row; it has the row in this very version (upserts
+only, which are written again all the same)."""
 
 _DEADLOCKS = frozenset({1205, 1213})
 _GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055})
@@ -200,31 +202,31 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     table, tombstones = table_name(facts), tombstones_name(facts)
     joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}{beside(facts)}"
     version = row_version(facts)
+    fresh = target_name(facts, write.freshness) if write.freshness else None
+    replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
+    by_version = newer_or_equal_sql("_l._v", version)
+    wins = replaces if fresh is None else f"IF(_l._o = '{UPSERT}', {replaces}, {by_version})"
+    equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
+    state = f"IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})"
+    special = f"(_l._o <> '{UPSERT}' OR _l._a IS NOT NULL OR {state} <> {THERE})"
     # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
-    cursor.execute(f"SELECT COUNT(*) FROM {joined} FOR UPDATE")
-    cursor.fetchall()
+    cursor.execute(f"SELECT COALESCE(SUM({special}), 0) FROM {joined} FOR UPDATE")
+    [marked] = cursor.fetchone()
     if file.absent:
         own = [
             f"_l.{name} = IF({is_absent(file.layout, column)}, r.{name}, _l.{name})"
             for column, name in ((column, target_name(facts, column)) for column in sorted(file.absent))
         ]
         cursor.execute(f"UPDATE {joined} SET {', '.join(own)} WHERE _l._a IS NOT NULL")
-    fresh = target_name(facts, write.freshness) if write.freshness else None
-    replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
-    by_version = newer_or_equal_sql("_l._v", version)
-    wins = replaces if fresh is None else f"IF(_l._o = '{UPSERT}', {replaces}, {by_version})"
-    equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
-    cursor.execute(f"UPDATE {joined} SET _l._s = IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})")
-    cursor.execute(f"SELECT 1 FROM {tombstones} WHERE table_name = {table_literal(facts)} LIMIT 1")
-    buried = cursor.fetchone() is not None
+    if marked:
+        cursor.execute(f"UPDATE {joined} SET _l._s = {state} WHERE {special}")
     place = f"d.table_name = {table_literal(facts)}"
     by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON {place} AND d.row_key = _l._k"
-    if buried:
-        cursor.execute(f"SELECT COUNT(*) FROM {by_tombstone} FOR UPDATE")
-        cursor.fetchall()
-        cursor.execute(
-            f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE NOT {newer_or_equal_sql('_l._v', 'd.version')}"
-        )
+    late = f"NOT {newer_or_equal_sql('_l._v', 'd.version')}"
+    cursor.execute(f"SELECT COUNT(*), COALESCE(SUM({late}), 0) FROM {by_tombstone} FOR UPDATE")
+    buried, refused = cursor.fetchone()
+    if refused:
+        cursor.execute(f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE {late}")
     if file.absent:
         _require_complete(cursor, facts)
     states = _states(cursor)
@@ -250,7 +252,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
                 f"SELECT {table_literal(facts)}, _l._k, _l._v FROM {TEMPORARY} _l "
                 f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v"
             )
-        _verify(cursor, write, key, upserts, careful=careful)
+        else:
+            _verify(cursor, write, key, upserts, careful=careful)
         if buried:
             cursor.execute(f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}")
     counts = WriteCounts(
@@ -382,8 +385,8 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
 def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *, careful: bool) -> None:
     cursor.execute(
         f"SELECT COUNT(*) FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(write.facts)} r "
-        f"ON {on_key(write.facts, key)}{beside(write.facts)} "
-        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND {row_version(write.facts)} = _l._v"
+        f"ON {on_key(write.facts, key)} "
+        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND r.{VERSION_COLUMN} = _l._v"
     )
     there = int(cursor.fetchone()[0])
     if there == upserts:

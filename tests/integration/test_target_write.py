@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.apply.guard import Version, decode, encode, may_replace_sql, newer_or_equal, newer_or_equal_sql
+from cdc_core.connections import connect
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
@@ -392,7 +393,7 @@ def test_a_killed_connection_leaves_nothing_and_the_next_attempt_writes_all(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.write([shop("u", 1, "a", 1, 10)])
-    verify, killed = write_module._verify, []
+    note, killed = write_module._note, []
 
     def kill_once(cursor: Any, *arguments: Any, **options: Any) -> None:
         if not killed:
@@ -400,9 +401,9 @@ def test_a_killed_connection_leaves_nothing_and_the_next_attempt_writes_all(
             table.query(f"KILL {killed[0]}")
             # Another session sees nothing of the transaction that has written everything but its commit.
             assert table.rows() == [(1, "a", 1)]
-        verify(cursor, *arguments, **options)
+        note(cursor, *arguments, **options)
 
-    monkeypatch.setattr(write_module, "_verify", kill_once)
+    monkeypatch.setattr(write_module, "_note", kill_once)
     counts = table.write([shop("u", 1, "a", 2, 20), shop("u", 2, "b", 2, 20)])
     assert killed
     assert counts.written == 2
@@ -413,7 +414,7 @@ def test_a_server_that_stays_away_is_worth_a_retry_later(table: Table, monkeypat
     def gone(*_: Any, **__: Any) -> None:
         raise pymysql.err.OperationalError(2013, "Lost connection")
 
-    monkeypatch.setattr(write_module, "_verify", gone)
+    monkeypatch.setattr(write_module, "_note", gone)
     with pytest.raises(RetryLater) as caught:
         table.write([shop("u", 1, "a", 1, 10)])
     assert caught.value.code == "target.unavailable"
@@ -437,6 +438,66 @@ def test_two_writers_of_one_table_take_turns_and_the_newer_row_stays(table: Tabl
         thread.join()
     assert errors == []
     assert {row[2] for row in table.rows()} == {40}
+
+
+def test_rows_are_locked_from_the_comparison_to_the_commit(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write([shop("u", 1, "a", 1, 10)])
+    upsert, waited = write_module._upsert, []
+
+    def intruded_upon(*arguments: Any, **options: Any) -> None:
+        with pytest.raises(pymysql.err.OperationalError) as caught:
+            table.query(f"UPDATE {table.facts.name} SET n = 77 WHERE id = 1")
+        waited.append(caught.value.args[0])
+        upsert(*arguments, **options)
+
+    table.query("SET SESSION innodb_lock_wait_timeout = 1")
+    monkeypatch.setattr(write_module, "_upsert", intruded_upon)
+    table.write([shop("u", 1, "a", 2, 20)])
+    assert waited == [1205]
+    assert table.rows() == [(1, "a", 2)]
+
+
+def test_a_row_that_another_session_holds_is_tried_again(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    table.write([shop("u", 1, "a", 1, 10)])
+    monkeypatch.setattr(load_module, "SESSION", (*load_module.SESSION, "SET SESSION innodb_lock_wait_timeout = 1"))
+    with connect(table.server, where="test") as other, other.cursor() as cursor:
+        other.begin()
+        cursor.execute(f"UPDATE {table.facts.name} SET n = 5 WHERE id = 1")
+        pauses = []
+
+        def commit(wait_s: float) -> None:
+            pauses.append(wait_s)
+            other.commit()
+
+        assert table.write([shop("u", 1, "a", 2, 20)], pause=commit).written == 1
+    assert len(pauses) == 1
+    assert table.rows() == [(1, "a", 2)]
+
+
+def test_foreign_keys_are_not_checked_do_not_cascade_and_triggers_fire(server: Any) -> None:
+    with target_table(server, "CREATE TABLE {name} (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT)") as table:
+        name, database = table.facts.name, table.facts.database
+        table.query(f"CREATE TABLE {database}.parent (n INT PRIMARY KEY)")
+        table.query(f"ALTER TABLE {name} ADD FOREIGN KEY (n) REFERENCES {database}.parent (n)")
+        of_row = f"id BIGINT, FOREIGN KEY (id) REFERENCES {name} (id) ON DELETE CASCADE"
+        table.query(f"CREATE TABLE {database}.child ({of_row})")
+        table.query(f"CREATE TABLE {database}.seen (at INT AUTO_INCREMENT PRIMARY KEY, what VARCHAR(9), id BIGINT)")
+        for event, row in (("INSERT", "NEW"), ("UPDATE", "NEW"), ("DELETE", "OLD")):
+            table.query(
+                f"CREATE TRIGGER {database}.on_{event} AFTER {event} ON {name} FOR EACH ROW "
+                f"INSERT INTO {database}.seen (what, id) VALUES ('{event}', {row}.id)"
+            )
+        table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 1, 10)])
+        table.query(f"INSERT INTO {database}.child VALUES (1)")
+        table.write([shop("d", 1, None, None, 20), shop("u", 2, "c", 2, 20)])
+        assert table.rows() == [(2, "c", 2)]
+        assert table.query(f"SELECT id FROM {database}.child") == [(1,)]
+        assert table.query(f"SELECT what, id FROM {database}.seen ORDER BY at") == [
+            ("INSERT", 1),
+            ("INSERT", 2),
+            ("DELETE", 1),
+            ("UPDATE", 2),
+        ]
 
 
 def test_the_freshness_column_rules_upserts_and_the_version_rules_deletes(table: Table) -> None:

@@ -1,0 +1,79 @@
+"""What a target table must be like, told before any row is written, on real servers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import Refused
+from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.target.facts import require_table, table_facts
+from tests.target_rows import Winner, target_table
+
+SOURCE = {"id": "bigint", "code": "varchar(20)", "n": "int", "at": "datetime(6)", "price": "decimal(10,2)"}
+SCHEMA = TableSchema(
+    "shop",
+    "t",
+    tuple(
+        Column(
+            name,
+            parse_column_type(declared, charset="utf8mb4" if name == "code" else ""),
+            nullable=name != "id",
+            key_part=1 if name == "id" else None,
+        )
+        for name, declared in SOURCE.items()
+    ),
+)
+
+
+@pytest.fixture(params=("mariadb_target", "mysql9"))
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+def judged(server: Any, **changed: str | None) -> None:
+    """require_table on a table with these columns in place of the source's; None leaves one out."""
+    columns = {name: declared for name, declared in (SOURCE | changed).items() if declared}
+    made = ", ".join(f"{name} {declared}" for name, declared in columns.items())
+    with target_table(server, f"CREATE TABLE {{name}} ({made}, PRIMARY KEY (id))") as table:
+        facts = table_facts(table.connection, table.facts.database, ["t"])["t"]
+        require_table(facts, SCHEMA, ["id"], name=facts.name)
+
+
+@pytest.mark.parametrize(
+    ("changed", "code", "word"),
+    [
+        ({"n": "smallint"}, "target.type", "smaller range"),
+        ({"n": "int unsigned"}, "target.type", "negative"),
+        ({"code": "varchar(19)"}, "target.type", "shorter"),
+        ({"at": "datetime(3)"}, "target.type", "fractional"),
+        ({"at": "timestamp(6) NULL"}, "target.type", "smaller range"),
+        ({"price": "decimal(10,1)"}, "target.type", "digits"),
+        ({"n": "varchar(20)"}, "target.type", "differ"),
+        ({"n": None}, "target.column", "missing"),
+        ({"more": "int NOT NULL"}, "target.column", "without a default"),
+    ],
+)
+def test_a_table_that_cannot_take_every_row_is_refused_with_the_statement_that_mends_it(
+    server: Any, changed: dict[str, str | None], code: str, word: str
+) -> None:
+    with pytest.raises(Refused, match=word) as caught:
+        judged(server, **changed)
+    assert caught.value.code == code
+    assert next(iter(changed)) in caught.value.what
+    assert caught.value.remedy
+
+
+def test_wider_types_and_columns_that_only_the_target_has_are_taken(server: Any) -> None:
+    judged(
+        server, n="bigint", code="text", price="decimal(12,3)", own="varchar(9) NULL", stamp="int NOT NULL DEFAULT 7"
+    )
+
+
+def test_columns_may_stand_in_another_order(server: Any) -> None:
+    definition = "CREATE TABLE {name} (own INT NULL, n INT, code VARCHAR(20), id BIGINT PRIMARY KEY)"
+    with target_table(server, definition) as table:
+        for n in (1, 2):
+            table.write([Winner("u", {"id": 4, "code": "c", "n": n}, (n, n, 0, "one"))])
+        assert table.query(f"SELECT * FROM {table.facts.name}") == [(None, 2, "c", 4)]
