@@ -14,7 +14,7 @@ from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import BEFORE, BOOKKEEPING
+from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL
 from cdc_core.stage.unify import unified_columns
 
 Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
@@ -55,8 +55,14 @@ def c(*path: str) -> Column:
 
 
 def map_in_arrow(rows: DataFrame, work: Work, schema: T.StructType | str) -> DataFrame:
-    """DataFrame.mapInArrow for columns of any name: it would take `a.b` for a field, so numbers stand for the names."""
+    """DataFrame.mapInArrow of rows with literals and columns of any name.
+
+    It would take `a.b` for a field, so numbers stand for the names. Null literals go as empty ones: it asks for a
+    batch's size after each row, and walks all null maps behind the last other one then (ListVector.setValueCount).
+    """
     names = rows.columns
+    none = F.create_map().cast(T.MapType(T.StringType(), T.StringType()))
+    rows = rows.withColumn(LITERAL, F.coalesce(c(LITERAL), none))
 
     def named(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         return work(batch.rename_columns(names) for batch in batches)

@@ -42,6 +42,8 @@ def written(
     parallel = max(1, min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4))
     mine = rows.where(c(OP) != LEFT) if arrivals else rows.where(c(OP) == LEFT)
     placed = mine.repartitionById(parallel, F.pmod(c(SHARD), F.lit(parallel)).cast("int"))
+    # In the order of their key rows lie side by side in the target.
+    placed = placed.sortWithinPartitions(c(SHARD), *[c(name) for name in destination.key])
     done = map_in_arrow(placed, _writer(destination, run_id, arrivals), _RESULT).collect()
     counts = sorted(
         (WriteCounts(destination.logical, row["shard"], *(row[name] for name in _COUNTS)) for row in done),

@@ -84,16 +84,14 @@ def _with_literals(rows: pa.RecordBatch, name: str, text: pa.StringArray) -> pa.
     if index < 0 or rows.column(index).null_count == rows.num_rows:
         return text
     literals = rows.column(index)
-    mask = np.zeros(rows.num_rows, dtype=bool)
-    found = []
-    for at in np.flatnonzero(np.asarray(literals.is_valid())):
-        for column, literal in literals[int(at)].as_py():
-            if column == name:
-                mask[at] = True
-                found.append(literal)
-    if not found:
+    offsets = np.asarray(literals.offsets)
+    found = np.flatnonzero(np.asarray(pc.equal(literals.keys, name)))
+    found = found[(found >= offsets[0]) & (found < offsets[-1])]
+    if not len(found):
         return text
-    return pc.replace_with_mask(text, pa.array(mask), pa.array(found, pa.string()))
+    mask = np.zeros(rows.num_rows, dtype=bool)
+    mask[np.searchsorted(offsets, found, side="right") - 1] = True
+    return pc.replace_with_mask(text, pa.array(mask), literals.items.take(pa.array(found)))
 
 
 def escaped(text: pa.StringArray) -> pa.StringArray:
