@@ -88,6 +88,11 @@ bench: setup ## how fast the extractor is, beside others, on a real server (BENC
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m benchmarks.extract $(BENCH_ARGS)
 
+bench-apply: setup ## how fast changes get into a target, beside ways that guard nothing (BENCH_ARGS=--quick as above)
+	@$(PY) -m examples.sandbox fetch mariadb
+	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m benchmarks.apply $(BENCH_ARGS)
+
 lint: setup ## ruff: rules and format
 	@$(VENV)/bin/ruff check $(LINTED)
 	@$(VENV)/bin/ruff format --check $(LINTED)
@@ -113,4 +118,5 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo ui test crash-matrix mutants bench lint format types check-all lock clean
+.PHONY: help setup servers mysql browser demo ui test crash-matrix mutants bench bench-apply lint format types \
+  check-all lock clean

@@ -14,12 +14,10 @@ import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-
+from benchmarks.document import DOCUMENT, keep, machine
 from benchmarks.picture import picture
 from benchmarks.workloads import WORKLOADS, Stretch, Workload, written
 from examples.sandbox.cache import cached
@@ -28,8 +26,6 @@ from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
 
 RIVET_VERSION = "0.32.2"
-DOCUMENT = Path(__file__).parents[1] / "docs" / "benchmarks.md"
-BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
 Figures = dict[str, dict[str, Any]]
 PEERS = {
     "rivet": "rivet-cli",
@@ -107,35 +103,6 @@ _COLUMNS = ("workload", "changes", "time", "changes/s", "CPU", "memory", *PEERS.
 HEAD = f"| {' | '.join(_COLUMNS)} |\n|{'---|' * len(_COLUMNS)}"
 
 
-def machine(server: SqlServer, load: float) -> str:
-    """load: how many processes wanted the cores already: where it is not near 0, all times are too long."""
-    model = next(
-        (
-            row.partition(":")[2].strip()
-            for row in Path("/proc/cpuinfo").read_text().splitlines()
-            if "model name" in row
-        ),
-        "unknown processor",
-    )
-    with server.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("SELECT VERSION()")
-        [[version]] = cursor.fetchall()
-    product = "MariaDB" if "mariadb" in version.lower() else "MySQL"
-    return (
-        f"{datetime.now(UTC):%Y-%m-%d}, {os.cpu_count()} cores ({model}), shared with the server; "
-        f"load average before the run {load:.0f}; {product} {version}, "
-        f"Python {sys.version.split()[0]}, pyarrow {pa.__version__}, rivet-cli {RIVET_VERSION}."
-    )
-
-
-def keep(text: str, drawn: str) -> None:
-    """Puts the figures into the document, between its marks, and their picture beside it."""
-    DOCUMENT.with_suffix(".svg").write_text(drawn, encoding="utf-8")
-    before, _, rest = DOCUMENT.read_text(encoding="utf-8").partition(BEGIN)
-    after = rest.partition(END)[2]
-    DOCUMENT.write_text(f"{before}{BEGIN}\n{text}\n{END}{after}", encoding="utf-8")
-
-
 def start(server: str) -> SqlServer:
     options = {"innodb-flush-log-at-trx-commit": "0"}
     starts: dict[str, Callable[..., SqlServer]] = {"mysql": MySql.start, "mariadb": MariaDb.start}
@@ -150,7 +117,7 @@ def main() -> None:
     parser.add_argument(
         "--server", choices=["mysql", "mariadb"], default="mysql" if not MySql.available() else "mariadb"
     )
-    parser.add_argument("--write", action="store_true", help=f"put the table into docs/{DOCUMENT.name}")
+    parser.add_argument("--write", action="store_true", help="put the table into docs/benchmarks.md")
     chosen = parser.parse_args()
     names = chosen.only.split(",") if chosen.only else [workload.name for workload in WORKLOADS]
     rounds = chosen.rounds or (1 if chosen.quick else 3)
@@ -167,7 +134,7 @@ def main() -> None:
         if workload.name not in names:
             continue
         with start(chosen.server) as server:
-            where = where or machine(server, load)
+            where = where or machine(server, load, f"rivet-cli {RIVET_VERSION}")
             rows = int(workload.rows * (workload.quick if chosen.quick else 1))
             print(f"writing {rows:,} changes: {workload.about}", file=sys.stderr)
             stretch = written(server, workload, rows)
@@ -187,7 +154,8 @@ def main() -> None:
     text = "\n".join([where, "", *lines])
     print(text)
     if chosen.write:
-        keep(text, picture(bars))
+        keep("extract", text)
+        DOCUMENT.with_suffix(".svg").write_text(picture(bars), encoding="utf-8")
 
 
 if __name__ == "__main__":
