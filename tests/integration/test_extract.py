@@ -250,7 +250,7 @@ print(next(row.split()[1] for row in open("/proc/self/status") if row.startswith
 
 
 def test_a_transaction_of_millions_of_rows_takes_no_more_memory_than_any_and_is_whole_after_a_kill(make_line, tmp_path):
-    rows, ring_mib = 2_500_000, 32
+    rows, ring_mib = 2_500_000, 64
     line = make_line(limits=f"ring_mib: {ring_mib}")
     line.execute(
         "CREATE TABLE t (id INT PRIMARY KEY, a INT, b VARCHAR(20), u DATETIME)",
