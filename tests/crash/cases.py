@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """moment: for people. module, function, when, victim: see hook/sitecustomize.py; victim also `target` and `meta`,
-    servers of the case. after: what stands then, and what the next start makes of it. sample: part of `make test`."""
+    """moment: for people. module, function, when, victim, call: see hook/sitecustomize.py; victim also a server of the
+    case: `target`, `meta` (on the target's server), `s3` (the stage is a bucket). after: what stands then, and what the
+    next start makes of it. sample: part of `make test`."""
 
     step: str
     moment: str
@@ -19,6 +20,7 @@ class Case:
     when: str
     after: str
     victim: str = "process"
+    call: int = 1
     sample: bool = False
 
     @property
@@ -28,7 +30,9 @@ class Case:
 
 WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
 COMMIT, WRITE = "cdc_core.apply.commit", "cdc_core.target.write"
+RUN, COMPARE = "cdc_core.run", "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
+TARGET, META_SERVER, S3 = "the target server", "the meta database", "the S3 server"
 AGAIN = "the run is taken over whole by the next one"
 
 CASES = (
@@ -40,29 +44,58 @@ CASES = (
          "the batch is adopted from the chain", sample=True),
     Case("extract", "meta moved, ring not acked", TASK, META, "Meta.commit_batch", "after",
          "goes on behind the batch"),
+    Case("extract", "before the parts are durable", S3, WRITER, "BatchWriter._publish", "before",
+         "the range is staged again", victim="s3"),
+    Case("extract", "parts durable, no manifest", S3, WRITER, "BatchWriter._publish", "after",
+         "orphan files; the range is staged again", victim="s3"),
+    Case("extract", "manifest put, meta not moved", META_SERVER, META, "Meta.commit_batch", "before",
+         "the batch is adopted from the chain", victim="meta"),
+    Case("extract", "meta moved, ring not acked", META_SERVER, META, "Meta.commit_batch", "after",
+         "goes on behind the batch", victim="meta"),
     Case("plan", "before the record exists", TASK, META, "Meta.claim", "before", "nothing stands"),
     Case("plan", "record exists, batch not processed", TASK, META, "Meta.claim", "after",
          "the claim of the dead run is taken over"),
     Case("plan", "plan written, nothing merged", TASK, PLAN, "plan", "after", AGAIN),
+    Case("plan", "before the record exists", META_SERVER, META, "Meta.claim", "before", "nothing stands",
+         victim="meta"),
+    Case("plan", "record exists, no plan", S3, META, "Meta.claim", "after",
+         "the claim of the dead run is taken over", victim="s3"),
     Case("merge", "during merge", DRIVER, "spark_jobs.merge", "merge_table", "after", AGAIN),
     Case("merge", "during merge", JVM, "spark_jobs.merge", "merge_table", "before", AGAIN, victim="parent"),
+    Case("merge", "during merge", S3, "spark_jobs.merge", "merge_table", "before", AGAIN, victim="s3"),
+    Case("merge", "merged, nothing filtered", TASK, RUN, "submit", "after", AGAIN),
     Case("filter", "during filter", WORKER, "cdc_core.target.versions", "versions_of", "before", AGAIN),
     Case("filter", "before the counts are put", DRIVER, "spark_jobs.filter", "filter_table", "after", AGAIN),
+    Case("filter", "during filter", TARGET, "cdc_core.target.versions", "versions_of", "before", AGAIN,
+         victim="target"),
+    Case("filter", "filtered, nothing written", TASK, RUN, "submit", "after", AGAIN, call=2),
     Case("write", "before a shard's transaction", WORKER, WRITE, "write_shard", "before", AGAIN),
     Case("write", "inside a shard's transaction", WORKER, WRITE, "_verify", "before",
          "the server rolls it back; " + AGAIN),
-    Case("write", "inside a shard's transaction", "the target server", WRITE, "_verify", "before",
+    Case("write", "inside a shard's transaction", TARGET, WRITE, "_verify", "before",
          "the transaction is gone; " + AGAIN, victim="target"),
     Case("write", "a shard committed, Spark not told", WORKER, WRITE, "write_shard", "after",
          "the same rows are written again, and change nothing", sample=True),
     Case("write", "all shards committed, no counts", DRIVER, "spark_jobs.write", "write_table", "after",
          "the same rows are written again, and change nothing"),
+    Case("write", "a shard committed, Spark not told", TARGET, WRITE, "write_shard", "after",
+         "the same rows are written again, and change nothing", victim="target"),
+    Case("write", "all shards committed, no counts", S3, "spark_jobs.write", "write_table", "after",
+         "the same rows are written again, and change nothing", victim="s3"),
+    Case("write", "written, not marked as applied", META_SERVER, COMMIT, "mark_applied", "before", AGAIN,
+         victim="meta"),
     Case("write", "written, not marked as applied", TASK, COMMIT, "mark_applied", "before", AGAIN),
     Case("write", "marked as applied", TASK, COMMIT, "mark_applied", "after", AGAIN),
     Case("quality", "a verdict kept, others not", DRIVER, "spark_jobs.quality", "_keep", "after", AGAIN),
+    Case("quality", "while rows are read back", WORKER, COMPARE, "outcomes", "before", AGAIN),
+    Case("quality", "while rows are read back", TARGET, COMPARE, "outcomes", "before", AGAIN, victim="target"),
+    Case("quality", "before a verdict is kept", S3, "spark_jobs.quality", "_keep", "before", AGAIN, victim="s3"),
+    Case("quality", "all verdicts kept, nothing committed", TASK, RUN, "submit", "after", AGAIN, call=4),
+    Case("commit", "before the counts are read", S3, COMMIT, "_account", "before", AGAIN, victim="s3"),
     Case("commit", "records read, offset not committed", TASK, META, "Meta.commit_run", "before", AGAIN),
-    Case("commit", "meta's server, before the commit", "the meta database", META, "Meta.commit_run", "before",
-         AGAIN, victim="meta"),
+    Case("commit", "before the commit", META_SERVER, META, "Meta.commit_run", "before", AGAIN, victim="meta"),
+    Case("commit", "offset committed, nobody told", META_SERVER, META, "Meta.commit_run", "after",
+         "the next run finds nothing to do", victim="meta"),
     Case("commit", "offset committed, nobody told", TASK, META, "Meta.commit_run", "after",
          "the next run finds nothing to do"),
 )  # fmt: skip

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.s3 import S3Server
 from tests.crash.cases import CASES, Case, table
 
 ROOT = Path(__file__).parents[2]
@@ -36,23 +37,28 @@ pipeline: crash
 sources: [{{name: shop, connection: "env:SOURCE", server_id: 5077, start: earliest}}]
 tables: {{include: ['{database}\\.orders']}}
 routes: [{{match: '.*', to: orders}}]
-stage: {{uri: "file://{folder}/stage"}}
+stage: {stage}
 meta: {{url: "{meta}"}}
 targets:
   - name: shards
     connections: ["env:TARGET"]
     tables: {{orders: {{database: "shards", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
-limits: {{lease_s: 5}}
+limits: {{lease_s: 5, batch_rows: 100}}
+# Who finds no bucket says so after a few tries, not minutes.
+spark: {{conf: {{spark.hadoop.fs.s3a.attempts.maximum: "2", spark.hadoop.fs.s3a.retry.limit: "2"}}}}
 """
 
 
 @dataclass
 class Line:
-    """A source with changes, an empty target of two shards, meta on its server where a case kills that."""
+    """A source with changes, an empty target of two shards, meta on its server where a case kills that.
+
+    bucket: the server of the stage where a case kills that; else None, and the stage is a folder."""
 
     folder: Path
     source: Any
     target: MariaDb
+    bucket: S3Server | None
 
     @property
     def pipeline(self) -> Path:
@@ -62,10 +68,13 @@ class Line:
         """Exit status and answer of a command; `case` strikes in it or in a process that it starts."""
         environ = {**os.environ, "SOURCE": self.source.server.url, "TARGET": self.target.url}
         environ["META"] = self.target.url.replace("mysql://", "mysql+pymysql://") + "/meta"
+        if self.bucket is not None:
+            environ |= {"AWS_ACCESS_KEY_ID": self.bucket.access_key, "AWS_SECRET_ACCESS_KEY": self.bucket.secret_key}
         paths = [str(ROOT), str(ROOT / "plugins")]
         if case is not None:
-            victim = str(self.target.pid) if case.victim in ("target", "meta") else case.victim
-            order = {"module": case.module, "function": case.function, "when": case.when}
+            servers = {"target": self.target, "meta": self.target, "s3": self.bucket}
+            victim = case.victim if case.victim not in servers else str(servers[case.victim].pid)
+            order = {"module": case.module, "function": case.function, "when": case.when, "call": case.call}
             environ["LOCKSTEP_CRASH"] = json.dumps({**order, "victim": victim, "flag": str(self.flag)})
             paths.insert(0, str(Path(__file__).parent / "hook"))
         given = arguments if str(self.pipeline) in arguments else (*arguments, str(self.pipeline))
@@ -74,6 +83,12 @@ class Line:
             command, env={**environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False
         )
         return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+
+    def mend(self) -> None:
+        """All servers run again, on what the crash left."""
+        self.target.restart()
+        if self.bucket is not None:
+            self.bucket.restart()
 
     @property
     def flag(self) -> Path:
@@ -130,11 +145,15 @@ def target() -> Iterator[MariaDb]:
         yield server
 
 
-def line_of(case: Case, source: Any, target: MariaDb, folder: Path) -> Line:
+def line_of(case: Case, source: Any, target: MariaDb, bucket: S3Server | None, folder: Path) -> Line:
     source.execute(f"CREATE TABLE orders {TABLE}", *CHANGES)
-    line = Line(folder, source, target)
+    line = Line(folder, source, target, bucket)
     meta = "env:META" if case.victim == "meta" else f"sqlite:///{folder}/meta.db"
-    line.pipeline.write_text(PIPELINE.format(database=source.name, folder=folder, meta=meta))
+    stage = f'{{uri: "file://{folder}/stage"}}'
+    if bucket is not None:
+        name = bucket.create_bucket(source.name.replace("_", "-"))
+        stage = f'{{uri: "s3://{name}/stage", s3_endpoint: "{bucket.endpoint}"}}'
+    line.pipeline.write_text(PIPELINE.format(database=source.name, meta=meta, stage=stage))
     if case.victim == "meta":
         line.again("meta", "upgrade")
     return line
@@ -149,18 +168,19 @@ def line_of(case: Case, source: Any, target: MariaDb, folder: Path) -> Line:
 )
 @pytest.mark.slow
 @pytest.mark.spark
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_after_a_kill_the_same_commands_end_equal(
-    case: Case, source_database: Any, target: MariaDb, tmp_path: Path
+    case: Case, source_database: Any, target: MariaDb, tmp_path: Path, request: pytest.FixtureRequest
 ) -> None:
-    line = line_of(case, source_database, target, tmp_path)
+    bucket = request.getfixturevalue("s3_server") if case.victim == "s3" else None
+    line = line_of(case, source_database, target, bucket, tmp_path)
     command = "extract" if case.step == "extract" else "run"
     if command == "run":
         line.again("extract")
     status, answer = line.lockstep(command, case=case)
     assert line.flag.exists(), f"nothing was killed: {answer}"
     assert status in (-9, 75), answer
-    target.restart()
+    line.mend()
     if command == "extract":
         line.is_staged()
     else:

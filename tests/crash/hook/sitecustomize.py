@@ -1,12 +1,14 @@
 """On PYTHONPATH of every process of a crash case: kills one of them, once, before or after a function of Lockstep.
 
 LOCKSTEP_CRASH is a JSON of module, function (a dotted name in it), when (before | after), victim (process: the one that
-calls; parent: its parent, which is the JVM of a Spark driver; or a pid) and flag (a file that is made when it happens).
+calls; parent: its parent, which is the JVM of a Spark driver; or a pid), flag (a file that is made when it happens)
+and call (which of a process's calls it is, from 1 on).
 """
 
 import functools
 import importlib.abc
 import importlib.machinery
+import itertools
 import json
 import os
 import signal
@@ -28,12 +30,15 @@ def crash():
 
 
 def dying(function):
+    calls = itertools.count(1)
+
     @functools.wraps(function)
     def call(*args, **rest):
-        if ORDER["when"] == "before":
+        due = next(calls) == ORDER["call"]
+        if due and ORDER["when"] == "before":
             crash()
         result = function(*args, **rest)
-        if ORDER["when"] == "after":
+        if due and ORDER["when"] == "after":
             crash()
         return result
 
