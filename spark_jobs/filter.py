@@ -24,6 +24,7 @@ from cdc_core.model.staged import OP
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import version_hex
 from cdc_core.target.versions import ABSENT, DELETE, INSERT, REVIVED, STALE, UPDATE, classify, versions_of
+from cdc_core.target.whereabouts import ASTRAY, LINKS, Settled, settle
 from cdc_core.target.write import LEFT, UPSERT
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
@@ -33,12 +34,13 @@ from spark_jobs.session import size_shuffles
 
 SHARD, CLASS, REASON = "_cdc_shard", "_cdc_class", "_cdc_reason"
 MOVE = "moved"
+_MERGES_OWN = (MOVED, LINKS, ASTRAY)
 Batches = Iterable[pa.RecordBatch]
 
 
 def classified(winners: DataFrame, destination: Destination) -> DataFrame:
     """The winners, and a row for each shard left, with shard, class and reason."""
-    kept = [field for field in winners.schema if field.name != MOVED]
+    kept = [field for field in winners.schema if field.name not in _MERGES_OWN]
     schema = T.StructType(
         [
             *kept,
@@ -55,15 +57,16 @@ def _classifier(destination: Destination) -> Work:
         with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
             for batch in batches:
                 if batch.num_rows:
-                    yield _judged(destination, sessions, Path(scratch), batch)
-                    if destination.moving and MOVED in batch.schema.names:
-                        yield from _departures(destination, batch)
+                    settled = settle(destination, sessions, Path(scratch), batch)
+                    yield _judged(destination, sessions, Path(scratch), settled)
+                    if destination.moving:
+                        yield from _departures(destination, settled)
 
     return work
 
 
-def _judged(destination: Destination, sessions: Sessions, scratch: Path, batch: pa.RecordBatch) -> pa.RecordBatch:
-    shards = destination.shard_numbers(batch)
+def _judged(destination: Destination, sessions: Sessions, scratch: Path, settled: Settled) -> pa.RecordBatch:
+    batch, shards = settled.rows, settled.shards
     verdicts = np.empty(batch.num_rows, dtype=object)
     for number in np.unique(shards):
         rows = np.flatnonzero(shards == number)
@@ -94,31 +97,27 @@ def _judged(destination: Destination, sessions: Sessions, scratch: Path, batch: 
     )
 
 
-def _departures(destination: Destination, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+def _departures(destination: Destination, settled: Settled) -> Iterator[pa.RecordBatch]:
     """Rows with operation x: the winner's key and version at each shard that it once was in and is not now."""
-    name = destination.moving
+    batch, name = settled.rows, destination.moving
     assert name is not None
     moved = batch.column(MOVED).field(name)
-    lengths = np.diff(np.asarray(moved.offsets))
-    if not lengths.sum():
-        return
-    owner = np.repeat(np.arange(batch.num_rows), lengths)
-    there = batch.take(pa.array(owner))
-    at = there.schema.get_field_index(name)
-    there = there.set_column(at, there.schema.field(at), moved.flatten().cast(there.schema.field(at).type))
-    shards = destination.shard_numbers(there)
-    left = np.flatnonzero(shards != destination.shard_numbers(batch)[owner])
-    if len(left):
-        there = there.take(pa.array(left))
+    values, places = moved.flatten(), batch.schema.field(name)
+    owner = np.repeat(np.arange(batch.num_rows), np.diff(np.asarray(moved.offsets)))
+    once = destination.shard_numbers(pa.record_batch([values.cast(places.type)], schema=pa.schema([places])))
+    gone = {(int(row), int(shard)) for row, shard in zip(owner, once, strict=True) if shard != settled.shards[row]}
+    left = sorted(gone | set(settled.left))
+    if left:
+        there = batch.take(pa.array([row for row, _ in left]))
         ops = there.schema.get_field_index(OP)
         there = there.set_column(ops, there.schema.field(ops), pa.array([LEFT] * len(left)))
-        yield _with_notes(there, shards[left], [MOVE] * len(left), [None] * len(left))
+        yield _with_notes(there, np.array([shard for _, shard in left]), [MOVE] * len(left), [None] * len(left))
 
 
 def _with_notes(
     batch: pa.RecordBatch, shards: np.ndarray, classes: Sequence[str], reasons: Sequence[str | None]
 ) -> pa.RecordBatch:
-    columns = {name: batch.column(name) for name in batch.schema.names if name != MOVED}
+    columns = {name: batch.column(name) for name in batch.schema.names if name not in _MERGES_OWN}
     return pa.record_batch(
         {
             **columns,

@@ -4,13 +4,14 @@ Reads exactly the files of the plan, all tables of a set in one application, eac
 delete of the old key and the upsert of the new one. Within a source the last change is the one with the greatest
 (_cdc_seq, _cdc_row); between sources the greatest (_cdc_ts, _cdc_source), as the guard compares.
 Aggregation is partial first, then shuffled by key: no global sort, nothing collected.
-A value that the log did not carry (`_cdc_absent`) is the last older one of the same key; what no change of the run has
-stays absent, for the write to leave as the target has it. Only tables with such rows pay for the search.
+A value that the log did not carry (`_cdc_absent`) is the last older one of the same row (see absent.py); what no change
+of the run has stays absent, for the target to give. Only tables with such rows pay for the search.
 
 Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete), `_cdc_ts` `_cdc_source` `_cdc_seq` `_cdc_row`,
-`_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (some change of the run brought the key to life) and,
-where a target's shard key is not part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row
-had before.
+`_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (some change of the run brought the key to life).
+Where a target's shard key is not part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row
+had before, and `_cdc_astray`: some change of it did not say what that was. Where rows without all values came under a
+new key, `_cdc_links` of those that still lack some.
 """
 
 from __future__ import annotations
@@ -25,31 +26,18 @@ from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import (
-    ABSENT,
-    BEFORE,
-    DELETE,
-    INSERT,
-    LITERAL,
-    OP,
-    ROW,
-    SEQ,
-    SNAPSHOT,
-    SOURCE,
-    TRUNCATE,
-    TS,
-    UPDATE,
-)  # fmt: skip
+from cdc_core.model.staged import ABSENT, BEFORE, DELETE, LITERAL, OP, ROW, SEQ, SOURCE, TRUNCATE, TS, UPDATE
+from cdc_core.target.whereabouts import ASTRAY, LINKS
+from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.session import size_shuffles
+from spark_jobs.sides import ARRIVED, BEFORE_MARK, LACKS, LOST, SIDE, key_names, keys, lacks, split
 
 BORN, MOVED = "_cdc_born", "_cdc_moved"
-_SIDE, _ARRIVED, _WINNER = "_cdc_side", "_cdc_arrived", "_cdc_winner"
-_LACKS, _LOST = "_cdc_lacks", "_cdc_lost"
-_COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", _LOST)
+_WINNER = "_cdc_winner"
+_COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", LOST)
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
-_BEFORE_MARK = BEFORE + "."
 
 
 def winners(
@@ -62,46 +50,52 @@ def winners(
     fill: Sequence[str] = (),
 ) -> DataFrame:
     """The last change of each key, with `_cdc_changes`, `_cdc_key_changes`, `_cdc_truncates` and `_cdc_lost` (changes
-    of which nobody could tell the whole row) of the key.
+    that do not say their key) of the key.
 
     changes: staged columns, the row's already unified to `columns`. moving: shard keys outside the key.
     fill: columns that some change lacks and an older one may have.
     """
-    sides = _split_key_changes(changes, columns, key, moving)
-    groups = [exact(columns[name].dataType, name).alias(f"_cdc_key{at}") for at, name in enumerate(key)]
-    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, _LACKS)])
+    sides = split(changes, columns, key, moving)
+    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, LACKS)])
     order = F.struct(c(SEQ), c(ROW))
     totals = [
         F.count(F.lit(1)).alias(_COUNTS[0]),
-        F.sum(c(_SIDE)).cast("bigint").alias(_COUNTS[1]),
+        F.sum(c(SIDE)).cast("bigint").alias(_COUNTS[1]),
         F.sum((c(OP) == TRUNCATE).cast("bigint")).alias(_COUNTS[2]),
-        F.sum(c(_LOST)).cast("bigint").alias(_LOST),
-        F.max(c(_ARRIVED)).alias(BORN),
-        *[_last_value(name, order).alias(_filled(at)) for at, name in enumerate(fill)],
+        F.sum(c(LOST)).cast("bigint").alias(LOST),
+        F.max(c(ARRIVED)).alias(BORN),
+        F.max(c(ASTRAY)).alias(ASTRAY),
+        *[_last_value(name, order).alias(filled(at)) for at, name in enumerate(fill)],
         *[F.collect_set(c(_was(at))).alias(_was(at)) for at in range(len(moving))],
     ]
+    linked = LINKS in sides.columns
+    if linked:
+        totals.append(F.max_by(c(LINKS), F.when(c(ARRIVED), order)).alias(LINKS))
     for at, name in enumerate(moving):
-        moved = (c(OP) == UPDATE) & (c(_SIDE) == 0) & ~c(BEFORE, name).eqNullSafe(c(name))
-        sides = sides.withColumn(_was(at), F.when(moved, c(BEFORE, name)))
+        moved = (c(OP) == UPDATE) & ~c(BEFORE, name).eqNullSafe(c(name))
+        sides = sides.withColumn(_was(at), F.when(c(OP) == DELETE, c(name)).when(moved, c(BEFORE, name)))
     by_source = [c(SOURCE)] if sources > 1 else []
-    last = sides.groupBy(*groups, *by_source).agg(F.max_by(payload, order).alias(_WINNER), *totals)
+    last = sides.groupBy(*keys(columns, key), *by_source).agg(F.max_by(payload, order).alias(_WINNER), *totals)
     if sources > 1:
         between = F.struct(c(_WINNER, TS), c(_WINNER, SOURCE))
-        last = last.groupBy(*[c(f"_cdc_key{at}") for at in range(len(key))]).agg(
+        last = last.groupBy(*[c(name) for name in key_names(key)]).agg(
             F.max_by(c(_WINNER), between).alias(_WINNER),
             *[F.sum(c(name)).alias(name) for name in _COUNTS],
-            F.max(c(BORN)).alias(BORN),
+            *[F.max(c(name)).alias(name) for name in (BORN, ASTRAY)],
+            *([F.max_by(c(LINKS), between).alias(LINKS)] if linked else []),
             *[
-                F.max_by(c(_filled(at)), F.when(c(_filled(at)).isNotNull(), between)).alias(_filled(at))
+                F.max_by(c(filled(at)), F.when(c(filled(at)).isNotNull(), between)).alias(filled(at))
                 for at in range(len(fill))
             ],
             *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(moving))],
         )
     op = F.when(c(_WINNER, OP) == DELETE, F.lit(DELETE)).otherwise(F.lit(UPDATE)).alias(OP)
-    places = [F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(MOVED)] if moving else []
+    places = [F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(MOVED), c(ASTRAY)]
     number = {name: at for at, name in enumerate(fill)}
+    lacking = [lacks(name, _WINNER) for name in fill]
+    absent = _still_absent(fill)
     values = [
-        F.when(_lacks(name, _WINNER), c(_filled(number[name]), "v")).otherwise(c(_WINNER, name)).alias(name)
+        F.when(lacking[number[name]], c(filled(number[name]), "v")).otherwise(c(_WINNER, name)).alias(name)
         if name in number
         else c(_WINNER, name).alias(name)
         for name in columns.fieldNames()
@@ -110,112 +104,32 @@ def winners(
         *values,
         op,
         *[c(_WINNER, name).alias(name) for name in _KEPT if name not in (OP, LITERAL)],
-        _filled_literal(fill).alias(LITERAL),
-        _still_absent(fill).alias(ABSENT),
+        with_literals(c(_WINNER, LITERAL), fill, lacking).alias(LITERAL),
+        absent.alias(ABSENT),
         c(BORN),
-        *places,
+        *(places if moving else []),
+        *([F.when(absent.isNotNull(), c(LINKS)).alias(LINKS)] if linked else []),
         *[c(name) for name in _COUNTS],
     )
 
 
-def _filled(at: int) -> str:
-    return f"_cdc_fill{at}"
-
-
-def _lacks(name: str, *inside: str) -> Column:
-    """Whether a change lacks a column; null-safe."""
-    return F.coalesce(F.array_contains(c(*inside, _LACKS), name), F.lit(False))
-
-
 def _last_value(name: str, order: Column) -> Column:
-    """Value and literal of the last change that has the column; null where none has. A delete gives nothing: what
-    comes after it is another row."""
-    has = (c(OP) != DELETE) & ~_lacks(name)
-    literal = F.element_at(c(LITERAL), F.lit(name))
-    return F.max_by(F.when(has, F.struct(c(name).alias("v"), literal.alias("l"))), F.when(has, order))
-
-
-def _filled_literal(fill: Sequence[str]) -> Column:
-    own = c(_WINNER, LITERAL)
-    if not fill:
-        return own
-    older = F.array(
-        *[
-            F.when(
-                _lacks(name, _WINNER) & c(_filled(at), "l").isNotNull(),
-                F.struct(F.lit(name).alias("key"), c(_filled(at), "l").alias("value")),
-            )
-            for at, name in enumerate(fill)
-        ]
-    )
-    entries = F.concat(F.coalesce(F.map_entries(own), F.array()), F.filter(older, lambda one: one.isNotNull()))
-    return F.when(F.size(entries) > 0, F.map_from_entries(entries))
+    """The value of a column of the last change that settles it; null where none does."""
+    settles, value = known_value(name)
+    return if_known(F.max_by(F.when(settles, value), F.when(settles, order)))
 
 
 def _still_absent(fill: Sequence[str]) -> Column:
     if not fill:
         return F.lit(None).cast("string")
     rest = F.array_compact(
-        F.array(*[F.when(_lacks(name, _WINNER) & c(_filled(at)).isNull(), F.lit(name)) for at, name in enumerate(fill)])
+        F.array(*[F.when(lacks(name, _WINNER) & c(filled(at)).isNull(), F.lit(name)) for at, name in enumerate(fill)])
     )
     return F.when(F.size(rest) > 0, F.to_json(rest))
 
 
 def _was(at: int) -> str:
     return f"_cdc_was{at}"
-
-
-def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
-    """A key column as it is compared. Where the type has values that it cannot hold, by its text."""
-    value = c(BEFORE, name) if before else c(name)
-    if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
-        return F.coalesce(c(LITERAL)[(_BEFORE_MARK if before else "") + name], value.cast("string"))
-    return value
-
-
-def _split_key_changes(
-    changes: DataFrame, columns: T.StructType, key: Sequence[str], moving: Sequence[str]
-) -> DataFrame:
-    """Each change once, and each key change a second time (`_cdc_side` 1) as the delete of its old key.
-
-    `_cdc_lacks`: the columns without a value. `_cdc_lost`: 1 where such a change comes under a new key, or does not
-    say its key or where it was.
-    """
-    same = [
-        exact(columns[name].dataType, name).eqNullSafe(exact(columns[name].dataType, name, before=True)) for name in key
-    ]
-    unchanged = same[0]
-    for one in same[1:]:
-        unchanged = unchanged & one
-    key_change = (c(OP) == UPDATE) & c(BEFORE).isNotNull() & ~unchanged
-    sides = changes.withColumn("_cdc_key_change", key_change).withColumn(
-        _SIDE, F.explode(F.when(c("_cdc_key_change"), F.array(F.lit(0), F.lit(1))).otherwise(F.array(F.lit(0))))
-    )
-    old = c(_SIDE) == 1
-    own = F.filter(c(_LACKS), lambda name: ~F.startswith(name, F.lit(_BEFORE_MARK)))
-    lost = c("_cdc_key_change") & (F.size(own) > 0)
-    for name in key:
-        lost = lost | _lacks(name) | _lacks(_BEFORE_MARK + name)
-    for name in moving:
-        lost = lost | (_lacks(_BEFORE_MARK + name) & ~_lacks(name))
-    literal = F.when(
-        old,
-        F.transform_keys(
-            F.map_filter(c(LITERAL), lambda name, _: F.startswith(name, F.lit(_BEFORE_MARK))),
-            lambda name, _: F.substring(name, len(_BEFORE_MARK) + 1, 2**31 - 1),
-        ),
-    ).otherwise(F.map_filter(c(LITERAL), lambda name, _: ~F.startswith(name, F.lit(_BEFORE_MARK))))
-    return sides.select(
-        *[F.when(old, c(BEFORE, field.name)).otherwise(c(field.name)).alias(field.name) for field in columns],
-        c(BEFORE),
-        F.when(old, F.lit(DELETE)).otherwise(c(OP)).alias(OP),
-        *[c(name) for name in (TS, SOURCE, SEQ, ROW)],
-        F.when(F.size(literal) > 0, literal).alias(LITERAL),
-        F.when(~old, c(_LACKS)).alias(_LACKS),
-        F.when(~old & lost, F.lit(1)).otherwise(F.lit(0)).alias(_LOST),
-        c(_SIDE),
-        (c(OP).isin(INSERT, SNAPSHOT) | (c("_cdc_key_change") & ~old)).alias(_ARRIVED),
-    )
 
 
 def row_columns(job: Job, table: MergeTable) -> T.StructType:
@@ -244,7 +158,7 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
 def _lacking(columns: T.StructType, schema: TableSchema) -> Column:
     """The names in `_cdc_absent`, as the unified columns have them. What is computed from other columns and not
     logged (virtual columns on MariaDB) is written nowhere, and nothing can fill it."""
-    computed = [mark + column.name for column in schema.columns if column.generated for mark in ("", _BEFORE_MARK)]
+    computed = [mark + column.name for column in schema.columns if column.generated for mark in ("", BEFORE_MARK)]
     names = F.from_json(c(ABSENT), T.ArrayType(T.StringType()))
     if computed:
         names = F.filter(names, lambda name: ~name.isin(computed))
@@ -252,13 +166,13 @@ def _lacking(columns: T.StructType, schema: TableSchema) -> Column:
         mark + column.name: mark + field.name
         for column in schema.columns
         for field in columns
-        for mark in ("", _BEFORE_MARK)
+        for mark in ("", BEFORE_MARK)
         if column.name != field.name and column.name.lower() == field.name.lower()
     }
     if renamed:
         spelled = F.create_map(*[F.lit(name) for pair in renamed.items() for name in pair])
         names = F.transform(names, lambda name: F.coalesce(spelled[name], name))
-    return names.alias(_LACKS)
+    return names.alias(LACKS)
 
 
 def _fitted(field: T.StructField, names: dict[str, str], *inside: str) -> Column:
@@ -276,14 +190,17 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
     sources = {file.batch_id.partition("/")[0] for file in table.files}
     changes = read_changes(job, table, columns)
     generated = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if column.generated}
-    fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in generated]
+    fill: list[str] = []
+    if table.absent_rows:
+        fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in generated]
+        changes = through_key_changes(changes, columns, table.key, fill)
     last = winners(
         changes,
         columns,
         table.key,
         moving=moving_keys(job, table),
         sources=len(sources),
-        fill=fill if table.absent_rows else (),
+        fill=fill,
     )
     seen = Observation()
     changes_of_key, key_changes, truncates, lost = (c(name) for name in _COUNTS)
@@ -307,12 +224,13 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
         )
     if got["lost"]:
         raise DataAtRisk(
-            f"{got['lost']} changes of {table.table} come under a new key, or do not say their key, and the log did "
-            "not carry all of their values.",
+            f"{got['lost']} changes of {table.table} do not say their key ({', '.join(table.key)}): the log did not "
+            "carry all of their values.",
             where=job.plan.run_id,
             code="spark.absent_values",
-            remedy="SET GLOBAL binlog_row_image = FULL on the source, bring the table to the target by a full copy, "
-            "and begin its batches behind these changes",
+            remedy="let the target's key be the table's primary key, which the log always carries; or SET GLOBAL "
+            "binlog_row_image = FULL on the source, bring the table to the target by a full copy, and begin its "
+            "batches behind these changes",
         )
     if got["rows"] != table.rows:
         raise DataAtRisk(

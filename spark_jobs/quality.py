@@ -30,12 +30,14 @@ from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import row_keys
+from cdc_core.target.whereabouts import LINKS
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
-from spark_jobs.merge import exact, read_changes, row_columns
+from spark_jobs.merge import read_changes, row_columns
 from spark_jobs.report import page, summary
+from spark_jobs.sides import exact
 from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
@@ -104,7 +106,11 @@ def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
     """The rows that a suite of the user's own judges: their columns and bookkeeping, without nested values."""
     merged = stage == "merged"
     rows = job.read(job.merged(table.table)) if merged else read_changes(job, table, row_columns(job, table))
-    nested = [field.name for field in rows.schema if isinstance(field.dataType, T.StructType | T.MapType)]
+    nested = [
+        field.name
+        for field in rows.schema
+        if isinstance(field.dataType, T.StructType | T.MapType) or field.name == LINKS
+    ]
     return rows.drop(*[c(name) for name in nested])
 
 

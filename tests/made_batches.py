@@ -40,8 +40,10 @@ def manifest(
     schemas: Sequence[TableSchema] = (),
     notes: tuple[str, ...] = (),
     end: int | None = None,
+    absent_rows: int = 0,
 ) -> Manifest:
-    """Batch `number` of a source: `tables` maps logical tables to rows; `window` counts hours from START_US."""
+    """Batch `number` of a source: `tables` maps logical tables to rows; `window` counts hours from START_US.
+    absent_rows: of each table."""
     rows = {"shop.orders": 10} if tables is None else tables
     definitions = schemas or [schema(name.rpartition(".")[2]) for name in rows]
     begin = position(number)
@@ -57,6 +59,7 @@ def manifest(
             min_seq=begin.seq,
             max_seq=begin.seq + 1,
             ops={"c": count},
+            absent_rows=absent_rows,
         )
         for index, ((name, count), definition) in enumerate(zip(rows.items(), definitions, strict=True))
     )

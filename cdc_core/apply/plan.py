@@ -55,8 +55,8 @@ def plan(
     targets: names; None for all of the pipeline's.
 
     Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column,
-    plan.key_differs, plan.purged, meta.run_differs), UsageError (quality.suite, plan.run_id, plan.window,
-    plan.unknown_target).
+    plan.key_differs, plan.absent_values, plan.purged, meta.run_differs), UsageError (quality.suite, plan.run_id,
+    plan.window, plan.unknown_target).
     """
     require_suites(pipeline)
     chosen = _checked(pipeline, window, run_id, targets)
@@ -240,7 +240,10 @@ def composed(
 def _merge_tables(
     target: Target, batches: Sequence[BatchRow], view: PlanView, schemas: Mapping[str, TableSchema]
 ) -> tuple[MergeTable, ...]:
-    """The tables that the target takes, by name; files in stream order within each source."""
+    """The tables that the target takes, by name; files in stream order within each source.
+
+    Raises Refused (plan.absent_values), and what key_of does.
+    """
     files: dict[str, list[StagedFile]] = defaultdict(list)
     for batch in batches:
         for file in view.files[batch.batch_id]:
@@ -248,10 +251,22 @@ def _merge_tables(
                 files[file.table].append(
                     StagedFile(file.path, file.rows, file.schema_id, batch.batch_id, file.absent_rows)
                 )
-    return tuple(
+    tables = tuple(
         MergeTable(table, key_of(target, table, _in_use(files[table], schemas)), tuple(files[table]))
         for table in sorted(files)
     )
+    for one in tables:
+        rule = target.table(one.table)
+        if one.absent_rows and rule is not None and rule.on_row_error == "quarantine":
+            raise Refused(
+                f"{one.absent_rows} changes of {one.table!r} do not have all of their values: each rests upon the one "
+                "before it, and none may be set aside.",
+                where=f"targets.{target.name}.tables.{one.table}.on_row_error",
+                code="plan.absent_values",
+                remedy="set on_row_error: stop for the table, or SET GLOBAL binlog_row_image = FULL on the source and "
+                "let the batches before it be applied with on_row_error: stop",
+            )
+    return tables
 
 
 def _in_use(files: Sequence[StagedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:

@@ -7,8 +7,10 @@ absent), into an empty one it builds the tables anew.
 
 Whole batches are taken: those that reach into the window, or from one position to another.
 
-Keeps true: no replay over a gap in a source's positions, nor over a window that is not staged completely. Planned
-again after its commit, a replay keeps its plan.
+Keeps true: no replay over a gap in a source's positions, nor over a window that is not staged completely; nor, of a
+table whose changes do not have all of their values, over batches before it that the target has not committed: a row
+would carry the version of the last change and lack what others brought. Planned again after its commit, a replay keeps
+its plan.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from cdc_core.apply.plan import check_run_id, composed, load, require_chain, req
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
-from cdc_core.errors import UsageError
+from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import BatchRow, Meta, PlanView, RunState
 from cdc_core.model.position import order_key
 from cdc_core.model.run import RunPlan
@@ -126,8 +128,8 @@ def plan(
     """Choose the batches, register the run, write plan.json; returns the plan.
 
     Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater
-    (plan.not_staged), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column, plan.key_differs, plan.purged,
-    meta.run_differs).
+    (plan.not_staged), DataAtRisk (plan.gap), Refused (replay.absent_values, plan.no_key, plan.key_column,
+    plan.key_differs, plan.absent_values, plan.purged, meta.run_differs).
     """
     require_suites(pipeline)
     check_run_id(run_id)
@@ -144,6 +146,7 @@ def plan(
     made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas_of(view, store))
     made = replace(made, replay=True)
     _require_tables(made, selection)
+    _require_no_change_between(meta, made, view)
     meta.claim(
         run_id,
         pipeline.pipeline,
@@ -226,3 +229,25 @@ def _require_tables(made: RunPlan, selection: Selection) -> None:
             code="replay.table",
             remedy="look at `lockstep stage ls` for the names of the tables, or choose other batches",
         )
+
+
+def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> None:
+    """Raises Refused (replay.absent_values)."""
+    tables = {table.table for one in made.merge_sets for table in one.tables if table.absent_rows}
+    target = made.targets[0].target
+    for source, batches in view.chain.items() if tables else ():
+        ids = {batch.batch_id for batch in batches}
+        before = meta.batches(source, until=batches[-1].end) if batches else ()
+        left_out = [batch.batch_id for batch in before if batch.batch_id not in ids]
+        has = {(one.batch_id, one.table) for one in meta.records(target, left_out) if one.state.consumed and one.taken}
+        staged = {(batch_id, file.table) for batch_id, files in meta.files(left_out).items() for file in files}
+        lacking = sorted((batch_id, table) for batch_id, table in staged - has if table in tables)
+        if lacking:
+            raise Refused(
+                f"The changes of {lacking[0][1]!r} do not have all of their values and rest upon those before them; "
+                f"the replay leaves out the batch {lacking[0][0]}, which {target!r} has not committed.",
+                where=made.run_id,
+                code="replay.absent_values",
+                remedy="replay from the first batch on (without --from; no first_batches or begin in Airflow), or let "
+                "the target's runs apply the batches before these",
+            )

@@ -249,6 +249,19 @@ def shown_key(key: bytes | None) -> str:
     return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
 
 
+def absent_values(rows: int, key: bytes | None, *, where: str) -> DataAtRisk:
+    """The error for updates of rows that the target does not have, of which the log did not carry all values."""
+    return DataAtRisk(
+        f"{rows} rows are not in the target, and the source's log did not carry all of their values; the first has the "
+        f"key {shown_key(key)}.",
+        where=where,
+        code="target.absent_values",
+        remedy="repeat the write task of a run that was killed while it moved rows to new keys, if there is one; else "
+        "bring the rows to the target by a full copy of the table, then run the task again; to be safe from it, SET "
+        "GLOBAL binlog_row_image = FULL on the source; nothing of this shard was written",
+    )
+
+
 def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
     """The error for a row that the table does not take. Key columns are shown, cut; other values are not."""
     return DataAtRisk(

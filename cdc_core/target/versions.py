@@ -5,9 +5,10 @@ Keys go up in a temporary table and are joined with the target by its key index:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pyarrow as pa
@@ -26,11 +27,13 @@ class Held:
     row:       version of the row; b"" when the row is there but Lockstep never wrote it; None when it is not.
     tombstone: version of the delete that removed it, or None.
     fresher:   of the freshness column, if the table has one: 1 ours is greater, 0 equal, -1 less.
+    values:    of the row, as target.text has them, those that were asked for.
     """
 
     row: bytes | None = None
     tombstone: bytes | None = None
     fresher: int = 0
+    values: Mapping[str, str | None] = field(default_factory=dict)
 
 
 NOTHING = Held()
@@ -45,14 +48,15 @@ def versions_of(
     freshness: str | None,
     scratch: Path,
     tolerant: bool = False,
+    columns: Mapping[str, bool] = MappingProxyType({}),
 ) -> list[Held]:
     """What the target holds of each row's key, in the order of the rows.
 
     rows: merged rows (key columns, the freshness column, bookkeeping). The connection is one of load.open_session.
     tolerant: of a key that does not fit the table nothing is held, instead of an error.
+    columns: whose values to read, and whether they travel as hex.
     """
-    columns = tuple(dict.fromkeys([*key, *([freshness] if freshness else [])]))
-    layout = Layout(tuple(key), columns)
+    layout = Layout(tuple(key), tuple(dict.fromkeys([*key, *([freshness] if freshness else [])])))
     found = [NOTHING] * rows.num_rows
     with connection.cursor() as cursor, LoadFile(scratch, layout) as file:
         create_temporary(cursor, facts, layout)
@@ -66,21 +70,34 @@ def versions_of(
                 f"WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
                 f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
             )
+        texts = "".join(f", {_as_text(facts, name, as_hex)}" for name, as_hex in columns.items())
         cursor.execute(
-            f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher} FROM {TEMPORARY} _l "
+            f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher}{texts} FROM {TEMPORARY} _l "
             f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts)}"
         )
-        for number, version, order in cursor.fetchall():
-            found[number - 1] = Held(row=bytes(version), fresher=int(order))
+        for number, version, order, *values in cursor.fetchall():
+            found[number - 1] = Held(bytes(version), fresher=int(order), values=dict(zip(columns, values, strict=True)))
         cursor.execute(
             f"SELECT _l._n, d.version FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
             f"ON d.table_name = {table_literal(facts)} AND d.row_key = _l._k"
         )
         for number, version in cursor.fetchall():
             held = found[number - 1]
-            found[number - 1] = Held(held.row, bytes(version), held.fresher)
+            found[number - 1] = replace(held, tombstone=bytes(version))
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
     return found
+
+
+def _as_text(facts: TableFacts, name: str, as_hex: bool) -> str:
+    """A value of the row `r` as the text that a load takes, exactly."""
+    column, base = f"r.{target_name(facts, name)}", facts.by_name[name.lower()].type.base
+    if as_hex:
+        return f"HEX({column})"
+    if base == "bit":
+        column = f"CAST({column} AS UNSIGNED)"
+    elif base == "float":
+        column = f"CAST({column} AS DOUBLE)"
+    return f"CAST({column} AS CHAR)"
 
 
 def table_name(facts: TableFacts) -> str:

@@ -42,13 +42,13 @@ from cdc_core.target.load import (
     TEMPORARY,
     LoadFile,
     Unfit,
+    absent_values,
     create_temporary,
     is_absent,
     load,
     open_session,
     remove,
     row_error,
-    shown_key,
     target_name,
 )
 from cdc_core.target.prepare import LEDGER
@@ -277,14 +277,7 @@ def _require_complete(cursor: Any, facts: TableFacts) -> None:
     )
     row = cursor.fetchone()
     if row:
-        raise DataAtRisk(
-            f"{row[1]} rows are not in the target, and the source's log did not carry all of their values; the first "
-            f"has the key {shown_key(row[0])}.",
-            where=facts.name,
-            code="target.absent_values",
-            remedy="bring the rows to the target by a full copy of the table, then run the task again; to be safe from "
-            "it, SET GLOBAL binlog_row_image = FULL on the source; nothing of this shard was written",
-        )
+        raise absent_values(row[1], row[0], where=facts.name)
 
 
 def _states(cursor: Any) -> dict[tuple[str, int], int]:

@@ -14,12 +14,16 @@ CREATE TABLE {database}.items (
   note TEXT, day DATE, raw VARBINARY(9) DEFAULT X'00FF', at DATETIME(3)"""
 _ODD_DEFAULT = " DEFAULT '2020-02-31 00:00:00.5'"
 TABLE += f"""{_ODD_DEFAULT},
-  twice INT AS (n * 2) STORED
+  twice INT AS (n * 2) STORED, ratio FLOAT DEFAULT 0.1, bits BIT(9) DEFAULT b'101', born YEAR DEFAULT 2020,
+  kind ENUM('a', 'ß') DEFAULT 'ß', spot POINT
 )"""  # fmt: skip
+ODD = ("CAST(at AS CHAR)", "twice", "ratio", "CAST(bits AS UNSIGNED)", "born", "kind", "HEX(spot)")
 COLUMNS = ("id", "name", "n", "amount", "note", "day", "raw")
 FIRST = (
     "INSERT INTO items (id, n) VALUES (1, 1), (2, 2), (3, 3), (4, 4)",
-    "INSERT INTO items VALUES (5, 'ü', 5, NULL, REPEAT('long ', 99), '2026-01-01', '', NULL, DEFAULT)",
+    "INSERT INTO items (id, name, n, amount, note, day, raw, at) "
+    "VALUES (5, 'ü', 5, NULL, REPEAT('long ', 99), '2026-01-01', '', NULL)",
+    "UPDATE items SET spot = POINT(1, 2), bits = 256 WHERE id IN (1, 4)",
     "UPDATE items SET note = 'first' WHERE id IN (1, 2)",
     "UPDATE items SET n = 22 WHERE id = 2",
     "DELETE FROM items WHERE id = 3",
@@ -30,6 +34,14 @@ LATER = (
     "DELETE FROM items WHERE id = 2",
     "INSERT INTO items (id, note) VALUES (2, 'again')",
     "UPDATE items SET name = 'é' WHERE id IN (2, 4)",
+)
+KEYS = (
+    "UPDATE items SET id = id + 10 WHERE id IN (1, 4)",
+    "UPDATE items SET id = 99 WHERE id = 5",
+    "UPDATE items SET id = 5 WHERE id = 2",
+    "UPDATE items SET id = 2, n = 55 WHERE id = 99",
+    "UPDATE items SET id = id + 1 WHERE id = 11",
+    "UPDATE items SET note = 'moved' WHERE id = 12",
 )
 
 
@@ -86,11 +98,11 @@ targets:
 @pytest.mark.timeout(900)
 def test_minimal_images_end_in_an_export_and_shards_equal_to_the_source(line: Any, lockstep: Any) -> None:
     source, target, shards = line
-    source_columns = ", ".join(f"CAST({name} AS CHAR)" if name == "at" else name for name in (*COLUMNS, "at", "twice"))
+    source_columns = ", ".join([*COLUMNS, *ODD])
     checked = lockstep("check", "shop.yaml").document
     assert checked["ok"] is True
     assert any(one["status"] == "warn" and "MINIMAL" in str(one) for one in checked["findings"])
-    for statements in (FIRST, LATER):
+    for statements in (FIRST, LATER, KEYS):
         for statement in statements:
             source.execute(statement)
         ran = lockstep("run", "shop.yaml", "--until", "now").document

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -343,18 +344,127 @@ def test_an_error_of_a_worker_reaches_the_driver_whole_and_leaves_no_counts(line
     assert store.stat(counts_path(line.runs[-1].written_folder("shards"))) is None
 
 
-def test_a_change_that_does_not_say_its_shard_is_data_at_risk(line: Line) -> None:
+def test_a_row_that_is_deleted_and_comes_again_in_another_shard_leaves_the_first(line: Line) -> None:
     line.run(*FIRST)
-    absent = ["customer", "_before.customer", "_before.code"]
-    changes = [
-        Change("u", {"id": 1, "code": "x"}, 20, before={"id": 1}, absent=absent),
-        Change("d", {"id": 2}, 21, absent=["customer", "code"]),
-    ]
-    for change in changes:
-        with pytest.raises(DataAtRisk, match="1 changes do not say their shard key 'customer'") as caught:
-            line.run(change)
-        assert caught.value.code == "target.absent_shard_key"
-    moved = Change("u", {"id": 1, "customer": 2}, 22, before={"id": 1}, absent=["code", *absent[1:]])
-    with pytest.raises(DataAtRisk) as caught:
-        line.run(moved)
-    assert caught.value.code == "spark.absent_values"
+    line.run(order("d", 1, 1, "c1", 20), order("c", 1, 2, "c1", 21), quality=True)
+    assert [(at, row) for at, rows in line.rows().items() for row in rows if row[0] == 1] == [("1.0", (1, 2, "c1"))]
+
+
+class Minimal:
+    """A source that logs the primary key and what changed: its rows as (customer, code), and the changes since."""
+
+    def __init__(self, rows: dict[int, tuple[int, str | None]]) -> None:
+        self.rows = rows
+        self.seq = 10
+        self.changes: list[Change] = []
+
+    def _log(self, op: str, row: dict[str, Any], before: dict[str, Any] | None = None) -> None:
+        self.seq += 1
+        lacking = [name for name in ("customer", "code", "at") if op != "c" and name not in row]
+        if before is not None:
+            lacking += [f"_before.{name}" for name in ("customer", "code", "at")]
+        self.changes.append(Change(op, row, self.seq, before=before, absent=lacking))
+
+    def insert(self, id: int, customer: int, code: str | None) -> None:
+        self.rows[id] = (customer, code)
+        self._log("c", {"id": id, "customer": customer, "code": code})
+
+    def delete(self, id: int) -> None:
+        del self.rows[id]
+        self._log("d", {"id": id})
+
+    def update(self, id: int, to: int, **values: Any) -> None:
+        customer, code = self.rows.pop(id)
+        self.rows[to] = (values.get("customer", customer), values.get("code", code))
+        self._log("u", {"id": to, **values}, before={"id": id})
+
+    def taken(self) -> list[Change]:
+        changes, self.changes = self.changes, []
+        return changes
+
+    def by_shard(self) -> dict[str, list[tuple[Any, ...]]]:
+        found: dict[str, list[tuple[Any, ...]]] = {}
+        for id, (customer, code) in sorted(self.rows.items()):
+            found.setdefault(f"{customer % 4 // 2}.{customer % 4 % 2}", []).append((id, customer, code))
+        return dict(sorted(found.items()))
+
+
+def grown(line: Line, rows: int) -> Minimal:
+    """The target has rows that Lockstep never wrote."""
+    source = Minimal({id: (id * 3, f"c{id}") for id in range(rows)})
+    for id, (customer, code) in source.rows.items():
+        at = f"{line.prefix}_{customer % 4 // 2}.orders_{customer % 4 % 2}"
+        line.query(f"ALTER TABLE {at} DROP KEY IF EXISTS code")
+        line.query(f"INSERT INTO {at} (id, customer, code) VALUES ({id}, {customer}, '{code}')")
+    return source
+
+
+def test_minimal_changes_of_keys_shard_keys_and_values_end_as_at_the_source_and_again_change_nothing(
+    line: Line,
+) -> None:
+    source, dice, plans = grown(line, 6), random.Random(4), []
+    for _ in range(3):
+        for _ in range(16):
+            id, to, customer = dice.randrange(9), dice.randrange(9), dice.randrange(8)
+            code = None if dice.random() < 0.2 else f"v{source.seq}"
+            some = [{"customer": customer}, {"code": code}, {"customer": customer, "code": code}]
+            if id not in source.rows:
+                source.insert(id, customer, code)
+            elif dice.random() < 0.2:
+                source.delete(id)
+            elif dice.random() < 0.5 or to in source.rows:
+                source.update(id, id, **dice.choice(some))
+            else:
+                source.update(id, to, **dice.choice([{}, *some]))
+        plans.append(line.run(*source.taken(), quality=True))
+        assert dict(sorted(line.rows().items())) == source.by_shard()
+        line.adds_up(plans[-1])
+    for plan in (plans[1], plans[0]):
+        line.again(plan)
+        assert dict(sorted(line.rows().items())) == source.by_shard()
+        line.adds_up(plan)
+
+
+def test_keys_that_swap_take_their_rows_along_wherever_they_stand(line: Line) -> None:
+    source = grown(line, 4)
+    for id, to in ((1, 99), (2, 1), (99, 2), (3, 5), (5, 6), (6, 3)):
+        source.update(id, to)
+    source.update(2, 2, code="new")
+    plan = line.run(*source.taken(), quality=True)
+    assert dict(sorted(line.rows().items())) == source.by_shard()
+    line.again(plan, quality=True)
+    assert dict(sorted(line.rows().items())) == source.by_shard()
+
+
+def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_where_it_stands_by_now(line: Line) -> None:
+    source = grown(line, 4)
+    source.update(1, 11)
+    source.update(2, 2, customer=7)
+    first = source.taken()
+    line.run(*first)
+    source.update(11, 12, customer=0)
+    source.update(2, 22)
+    line.run(*first, *source.taken(), quality=True)
+    assert dict(sorted(line.rows().items())) == source.by_shard()
+
+
+def test_a_delete_that_does_not_say_its_shard_lets_no_older_insert_revive_the_row_in_any(line: Line) -> None:
+    late = Change("d", {"id": 50}, 40, absent=["customer", "code", "at"])
+    line.run(late)
+    for customer in range(4):
+        line.run(order("c", 50, customer, "old", 30 + customer))
+    assert line.rows() == {}
+
+
+@pytest.mark.parametrize("to", [1, 2])
+def test_an_update_of_a_row_that_no_shard_has_is_data_at_risk(line: Line, to: int) -> None:
+    source = Minimal({1: (1, "c1")})
+    source.update(1, to, code="x")
+    changes = source.taken()
+    with pytest.raises(DataAtRisk, match=f"the key {to}") as caught:
+        line.run(*changes)
+    assert caught.value.code == "target.absent_values"
+    assert line.rows() == {}
+    line.query(f"INSERT INTO {line.prefix}_0.orders_1 (id, customer, code) VALUES (1, 1, 'c1')")
+    line.run(*changes)
+    assert line.rows() == {"0.1": [(to, 1, "x")]}

@@ -324,3 +324,14 @@ def test_run_ids_that_paths_cannot_hold_have_folders_of_their_own() -> None:
     assert len(set(paths)) == len(ids)
     assert all(path.count("/") == 2 and ".." not in path for path in paths)
     assert all(len(path.split("/")[1]) <= 200 for path in paths)
+
+
+def test_no_row_may_be_set_aside_where_changes_do_not_have_all_of_their_values(line: Line) -> None:
+    line = line.with_targets({"name": "t", "tables": {"*": {"on_row_error": "quarantine"}}})
+    line.stage(B[0])
+    assert taken(line.plan("whole")) == IDS[:1]
+    line.stage(manifest(1, absent_rows=2))
+    error = refusal(lambda: line.plan("part"))
+    assert (error.code, error.where) == ("plan.absent_values", "targets.t.tables.shop.orders.on_row_error")
+    assert line.meta.run("part") is None
+    assert taken(line.with_targets({"name": "t"}).plan("part")) == IDS[:2]

@@ -166,3 +166,23 @@ def test_a_requeue_takes_the_batches_of_a_run_and_the_tables_of_which_rows_were_
     for run_id, target in (("nobody", None), ("first", "new"), ("again", None)):
         error = refusal(lambda run_id=run_id, target=target: replay.requeued(line.meta, line.store, run_id, target))
         assert (type(error), error.code) == (UsageError, "replay.requeue")
+
+
+def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_or_the_replay_takes(line: Line) -> None:
+    line.done("first")
+    tables = {"shop.orders": 1}
+    more = [manifest(6, tables={"shop.items": 1}), *(manifest(at, tables=tables, absent_rows=1) for at in (7, 8, 9))]
+    line.stage(*more)
+    ids = tuple(one.batch_id for one in more)
+    assert taken(plan(line, "behind", first={"shop": more[1].begin.position.seq})) == ids[1:]
+    for chosen in ({"first": {"shop": B[1].begin.position.seq}}, {"batches": frozenset(ids[3:])}):
+        error = refusal(lambda chosen=chosen: plan(line, "part", "new", **chosen))
+        assert (error.code, IDS[0] in error.what, "without --from" in error.remedy) == (
+            "replay.absent_values",
+            True,
+            True,
+        )
+        assert line.meta.run("part") is None
+    assert ids[1] in refusal(lambda: plan(line, "part", batches=frozenset(ids[3:]))).what
+    assert taken(plan(line, "whole", "new")) == IDS + ids
+    assert taken(plan(line, "items", "new", first={"shop": more[0].begin.position.seq}, tables=("shop.items",)))

@@ -1,0 +1,174 @@
+"""Rows of which the log did not say all: in which shard each stands, and what it has where it stood before.
+
+A log without whole rows may leave out a row's shard key, or what it was before (`_cdc_astray`); and of a row that comes
+under a new key, whatever did not change (`_cdc_links`: its older keys, newest first, each with the version of its
+departure). Then the target is asked: by the row's key in every shard, by its older keys wherever they may stand. Only
+such rows pay for the question.
+
+What stands in the row's own place is left absent, for the write to take under the row's lock. What stands elsewhere
+goes with the row, as text in `_cdc_literal`. May assume that the run has every change that the target lacks: whichever
+of these places still has the row, then, has the values that no change of the run has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc_core.apply.guard import newer_or_equal
+from cdc_core.model.staged import ABSENT, DELETE, LITERAL, OP, lacking
+from cdc_core.target.destination import Destination, Sessions
+from cdc_core.target.load import absent_values
+from cdc_core.target.text import is_bytes, row_keys, version_hex
+from cdc_core.target.versions import Held, versions_of
+
+LINKS, ASTRAY = "_cdc_links", "_cdc_astray"
+_EVERY = -1
+Place = tuple[int, Held]
+"""A shard, and what it holds of a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """rows: completed. shards: the shard of each. left: (row, shard) of the places that a row must leave."""
+
+    rows: pa.RecordBatch
+    shards: npt.NDArray[np.int64]
+    left: Sequence[tuple[int, int]] = ()
+
+
+def settle(destination: Destination, sessions: Sessions, scratch: Path, rows: pa.RecordBatch) -> Settled:
+    """The rows with their shards. Raises DataAtRisk (target.absent_values) for a row that is nowhere to be found."""
+    index, sets = lacking(rows)
+    absent = [frozenset() if at is None else sets[at] for at in index.to_pylist()]
+    unplaced = {at for at, names in enumerate(absent) if destination.moving in names}
+    astray = unplaced | _flagged(destination, rows)
+    links, chains = _links(rows)
+    if not astray and not chains:
+        return Settled(rows, destination.shard_numbers(rows))
+    shards = np.full(rows.num_rows, _EVERY)
+    placed = [at for at in range(rows.num_rows) if at not in unplaced]
+    shards[placed] = destination.shard_numbers(rows.take(pa.array(placed, pa.int64())))
+
+    columns = {
+        name: is_bytes(rows.schema.field(name).type) for name in destination.columns if name not in destination.key
+    }
+
+    def held(keys: pa.RecordBatch, places: npt.NDArray[np.int64]) -> list[list[Place]]:
+        return _held(destination, sessions, scratch, keys, places, columns)
+
+    asked = sorted(astray | set(chains))
+    everywhere = np.array([_EVERY if at in astray else shards[at] for at in asked])
+    own = dict(zip(asked, held(rows.take(pa.array(asked)), everywhere), strict=True))
+    older = held(links, np.full(links.num_rows, _EVERY) if destination.moving else destination.shard_numbers(links))
+    versions, departures = _versions(rows), _versions(links)
+    deletes = [op == DELETE for op in rows.column(OP).to_pylist()]
+    fills: dict[int, Mapping[str, str | None]] = {}
+    left: list[tuple[int, int]] = []
+    for at in asked:
+        chain = [] if deletes[at] else chains.get(at, [])
+        standing = [(shard, one) for shard, one in own[at] if one.row is not None]
+        # What stood under the key before the row came there is another row.
+        mine = [place for place in standing if not chain or newer_or_equal(place[1].row or b"", departures[chain[0]])]
+        found = reduce(_newest, mine) if mine else _first(chain, older, departures)
+        buried = [
+            shard
+            for shard, one in own[at]
+            if one.tombstone is not None and not newer_or_equal(versions[at], one.tombstone)
+        ]
+        if found is None and not deletes[at] and not buried and (chain or at in unplaced):
+            key = row_keys(rows.slice(at, 1), destination.key)[0].as_py()
+            raise absent_values(1, key.encode(), where=f"{destination.target}, {destination.logical}")
+        if at in unplaced:
+            shards[at] = found[0] if found else (buried or [0])[0]
+        if found and not deletes[at] and not (mine and found[0] == shards[at]):
+            fills[at] = {name: value for name, value in found[1].values.items() if name in absent[at]}
+        if at in astray:
+            # Of a deleted row that stands nowhere, each shard must know: an older change may still come to any.
+            nowhere = deletes[at] and at in unplaced and not standing
+            leaves = range(len(destination.shards)) if nowhere else [shard for shard, _ in standing]
+            left += [(at, shard) for shard in leaves if shard != shards[at]]
+    return Settled(_filled(rows, fills), shards, left)
+
+
+def _flagged(destination: Destination, rows: pa.RecordBatch) -> set[int]:
+    at = rows.schema.get_field_index(ASTRAY) if destination.moving else -1
+    return set() if at < 0 else set(np.flatnonzero(np.asarray(rows.column(at).fill_null(False))).tolist())
+
+
+def _links(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, list[int]]]:
+    """All older keys, as rows; for each row that has some, which of them, newest first."""
+    at = rows.schema.get_field_index(LINKS)
+    if at < 0 or rows.column(at).null_count == rows.num_rows:
+        return rows.slice(0, 0), {}
+    column = rows.column(at)
+    batch = pa.RecordBatch.from_struct_array(column.flatten())
+    ends = np.cumsum([0, *column.value_lengths().fill_null(0).to_pylist()])
+    chains = {row: list(range(ends[row], ends[row + 1])) for row in range(rows.num_rows) if ends[row] < ends[row + 1]}
+    return batch.append_column(OP, pa.array(["u"] * batch.num_rows)), chains
+
+
+def _held(
+    destination: Destination,
+    sessions: Sessions,
+    scratch: Path,
+    rows: pa.RecordBatch,
+    places: npt.NDArray[np.int64],
+    columns: Mapping[str, bool],
+) -> list[list[Place]]:
+    """What is held of each key where it may stand: in the shard `places`, or in every one."""
+    found: list[list[Place]] = [[] for _ in range(rows.num_rows)]
+    for number, shard in enumerate(destination.shards):
+        here = np.flatnonzero((places == number) | (places == _EVERY))
+        if len(here):
+            part = versions_of(
+                sessions.of(shard),
+                shard.facts,
+                rows.take(pa.array(here)),
+                key=destination.key,
+                freshness=None,
+                scratch=scratch,
+                tolerant=destination.quarantine,
+                columns=columns,
+            )
+            for at, one in zip(here, part, strict=True):
+                if one != Held():
+                    found[at].append((number, one))
+    return found
+
+
+def _first(chain: Sequence[int], older: Sequence[Sequence[Place]], departures: Sequence[bytes]) -> Place | None:
+    """The oldest place where the row still stands: what is as new as its departure is another row."""
+    for link in reversed(chain):
+        for place in older[link]:
+            if place[1].row is not None and not newer_or_equal(place[1].row, departures[link]):
+                return place
+    return None
+
+
+def _newest(one: Place, other: Place) -> Place:
+    return one if newer_or_equal(one[1].row or b"", other[1].row or b"") else other
+
+
+def _versions(rows: pa.RecordBatch) -> list[bytes]:
+    return [bytes.fromhex(version) for version in version_hex(rows).to_pylist()]
+
+
+def _filled(rows: pa.RecordBatch, fills: Mapping[int, Mapping[str, str | None]]) -> pa.RecordBatch:
+    """The rows with these values: texts as literals; a null is a null that is not absent."""
+    if not fills:
+        return rows
+    literals, absent = rows.column(LITERAL).to_pylist(), rows.column(ABSENT).to_pylist()
+    for at, values in fills.items():
+        literals[at] = [*(literals[at] or []), *((name, text) for name, text in values.items() if text is not None)]
+        absent[at] = None
+    for name, values_of in ((LITERAL, literals), (ABSENT, absent)):
+        place = rows.schema.get_field_index(name)
+        rows = rows.set_column(place, rows.schema.field(place), pa.array(values_of, rows.schema.field(place).type))
+    return rows

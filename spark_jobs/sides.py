@@ -1,0 +1,93 @@
+"""Each change under the keys that it touches: once, and a change of its key a second time as the delete of the old one.
+
+Bookkeeping that it adds: `_cdc_side` (1 for the delete of the old key), `_cdc_arrived` (the change brings its key to
+life), `_cdc_inherits` (a change of the key that lacks values, which stand under the old one), `_cdc_lost` (1 where a
+change does not say its key), `_cdc_astray` (a change of a shard
+key, or a delete, that does not say what it was).
+`_cdc_lacks`, which it expects, names the columns without a value; of the old side, those of the image before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from pyspark.sql import Column, DataFrame
+from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql import types as T  # noqa: N812
+
+from cdc_core.model.staged import BEFORE, DELETE, INSERT, LITERAL, OP, ROW, SEQ, SNAPSHOT, SOURCE, TS, UPDATE
+from cdc_core.target.whereabouts import ASTRAY, LINKS
+from spark_jobs.columns import c
+
+SIDE, ARRIVED, INHERITS, LOST, LACKS = "_cdc_side", "_cdc_arrived", "_cdc_inherits", "_cdc_lost", "_cdc_lacks"
+BEFORE_MARK = BEFORE + "."
+
+
+def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
+    """A key column as it is compared. Where the type has values that it cannot hold, by its text."""
+    value = c(BEFORE, name) if before else c(name)
+    if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
+        return F.coalesce(c(LITERAL)[(BEFORE_MARK if before else "") + name], value.cast("string"))
+    return value
+
+
+def keys(columns: T.StructType, key: Sequence[str]) -> list[Column]:
+    """The key columns as they are compared: `_cdc_key0` and so on."""
+    return [exact(columns[name].dataType, name).alias(name_) for name, name_ in zip(key, key_names(key), strict=True)]
+
+
+def key_names(key: Sequence[str]) -> list[str]:
+    return [f"_cdc_key{at}" for at in range(len(key))]
+
+
+def lacks(name: str, *inside: str) -> Column:
+    """Whether a change lacks a column; null-safe."""
+    return F.coalesce(F.array_contains(c(*inside, LACKS), name), F.lit(False))
+
+
+def split(changes: DataFrame, columns: T.StructType, key: Sequence[str], moving: Sequence[str] = ()) -> DataFrame:
+    """See the module's docstring. moving: shard keys outside the key. `_cdc_links` goes with the change's own side."""
+    unchanged = F.lit(True)
+    for name in key:
+        kind = columns[name].dataType
+        unchanged = unchanged & exact(kind, name).eqNullSafe(exact(kind, name, before=True))
+    key_change = (c(OP) == UPDATE) & c(BEFORE).isNotNull() & ~unchanged
+    sides = changes.withColumn("_cdc_key_change", key_change).withColumn(
+        SIDE, F.explode(F.when(c("_cdc_key_change"), F.array(F.lit(0), F.lit(1))).otherwise(F.array(F.lit(0))))
+    )
+    old = c(SIDE) == 1
+    lost, astray = F.lit(False), F.lit(False)
+    for name in key:
+        lost = lost | lacks(name) | lacks(BEFORE_MARK + name)
+    for name in moving:
+        unsaid = lacks(BEFORE_MARK + name)
+        moved = unsaid & ~lacks(name) & ~c("_cdc_key_change")
+        gone = (c(OP) == DELETE) & lacks(name)
+        astray = astray | F.when(old, unsaid).when(c(OP) == UPDATE, moved).otherwise(gone)
+    own = F.filter(c(LACKS), lambda name: ~F.startswith(name, F.lit(BEFORE_MARK)))
+    before = F.transform(F.filter(c(LACKS), lambda name: F.startswith(name, F.lit(BEFORE_MARK))), _unmarked)
+    literal = F.when(
+        old,
+        F.transform_keys(
+            F.map_filter(c(LITERAL), lambda name, _: F.startswith(name, F.lit(BEFORE_MARK))),
+            lambda name, _: _unmarked(name),
+        ),
+    ).otherwise(F.map_filter(c(LITERAL), lambda name, _: ~F.startswith(name, F.lit(BEFORE_MARK))))
+    return sides.select(
+        *[F.when(old, c(BEFORE, field.name)).otherwise(c(field.name)).alias(field.name) for field in columns],
+        c(BEFORE),
+        F.when(old, F.lit(DELETE)).otherwise(c(OP)).alias(OP),
+        *[c(name) for name in (TS, SOURCE, SEQ, ROW)],
+        F.when(F.size(literal) > 0, literal).alias(LITERAL),
+        F.when(old, before).otherwise(own).alias(LACKS),
+        *([F.when(~old, c(LINKS)).alias(LINKS)] if LINKS in changes.columns else []),
+        F.when(~old & lost, F.lit(1)).otherwise(F.lit(0)).alias(LOST),
+        astray.alias(ASTRAY),
+        (c("_cdc_key_change") & (F.size(own) > 0)).alias(INHERITS),
+        c(SIDE),
+        (c(OP).isin(INSERT, SNAPSHOT) | (c("_cdc_key_change") & ~old)).alias(ARRIVED),
+    )
+
+
+def _unmarked(name: Column) -> Column:
+    return F.substring(name, len(BEFORE_MARK) + 1, 2**31 - 1)
