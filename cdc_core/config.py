@@ -245,6 +245,11 @@ class Tables(_Model):
         description="statements that define captured tables and change no row: leave them out, or note place and text "
         "in the manifest",
     )
+    on_truncate: Literal["unlogged", "stage"] = Field(
+        "unlogged",
+        description="TRUNCATE TABLE: an unlogged change like others, or staged as a change of its own (t), which "
+        "exports follow, and targets as their tables' on_truncate says",
+    )
     on_unreadable: Literal["stop", "isolate"] = Field(
         "stop",
         description="a table whose definition is unknown, or whose value or event is refused: stop the source, or "
@@ -257,6 +262,11 @@ class Route(_Model):
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
     to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> take groups of `match`")
+
+    @property
+    def only(self) -> str:
+        """The one table that `match` matches, if it is no pattern of several."""
+        return re.sub(r"\\(\W)", r"\1", self.match)
 
     @model_validator(mode="after")
     def _groups_exist(self) -> Route:
@@ -351,9 +361,20 @@ class TargetTable(_Model):
         "run, or set the row aside under runs/<run>/rejected and go on; columns may be shorter or smaller than the "
         "source's then",
     )
+    on_truncate: Literal["stop", "apply", "ignore"] = Field(
+        "stop",
+        description="a staged TRUNCATE (tables.on_truncate): stop the run; remove the rows that are older, of a table "
+        "that one source table feeds; or leave the rows where they are",
+    )
     freshness: str | None = Field(
         None, description="column that the source raises with each change, such as update_time"
     )
+
+    @model_validator(mode="after")
+    def _truncates_by_the_rows_own_versions(self) -> TargetTable:
+        if self.on_truncate == "apply" and self.guard.store == "table":
+            raise ValueError("on_truncate: apply needs guard.store: row, by which every row tells how old it is")
+        return self
 
     @model_validator(mode="after")
     def _shards_have_names_of_their_own(self) -> TargetTable:
@@ -541,6 +562,11 @@ class Pipeline(_Model):
     def scheduled_targets(self) -> tuple[Target, ...]:
         """Those that every run feeds."""
         return tuple(target for target in self.targets if not target.replay_only)
+
+    def feeds_alone(self, name: str, logical: str) -> bool:
+        """Whether no table but `name` of the one source can feed a logical table; False where it cannot be told."""
+        routes = [route for route in self.routes if route.to == logical or "\\" in route.to]
+        return len(self.sources) == 1 and all(route.only == name for route in routes)
 
     def source(self, name: str) -> Source:
         return next(source for source in self.sources if source.name == name)

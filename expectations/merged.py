@@ -17,7 +17,7 @@ def suite(rows: int) -> gx.ExpectationSuite:
         expectations=[
             gxe.ExpectTableRowCountToEqual(value=rows),
             gxe.ExpectCompoundColumnsToBeUnique(column_list=["_table", "_key"]),
-            gxe.ExpectColumnValuesToBeInSet(column="_cdc_op", value_set=["u", "d"]),
+            gxe.ExpectColumnValuesToBeInSet(column="_cdc_op", value_set=["u", "d", "t"]),
             *[gxe.ExpectColumnValuesToNotBeNull(column=column) for column in complete],
         ],
     )

@@ -14,14 +14,16 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark import StorageLevel
 from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
-from cdc_core.model.staged import OP
+from cdc_core.model.staged import OP, TRUNCATE
 from cdc_core.target.destination import Destination, Sessions
+from cdc_core.target.load import EMPTIED
 from cdc_core.target.text import version_hex
 from cdc_core.target.versions import ABSENT, DELETE, INSERT, REVIVED, STALE, UPDATE, classify, versions_of
 from cdc_core.target.whereabouts import ASTRAY, LINKS, Settled, settle
@@ -56,6 +58,10 @@ def _classifier(destination: Destination) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
             for batch in batches:
+                truncates = pc.equal(batch.column(OP), TRUNCATE)
+                if truncates.true_count:
+                    yield _everywhere(destination, batch.filter(truncates))
+                    batch = batch.filter(pc.invert(truncates))
                 if batch.num_rows:
                     settled = settle(destination, sessions, Path(scratch), batch)
                     yield _judged(destination, sessions, Path(scratch), settled)
@@ -97,6 +103,19 @@ def _judged(destination: Destination, sessions: Sessions, scratch: Path, settled
     )
 
 
+def _everywhere(destination: Destination, truncates: pa.RecordBatch) -> pa.RecordBatch:
+    """The truncate for each shard, counted in the first."""
+    count = len(destination.shards)
+    rows = truncates.take(pa.array([0] * count))
+    rows = _with_op(rows, [TRUNCATE, *[EMPTIED] * (count - 1)])
+    return _with_notes(rows, np.arange(count), [DELETE, *[MOVE] * (count - 1)], [None] * count)
+
+
+def _with_op(rows: pa.RecordBatch, ops: Sequence[str]) -> pa.RecordBatch:
+    at = rows.schema.get_field_index(OP)
+    return rows.set_column(at, rows.schema.field(at), pa.array(ops))
+
+
 def _departures(destination: Destination, settled: Settled) -> Iterator[pa.RecordBatch]:
     """Rows with operation x: the winner's key and version at each shard that it once was in and is not now."""
     batch, name = settled.rows, destination.moving
@@ -108,9 +127,7 @@ def _departures(destination: Destination, settled: Settled) -> Iterator[pa.Recor
     gone = {(int(row), int(shard)) for row, shard in zip(owner, once, strict=True) if shard != settled.shards[row]}
     left = sorted(gone | set(settled.left))
     if left:
-        there = batch.take(pa.array([row for row, _ in left]))
-        ops = there.schema.get_field_index(OP)
-        there = there.set_column(ops, there.schema.field(ops), pa.array([LEFT] * len(left)))
+        there = _with_op(batch.take(pa.array([row for row, _ in left])), [LEFT] * len(left))
         yield _with_notes(there, np.array([shard for _, shard in left]), [MOVE] * len(left), [None] * len(left))
 
 

@@ -7,8 +7,10 @@ Aggregation is partial first, then shuffled by key: no global sort, nothing coll
 A value that the log did not carry (`_cdc_absent`) is the last older one of the same row (see absent.py); what no change
 of the run has stays absent, for the target to give. Only tables with such rows pay for the search.
 
-Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete), `_cdc_ts` `_cdc_source` `_cdc_seq` `_cdc_row`,
-`_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (some change of the run brought the key to life).
+A TRUNCATE undoes the changes before it; the last one of a run is a row of its own, without a key.
+
+Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete, t truncate), `_cdc_ts` `_cdc_source` `_cdc_seq`
+`_cdc_row`, `_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (a change of the run gave the key life).
 Where a target's shard key is not part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row
 had before, and `_cdc_astray`: some change of it did not say what that was. Where rows without all values came under a
 new key, `_cdc_links` of those that still lack some.
@@ -89,7 +91,7 @@ def winners(
             ],
             *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(moving))],
         )
-    op = F.when(c(_WINNER, OP) == DELETE, F.lit(DELETE)).otherwise(F.lit(UPDATE)).alias(OP)
+    op = F.when(c(_WINNER, OP).isin(DELETE, TRUNCATE), c(_WINNER, OP)).otherwise(F.lit(UPDATE)).alias(OP)
     places = [F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(MOVED), c(ASTRAY)]
     number = {name: at for at, name in enumerate(fill)}
     lacking = [lacks(name, _WINNER) for name in fill]
@@ -187,8 +189,59 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
     Raises DataAtRisk (spark.rows_differ, spark.absent_values), Refused (spark.truncate).
     """
     columns = row_columns(job, table)
-    sources = {file.batch_id.partition("/")[0] for file in table.files}
     changes = read_changes(job, table, columns)
+    got = _write_winners(job, table, columns, changes)
+    undone = 0
+    if got["truncates"]:
+        behind = _behind_truncates(job, table, changes, got["truncates"])
+        undone = changes.count() - behind.count()
+        got = _write_winners(job, table, columns, behind)
+    if got["lost"]:
+        raise DataAtRisk(
+            f"{got['lost']} changes of {table.table} do not say their key ({', '.join(table.key)}): the log did not "
+            "carry all of their values.",
+            where=job.plan.run_id,
+            code="spark.absent_values",
+            remedy="let the target's key be the table's primary key, which the log always carries; or SET GLOBAL "
+            "binlog_row_image = FULL on the source, bring the table to the target by a full copy, and begin its "
+            "batches behind these changes",
+        )
+    if got["rows"] + undone != table.rows:
+        raise DataAtRisk(
+            f"The files of {table.table} have {got['rows'] + undone} rows, their manifests say {table.rows}.",
+            where=job.plan.run_id,
+            code="spark.rows_differ",
+            remedy="run `lockstep stage ls` and compare the files with their manifests; restore what was changed",
+        )
+    winners = job.rows_in(job.merged(table.table))
+    return MergeCounts(table.table, table.rows, got["key_changes"], winners, got["superseded"] + undone)
+
+
+def _behind_truncates(job: Job, table: MergeTable, changes: DataFrame, truncates: int) -> DataFrame:
+    """The changes from the last TRUNCATE on, it among them, or all without them, as the table's policy says.
+
+    Raises Refused (spark.truncate).
+    """
+    if table.on_truncate == "ignore":
+        return changes.where(c(OP) != TRUNCATE)
+    names = {schema.name for schema in job.schemas(table)}
+    alone = len(names) == 1 and all(job.pipeline.feeds_alone(name, table.table) for name in names)
+    if table.on_truncate == "stop" or not alone:
+        why = "" if alone else f", whose rows may come from other tables than {' and '.join(sorted(names))} too"
+        raise Refused(
+            f"The run holds {truncates} TRUNCATE of {table.table}{why}.",
+            where=job.plan.run_id,
+            code="spark.truncate",
+            remedy=f"set on_truncate of {table.table} in the target's tables: "
+            + ("apply removes its older rows, ignore leaves them" if alone else "ignore leaves the rows as they are; "
+            "then remove those of the emptied table by hand, and plan the run anew"),
+        )  # fmt: skip
+    ((last,),) = changes.where(c(OP) == TRUNCATE).agg(F.max(F.struct(c(SEQ), c(ROW)))).collect()
+    return changes.where((c(SEQ) > last[SEQ]) | ((c(SEQ) == last[SEQ]) & (c(ROW) >= last[ROW])))
+
+
+def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> dict[str, int]:
+    sources = {file.batch_id.partition("/")[0] for file in table.files}
     generated = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if column.generated}
     fill: list[str] = []
     if table.absent_rows:
@@ -212,34 +265,8 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
         F.sum(truncates).alias("truncates"),
         F.sum(lost).alias("lost"),
     )
-    folder = job.merged(table.table)
-    observed.drop(*_COUNTS).write.mode("overwrite").parquet(job.store.spark_uri(folder))
-    got = {name: int(value or 0) for name, value in seen.get.items()}
-    if got["truncates"]:
-        raise Refused(
-            f"The run holds {got['truncates']} TRUNCATE of {table.table}, which cannot be applied yet.",
-            where=job.plan.run_id,
-            code="spark.truncate",
-            remedy="empty the target's tables by hand, re-sync the table, and begin its batches after the TRUNCATE",
-        )
-    if got["lost"]:
-        raise DataAtRisk(
-            f"{got['lost']} changes of {table.table} do not say their key ({', '.join(table.key)}): the log did not "
-            "carry all of their values.",
-            where=job.plan.run_id,
-            code="spark.absent_values",
-            remedy="let the target's key be the table's primary key, which the log always carries; or SET GLOBAL "
-            "binlog_row_image = FULL on the source, bring the table to the target by a full copy, and begin its "
-            "batches behind these changes",
-        )
-    if got["rows"] != table.rows:
-        raise DataAtRisk(
-            f"The files of {table.table} have {got['rows']} rows, their manifests say {table.rows}.",
-            where=job.plan.run_id,
-            code="spark.rows_differ",
-            remedy="run `lockstep stage ls` and compare the files with their manifests; restore what was changed",
-        )
-    return MergeCounts(table.table, got["rows"], got["key_changes"], job.rows_in(folder), got["superseded"])
+    observed.drop(*_COUNTS).write.mode("overwrite").parquet(job.store.spark_uri(job.merged(table.table)))
+    return {name: int(value or 0) for name, value in seen.get.items()}
 
 
 def moving_keys(job: Job, table: MergeTable) -> list[str]:

@@ -2,8 +2,8 @@
 
 Rows stream from Arrow batches into one text file per shard, so memory holds a batch, whatever the run's size. Rows
 that moved between shards arrive first, everywhere; only then a second pass empties the places they left: a reader may
-see such a row twice for a moment, never not at all. Rows that the target does not take are set aside, where the
-table's policy says so; their old places stay as they are.
+see such a row twice for a moment, never not at all - unless another row takes over its unique value where it leaves.
+Rows that the target does not take are set aside, where the table's policy says so; their old places stay as they are.
 """
 
 from __future__ import annotations
@@ -37,10 +37,14 @@ _RESULT = ", ".join(["shard string", *(f"{name} bigint" for name in _COUNTS), f"
 def written(
     rows: DataFrame, destination: Destination, run_id: str, *, arrivals: bool
 ) -> tuple[list[WriteCounts], list[Row]]:
-    """Writes the rows; what each shard's transaction did, and the rows that it left out. arrivals: u and d rows, else
-    x rows."""
+    """Writes the rows; what each shard's transaction did, and the rows that it left out. arrivals: all but x rows, who
+    are there for the unique values that they free; else x rows."""
     parallel = max(1, min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4))
-    mine = rows.where(c(OP) != LEFT) if arrivals else rows.where(c(OP) == LEFT)
+    mine = rows
+    if not arrivals:
+        mine = rows.where(c(OP) == LEFT)
+    elif destination.quarantine:
+        mine = rows.where(c(OP) != LEFT)  # who does not arrive has not left
     placed = mine.repartitionById(parallel, F.pmod(c(SHARD), F.lit(parallel)).cast("int"))
     # In the order of their key rows lie side by side in the target.
     placed = placed.sortWithinPartitions(c(SHARD), *[c(name) for name in destination.key])

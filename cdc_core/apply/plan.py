@@ -251,22 +251,25 @@ def _merge_tables(
                 files[file.table].append(
                     StagedFile(file.path, file.rows, file.schema_id, batch.batch_id, file.absent_rows)
                 )
-    tables = tuple(
-        MergeTable(table, key_of(target, table, _in_use(files[table], schemas)), tuple(files[table]))
-        for table in sorted(files)
-    )
-    for one in tables:
-        rule = target.table(one.table)
-        if one.absent_rows and rule is not None and rule.on_row_error == "quarantine":
-            raise Refused(
-                f"{one.absent_rows} changes of {one.table!r} do not have all of their values: each rests upon the one "
-                "before it, and none may be set aside.",
-                where=f"targets.{target.name}.tables.{one.table}.on_row_error",
-                code="plan.absent_values",
-                remedy="set on_row_error: stop for the table, or SET GLOBAL binlog_row_image = FULL on the source and "
-                "let the batches before it be applied with on_row_error: stop",
-            )
-    return tables
+    return tuple(_merge_table(target, table, tuple(files[table]), schemas) for table in sorted(files))
+
+
+def _merge_table(
+    target: Target, table: str, files: tuple[StagedFile, ...], schemas: Mapping[str, TableSchema]
+) -> MergeTable:
+    rule = target.table(table)
+    assert rule is not None  # else its files would not be here
+    found = MergeTable(table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate)
+    if found.absent_rows and rule.on_row_error == "quarantine":
+        raise Refused(
+            f"{found.absent_rows} changes of {table!r} do not have all of their values: each rests upon the one before "
+            "it, and none may be set aside.",
+            where=f"targets.{target.name}.tables.{table}.on_row_error",
+            code="plan.absent_values",
+            remedy="set on_row_error: stop for the table, or SET GLOBAL binlog_row_image = FULL on the source and let "
+            "the batches before it be applied with on_row_error: stop",
+        )
+    return found
 
 
 def _in_use(files: Sequence[StagedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:

@@ -191,6 +191,7 @@ class Extractor:
                 start=start,
                 captures=self._capture.captures,
                 on_unlogged_change=policy,
+                on_truncate=pipeline.tables.on_truncate,
                 on_unreadable=pipeline.tables.on_unreadable,
                 on_definition=pipeline.tables.on_definition,
                 isolated=left_out,

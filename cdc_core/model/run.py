@@ -37,11 +37,14 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeTable:
-    """One logical table to merge: files in stream order, and the key columns that identify a row."""
+    """One logical table to merge: files in stream order, and the key columns that identify a row.
+
+    on_truncate: as in config.TargetTable."""
 
     table: str
     key: tuple[str, ...]
     files: tuple[StagedFile, ...]
+    on_truncate: str = "stop"
 
     @property
     def rows(self) -> int:
@@ -166,6 +169,7 @@ class RunPlan:
                                 table["table"],
                                 tuple(table["key"]),
                                 tuple(StagedFile(**file) for file in table["files"]),
+                                table.get("on_truncate", "stop"),
                             )
                             for table in one["tables"]
                         ),

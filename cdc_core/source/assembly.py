@@ -28,8 +28,20 @@ from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
+from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
-from cdc_core.source.gather import ISOLATED, NOT_INCLUDED, Gather, Groups, Held, HeldRows, Name, RowEvents, TableUse
+from cdc_core.source.gather import (
+    ISOLATED,
+    NOT_INCLUDED,
+    Gather,
+    Groups,
+    Held,
+    HeldRows,
+    HeldTruncate,
+    Name,
+    RowEvents,
+    TableUse,
+)
 from cdc_core.source.history import Place
 from cdc_core.source.statements import Action, Statement, classify, first_words
 from cdc_core.source.tables import Tables
@@ -107,6 +119,7 @@ class Assembly:
         tables: Tables,
         *,
         on_unlogged_change: Literal["stop", "record"],
+        on_truncate: Literal["unlogged", "stage"] = "unlogged",
         triggers: Callable[[str, str], bool],
         prepared: Callable[[str], list[Held] | None],
         block_bytes: int,
@@ -122,6 +135,7 @@ class Assembly:
         self._source = source
         self._tables = tables
         self._on_unlogged_change = on_unlogged_change
+        self._on_truncate = on_truncate
         self._on_unreadable = on_unreadable
         self._on_definition = on_definition
         self._triggers = triggers
@@ -487,11 +501,16 @@ class Assembly:
         tables, where = statement.tables, self._where(event)
         if statement.database:
             tables = self._tables.seen(statement.database)
+        truncated = self._truncated(statement)
         self._tables.redefined(tables, self._placed(group))
         captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
         if captured == []:
             return
         group.defines = True
+        if truncated is not None:
+            self._hold(group, HeldTruncate(truncated, self._file, event.start, group.ordinal))
+            group.ordinal += 1
+            return
         names = "unknown tables" if captured is None else ", ".join(captured)
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
         if not why:
@@ -505,6 +524,13 @@ class Assembly:
         else:
             log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
             group.notes.append(f"needs re-sync of table {names}: {why}, at {where}: {words}")
+
+    def _truncated(self, statement: Statement) -> TableSchema | None:
+        """The definition of the captured table that a TRUNCATE empties, where that is to be staged."""
+        if statement.verb != "TRUNCATE" or self._on_truncate != "stage" or statement.tables is None:
+            return None
+        (name,) = statement.tables
+        return self._tables.definition(name) if self._tables.captures(*name) else None
 
     def _data(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
         """DML as a statement: what it did to rows is not in the log."""

@@ -26,7 +26,20 @@ from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
 from cdc_core.model.block import Block, Entries, EntryKind, TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import MAX_ROWS_OF_EVENT, ROW_BITS, staged_schema
+from cdc_core.model.staged import (
+    FILE,
+    GTID,
+    MAX_ROWS_OF_EVENT,
+    OP,
+    POS,
+    ROW,
+    ROW_BITS,
+    SEQ,
+    SOURCE,
+    TRUNCATE,
+    TS,
+    staged_schema,
+)
 from cdc_core.source.gtid_sets import compact
 
 ENTRY_BYTES = 96
@@ -121,8 +134,25 @@ class RowEvents:
         return RowEvents(self.file, self.uses, self.buffer, *(column[stays] for column in columns))
 
 
-Held = HeldRows | RowEvents
-"""Row events of captured tables that wait for the end of their transaction. `without`: those of other tables."""
+@dataclass(frozen=True, slots=True)
+class HeldTruncate:
+    """A TRUNCATE of a captured table: a change without a row. file, offset: of its event. ordinal: as in HeldRows."""
+
+    schema: TableSchema
+    file: str
+    offset: int
+    ordinal: int
+    size_bytes: int = ROW_BYTES
+
+    def __len__(self) -> int:
+        return 1
+
+    def without(self, isolated: Container[str]) -> HeldTruncate | None:
+        return None if self.schema.name in isolated else self
+
+
+Held = HeldRows | RowEvents | HeldTruncate
+"""Changes of captured tables that wait for the end of their transaction. `without`: those of other tables."""
 
 _NO_NAME = -1
 
@@ -214,6 +244,7 @@ class Gather:
         self._uses: dict[TableUse, int] = {}
         self._pairs: dict[tuple[bytes, bytes], int] = {}
         self._files: dict[str, int] = {}
+        self._truncates: list[tuple[int, HeldTruncate]] = []
         self._passed: Counter[str] = Counter()
         self._notes: list[str] = []
 
@@ -253,6 +284,8 @@ class Gather:
         for held in rows:
             if isinstance(held, HeldRows):
                 self._add_rows(held)
+            elif isinstance(held, HeldTruncate):
+                self._truncates.append((len(self._entries) - 1, held))
             elif len(held):
                 self._extend_rows(held, len(self._entries) - 1)
 
@@ -376,7 +409,8 @@ class Gather:
         size_bytes = np.full(count, ENTRY_BYTES, dtype=np.int64)
         named = pc.if_else(pc.equal(gtid, ""), pa.scalar(None, pa.string()), gtid)
         tables = []
-        for table in self._all_decoded(named, isolates):
+        truncates = (self._truncated(entry, held, named) for entry, held in self._truncates)
+        for table in (*self._all_decoded(named, isolates), *truncates):
             per_entry = np.bincount(table.entry, minlength=count)
             rows += per_entry
             if table.rows.num_rows:
@@ -484,6 +518,20 @@ class Gather:
         ]
         rows = pa.RecordBatch.from_arrays(arrays, schema=use.arrow)
         return TableRows(use.schema, use.schema.name, rows, entry)
+
+    def _truncated(self, entry: int, held: HeldTruncate, gtid: pa.StringArray) -> TableRows:
+        notes = {
+            OP: TRUNCATE,
+            TS: int(self._entries["ts"][entry]),
+            SOURCE: self._source,
+            FILE: held.file,
+            POS: held.offset,
+            ROW: held.ordinal << ROW_BITS,
+            SEQ: int(self._entries["seq"][entry]),
+            GTID: gtid[entry].as_py(),
+        }
+        rows = pa.RecordBatch.from_pylist([notes], schema=staged_schema(held.schema))
+        return TableRows(held.schema, held.schema.name, rows, np.array([entry], np.int32))
 
     def _row_numbers(self, images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Longs:
         """`_cdc_row`: the event's ordinal in its transaction, then the row's in its event."""

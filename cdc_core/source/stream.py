@@ -52,6 +52,7 @@ class SourceStream:
 
     captures:           whether a table is captured.
     on_unlogged_change: 'stop', or 'record' a note in the block, when DDL changed rows without row events.
+    on_truncate:        'unlogged': as on_unlogged_change says; 'stage': a change of its own.
     on_definition:      'drop', or 'note' statements that define captured tables in the block.
     on_unreadable:      'stop', or 'isolate' a table that cannot be read, and go on with the others.
     isolated:           tables that are left out already, `database.table` -> since where, and why.
@@ -69,6 +70,7 @@ class SourceStream:
         start: Checkpoint,
         captures: Callable[[str, str], bool],
         on_unlogged_change: Literal["stop", "record"] = "stop",
+        on_truncate: Literal["unlogged", "stage"] = "unlogged",
         on_unreadable: Literal["stop", "isolate"] = "stop",
         on_definition: Literal["drop", "note"] = "drop",
         isolated: Mapping[str, str] | None = None,
@@ -83,6 +85,7 @@ class SourceStream:
         self._start = start.position
         self._captures = captures
         self._on_unlogged_change = on_unlogged_change
+        self._on_truncate = on_truncate
         self._block_bytes = min(block_bytes, (limits or Limits()).block_bytes)
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
@@ -216,9 +219,9 @@ class SourceStream:
     def _assemble(self, begin: Position, tables: Tables) -> Assembly:
         return Assembly(
             self._source.name, begin, tables,
-            on_unlogged_change=self._on_unlogged_change, triggers=self._triggers, prepared=self._prepared,
-            block_bytes=self._block_bytes, on_unreadable=self._on_unreadable, on_definition=self._on_definition,
-            undone=self._undone,
+            on_unlogged_change=self._on_unlogged_change, on_truncate=self._on_truncate,
+            on_definition=self._on_definition, on_unreadable=self._on_unreadable, triggers=self._triggers,
+            prepared=self._prepared, undone=self._undone, block_bytes=self._block_bytes,
         )  # fmt: skip
 
     # What the assembly asks

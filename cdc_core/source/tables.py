@@ -106,6 +106,13 @@ class Tables:
 
         return defaults
 
+    def definition(self, name: Name) -> TableSchema | None:
+        """Of a captured table: as of its last rows; where none have come since its last DDL, what the server says."""
+        for use in self._uses.values():
+            if use is not None and (use.schema.database, use.schema.table) == name:
+                return use.schema
+        return self._ask(*name)
+
     def seen(self, database: str) -> tuple[Name, ...]:
         """Captured tables of a database whose rows have come since the stream began."""
         return tuple(name for name in self._known if name[0] == database)

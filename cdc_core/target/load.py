@@ -26,13 +26,15 @@ import pymysql
 from cdc_core.apply.guard import VERSION_BYTES
 from cdc_core.connections import Server, connect
 from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.model.staged import OP, lacking
+from cdc_core.model.staged import OP, TRUNCATE, lacking
 from cdc_core.target.facts import TableFacts, quote
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
 
 TEMPORARY = "_lockstep_load"
 _LOCAL_INFILE_OFF = frozenset({1148, 3948, 4166})
+EMPTIED = "e"
+"""Operation: a truncate, counted in another shard."""
 _SHOWN = 120
 MAX_UNFIT = 10_000
 """Rows of a shard that may be set aside in a run; more are no matter of single rows."""
@@ -76,7 +78,7 @@ class LoadFile:
     """The text file of one load. A context manager: the file is removed at the end.
 
     binary: the columns that travel as hex, known from the first batch.
-    absent: the columns that some row lacks.
+    absent: the columns that some row lacks. truncates: some row is one.
     """
 
     def __init__(self, directory: Path, layout: Layout) -> None:
@@ -85,6 +87,7 @@ class LoadFile:
         self.rows = 0
         self.binary: frozenset[str] = frozenset()
         self.absent: frozenset[str] = frozenset()
+        self.truncates = False
         self._file = self.path.open("wb")
 
     def __enter__(self) -> LoadFile:
@@ -101,8 +104,10 @@ class LoadFile:
         if not batch.num_rows:
             return
         keys = row_keys(batch, self.layout.key)
-        upserts = pc.equal(batch.column(OP).cast(pa.string()), "u")
-        fields = [escaped(keys), batch.column(OP).cast(pa.string()), version_hex(batch), self._flags(batch)]
+        ops = batch.column(OP).cast(pa.string())
+        upserts = pc.equal(ops, "u")
+        self.truncates |= bool(pc.any(pc.is_in(ops, pa.array([TRUNCATE, EMPTIED]))).as_py())
+        fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         for name in self.layout.columns:
             text = column_text(batch, name)
             if name not in self.layout.key and batch.num_rows > upserts.true_count:

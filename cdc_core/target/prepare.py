@@ -2,7 +2,8 @@
 
     <table>._cdc_version         VARBINARY, invisible: SELECT * does not show it, INSERT need not name it
     <database>._lockstep_version     instead of it, for tables with guard.store: table: one row per row of theirs
-    <database>._lockstep_tombstone   one row per deleted key, so that a late insert cannot revive it
+    <database>._lockstep_tombstone   one row per deleted key, so that a late insert cannot revive it; and one for all
+                                     the keys of a table that was truncated
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows
 
 Preparing twice, or by two at once, is the same as once.
@@ -23,6 +24,8 @@ from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied, qu
 log = logging.getLogger(__name__)
 
 TOMBSTONES = "_lockstep_tombstone"
+ALL_KEYS = "X'FF'"
+"""The row_key of a table's last truncate: no text of a key is that."""
 LEDGER = "_lockstep_ledger"
 VERSIONS = "_lockstep_version"
 KEY_BYTES = 512

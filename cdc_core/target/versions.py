@@ -17,7 +17,7 @@ import pymysql
 from cdc_core.apply.guard import newer_or_equal
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
-from cdc_core.target.prepare import TOMBSTONES, VERSIONS
+from cdc_core.target.prepare import ALL_KEYS, TOMBSTONES, VERSIONS
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class Held:
     """What the target holds of one key. Exactly one of `row` and `tombstone` is usual; neither: never seen.
 
     row:       version of the row; b"" when the row is there but Lockstep never wrote it; None when it is not.
-    tombstone: version of the delete that removed it, or None.
+    tombstone: version of the delete or truncate that removed it, or None.
     fresher:   of the freshness column, if the table has one: 1 ours is greater, 0 equal, -1 less.
     values:    of the row, as target.text has them, those that were asked for.
     """
@@ -84,6 +84,12 @@ def versions_of(
         for number, version in cursor.fetchall():
             held = found[number - 1]
             found[number - 1] = replace(held, tombstone=bytes(version))
+        truncated = truncate_of(cursor, facts)
+        if truncated is not None:
+            found = [
+                one if one.tombstone and newer_or_equal(one.tombstone, truncated) else replace(one, tombstone=truncated)
+                for one in found
+            ]
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
     return found
 
@@ -98,6 +104,16 @@ def _as_text(facts: TableFacts, name: str, as_hex: bool) -> str:
     elif base == "float":
         column = f"CAST({column} AS DOUBLE)"
     return f"CAST({column} AS CHAR)"
+
+
+def truncate_of(cursor: Any, facts: TableFacts) -> bytes | None:
+    """The version of the last truncate that was applied to the table: a tombstone of all of its keys."""
+    cursor.execute(
+        f"SELECT version FROM {tombstones_name(facts)} "
+        f"WHERE table_name = {table_literal(facts)} AND row_key = {ALL_KEYS}"
+    )
+    row = cursor.fetchone()
+    return bytes(row[0]) if row else None
 
 
 def table_name(facts: TableFacts) -> str:

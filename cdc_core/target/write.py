@@ -2,6 +2,7 @@
 
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; then the rows' own locks
+    truncate rows older than a truncate are deleted, and a tombstone for all keys is left
     complete values that the log did not carry are taken from the target's own row; without one the write is refused
     guard    rows older than the target's row or tombstone are taken out: stale
     delete   rows, and leave tombstones: also for keys that are not there, so that a late insert finds them
@@ -16,8 +17,9 @@ them must be written by this very batch, else `target.unique_conflict` refuses a
 is ever hit that the batch does not own.
 
 Triggers of the target fire; foreign keys are not checked (the source did) and do not cascade.
-Operations: u upsert, d delete, x the row left this shard (a delete that is not counted:
-its change counts where the row went).
+Operations: u upsert, d delete, x the row left this shard (a delete that is not counted: its change counts where the row
+went; where arrivals are written, it is there for the unique values that it frees), t truncate, e a truncate that counts
+in another shard.
 """
 
 from __future__ import annotations
@@ -36,8 +38,10 @@ from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql
 from cdc_core.connections import Server
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.model.run import WriteCounts
+from cdc_core.model.staged import TRUNCATE
 from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied
 from cdc_core.target.load import (
+    EMPTIED,
     MAX_UNFIT,
     TEMPORARY,
     LoadFile,
@@ -51,7 +55,7 @@ from cdc_core.target.load import (
     row_error,
     target_name,
 )
-from cdc_core.target.prepare import LEDGER
+from cdc_core.target.prepare import ALL_KEYS, LEDGER
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import (
     beside,
@@ -60,6 +64,7 @@ from cdc_core.target.versions import (
     table_literal,
     table_name,
     tombstones_name,
+    truncate_of,
     versions_name,
 )
 
@@ -209,6 +214,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
     state = f"IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})"
     special = f"(_l._o <> '{UPSERT}' OR _l._a IS NOT NULL OR {state} <> {THERE})"
+    if file.truncates:
+        _truncate(cursor, facts)
     # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
     cursor.execute(f"SELECT COALESCE(SUM({special}), 0) FROM {joined} FOR UPDATE")
     [marked] = cursor.fetchone()
@@ -227,17 +234,24 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     buried, refused = cursor.fetchone()
     if refused:
         cursor.execute(f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE {late}")
+    truncated = truncate_of(cursor, facts)
+    if truncated is not None:
+        older = f"NOT {newer_or_equal_sql('_l._v', _literal(truncated))}"
+        cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {older}")
     if file.absent:
         _require_complete(cursor, facts)
     states = _states(cursor)
-    if any(states.get((op, state)) for op in (REMOVE, LEFT) for state in (NEW, THERE)):
-        if states.get((REMOVE, THERE)) or states.get((LEFT, THERE)):
+    # Rows that leave the shard go in a second pass, unless their unique values stand in the way of this one.
+    goes = (REMOVE, LEFT) if careful or not write.ledger else (REMOVE,)
+    removed = f"_l._o IN ({', '.join(repr(op) for op in goes)})"
+    if any(states.get((op, state)) for op in goes for state in (NEW, THERE)):
+        if any(states.get((op, THERE)) for op in goes):
             gone = "r, v" if facts.beside else "r"
-            cursor.execute(f"DELETE {gone} FROM {joined} WHERE _l._o <> '{UPSERT}' AND _l._s = {THERE}")
+            cursor.execute(f"DELETE {gone} FROM {joined} WHERE {removed} AND _l._s = {THERE}")
         cursor.execute(
             f"INSERT INTO {tombstones} (table_name, row_key, version) "
             f"SELECT {table_literal(facts)}, _l._k, _l._v FROM {TEMPORARY} _l "
-            f"WHERE _l._o <> '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v"
+            f"WHERE {removed} AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v"
         )
     upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
     if upserts:
@@ -259,8 +273,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     counts = WriteCounts(
         write.logical,
         facts.name,
-        written=upserts + states.get((REMOVE, THERE), 0),
-        stale=states.get((UPSERT, STALE), 0) + states.get((REMOVE, STALE), 0),
+        written=upserts + states.get((REMOVE, THERE), 0) + states.get((TRUNCATE, NEW), 0),
+        stale=sum(states.get((op, STALE), 0) for op in (UPSERT, REMOVE, TRUNCATE)),
         absent=states.get((REMOVE, NEW), 0),
         equal=states.get((UPSERT, EQUAL), 0),
         quarantined=quarantined,
@@ -268,6 +282,23 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     if write.ledger:
         _note(cursor, write, counts)
     return counts
+
+
+def _truncate(cursor: Any, facts: TableFacts) -> None:
+    """Removes all rows that are older than the truncate, and leaves a tombstone for every key."""
+    cursor.execute(f"SELECT _v FROM {TEMPORARY} WHERE _o IN ('{TRUNCATE}', '{EMPTIED}')")
+    version = _literal(cursor.fetchone()[0])
+    cursor.execute(f"DELETE r FROM {table_name(facts)} r WHERE {newer_or_equal_sql(version, row_version(facts))}")
+    log.info("%s: truncated, %d rows removed", facts.name, cursor.rowcount)
+    cursor.execute(
+        f"INSERT INTO {tombstones_name(facts)} (table_name, row_key, version) "
+        f"VALUES ({table_literal(facts)}, {ALL_KEYS}, {version}) "
+        f"ON DUPLICATE KEY UPDATE version = IF({newer_or_equal_sql(version, 'version')}, {version}, version)"
+    )
+
+
+def _literal(version: bytes) -> str:
+    return f"X'{bytes(version).hex()}'"
 
 
 def _require_complete(cursor: Any, facts: TableFacts) -> None:

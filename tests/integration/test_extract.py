@@ -330,6 +330,17 @@ def test_an_unlogged_change_that_is_recorded_stands_in_the_manifest(make_line):
     assert any("needs re-sync" in note for batch in line.chain for note in batch.notes)
 
 
+def test_a_truncate_that_is_staged_empties_the_table_as_the_stage_has_it(make_line):
+    line = make_line(more_tables=", on_truncate: stage")
+    line.execute(TABLE, "TRUNCATE t", "INSERT INTO t VALUES (1, 1), (2, 1)", "TRUNCATE TABLE t")
+    line.execute("INSERT INTO t VALUES (2, 3)", "CREATE TABLE u (id INT)", "TRUNCATE u", "TRUNCATE u")
+    line.drain()
+    assert line.ids() == [None, 1, 2, None, 2]
+    assert [row["id"] for row in table_state(line.store, line.chain, "t").to_pylist()] == [2]
+    assert table_state(line.store, line.chain, "u").num_rows == 0
+    assert not any(batch.notes for batch in line.chain)
+
+
 CASCADE = """CREATE TABLE child (id INT PRIMARY KEY, t_id INT,
     FOREIGN KEY by_t (t_id) REFERENCES t (id) ON DELETE CASCADE)"""
 

@@ -94,8 +94,16 @@ class Stage:
             StagedFile(path, len(changes), schema.id, batch, sum(bool(change.absent) for change in changes))
         )
 
-    def plan(self, run_id: str, keys: Mapping[str, Sequence[str]], targets: Sequence[str] = ("shards",)) -> RunPlan:
-        tables = tuple(MergeTable(table, tuple(keys[table]), tuple(files)) for table, files in self.files.items())
+    def plan(
+        self,
+        run_id: str,
+        keys: Mapping[str, Sequence[str]],
+        targets: Sequence[str] = ("shards",),
+        on_truncate: str = "stop",
+    ) -> RunPlan:
+        tables = tuple(
+            MergeTable(table, tuple(keys[table]), tuple(files), on_truncate) for table, files in self.files.items()
+        )
         batches = tuple(sorted({file.batch_id for files in self.files.values() for file in files}))
         plan = RunPlan(
             run_id,

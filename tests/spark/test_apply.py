@@ -52,7 +52,8 @@ class Line:
         """A run over these changes alone."""
         self.stage.begin_again()
         self.stage.add("shop.orders", ORDERS, changes)
-        plan = self.stage.plan(f"run{len(self.runs)}", {"shop.orders": ["id"]})
+        on_truncate = self.pipeline.target("shards").tables["*"].on_truncate
+        plan = self.stage.plan(f"run{len(self.runs)}", {"shop.orders": ["id"]}, on_truncate=on_truncate)
         self.runs.append(plan)
         self.again(plan, quality=quality)
         return plan
@@ -394,7 +395,6 @@ def grown(line: Line, rows: int) -> Minimal:
     source = Minimal({id: (id * 3, f"c{id}") for id in range(rows)})
     for id, (customer, code) in source.rows.items():
         at = f"{line.prefix}_{customer % 4 // 2}.orders_{customer % 4 % 2}"
-        line.query(f"ALTER TABLE {at} DROP KEY IF EXISTS code")
         line.query(f"INSERT INTO {at} (id, customer, code) VALUES ({id}, {customer}, '{code}')")
     return source
 
@@ -468,3 +468,28 @@ def test_an_update_of_a_row_that_no_shard_has_is_data_at_risk(line: Line, to: in
     line.query(f"INSERT INTO {line.prefix}_0.orders_1 (id, customer, code) VALUES (1, 1, 'c1')")
     line.run(*changes)
     assert line.rows() == {"0.1": [(to, 1, "x")]}
+
+
+def test_a_truncate_removes_what_is_older_in_every_shard_and_no_older_change_comes_back(line: Line) -> None:
+    data = line.pipeline.model_dump()
+    data["targets"][0]["tables"]["*"]["on_truncate"] = "apply"
+    line.pipeline = Pipeline.model_validate(data)
+    line.query(f"INSERT INTO {line.prefix}_0.orders_0 (id, customer) VALUES (80, 80)")  # Lockstep never wrote it
+    first = line.run(*FIRST)
+    newer = line.run(order("u", 7, 7, "newer", 40, code="c7"))
+    plan = line.run(
+        order("c", 20, 20, "gone", 20), Change("t", {}, 21), order("c", 30, 30, "stays", 22), Change("t", {}, 15),
+        quality=True,
+    )  # fmt: skip
+    left = {"1.0": [(30, 30, "stays")], "1.1": [(7, 7, "newer")]}
+    assert line.rows() == left
+    line.adds_up(plan)
+    _, _, written = line.counts(plan)
+    assert sum(one.written for one in written) == 2
+    late = line.run(order("u", 3, 3, "late", 19, code="c3"), Change("t", {}, 14))
+    for again in (first, plan, newer, late):
+        line.again(again, quality=True)
+        line.adds_up(again)
+        assert line.rows() == left
+    line.run(order("c", 3, 3, "anew", 50))
+    assert line.rows() == left | {"1.1": [(3, 3, "anew"), *left["1.1"]]}

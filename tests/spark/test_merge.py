@@ -26,10 +26,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 ITEMS = table_schema("shop.items", {"a": "int", "b": "varchar(10)", "n": "int"}, ["a", "b"])
 
 
-def pipeline(root: Path) -> Pipeline:
+def pipeline(root: Path, routes: str = "") -> Pipeline:
     return parse(
         f"""
 pipeline: shop
+{routes}
 sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
 tables: {{include: ['shop\\..*']}}
 stage: {{uri: "file://{root}"}}
@@ -40,9 +41,11 @@ targets: [{{name: shards, connections: ["env:TGT"], tables: {{"*": {{database: "
     )
 
 
-def merged(spark: SparkSession, stage: Stage, key: list[str], run: str = "r") -> tuple[list[dict], MergeCounts]:
-    plan = stage.plan(run, dict.fromkeys(stage.files, key))
-    job = Job(spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
+def merged(
+    spark: SparkSession, stage: Stage, key: list[str], *, on_truncate: str = "stop", routes: str = ""
+) -> tuple[list[dict], MergeCounts]:
+    plan = stage.plan("r", dict.fromkeys(stage.files, key), on_truncate=on_truncate)
+    job = Job(spark, pipeline(stage.root, routes), plan, open_store(stage.uri), set_name="0")
     merge(job)
     counts = counts_from_bytes(job.store.get(counts_path(plan.merged_folder("0"))), MergeCounts)
     table = next(iter(stage.files))
@@ -137,13 +140,47 @@ def test_a_type_that_cannot_be_widened_is_refused(spark: SparkSession, tmp_path:
     assert caught.value.code == "stage.schema_conflict"
 
 
-def test_a_truncate_is_refused_and_leaves_no_counts(spark: SparkSession, tmp_path: Path) -> None:
+SPLIT = "routes: [{match: 'shop\\.items_\\d+', to: shop.items}]"
+
+
+@pytest.mark.parametrize(("on_truncate", "routes"), [("stop", ""), ("apply", SPLIT)])
+def test_a_truncate_is_refused_and_leaves_no_counts(
+    spark: SparkSession, tmp_path: Path, on_truncate: str, routes: str
+) -> None:
     stage = Stage(tmp_path)
     stage.add("shop.items", ITEMS, [Change("c", {"a": 1, "b": "x", "n": 1}, 10), Change("t", {}, 20)])
     with pytest.raises(Refused) as caught:
-        merged(spark, stage, ["a", "b"])
+        merged(spark, stage, ["a", "b"], on_truncate=on_truncate, routes=routes)
     assert caught.value.code == "spark.truncate"
     assert list(tmp_path.rglob("counts.json")) == []
+
+
+@given(
+    history=st.lists(st.tuples(st.sampled_from("cudt"), st.integers(0, 3), st.booleans()), min_size=1, max_size=30),
+    files=st.integers(1, 3),
+    on_truncate=st.sampled_from(["apply", "ignore"]),
+)
+@settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_truncate_undoes_what_was_before_it_or_is_left_out(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, history: list[Any], files: int, on_truncate: str
+) -> None:
+    stage, changes = Stage(tmp_path_factory.mktemp("stage")), []
+    fold: dict[tuple[int | None, str | None], tuple[str, int, int]] = {}
+    seq = ordinal = 0
+    for op, a, begins in [*history, ("t", 0, True)]:
+        seq, ordinal = (seq + 1, 0) if begins else (seq, ordinal + 1)
+        row = {} if op == "t" else {"a": a, "b": "x", "n": seq}
+        changes.append(Change(op, row, seq, ordinal, {**row, "n": -1} if op == "u" else None))
+        if op == "t" and on_truncate == "apply":
+            fold = {(None, None): ("t", seq, ordinal)}
+        elif op != "t":
+            fold[a, "x"] = ("d" if op == "d" else "u", seq, ordinal)
+    for number in range(files):
+        if changes[number::files]:
+            stage.add("shop.items", ITEMS, changes[number::files])
+    rows, counts = merged(spark, stage, ["a", "b"], on_truncate=on_truncate)
+    assert {(row["a"], row["b"]): (row["_cdc_op"], row["_cdc_seq"], row["_cdc_row"]) for row in rows} == fold
+    assert (counts.rows, counts.winners, counts.superseded) == (len(changes), len(fold), len(changes) - len(fold))
 
 
 def test_a_file_with_other_rows_than_its_manifest_says_is_data_at_risk(spark: SparkSession, tmp_path: Path) -> None:

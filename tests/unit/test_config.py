@@ -77,6 +77,7 @@ def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position
         ("targets", [target(table="{shard}")], "targets.0.tables.orders.table: may use {logical}"),
         ("targets", [target(sharding={"key": "id", "tables": 2})], "2 tables per sharding need {t} in the template"),
         ("targets", [target(sharding={"key": "id", "databases": 2})], "need {d} in the template"),
+        ("targets", [target(on_truncate="apply", guard={"store": "table"})], "apply needs guard.store: row"),
         ("targets", [target(), target()], "targets: the name 'shards' is used twice"),
         (
             "targets",
@@ -177,3 +178,18 @@ def test_models_are_frozen() -> None:
     pipeline = Pipeline.model_validate(MINIMAL)
     with pytest.raises(ValueError, match="frozen"):
         pipeline.pipeline = "other"
+
+
+@pytest.mark.parametrize(
+    ("routes", "alone"),
+    [
+        ([], True),
+        ([{"match": r"shop\.orders", "to": "shop.orders"}], True),
+        ([{"match": r"shop\.orders_\d+", "to": "shop.orders"}], False),
+        ([{"match": r"(shop\.o.*)", "to": r"\1"}], False),
+        ([{"match": r"crm\..*", "to": "people"}], True),
+    ],
+)
+def test_which_table_feeds_a_logical_one_alone_is_told_by_the_routes(routes: list[Any], alone: bool) -> None:
+    pipeline = parse(changed("routes", routes), where="test")
+    assert pipeline.feeds_alone("shop.orders", "shop.orders") is alone

@@ -335,3 +335,14 @@ def test_no_row_may_be_set_aside_where_changes_do_not_have_all_of_their_values(l
     assert (error.code, error.where) == ("plan.absent_values", "targets.t.tables.shop.orders.on_row_error")
     assert line.meta.run("part") is None
     assert taken(line.with_targets({"name": "t"}).plan("part")) == IDS[:2]
+
+
+def test_targets_of_other_policies_for_truncates_do_not_share_their_merge(line: Line) -> None:
+    rules = {name: {"tables": {"*": {"on_truncate": name}}} for name in ("stop", "apply", "ignore")}
+    line = line.with_targets(*({"name": name, **rule} for name, rule in rules.items()))
+    line.stage(B[0])
+    run = line.plan("r")
+    assert {one.target: run.merge_set(one.merge_set).tables[0].on_truncate for one in run.targets} == {
+        name: name for name in rules
+    }
+    assert plan.load(line.store, "r") == run

@@ -24,6 +24,7 @@ class Log:
     metadata; those of the database `other` are not captured."""
 
     on_unlogged_change: str = "stop"
+    on_truncate: str = "unlogged"
     on_unreadable: str = "stop"
     block_bytes: int = 1 << 20
     triggers: Callable[[str, str], bool] = lambda database, table: False
@@ -40,6 +41,7 @@ class Log:
             Position(0, self.file, self.offset),
             Tables(lambda database, table: database != "other", self._known),
             on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
+            on_truncate=self.on_truncate,  # type: ignore[arg-type]
             triggers=self.triggers,
             prepared=self.prepared,
             block_bytes=self.block_bytes,

@@ -487,6 +487,40 @@ def test_an_unlogged_change_is_recorded_where_the_pipeline_says_so() -> None:
     assert note.startswith("needs re-sync of table db.t: all rows were removed")
 
 
+def test_a_truncate_is_a_change_of_its_own_where_the_pipeline_says_so() -> None:
+    log = Log(on_truncate="stage")
+    log.transaction(2)
+    log.ddl("TRUNCATE TABLE t")
+    log.ddl("TRUNCATE TABLE other.t")
+    first, second = log.blocks()
+    assert [kinds([block]) for block in (first, second)] == [
+        [EntryKind.TRANSACTION, EntryKind.DDL],
+        [EntryKind.PASSED],
+    ]
+    (rows, truncate), entries = first.tables, first.entries
+    assert truncate.schema == rows.schema
+    (change,) = truncate.rows.to_pylist()
+    assert {name: value for name, value in change.items() if value is not None} == {
+        "_cdc_op": "t",
+        "_cdc_ts": change["_cdc_ts"],
+        "_cdc_source": "made",
+        "_cdc_file": first.begin.file,
+        "_cdc_pos": change["_cdc_pos"],
+        "_cdc_row": 0,
+        "_cdc_seq": int(entries.seq[1]),
+        "_cdc_gtid": entries.gtid[1].as_py(),
+    }
+    assert entries.begin[1] < change["_cdc_pos"] < entries.end[1]
+    assert (truncate.entry.tolist(), entries.rows.tolist()) == ([1], [1, 1])
+    assert not first.notes
+
+
+def test_a_truncate_of_a_table_that_nobody_knows_is_an_unlogged_change() -> None:
+    log = Log(on_truncate="stage")
+    log.gtid(1)
+    refused("source.unlogged_change", log, lambda: log.query("TRUNCATE TABLE t"))
+
+
 def test_a_dropped_table_is_noted() -> None:
     log = Log()
     log.ddl("DROP TABLE t, other.x")

@@ -1,0 +1,95 @@
+"""A row that comes under a new key brings along, exactly, what the log did not say and the target has under the old."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.apply.guard import Version, encode
+from cdc_core.config import TargetTable
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.schema import parse_column_type
+from cdc_core.target.destination import Destination, Sessions, Shard
+from cdc_core.target.load import LoadFile
+from cdc_core.target.sharding import ShardTable
+from cdc_core.target.whereabouts import LINKS, Settled, settle
+from cdc_core.target.write import ShardWrite, write_shard
+from tests.target_rows import Table, Winner, record_batch, target_table
+
+ODD = {
+    "ratio": ("float", "0.123456789"), "wide": ("double", "1e-300"),
+    "amount": ("decimal(30,10)", "-12345678901234567890.0123456789"),
+    "bits": ("bit(9)", "b'101010101'"), "flag": ("bit(1)", "b'1'"), "big": ("bigint unsigned", "18446744073709551615"),
+    "day": ("date", "'0000-00-00'"), "at": ("datetime(6)", "'2024-02-31 23:59:59.000001'"),
+    "ts": ("timestamp(3)", "'1990-01-01 00:00:01.001'"), "took": ("time(2)", "'-838:59:58.99'"),
+    "born": ("year", "2155"), "name": ("varchar(40)", r"'tab\tnl\nback\\slash'"), "gone": ("varchar(9)", "NULL"),
+    "kind": ("enum('a','ß')", "'ß'"), "some": ("set('x','y')", "'x,y'"), "raw": ("varbinary(9)", "X'00FF5C09'"),
+    "none": ("blob", "X''"), "spot": ("point", "ST_GeomFromText('POINT(1 2)')"), "note": ("text", "REPEAT('ü€😀', 99)"),
+    "doc": ("json", r"""'{"a": "\\"é"}'"""),
+}  # fmt: skip
+LINK = pa.struct(
+    [
+        ("id", pa.int64()),
+        ("_cdc_literal", pa.map_(pa.string(), pa.string())),
+        ("_cdc_ts", pa.timestamp("us", tz="UTC")),
+        ("_cdc_source", pa.string()),
+        ("_cdc_seq", pa.int64()),
+        ("_cdc_row", pa.int64()),
+    ]
+)
+
+
+@pytest.fixture(params=["mariadb_target", "mysql9"])
+def odd(request: pytest.FixtureRequest) -> Iterator[Table]:
+    declared = ", ".join(f"`{name}` {kind} NULL" for name, (kind, _) in ODD.items())
+    definition = f"CREATE TABLE {{name}} (id BIGINT PRIMARY KEY, {declared}) COLLATE utf8mb4_bin"
+    columns = {"id": pa.int64()} | {name: parse_column_type(kind).arrow for name, (kind, _) in ODD.items()}
+    with target_table(request.getfixturevalue(request.param), definition, columns) as made:
+        made.query("SET SESSION sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'")
+        values = ", ".join(value for _, value in ODD.values())
+        made.query(f"INSERT INTO {made.facts.name} (id, {', '.join(f'`{name}`' for name in ODD)}) VALUES (1, {values})")
+        yield made
+
+
+def arrived(odd: Table, left_at: int) -> tuple[Destination, Settled]:
+    """Row 1 came under the key 2 by a change of (`left_at`, 0) that said nothing else."""
+    place = ShardTable(0, odd.facts.database, odd.facts.table, 0)
+    shards = (Shard(place, odd.server, odd.facts),)
+    destination = Destination("t", "shop.odd", TargetTable(), ("id",), tuple(odd.columns), shards)
+    rows = record_batch([Winner("u", {"id": 2}, (9, 9, 0, "one"), absent=list(ODD))], odd.columns)
+    link = {"id": 1, "_cdc_ts": left_at, "_cdc_source": "one", "_cdc_seq": left_at, "_cdc_row": 0}
+    rows = rows.append_column(LINKS, pa.array([[link]], pa.list_(LINK)))
+    with tempfile.TemporaryDirectory() as scratch, Sessions(destination) as sessions:
+        return destination, settle(destination, sessions, Path(scratch), rows)
+
+
+def unequal(odd: Table) -> list[str]:
+    """The columns in which the rows 1 and 2 differ."""
+    equal = ", ".join(f"a.`{name}` <=> b.`{name}`" for name in ODD)
+    (found,) = odd.query(f"SELECT {equal} FROM {odd.facts.name} a, {odd.facts.name} b WHERE a.id = 1 AND b.id = 2")
+    return [name for name, same in zip(ODD, found, strict=True) if not same]
+
+
+def test_values_of_every_type_come_along_to_the_new_key(odd: Table) -> None:
+    destination, settled = arrived(odd, 8)
+    assert settled.rows.column("_cdc_absent").to_pylist() == [None]
+    with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout) as file:
+        file.add(settled.rows)
+        write_shard(odd.server, ShardWrite("run", "shop.odd", odd.facts), file)
+    assert unequal(odd) == []
+    odd.query(f"DELETE FROM {odd.facts.name} WHERE id = 1")
+    _, settled = arrived(odd, 8)  # the run again: the row stands under its new key, for the write to take
+    assert settled.rows.column("_cdc_absent").null_count == 0
+    assert settled.shards.tolist() == [0]
+
+
+def test_what_came_under_the_old_key_since_is_another_row(odd: Table) -> None:
+    version = encode(Version(8, 8, 0, "one")).hex()
+    odd.query(f"UPDATE {odd.facts.name} SET _cdc_version = X'{version}' WHERE id = 1")
+    with pytest.raises(DataAtRisk, match="the key 2") as caught:
+        arrived(odd, 8)
+    assert caught.value.code == "target.absent_values"
