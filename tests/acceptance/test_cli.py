@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
@@ -200,7 +201,13 @@ def test_a_lost_meta_database_is_rebuilt_from_the_stage(shop: Any, lockstep: Any
 def test_following_ends_in_good_order_when_a_signal_comes(shop: Any, lockstep: Any, number: int) -> None:
     command = lockstep.command("extract", "shop.yaml", "--follow", "--json")
     process = subprocess.Popen(
-        command, cwd=lockstep.directory, env=lockstep.environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+        command,
+        cwd=lockstep.directory,
+        env=lockstep.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        # Whoever runs the tests in the background of a shell ignores interrupts, and so would all children.
+        preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),
     )
     try:
         _until(lambda: lockstep("status", "shop.yaml").document["sources"][0].get("holder"), process)
