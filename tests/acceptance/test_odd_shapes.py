@@ -32,18 +32,17 @@ TABLES = {
 }
 
 
-@pytest.fixture(params=["mariadb", "mysql9"])
-def line(request: pytest.FixtureRequest, mariadb_target: Any, lockstep: Any) -> Iterator[tuple[Any, Any]]:
+@pytest.fixture
+def line(mariadb: Any, mariadb_target: Any, lockstep: Any) -> Iterator[tuple[Any, Any]]:
     """Cursors on source and target, with the tables in `odd` and `odd_copy`."""
-    source = request.getfixturevalue(request.param)
-    lockstep.environ |= {"SHOP": source.url, "COPY": mariadb_target.url}
+    lockstep.environ |= {"SHOP": mariadb.url, "COPY": mariadb_target.url}
     (lockstep.directory / "odd.yaml").write_text(PIPELINE.replace("HERE", str(lockstep.directory)))
-    with source.connect(autocommit=True) as one, mariadb_target.connect(autocommit=True) as other:
+    with mariadb.connect(autocommit=True) as one, mariadb_target.connect(autocommit=True) as other:
         for connection in (one, other):
             with connection.cursor() as cursor:
                 cursor.execute("SET GLOBAL max_allowed_packet = 134217728")
     with (
-        source.connect(autocommit=True, charset="utf8mb4") as one,
+        mariadb.connect(autocommit=True, charset="utf8mb4") as one,
         mariadb_target.connect(autocommit=True, charset="utf8mb4") as other,
         one.cursor() as cursor,
         other.cursor() as there,

@@ -124,6 +124,7 @@ def test_minimal_images_end_in_an_export_and_shards_equal_to_the_source(line: An
         assert shown == [str(row[len(COLUMNS)]) for row in rows]
 
 
+@pytest.mark.parametrize("source", ["mysql9"], indirect=True)
 @pytest.mark.spark
 @pytest.mark.slow
 def test_an_update_of_a_row_that_the_target_lacks_stops_and_says_what_to_do(line: Any, lockstep: Any) -> None:
