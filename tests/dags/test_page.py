@@ -214,9 +214,8 @@ def test_buttons_are_shown_for_the_dags_of_which_one_may_start_runs(
     one = client("USER")
     assert forms(one.get("/lockstep/").text) == [REPLAY]
     assert one.post("/api/v2/dags/cdc_shop/dagRuns", json={"logical_date": None}).status_code == 403
-    assert (
-        one.post(f"/api/v2/dags/{REPLAY}/dagRuns", json={"logical_date": None}).status_code == 404
-    )  # allowed; no scheduler here
+    answer = one.post(f"/api/v2/dags/{REPLAY}/dagRuns", json={"logical_date": None})
+    assert answer.status_code in (400, 404)  # allowed; without a scheduler Airflow does not know the DAG, or its target
 
 
 def test_what_a_form_of_another_site_could_send_with_the_session_is_refused(
