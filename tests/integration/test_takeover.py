@@ -22,7 +22,7 @@ from tests.conftest import SourceDatabase
 ROOT = Path(__file__).parents[2]
 PATIENCE_S = 90
 EXTRACTOR = """
-import os, signal, sys, threading
+import os, signal, sys, threading, time
 from cdc_core.cli.app import main
 from cdc_core.extract import extractor
 from cdc_core.meta import Meta
@@ -41,6 +41,7 @@ Meta.renew_lease = renew
 def stop():
     with quiet:
         os.kill(os.getpid(), signal.SIGSTOP)
+        time.sleep(1)  # another thread may have got the signal first, and this one would go on for a moment
 
 def stopping(owner, name, after, nth=1):
     real, calls = getattr(owner, name), [0]
