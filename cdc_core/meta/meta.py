@@ -273,6 +273,8 @@ class Meta:
 
 def _check_version(database: Database, *, upgrade: bool) -> None:
     head = migrate.head()
+    # Asked first: whoever makes the tables at this moment makes them and their version at once.
+    empty = database.is_sqlite and database.read(migrate.empty)
     revision = database.read(migrate.current)
     if revision == head:
         return
@@ -283,7 +285,7 @@ def _check_version(database: Database, *, upgrade: bool) -> None:
             code="meta.newer",
             remedy="upgrade Lockstep on this host to the version that upgraded the database",
         )
-    if not upgrade and not (database.is_sqlite and revision is None and database.read(migrate.empty)):
+    if not upgrade and not (empty and revision is None):
         raise Refused(
             f"The meta database is at migration {revision or 'none'}; this version of Lockstep needs {head}.",
             where=database.name,
