@@ -272,10 +272,13 @@ class Meta:
 
 
 def _check_version(database: Database, *, upgrade: bool) -> None:
+    def asked(c: Connection) -> tuple[str | None, bool]:
+        """On one snapshot: another process may be making the tables at this moment."""
+        revision = migrate.current(c)
+        return revision, revision is None and migrate.empty(c)
+
     head = migrate.head()
-    # Asked first: whoever makes the tables at this moment makes them and their version at once.
-    empty = database.is_sqlite and database.read(migrate.empty)
-    revision = database.read(migrate.current)
+    revision, empty = database.read(asked)
     if revision == head:
         return
     if revision is not None and not migrate.known(revision):
@@ -285,7 +288,7 @@ def _check_version(database: Database, *, upgrade: bool) -> None:
             code="meta.newer",
             remedy="upgrade Lockstep on this host to the version that upgraded the database",
         )
-    if not upgrade and not (empty and revision is None):
+    if not upgrade and not (database.is_sqlite and empty):
         raise Refused(
             f"The meta database is at migration {revision or 'none'}; this version of Lockstep needs {head}.",
             where=database.name,

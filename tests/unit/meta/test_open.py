@@ -53,6 +53,23 @@ def test_processes_that_open_one_new_file_at_once_all_can(tmp_path: Path) -> Non
         opener.join()
 
 
+def test_a_file_that_gets_its_tables_from_another_while_it_is_looked_at_is_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, current = tmp_path / "meta.db", migrate.current
+
+    def between(connection: Any) -> str | None:
+        found = current(connection)
+        if found is None:
+            monkeypatch.setattr(migrate, "current", current)
+            Meta.open(url_of(path)).close()
+        return found
+
+    monkeypatch.setattr(migrate, "current", between)
+    with Meta.open(url_of(path)) as meta:
+        assert meta.checkpoint("shop") is None
+
+
 def test_a_file_with_tables_of_others_is_upgraded_by_command_only(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with sqlite3.connect(path) as connection:
