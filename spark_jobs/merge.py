@@ -28,13 +28,26 @@ from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import ABSENT, BEFORE, DELETE, LITERAL, OP, ROW, SEQ, SOURCE, TRUNCATE, TS, UPDATE
+from cdc_core.model.staged import (
+    ABSENT,
+    BEFORE,
+    BEFORE_MARK,
+    DELETE,
+    LITERAL,
+    OP,
+    ROW,
+    SEQ,
+    SOURCE,
+    TRUNCATE,
+    TS,
+    UPDATE,
+)
 from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.session import size_shuffles
-from spark_jobs.sides import ARRIVED, BEFORE_MARK, LACKS, LOST, SIDE, key_names, keys, lacks, split
+from spark_jobs.sides import ARRIVED, LACKS, LOST, SIDE, key_names, keys, lacks, split
 
 BORN, MOVED = "_cdc_born", "_cdc_moved"
 _WINNER = "_cdc_winner"
@@ -194,7 +207,7 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
     undone = 0
     if got["truncates"]:
         behind = _behind_truncates(job, table, changes, got["truncates"])
-        undone = changes.count() - behind.count()
+        undone = got["rows"] - behind.count()
         got = _write_winners(job, table, columns, behind)
     if got["lost"]:
         raise DataAtRisk(

@@ -2,8 +2,7 @@
 
 Bookkeeping that it adds: `_cdc_side` (1 for the delete of the old key), `_cdc_arrived` (the change brings its key to
 life), `_cdc_inherits` (a change of the key that lacks values, which stand under the old one), `_cdc_lost` (1 where a
-change does not say its key), `_cdc_astray` (a change of a shard
-key, or a delete, that does not say what it was).
+change does not say its key), `_cdc_astray` (a change of a shard key, or a delete, that does not say what it was).
 `_cdc_lacks`, which it expects, names the columns without a value; of the old side, those of the image before.
 """
 
@@ -15,12 +14,24 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cdc_core.model.staged import BEFORE, DELETE, INSERT, LITERAL, OP, ROW, SEQ, SNAPSHOT, SOURCE, TS, UPDATE
+from cdc_core.model.staged import (
+    BEFORE,
+    BEFORE_MARK,
+    DELETE,
+    INSERT,
+    LITERAL,
+    OP,
+    ROW,
+    SEQ,
+    SNAPSHOT,
+    SOURCE,
+    TS,
+    UPDATE,
+)
 from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.columns import c
 
 SIDE, ARRIVED, INHERITS, LOST, LACKS = "_cdc_side", "_cdc_arrived", "_cdc_inherits", "_cdc_lost", "_cdc_lacks"
-BEFORE_MARK = BEFORE + "."
 
 
 def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:

@@ -28,7 +28,7 @@ from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import DataAtRisk, InternalError, Refused
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import BEFORE, LITERAL_TYPE, LiteralEntries, row_field
+from cdc_core.model.staged import BEFORE_MARK, LITERAL_TYPE, LiteralEntries, row_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +204,7 @@ def decode_rows(
             )
             before.append(array)
             if found is not None:
-                literals.append((f"{BEFORE}.{column.name}", Literals(places.before_row[found.row], found.text)))
+                literals.append((BEFORE_MARK + column.name, Literals(places.before_row[found.row], found.text)))
     kinds = np.repeat(images.kind, rows).astype(np.int32)
     return DecodedRows(
         after=tuple(after),

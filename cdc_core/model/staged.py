@@ -22,6 +22,8 @@ from cdc_core.model.schema import Column, TableSchema
 INSERT, UPDATE, DELETE, SNAPSHOT, TRUNCATE = "c", "u", "d", "r", "t"
 
 BEFORE = "_before"
+BEFORE_MARK = f"{BEFORE}."
+"""What stands before a column's name in `_cdc_literal` and `_cdc_absent` where the before image is meant."""
 OP = "_cdc_op"
 TS = "_cdc_ts"
 SOURCE = "_cdc_source"
@@ -66,7 +68,7 @@ RESERVED = frozenset({BEFORE, *(field.name for field in BOOKKEEPING)})
 
 def absent_text(after: Iterable[str], before: Iterable[str] = ()) -> str | None:
     """What `_cdc_absent` says of a row without these values; None for a whole one."""
-    names = [*after, *(f"{BEFORE}.{name}" for name in before)]
+    names = [*after, *(BEFORE_MARK + name for name in before)]
     return json.dumps(names, ensure_ascii=False, separators=(",", ":")) if names else None
 
 

@@ -24,8 +24,8 @@ from cdc_core.connections import variable_of
 from cdc_core.errors import Refused, UsageError
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import Column, ColumnType, TableSchema
-from cdc_core.model.staged import ABSENT, absent_text
-from cdc_core.sink.images import BEFORE_MARK, Images
+from cdc_core.model.staged import ABSENT, BEFORE_MARK, absent_text
+from cdc_core.sink.images import Images
 
 HASH = ColumnType("char", length=64, charset="ascii", collation="ascii_bin")
 

@@ -17,6 +17,7 @@ from cdc_core.model.block import TableRows
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
     BEFORE,
+    BEFORE_MARK,
     BOOKKEEPING,
     FILE,
     LITERAL,
@@ -26,8 +27,6 @@ from cdc_core.model.staged import (
     row_field,
     staged_schema,
 )
-
-BEFORE_MARK = f"{BEFORE}."
 
 
 @dataclass(frozen=True, slots=True)

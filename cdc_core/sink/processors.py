@@ -20,7 +20,8 @@ from cdc_core.config import Processor
 from cdc_core.errors import Refused, UsageError
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import Column, TableSchema, type_of
-from cdc_core.sink.images import BEFORE_MARK, Images
+from cdc_core.model.staged import BEFORE_MARK
+from cdc_core.sink.images import Images
 
 GROUP = "lockstep.processors"
 Function = Callable[..., pa.RecordBatch]

@@ -21,8 +21,8 @@ import pyarrow.compute as pc
 from cdc_core.errors import UsageError
 from cdc_core.model.block import TableRows
 from cdc_core.model.condition import ColumnName, Comparison, Condition, Joined, Member, Not, Null, Value, columns_of
-from cdc_core.model.staged import ABSENT, DELETE, INSERT, OP, TRUNCATE, absent_text, lacking
-from cdc_core.sink.images import BEFORE_MARK, Images, unknown_value
+from cdc_core.model.staged import ABSENT, BEFORE_MARK, DELETE, INSERT, OP, TRUNCATE, absent_text, lacking
+from cdc_core.sink.images import Images, unknown_value
 
 Image = Mapping[str, pa.Array]
 Bools = npt.NDArray[np.bool_]

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, SEQ, TS
+from cdc_core.model.staged import ABSENT, BEFORE, BEFORE_MARK, BOOKKEEPING, LITERAL, SEQ, TS
 
 _TYPES = {
     pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT",
@@ -160,7 +160,7 @@ def _keyed_sql(changes: str, folded: Folded) -> str:
     old = [_old(name) for name in folded.key]
     if folded.literals:
         new += [f"_cdc_literal[{text(name)}]" for name in folded.key]
-        old += [f"_cdc_literal[{text(f'{BEFORE}.{name}')}]" for name in folded.key]
+        old += [f"_cdc_literal[{text(BEFORE_MARK + name)}]" for name in folded.key]
     keys = [f"k{index}" for index in range(len(new))]
     new_keys = ", ".join(f"{value} AS {key}" for value, key in zip(new, keys, strict=True))
     old_keys = ", ".join(f"{value} AS {key}" for value, key in zip(old, keys, strict=True))

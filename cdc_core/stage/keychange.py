@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.model.staged import BEFORE, LITERAL, OP, UPDATE
+from cdc_core.model.staged import BEFORE, BEFORE_MARK, LITERAL, OP, UPDATE
 
 
 def key_changes(rows: pa.RecordBatch, key: Sequence[str]) -> int:
@@ -40,5 +40,5 @@ def _literals_differ(literals: pa.MapArray, where: pa.BooleanArray, name: str) -
     answers = []
     for literal, asked in zip(literals, where, strict=True):
         texts = dict(literal.as_py()) if asked.as_py() else {}
-        answers.append(texts.get(name) != texts.get(f"{BEFORE}.{name}"))
+        answers.append(texts.get(name) != texts.get(BEFORE_MARK + name))
     return pa.array(answers, pa.bool_())

@@ -32,7 +32,7 @@ TABLES = {
 }
 PIPELINE = """\
 pipeline: kills
-sources: [{{name: kills, connection: "env:SOURCE", server_id: 5078, start: {start}, heartbeat_s: 1}}]
+sources: [{{name: kills, connection: "env:SOURCE", server_id: 5078, start: latest, heartbeat_s: 1}}]
 tables: {{include: ['kills\\..*']}}
 routes: [{{match: 'kills\\.(.*)', to: '\\1'}}]
 stage: {{uri: "file://{folder}/stage"}}
@@ -231,7 +231,7 @@ def test_kills_at_random_moments_of_a_mixed_workload_end_equal_to_the_source(
         opened.callback(cursor.execute, "DROP DATABASE kills")
         for table, columns in TABLES.items():
             cursor.execute(f"CREATE TABLE kills.{table} {columns}")
-        (tmp_path / "kills.yaml").write_text(PIPELINE.format(start="latest", folder=tmp_path))
+        (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path))
         lockstep(tmp_path, environ, "extract", "kills.yaml")  # begins here
         with busy(source, range(3)), closing(Followers(tmp_path, environ)) as followers:
             for number in range(kills):
