@@ -6,6 +6,7 @@ not in here: a job's driver reads them from the environment variables that `envi
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import sys
@@ -55,8 +56,10 @@ ANYWHERE: Mapping[str, str] = {
 
 
 def class_archive() -> Path:
-    """Where `python -m spark_jobs.archive` keeps the JVM's archive of Spark's classes."""
-    return _cache() / f"spark-{version('pyspark')}.jsa"
+    """Where `python -m spark_jobs.archive` keeps the JVM's archive of Spark's classes: one for each installed Spark,
+    because the JVM takes an archive only with the very jars that it was made of, where they were."""
+    installed = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
+    return _cache() / f"spark-{version('pyspark')}-{installed}.jsa"
 
 
 def s3_jars() -> Path:
