@@ -19,6 +19,7 @@ from typing import Any
 
 from benchmarks.document import DOCUMENT, keep, machine
 from benchmarks.picture import picture
+from benchmarks.starting import seconds_to_stream
 from benchmarks.workloads import WORKLOADS, Stretch, Workload, written
 from examples.sandbox.cache import cached
 from examples.sandbox.mariadb import MariaDb
@@ -151,6 +152,11 @@ def main() -> None:
                 if reader in figures
             }
         print(lines[-1], file=sys.stderr)
+    with start(chosen.server) as server:
+        lines += [
+            "",
+            f"`lockstep extract` asks for the log {seconds_to_stream(server, 5, environ):.2f} s after its start.",
+        ]
     text = "\n".join([where, "", *lines])
     print(text)
     if chosen.write:
