@@ -39,7 +39,7 @@ tables: {{include: ['starting\\..*']}}
         with connection.cursor() as cursor:
             for _ in range(rounds):
                 cursor.execute("SELECT COALESCE(MAX(id), 0) FROM information_schema.processlist")
-                (before,) = cursor.fetchone()
+                [(before,)] = cursor.fetchall()
                 begun_s = time.monotonic()
                 with subprocess.Popen(
                     [*command, "--follow"], env=known, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -50,7 +50,8 @@ tables: {{include: ['starting\\..*']}}
                             "WHERE command LIKE 'Binlog Dump%%' AND id > %s",
                             (before,),
                         )
-                        if cursor.fetchone()[0]:
+                        [(streams,)] = cursor.fetchall()
+                        if streams:
                             break
                         if process.poll() is not None or time.monotonic() > begun_s + _PATIENCE_S:
                             process.kill()
