@@ -2,7 +2,8 @@
 
 plan -> merge -> per target: filter -> write -> quality -> commit. The code of each task is the one that Airflow runs;
 Spark applications are submitted by the same values, to the master that the pipeline names. What a run has not
-committed, because it failed or was killed, the next one takes over.
+committed, because it failed or was killed, the next one takes over; so it does from one that is still at work, which
+then ends where its next task would begin.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import TypeVar
 
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
-from cdc_core.apply.commit import CommitSummary, commit, mark_applied
+from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
 from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, spark_job
 from cdc_core.apply.replay import Selection
@@ -38,13 +39,15 @@ Began = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run has done. summaries: of the targets that had batches, in the pipeline's order."""
+    """What a run has done. summaries: of the targets that had batches, in the pipeline's order. lost: why it left
+    other targets alone, whose batches other runs took over meanwhile."""
 
     run_id: str
     batches: int
     rows: int
     summaries: tuple[CommitSummary, ...]
     ledgers: tuple[LedgerRow, ...]
+    lost: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,12 +87,15 @@ def carry_out(rooms: Rooms, plan: RunPlan) -> RunResult:
     require_no_loops(rooms.pipeline, plan, rooms.environ)
     summaries: list[CommitSummary] = []
     errors: list[LockstepError] = []
-    if any(one.batches for one in plan.targets):
+    lost: list[str] = []
+    if any(one.batches for one in plan.targets) and not taken_over(rooms.meta, plan):
         _noted(rooms, run_id, None, lambda: _merge(rooms, plan))
     for one in plan.targets:
         if one.batches:
             try:
                 summaries.append(_noted(rooms, run_id, one.target, lambda: _to_target(rooms, plan, one.target)))  # noqa: B023
+            except _TakenOver as taken:
+                lost.append(str(taken))
             except LockstepError as error:
                 log.error("run %s: target %s: %s", run_id, one.target, error)
                 errors.append(error)
@@ -101,7 +107,12 @@ def carry_out(rooms: Rooms, plan: RunPlan) -> RunResult:
         sum(table.rows for one in plan.merge_sets for table in one.tables),
         tuple(summaries),
         rooms.meta.ledger(run_id),
+        tuple(lost),
     )
+
+
+class _TakenOver(Exception):
+    """Other runs have all batches of the target."""
 
 
 def _noted(rooms: Rooms, run_id: str, target: str | None, work: Callable[[], Result]) -> Result:
@@ -126,12 +137,19 @@ def _merge(rooms: Rooms, plan: RunPlan) -> None:
 def _to_target(rooms: Rooms, plan: RunPlan, target: str) -> CommitSummary:
     if plan.merge_set(plan.target(target).merge_set).tables:
         for job in ("filter", "write", "quality"):
-            rooms.began(f"{target}: {job}")
+            _begin(rooms, plan, target, job)
             submit(spark_job(job, plan.path, rooms.file, rooms.pipeline, target=target), rooms)
             if job == "write":
                 mark_applied(rooms.meta, plan, target)
-    rooms.began(f"{target}: commit")
+    _begin(rooms, plan, target, "commit")
     return commit(rooms.meta, rooms.store, rooms.pipeline, plan, target)
+
+
+def _begin(rooms: Rooms, plan: RunPlan, target: str, task: str) -> None:
+    reason = taken_over(rooms.meta, plan, target)
+    if reason:
+        raise _TakenOver(reason)
+    rooms.began(f"{target}: {task}")
 
 
 def submit(job: SparkJob, rooms: Rooms) -> None:

@@ -68,10 +68,24 @@ class CommitSummary:
         return {**asdict(self), "tables": [asdict(table) for table in self.tables]}
 
 
+def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
+    """Why the run has nothing left to do for the target, or for any: other runs have all of its batches, committed or
+    still at work. "" while one is its own; what it has of them then waits for the others in `commit`."""
+    targets = [target] if target else [one.target for one in plan.targets]
+    holders = {record.run_id: None for name in targets for record in meta.records(name, plan.claimed(name))}
+    if not holders or plan.run_id in holders:
+        return ""
+    return (
+        f"Nothing is left to do for the run {plan.run_id!r}: {', '.join(holders)} took over all of its batches for "
+        f"{target or 'every target'}. Should that one fail, the next run takes them, or this one, cleared from its "
+        "plan task on."
+    )
+
+
 def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
     """After the write task: every table and shard of the target's batches is written. How many records moved.
 
-    Raises RetryLater (meta.taken_over), Refused (meta.not_planned, commit.plan_differs).
+    Raises Refused (meta.not_planned, commit.plan_differs).
     """
     _require_same_plan(meta, plan)
     claimed = plan.claimed(target)

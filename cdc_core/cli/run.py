@@ -81,7 +81,8 @@ def run(
       lockstep run shop --requeue shop-cli-20261121T040000-4711
 
     The code of each task is the one that Airflow runs; Spark runs on the pipeline's spark.master. Takes all that
-    is staged and not applied yet, also what a failed run has left. Ends with the ledger, which must add up.
+    is staged and not applied yet, also what another run has not committed; that one then ends without it. Ends with the
+    ledger, which must add up.
 
     A replay takes what it is told to, whole batches of it, whether the target has taken them before or not. It asks no
     source and moves no consume record; the target's versions let nothing older overwrite anything newer. Where the
@@ -127,17 +128,19 @@ def run(
         "rows": done.rows,
         "targets": [summary.to_json() for summary in done.summaries],
         "ledgers": [ledger_document(row.entry) for row in done.ledgers],
+        "lost": list(done.lost),
         "logs": str(logs),
     }
     if not done.summaries:
         nothing = "no batch is staged there" if again else "every target has taken all that is staged"
-        output.answer(document, f"Nothing to apply: {nothing}.")
+        output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
     rows = [ledger_row(row.entry) for row in done.ledgers]
     output.answer(
         document,
         table(f"ledger of {done.run_id}", LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1]),
         f"{done.batches} batches, {done.rows:,} changes; output of Spark: {logs}",
+        *done.lost,
     )
 
 

@@ -202,9 +202,9 @@ class Meta:
         return self._database.read(lambda c: runs.records(c, target, batch_ids))
 
     def mark_applied(self, run_id: str, target: str, batch_ids: Sequence[str]) -> int:
-        """STAGED → APPLIED for all of them; how many moved.
+        """STAGED → APPLIED for all of them that no other run has taken over; how many moved.
 
-        Raises RetryLater (meta.taken_over), Refused (meta.not_planned).
+        Raises Refused (meta.not_planned).
         """
         return self._database.write(lambda c: runs.move(c, run_id, target, batch_ids, RecordState.APPLIED))
 

@@ -2,7 +2,7 @@
 
 Keeps true: a record moves only as states.py draws it, only by the run whose id it carries, and all of a run's records
 for a target move in one transaction or none does. What another run has committed meanwhile counts as done and is left
-alone; what another run has taken over and not committed stops the one that lost it.
+alone; what another run has taken over and not committed keeps the one that lost it from committing the rest.
 Locks are taken in one order (run, then records by batch and table), so that runs wait rather than deadlock.
 """
 
@@ -160,8 +160,9 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
     if missing:
         raise _unplanned(run_id, target, f"batch {min(missing)} was not claimed by it")
     open_rows = [row for row in rows if not row.state.consumed]
+    own = [row for row in open_rows if row.run_id == run_id]
     lost = next((row for row in open_rows if row.run_id != run_id), None)
-    if lost is not None:
+    if lost is not None and goal is RecordState.COMMITTED:
         raise RetryLater(
             f"The run {lost.run_id!r} has taken over the batch {lost.batch_id} of target {target!r} from {run_id!r}.",
             where=run_id,
@@ -170,7 +171,7 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
             "if that run is dead, clear this one from its plan task on",
         )
     origin = before(goal)
-    early = next((row for row in open_rows if row.state not in (origin, goal)), None)
+    early = next((row for row in own if row.state not in (origin, goal)), None)
     if early is not None and goal is RecordState.COMMITTED:
         raise Refused(
             f"The batch {early.batch_id} of target {target!r} is {early.state}: the write task of run {run_id!r} has "
@@ -180,7 +181,7 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
             remedy="clear the run from its write task on",
         )
     now, moved = now_us(connection), 0
-    due = sorted({row.batch_id for row in open_rows if row.state is origin})
+    due = sorted({row.batch_id for row in own if row.state is origin})
     for start in range(0, len(due), _CHUNK):
         changed = connection.execute(
             update(_record)
@@ -193,7 +194,7 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
             .values(state=goal, last_error=None, updated_us=now)
         )
         moved += changed.rowcount
-    expected = sum(row.state is origin for row in open_rows)
+    expected = sum(row.state is origin for row in own)
     if moved != expected:
         raise InternalError(
             f"{moved} records of run {run_id!r} would have moved to {goal}, {expected} were locked.",

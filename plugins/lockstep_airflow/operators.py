@@ -206,14 +206,21 @@ class _RunOperator(_PipelineOperator):
 
     @contextmanager
     def planned(self, context: Context, doing: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore, RunPlan]]:
-        """Rooms and plan; a failure is kept in meta beside the run and becomes one of Airflow's."""
+        """Rooms and plan; a failure is kept in meta beside the run and becomes one of Airflow's.
+
+        Of a run whose batches other runs have taken over, the task ends as skipped: they commit them."""
+        from cdc_core.apply.commit import taken_over
         from cdc_core.apply.plan import load
 
         self._skip_without_batches(context)
         with as_airflow_failures(doing), self.rooms() as (pipeline, meta, store):
             run_id = run_name(context, pipeline)
             try:
-                yield pipeline, meta, store, load(store, run_id)
+                plan = load(store, run_id)
+                reason = taken_over(meta, plan, self.target)
+                if reason:
+                    raise AirflowSkipException(reason)
+                yield pipeline, meta, store, plan
             except LockstepError as error:
                 self._record(meta, run_id, error)
                 raise

@@ -26,6 +26,10 @@ from typing import Any
 import pytest
 from sqlalchemy import create_engine, text
 
+from cdc_core import config
+from cdc_core.apply import plan
+from cdc_core.meta import Meta
+from cdc_core.stage.objects import open_stage
 from cdc_core.windows import Windows, from_us, to_us
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.process import free_port
@@ -34,6 +38,7 @@ from examples.shop.compare import compare, target_fingerprint
 from examples.shop.standalone import pid_of, standalone, wait_until_healthy
 from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
+from lockstep_airflow.run_context import run_name_of
 from tests.dags.airflow_server import PATIENCE_S, AirflowServer, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -226,7 +231,21 @@ def scheduled(line: Line) -> Run:
 
 
 @pytest.fixture(scope="module")
-def killed(line: Line, scheduled: Run) -> Run:
+def lost(line: Line, scheduled: Run) -> Run:
+    """A run by hand, whose batches another one took over, which then died."""
+    line.sell(TRANSACTIONS_A_DAY)
+    run = line.airflow.trigger("cdc_shop", window_end=datetime.now(UTC).isoformat())
+    claimed = f"SELECT 1 FROM consume_record WHERE run_id = '{run_name_of('shop', 'cdc_shop', run.run_id)}'"
+    _wait(lambda: bool(line.meta(claimed)), "its plan")
+    pipeline = config.load(line.folder / "pipelines" / "shop.yaml")
+    with Meta.open(pipeline.meta.url) as meta:
+        assert plan.plan(meta, open_stage(pipeline.stage), pipeline, window=None, run_id="rival").targets[0].batches
+    assert run.wait() == "success", run.states()
+    return run
+
+
+@pytest.fixture(scope="module")
+def killed(line: Line, scheduled: Run, lost: Run) -> Run:
     """A run by hand, whose extract task was killed by SIGKILL while it read, and ended by its next try."""
     end = datetime.now(UTC) + timedelta(seconds=20)
     before = line.meta("SELECT count(*) FROM batch")
@@ -327,6 +346,17 @@ def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(
         if view["url_route"] == "lockstep"
     )
     assert (view["href"], view["destination"]) == ("lockstep/", "nav")
+
+
+def test_a_run_whose_batches_another_takes_over_ends_green_and_leaves_them_to_that_one(line: Line, lost: Run) -> None:
+    states = lost.states()
+    assert (states[EXTRACT], states[PLAN]) == ("success", "success")
+    skipped = [task for task in TO_TARGET if states[task] == "skipped"]
+    assert skipped == TO_TARGET[-len(skipped) :], "from one task on"
+    assert "rival took over all of its batches" in lost.log_of(skipped[0])
+    assert {lost.tries(task) for task in TO_TARGET if states[task] == "success"} <= {1}
+    left = "SELECT DISTINCT run_id, state FROM consume_record WHERE state != 'COMMITTED'"
+    assert line.meta(left) == [("rival", "STAGED")]
 
 
 def test_a_killed_extract_is_tried_again_and_the_target_ends_equal(line: Line, killed: Run) -> None:

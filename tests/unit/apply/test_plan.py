@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -181,22 +182,42 @@ def test_a_run_takes_over_what_a_dead_run_has_claimed(line: Line) -> None:
     line.stage(B[2])
     heir = line.plan("heir")
     assert taken(heir) == IDS[:3]
-    error = refusal(lambda: line.apply(dead))
+    line.apply(dead)  # as if it had not been dead
+    error = refusal(lambda: line.commit(dead))
     assert (type(error), error.code) == (RetryLater, "meta.taken_over")
     line.apply(heir)
     line.commit(heir)
-    line.apply(dead)
     assert line.commit(dead).moved == 0  # done by the other run: its ledger is closed, no record moves
     assert {record.run_id for record in line.meta.records("t", IDS)} == {"heir"}
 
 
+def test_a_run_has_nothing_left_to_do_while_others_have_all_of_its_batches(line: Line) -> None:
+    line = line.with_targets({"name": "t"}, {"name": "u"})
+    line.stage(B[0], manifest(1, window=1), until_us=NEXT_WINDOW[1])
+    run = line.plan("r")
+    lost = partial(commit.taken_over, line.meta, run)
+    assert (lost("t"), lost("u"), lost()) == ("", "", "")
+    line.plan("some", WINDOW, targets=["t"])
+    assert lost("t") == "", "the second is its own still"
+    all_of_one = line.plan("other", targets=["t"])
+    assert (lost("t").count("'r': other took"), lost("u"), lost()) == (1, "", "")
+    line.apply(all_of_one)
+    line.commit(all_of_one)
+    assert "other" in lost("t")
+    line.done("last", targets=["u"])
+    assert "other, last" in lost()
+    assert commit.taken_over(line.meta, all_of_one) == "", "cleared, it repeats what it has committed"
+
+
 def test_a_run_that_lost_its_batches_and_is_cleared_takes_them_back(line: Line) -> None:
     line.stage(B[0])
-    line.plan("a")
+    run = line.plan("a")
     line.plan("b")
     line.stage(B[1])
+    assert commit.taken_over(line.meta, run, "t")
     again = line.plan("a")
     assert taken(again) == IDS[:2]
+    assert commit.taken_over(line.meta, again, "t") == ""
     line.apply(again)
     assert line.commit(again).moved == 2
 
