@@ -28,7 +28,7 @@ from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Position
-from cdc_core.model.run import run_root
+from cdc_core.model.run import RUNS, run_root
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path, manifest_path, manifests_prefix
@@ -38,7 +38,6 @@ from cdc_core.stage.objects import ObjectStore
 log = logging.getLogger(__name__)
 
 _LEASE_S = 60.0
-_RUNS = "runs/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +223,7 @@ def _old_runs(meta: Meta, store: ObjectStore, pipeline: Pipeline, cutoff_us: int
     """The files of runs that were committed before the cutoff, by run."""
     roots = {run_root(run_id): run_id for run_id in meta.finished_runs(pipeline.pipeline, cutoff_us)}
     found: dict[str, list[str]] = {}
-    for info in store.list(_RUNS) if roots else ():
+    for info in store.list(RUNS) if roots else ():
         run_id = roots.get("/".join(info.path.split("/", 2)[:2]))
         if run_id is not None:
             found.setdefault(run_id, []).append(info.path)

@@ -73,14 +73,17 @@ class TargetRun:
     skipped: tuple[str, ...] = ()
 
 
+RUNS, PLAN = "runs/", "plan.json"
+
+
 def run_root(run_id: str) -> str:
     """The run's folder on the stage."""
-    return f"runs/{segment(run_id)}"
+    return f"{RUNS}{segment(run_id)}"
 
 
 def plan_path(run_id: str) -> str:
     """Where the plan of a run lies on the stage."""
-    return f"{run_root(run_id)}/plan.json"
+    return f"{run_root(run_id)}/{PLAN}"
 
 
 def quality_folder(run_id: str, target: str) -> str:

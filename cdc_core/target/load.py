@@ -261,9 +261,8 @@ def absent_values(rows: int, key: bytes | None, *, where: str) -> DataAtRisk:
         f"key {shown_key(key)}.",
         where=where,
         code="target.absent_values",
-        remedy="repeat the write task of a run that was killed while it moved rows to new keys, if there is one; else "
-        "bring the rows to the target by a full copy of the table, then run the task again; to be safe from it, SET "
-        "GLOBAL binlog_row_image = FULL on the source; nothing of this shard was written",
+        remedy="bring the rows to the target by a full copy of the table, then run the task again; to be safe from it, "
+        "SET GLOBAL binlog_row_image = FULL on the source; nothing of this shard was written",
     )
 
 

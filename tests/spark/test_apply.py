@@ -14,17 +14,18 @@ import pyarrow.dataset as ds
 import pymysql
 import pytest
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.config import Pipeline, Quality, parse
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.stage.objects import open_store
 from spark_jobs import failures
-from spark_jobs.filter import apply_filter
+from spark_jobs.filter import SHARD, apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
-from spark_jobs.write import write
+from spark_jobs.write import write, written
 from tests.spark.staged_changes import Change, Stage, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
@@ -434,6 +435,40 @@ def test_keys_that_swap_take_their_rows_along_wherever_they_stand(line: Line) ->
     assert dict(sorted(line.rows().items())) == source.by_shard()
     line.again(plan, quality=True)
     assert dict(sorted(line.rows().items())) == source.by_shard()
+
+
+@pytest.mark.parametrize("shard", ["0.1", "1.1"])
+def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_that_went_to_new_keys(
+    line: Line, shard: str
+) -> None:
+    """Two rows swap keys and shards: whichever is written first takes away what the other had."""
+    source = grown(line, 4)
+    source.update(1, 99)
+    source.update(3, 1, customer=3)
+    source.update(99, 3, customer=9)
+    first = source.taken()
+    line.stage.begin_again()
+    line.stage.add("shop.orders", ORDERS, first)
+    killed = line.stage.plan("killed", {"shop.orders": ["id"]})
+    merge(line.job(killed, target=None))
+    job = line.job(killed)
+    apply_filter(job)
+    (table,) = job.tables()
+    d, t = shard.split(".")
+    here = job.read(job.filtered("shop.orders")).where(F.col(SHARD) == 2 * int(d) + int(t))
+    assert [one.written for one in written(here, job.destination(table), "killed", arrivals=True)[0]] == [1]
+
+    source.update(3, 3, code="new")
+    changes = [*first, *source.taken()]
+    ended = line.stage.root / counts_path(killed.filtered_folder("shards"))
+    ended.rename(ended.with_suffix(".away"))
+    with pytest.raises(DataAtRisk) as caught:
+        line.run(*changes)
+    assert caught.value.code == "target.absent_values"
+    ended.with_suffix(".away").rename(ended)
+    plan = line.run(*changes, quality=True)
+    assert dict(sorted(line.rows().items())) == source.by_shard()
+    line.adds_up(plan)
 
 
 def test_a_longer_run_over_changes_that_were_applied_in_part_finds_each_row_where_it_stands_by_now(line: Line) -> None:

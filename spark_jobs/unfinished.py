@@ -1,0 +1,41 @@
+"""The write of a run that was killed between two shards, ended by the run that has taken its batches over.
+
+Where a row comes under a new key in another shard, and the log left out some of its values, the one shard's transaction
+takes away what the other one's needs: from then on nothing but the killed run's filtered files has that row whole.
+May assume that writing them is harmless, whenever and by whomever: no older change overwrites a newer row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from cdc_core.model.run import PLAN, RUNS, MergeTable, RunPlan, counts_path
+from spark_jobs.job import Job, log
+from spark_jobs.write import write_table
+
+
+def end_writes(job: Job, table: MergeTable) -> bool:
+    """Writes what other runs over any of these batches have filtered and not written whole; whether there was any."""
+    found = False
+    for info in list(job.store.list(RUNS)):
+        if not info.path.endswith(f"/{PLAN}") or info.path == job.plan.path:
+            continue
+        plan = RunPlan.from_bytes(job.store.get(info.path))
+        other = replace(job, plan=plan)
+        for theirs in other.tables() if _unfinished(job, plan) else ():
+            if theirs.table == table.table:
+                log.warning("run %s: ending the write of run %s: %s", job.plan.run_id, plan.run_id, table.table)
+                write_table(other, theirs)
+                found = True
+    return found
+
+
+def _unfinished(job: Job, plan: RunPlan) -> bool:
+    target = job.target.name
+    batches = {batch for one in plan.targets if one.target == target for batch in one.batches}
+    filtered, written = counts_path(plan.filtered_folder(target)), counts_path(plan.written_folder(target))
+    return (
+        not batches.isdisjoint(job.target_run.batches)
+        and job.store.stat(filtered) is not None
+        and job.store.stat(written) is None
+    )
