@@ -22,6 +22,7 @@ class Tree:
     """A tree and what it is for.
 
     suite:     of Debian; None for that of this machine.
+    mirror:    None for that of this machine's own apt.
     target:    of the Makefile, which sets it up.
     otherwise: how to do without it.
     available: None when the program can be used, else the reason why not.
@@ -35,6 +36,7 @@ class Tree:
     target: str
     otherwise: str
     available: Callable[[], str | None]
+    mirror: str | None = None
 
     @property
     def root(self) -> Path:
@@ -70,7 +72,16 @@ class Tree:
         if shutil.which("debootstrap") is None:
             _run(["apt-get", "update", "-qq"])
             _run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap"])
-        _run(["debootstrap", "--variant=minbase", f"--include={self.packages}", suite, str(into), self._mirror()])
+        _run(
+            [
+                "debootstrap",
+                "--variant=minbase",
+                f"--include={self.packages}",
+                suite,
+                str(into),
+                self.mirror or self._mirror(),
+            ]
+        )
         shutil.rmtree(into / "var/cache/apt", ignore_errors=True)
 
     def _own_suite(self) -> str:

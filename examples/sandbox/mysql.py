@@ -1,4 +1,4 @@
-"""MySQL 9 (or 8.4): the one that setup_mysql.py lays into the cache, or a `mysqld` on PATH."""
+"""MySQL 9 (or 8, by LOCKSTEP_MYSQL): the one that setup_mysql.py lays into the cache, or a `mysqld` on PATH."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from typing import Self
 from examples.sandbox.cache import SandboxError, cache_dir
 from examples.sandbox.sql_server import Flavor, Options, SqlServer, start
 
-FOLDER = "mysql9"
+RELEASE = os.environ.get("LOCKSTEP_MYSQL", "9")
+FOLDER = f"mysql{RELEASE}"
 """The Debian tree in the cache. Its server runs with the tree's own loader: no chroot, no root."""
 
 _OPTIONS: Options = {
@@ -30,6 +31,11 @@ class MySql(SqlServer):
     def start(cls, directory: Path | str | None = None, *, server_id: int = 1, options: Options | None = None) -> Self:
         """A server that answers; `options` are those of mysqld without the dashes, None for one without a value."""
         return cls(**start(_flavor(), directory, server_id, options or {}))
+
+    @staticmethod
+    def version() -> tuple[int, ...]:
+        """As (9, 7, 4)."""
+        return tuple(int(part) for part in _find().version.split("."))
 
     @staticmethod
     def available() -> str | None:
@@ -73,14 +79,16 @@ def _find() -> _Installation:
         command = (found, "--no-defaults")
     said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r"Ver (\d+)\.(\d+)\.(\d+)", said)
-    if version is None or "MariaDB" in said or (int(version[1]), int(version[2])) < (8, 4):
-        raise SandboxError(f"{command[0]} is no MySQL 8.4 or newer: {said.strip()!r}. Run `make mysql` as root.")
+    if version is None or "MariaDB" in said or int(version[1]) < 8:
+        raise SandboxError(f"{command[0]} is no MySQL 8 or newer: {said.strip()!r}. Run `make mysql` as root.")
     return _Installation((*command, *_AS_ROOT), ".".join(version.groups()))
 
 
 def _loaded(root: Path) -> tuple[str, ...]:
     """What runs a program of the tree with the tree's own libraries."""
-    loader = next(root.glob("usr/lib*/ld-linux-*.so.*"), None)
+    # In usr/lib64 of some releases stands an absolute link, which leads out of the tree.
+    loaders = [*root.glob("usr/lib/*/ld-linux-*.so.*"), *root.glob("usr/lib*/ld-linux-*.so.*")]
+    loader = next(iter(loaders), None)
     if loader is None:
         raise SandboxError(f"{root} has no dynamic loader. Remove the folder and run `make mysql` again.")
     libraries = [str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")] + [f"{root}/usr/lib/mysql/private"]

@@ -20,6 +20,7 @@ from cdc_core.source import server
 from cdc_core.source.facts import binlog_files, gtid_executed
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
+from examples.sandbox.mysql import MySql
 from tests.integration.source_origin import Origin, read_to
 
 E = TypeVar("E", bound=LockstepError)
@@ -312,9 +313,9 @@ def test_a_start_by_position_gtid_and_time_is_where_it_should_be(origin: Origin)
 
 
 def test_earliest_is_the_oldest_file_and_reads_to_the_end(origin: Origin) -> None:
-    mariadb = server.facts(origin.control).mariadb
+    renamed = not server.facts(origin.control).mariadb and MySql.version() >= (8, 4)
     # What other tests purged would be in the way of the empty GTID set, which asks for the whole history.
-    origin.execute("RESET MASTER" if mariadb else "RESET BINARY LOGS AND GTIDS", "INSERT INTO t VALUES (1, 'a')")
+    origin.execute("RESET BINARY LOGS AND GTIDS" if renamed else "RESET MASTER", "INSERT INTO t VALUES (1, 'a')")
     origin.execute("FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')")
     found = find_start(origin.source(start="earliest"), origin.control, None, server=origin.address())
     assert found.position == Position(0, binlog_files(origin.control)[0].name, 4)

@@ -16,6 +16,7 @@ from cdc_core.binlog.rows_event import ROW_EVENTS, RowsEvent, parse_rows
 from cdc_core.binlog.table_map import TableMap, parse_table_map
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.definitions import table_schema
+from cdc_core.source.facts import end_position
 from examples.sandbox.sql_server import SqlServer
 
 MAGIC = b"\xfebin"
@@ -31,11 +32,9 @@ class Mark:
 
 def mark(server: SqlServer) -> Mark:
     """The end of the log now."""
-    with server.connect() as connection, connection.cursor() as cursor:
-        mariadb = "MariaDB" in connection.get_server_info()
-        cursor.execute("SHOW MASTER STATUS" if mariadb else "SHOW BINARY LOG STATUS")
-        file, offset = cursor.fetchone()[:2]
-    return Mark(file, int(offset))
+    with server.connect() as connection:
+        end = end_position(connection, 0)
+    return Mark(end.file, end.offset)
 
 
 def raw_events(data: bytes, file: str = "binlog.000001", begin: int = 4) -> Iterator[Event]:
