@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -206,6 +205,8 @@ def isolated(
     Where `tables.on_unreadable` is isolate, such a table is left out until it is cleared. Mend the reason first. What
     was logged of it from the place that is shown up to now is not staged: copy the table anew.
     """
+    from cdc_core.extract import default_holder
+    from cdc_core.meta import Meta
     from cdc_core.stage import isolated as left_out
 
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -219,27 +220,14 @@ def isolated(
                 code="cli.usage",
                 remedy="say which: --source NAME",
             )
-        with holding(parsed, names[0]):
+        limit_s = parsed.limits.lease_s
+        with Meta.open(parsed.meta.url) as meta, meta.holding(names[0], parsed.pipeline, default_holder(), limit_s):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
     Output(as_json).answer(
         {"pipeline": parsed.pipeline, "isolated": [{"source": s, "table": t, "why": why} for s, t, why in found]},
         table("isolated tables", ("source", "table", "why"), found) if found else "No table is isolated.",
     )
-
-
-@contextmanager
-def holding(pipeline: Pipeline, source: str) -> Iterator[None]:
-    """The source's lease: no extractor is at work. Raises RetryLater (meta.lease_held)."""
-    from cdc_core.extract import default_holder
-    from cdc_core.meta import Meta
-
-    with Meta.open(pipeline.meta.url) as meta:
-        lease = meta.acquire_lease(source, pipeline.pipeline, default_holder(), ttl_s=pipeline.limits.lease_s)
-        try:
-            yield
-        finally:
-            meta.release_lease(lease)
 
 
 @app.command()

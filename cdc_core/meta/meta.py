@@ -7,7 +7,8 @@ Keeps true: a call that raises has moved nothing; frozen values go in and come o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import TracebackType
 
 from sqlalchemy import Connection
@@ -97,6 +98,15 @@ class Meta:
     def release_lease(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
         """Let the next one in at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
+
+    @contextmanager
+    def holding(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Iterator[None]:
+        """The source's lease for the length of a block, in which no extractor is at work. Raises as acquire_lease."""
+        lease = self.acquire_lease(source, pipeline, holder, ttl_s)
+        try:
+            yield
+        finally:
+            self.release_lease(lease)
 
     # Positions and batches
 

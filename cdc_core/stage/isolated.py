@@ -29,12 +29,13 @@ def isolated(store: ObjectStore, source: str) -> Mapping[str, str]:
 
 
 def clear(store: ObjectStore, source: str, table: str) -> None:
-    """The table is captured again, from the source's durable position on. Its extractor must not be at work.
+    """The table is captured again, from the source's durable position on; a second time, before anything is read from
+    there, nothing. Its extractor must not be at work.
 
     Raises UsageError (stage.not_isolated).
     """
     manifest = _newest(store, source)
-    if manifest is None or table not in isolated(store, source):
+    if manifest is None or table not in manifest.isolated:
         raise UsageError(
             f"The table {table} of source {source} is not isolated.",
             where=store.uri,

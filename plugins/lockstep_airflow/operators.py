@@ -22,7 +22,16 @@ from lockstep_airflow.child import die_with_parent
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark
 from lockstep_airflow.links import LedgerLink
-from lockstep_airflow.run_context import asked_at, is_dry_run, run_name, selection_of, targets_of, window_of
+from lockstep_airflow.run_context import (
+    asked_at,
+    holder_name,
+    is_dry_run,
+    isolated_of,
+    run_name,
+    selection_of,
+    targets_of,
+    window_of,
+)
 from lockstep_airflow.window import RunWindow
 
 if TYPE_CHECKING:
@@ -188,6 +197,19 @@ class PurgeOperator(_PipelineOperator):
         for one in found.sources:
             log.info("%s", one)
         return found.to_json() | {"runs": len(found.runs)}
+
+
+class ReadmitOperator(_PipelineOperator):
+    """Has an isolated table captured again, while no extractor is at work: until then it is retried."""
+
+    def execute(self, context: Context) -> None:
+        from cdc_core.stage import isolated
+
+        with as_airflow_failures("readmit"), self.rooms() as (pipeline, meta, store):
+            source, table = isolated_of(context)
+            with meta.holding(source, pipeline.pipeline, holder_name(context), pipeline.limits.lease_s):
+                isolated.clear(store, source, table)
+        log.info("%s is captured again, from where %s is read on", table, source)
 
 
 class _RunOperator(_PipelineOperator):

@@ -15,6 +15,7 @@ from lockstep_airflow.operators import (
     CommitOperator,
     PlanOperator,
     PurgeOperator,
+    ReadmitOperator,
     ReplayPlanOperator,
     SparkJobOperator,
 )
@@ -25,6 +26,8 @@ from lockstep_airflow.window import (
     FIRST_BATCHES,
     LAST_BATCHES,
     REQUEUE,
+    SOURCE,
+    TABLE,
     TABLES,
     TARGET,
     TARGETS,
@@ -86,6 +89,8 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             return ReplayPlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
         case Kind.PURGE:
             return PurgeOperator(file=spec.file, **common)
+        case Kind.READMIT:
+            return ReadmitOperator(file=spec.file, **common)
         case Kind.SPARK:
             return SparkJobOperator(
                 file=spec.file,
@@ -191,13 +196,33 @@ def _purge_params(spec: DagSpec) -> dict[str, Param]:
     return {DRY_RUN: Param(False, type="boolean", title="Dry run", description="Only say what would be purged.")}
 
 
-_PARAMS = {Kind.EXTRACT: _params, Kind.REPLAN: _replay_params, Kind.PURGE: _purge_params}
+def _readmit_params(spec: DagSpec) -> dict[str, Param]:
+    sources = list(spec.tasks[0].sources)
+    return {
+        SOURCE: Param(sources[0], type="string", enum=sources, title="Source"),
+        TABLE: Param(
+            type="string",
+            title="Table",
+            description="The isolated table, as database.table. Mend the reason and copy the table anew first: what "
+            "was logged of it until now is not staged.",
+        ),
+    }
+
+
+_PARAMS = {
+    Kind.EXTRACT: _params,
+    Kind.REPLAN: _replay_params,
+    Kind.PURGE: _purge_params,
+    Kind.READMIT: _readmit_params,
+}
 """By what a DAG begins with."""
 
 
 def _about(spec: DagSpec) -> str:
     if spec.tasks[0].kind is Kind.PURGE:
         return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."
+    if spec.tasks[0].kind is Kind.READMIT:
+        return f"Pipeline `{spec.pipeline}`: {spec.tasks[0].doc} Triggered by hand."
     if spec.tasks[0].kind is Kind.REPLAN:
         return (
             f"Pipeline `{spec.pipeline}`: {spec.description}. Triggered by hand.\n\n"

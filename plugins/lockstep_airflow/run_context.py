@@ -15,6 +15,8 @@ from lockstep_airflow.window import (
     FIRST_BATCHES,
     LAST_BATCHES,
     REQUEUE,
+    SOURCE,
+    TABLE,
     TABLES,
     TARGET,
     WINDOW_END,
@@ -68,6 +70,12 @@ def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: Object
         places(pipeline, params.get(LAST_BATCHES) or (), f"param {LAST_BATCHES}"),
         tuple(dict.fromkeys(params.get(TABLES) or ())),
     )
+
+
+def isolated_of(context: Context) -> tuple[str, str]:
+    """Source and table that a run of the readmit DAG names."""
+    params = _params(context)
+    return str(params.get(SOURCE) or ""), str(params.get(TABLE) or "")
 
 
 def is_dry_run(context: Context) -> bool:

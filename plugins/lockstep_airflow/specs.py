@@ -6,6 +6,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
     cdc_<pipeline>           extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
     cdc_<pipeline>_retention purge
+    cdc_<pipeline>_readmit   readmit
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ PLAN = "plan"
 MERGE = "merge"
 EXTRACT = "extract"
 PURGE = "purge"
+READMIT = "readmit"
 
 
 class Kind(StrEnum):
@@ -35,6 +37,8 @@ class Kind(StrEnum):
     """Runs one Spark application, `job`."""
     PURGE = "purge"
     """Removes what is old and committed everywhere."""
+    READMIT = "readmit"
+    """Has a table captured again that was isolated."""
     COMMIT = "commit"
     """Closes the ledger and moves the consume records of one target."""
 
@@ -109,7 +113,8 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     """All DAGs of a pipeline file."""
     replay = (replay_spec(pipeline, file),) if pipeline.targets else ()
     retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
-    return (dag_spec(pipeline, file), *replay, *retention)
+    readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable == "isolate" else ()
+    return (dag_spec(pipeline, file), *replay, *retention, *readmit)
 
 
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
@@ -159,6 +164,15 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
     dag_id = f"{dag_id_of(pipeline.pipeline)}_retention"
     tasks = [TaskSpec(Kind.PURGE, PURGE, (), doc)]
     return _spec(pipeline, file, dag_id, f"Purge of {pipeline.pipeline}'s staged history", schedule, (), tasks)
+
+
+def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
+    """The DAG `cdc_<pipeline>_readmit`, of a pipeline that isolates tables."""
+    sources = tuple(source.name for source in pipeline.sources)
+    doc = "Has a table that could not be read, and was copied anew since, captured again from the next extraction on."
+    tasks = [TaskSpec(Kind.READMIT, READMIT, (), doc, sources=sources)]
+    description = f"Isolated tables of {pipeline.pipeline} are let in again"
+    return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks)
 
 
 def _spec(

@@ -25,6 +25,8 @@ TABLES = "tables"
 FIRST_BATCHES = "first_batches"
 LAST_BATCHES = "last_batches"
 REQUEUE = "requeue"
+SOURCE = "source"
+TABLE = "table"
 
 
 @dataclass(frozen=True, slots=True)

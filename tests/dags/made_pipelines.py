@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from cdc_core import config
@@ -11,13 +12,15 @@ from tests.made_batches import HOUR_US, START_US, manifest
 from tests.unit.apply.made_line import WINDOW, Line
 
 ALERT = "<script>alert(1)</script>"
+ODD = "shop.odd"
+"""A source table that the staged pipeline has isolated."""
 
 PIPELINE = """\
 pipeline: {name}
 schedule: "{schedule}"
 sources:
   - {{name: {source}, connection: "{connection}", server_id: 5001, start: earliest, heartbeat_s: 1, read_timeout_s: 10}}
-tables: {{include: ['shop\\..*']}}
+tables: {{include: ['shop\\..*'], on_unreadable: {on_unreadable}}}
 stage: {{uri: "file://{data}/stage"}}
 meta: {{url: "sqlite:///{data}/meta.db"}}
 targets:
@@ -34,12 +37,13 @@ def write(
     schedule: str = "0 * * * *",
     connection: str = "airflow:source_db",
     more: str = "",
+    on_unreadable: str = "stop",
     file: str | None = None,
 ) -> Path:
     """Writes a pipeline file with one source and one target into `folder`, whose stage and meta are in `data`."""
     path = folder / (file or f"{name}.yaml")
     values = {"name": name, "source": source or f"{name}_db", "schedule": schedule, "connection": connection}
-    path.write_text(PIPELINE.format(**values, data=data) + more)
+    path.write_text(PIPELINE.format(**values, on_unreadable=on_unreadable, data=data) + more)
     return path
 
 
@@ -52,7 +56,7 @@ def staged(file: Path) -> Line:
     line.stage(
         manifest(0, **common, tables={"shop.orders": 1234}),
         manifest(1, **common, window=1, tables={}, notes=(f"needs re-sync of table {ALERT}",)),
-        manifest(2, **common, window=3, tables={"shop.orders": 5}),
+        replace(manifest(2, **common, window=3, tables={"shop.orders": 5}), isolated={ODD: "since then"}),
         until_us=START_US + 4 * HOUR_US,
     )
     line.meta.renew_lease(line.leases["shop_db"], 600, RingDepth(5, 600, 1234, 8000))

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, expect, sync_playwright
 
+from cdc_core.stage.isolated import isolated
+from cdc_core.stage.objects import open_store
 from examples.sandbox import browser
 from examples.sandbox.process import free_port
 from examples.shop.airflow_env import airflow_environment
 from examples.shop.standalone import standalone, wait_until_healthy
 from tests.dags import made_pipelines
 from tests.dags.airflow_server import PATIENCE_S, AirflowServer, Run
-from tests.dags.made_pipelines import ALERT
+from tests.dags.made_pipelines import ALERT, ODD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-REPLAY = "cdc_shop_replay"
+REPLAY, READMIT = "cdc_shop_replay", "cdc_shop_readmit"
 RUNS = f"/api/v2/dags/{REPLAY}/dagRuns"
 RUNS_OF_SHOP = "/api/v2/dags/cdc_shop/dagRuns"
 START = """([path, type]) => fetch(path, {
@@ -38,7 +40,9 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowServer]
     folder = tmp_path_factory.mktemp("browser")
     home, log, port = folder / "airflow", folder / "airflow.log", free_port()
     (folder / "pipelines").mkdir()
-    made_pipelines.staged(made_pipelines.write(folder / "pipelines", folder)).meta.close()
+    line = made_pipelines.staged(made_pipelines.write(folder / "pipelines", folder, on_unreadable="isolate"))
+    line.meta.release_lease(line.leases["shop_db"])
+    line.meta.close()
     environment = {
         **os.environ,
         **airflow_environment(home, folder / "pipelines", {}, port=port),
@@ -47,8 +51,9 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowServer]
     with standalone(environment, log) as process:
         assert wait_until_healthy(process, port), log.read_text()[-6000:]
         server = AirflowServer(port, home, log, environment)
-        server.wait_for_dag(REPLAY)
-        server.switch_on(REPLAY)
+        for dag_id in (REPLAY, READMIT):
+            server.wait_for_dag(dag_id)
+            server.switch_on(dag_id)
         yield server
 
 
@@ -167,6 +172,24 @@ def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was
     assert len(visit.airflow.runs("cdc_shop")) == 1
 
 
+def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str], Visit]) -> None:
+    visit = log_in("operator")
+    stage = open_store(f"file://{visit.airflow.home.parent}/stage")
+    assert list(isolated(stage, "shop_db")) == [ODD]
+    visit.open_lockstep()
+    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Let a table in again"))
+    form.get_by_role("button").click()  # without a table the browser asks for one
+    form.get_by_label("copied anew since").fill(ODD)
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_contain_text(re.compile(f"{READMIT}: run .+ is queued"))
+    (made,) = visit.airflow.runs(READMIT)
+    assert made["conf"] == {"source": "shop_db", "table": ODD}
+    assert made["triggering_user_name"] == "operator"
+    run = Run(visit.airflow, READMIT, made["dag_run_id"])
+    assert run.wait() == "success", run.log_of("readmit")
+    assert isolated(stage, "shop_db") == {}
+
+
 @pytest.mark.parametrize(
     ("dag_id", "params"),
     [
@@ -192,6 +215,7 @@ def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was
                 "Dry run": "Only say which batches would be replayed",
             },
         ),
+        (READMIT, {"Source": "shop_db", "Table": "The isolated table, as database.table"}),
     ],
 )
 def test_the_form_of_airflow_names_and_explains_what_a_run_may_choose(

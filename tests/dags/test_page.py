@@ -199,10 +199,16 @@ def forms(page: str) -> list[str]:
 
 
 def test_buttons_are_shown_for_the_dags_of_which_one_may_start_runs(
-    client: Callable[..., Any], shop: Line, airflow_app: Any, monkeypatch: pytest.MonkeyPatch
+    client: Callable[..., Any],
+    shop: Line,
+    write_pipeline: Callable[..., Path],
+    airflow_app: Any,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert forms(client("VIEWER").get("/lockstep/").text) == []
     assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", REPLAY]
+    write_pipeline("shop", on_unreadable="isolate")
+    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", REPLAY, "cdc_shop_readmit"]
     manager = airflow_app.state.auth_manager
     granted = manager.is_authorized_dag
 

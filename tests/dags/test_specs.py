@@ -77,6 +77,17 @@ def test_retention_gives_a_dag_of_its_own_with_its_schedule(write_pipeline: Call
     assert (specs[2].schedule, type(dag.timetable)) == ("0 5 * * *", type(render(specs[0]).timetable))
 
 
+def test_a_pipeline_that_isolates_tables_has_a_dag_that_lets_them_in_again(write_pipeline: Callable[..., Path]) -> None:
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop", on_unreadable="isolate")
+    specs = dag_specs(config.load(file), file)
+    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_replay", "cdc_shop_readmit"]
+    dag = render(specs[2])
+    assert ([task.task_id for task in dag.tasks], specs[2].schedule) == (["readmit"], None)
+    assert dag.params.get_param("source").schema["enum"] == ["shop_db"]
+
+
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:
     assert dag.dag_id == "cdc_shop"
     for task in spec.tasks:

@@ -458,8 +458,9 @@ def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(
     command = ["stage", "isolated", str(tmp_path / "shop.yaml"), "--json"]
     assert odd in CliRunner().invoke(app, command).stdout
     assert json.loads(CliRunner().invoke(app, [*command, "--clear", odd]).stdout)["isolated"] == []
+    left_out.clear(line.store, "shop", odd)  # again
     with pytest.raises(UsageError) as caught:
-        left_out.clear(line.store, "shop", odd)
+        left_out.clear(line.store, "shop", f"{source_database.name}.t")
     assert caught.value.code == "stage.not_isolated"
     line.execute("INSERT INTO odd VALUES (4, 1)", "INSERT INTO t VALUES (5, 1)")
     line.drain()

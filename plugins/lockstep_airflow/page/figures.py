@@ -79,7 +79,7 @@ def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
 
 
 def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> dict[str, Any]:
-    """By what a DAG begins with (extract, replan, purge): its id, and the targets that a run of it can name."""
+    """By what a DAG begins with (extract, replan, purge, readmit): its id, and targets that a run of it can name."""
     return {
         spec.tasks[0].kind.value: {"dag_id": spec.dag_id, "targets": list(spec.targets)}
         for spec in specs
