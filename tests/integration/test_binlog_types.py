@@ -185,7 +185,7 @@ CASES = (
     _case("BLOB COMPRESSED", "REPEAT(X'00FF', 5000)", "X'00'", "''", shown=HEX, on=(MARIADB,)),
     *(
         _case(
-            f"{kind}({fsp})", *values, on=(MARIADB,), session=(LOOSE,), globals=("mysql56_temporal_format = OFF",)
+            f"{kind}({fsp}) NULL", *values, on=(MARIADB,), session=(LOOSE,), globals=("mysql56_temporal_format = OFF",)
         )
         for fsp in (0, 1, 3, 6)
         for kind, values in (
