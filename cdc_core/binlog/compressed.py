@@ -1,7 +1,8 @@
 """Compressed events as the plain events that they stand for.
 
-MySQL's TRANSACTION_PAYLOAD holds all events of a transaction but its GTID. MariaDB compresses the statement of a
-QUERY, and the images of a row event. What comes out is parsed like any other event.
+MySQL's TRANSACTION_PAYLOAD holds all events of a transaction but its GTID, perhaps more than memory has room for: they
+are unpacked one after the other. MariaDB compresses the statement of a QUERY, and the images of a row event. What comes
+out is parsed like any other event.
 """
 
 from __future__ import annotations
@@ -11,12 +12,12 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from cdc_core.binlog.events import HEADER_SIZE, Event, EventType, Header, parse_header
+from cdc_core.binlog.events import HEADER_SIZE, LONG, LUMP, Event, EventType, Header, Rest, parse_header
 from cdc_core.binlog.wire import Cursor
 from cdc_core.errors import DataAtRisk
 
-MAX_PAYLOAD_BYTES = 1 << 31
-"""A payload that claims more is not believed: max_allowed_packet limits a transaction's cache to less."""
+MAX_PLAIN_BYTES = 1 << 31
+"""A MariaDB event that claims more is not believed: max_allowed_packet is 1 GiB at most."""
 
 _COMPRESSION_NONE, _COMPRESSION_ZSTD = 255, 0
 
@@ -33,8 +34,8 @@ MARIADB_COMPRESSED = frozenset(_PLAIN)
 
 
 def payload_events(event: Event) -> Iterator[Event]:
-    """The events inside a TRANSACTION_PAYLOAD, in order. They have no checksum of their own and no place in the
-    log: `start` of each is the payload's, so that positions name what the server can seek to.
+    """The events inside a TRANSACTION_PAYLOAD, in order, unpacked as they are asked for. They have no checksum of their
+    own and no place in the log: `start` of each is the payload's, so that positions name what the server can seek to.
 
     Fields, each type lenenc, length lenenc, value: 1 payload size, 2 codec (0 zstd, 255 none), 3 plain size, 0 end.
     """
@@ -45,15 +46,11 @@ def payload_events(event: Event) -> Iterator[Event]:
         if kind in (1, 2, 3):
             fields[kind] = value.lenenc()
             value.end()
-    packed = read.rest()
-    if fields.get(1, len(packed)) != len(packed):
-        raise read.error(f"a payload of {len(packed)} bytes that says {fields[1]}")
+    packed = event.rest(read.at)
+    if fields.get(1, packed.left) != packed.left:
+        raise read.error(f"a payload of {packed.left} bytes that says {fields[1]}")
     codec = fields.get(2, _COMPRESSION_NONE)
-    if codec == _COMPRESSION_ZSTD:
-        plain = _unzstd(packed, fields.get(3, -1), read)
-    elif codec == _COMPRESSION_NONE:
-        plain = packed
-    else:
+    if codec not in (_COMPRESSION_NONE, _COMPRESSION_ZSTD):
         raise DataAtRisk(
             f"{event.name} is compressed with codec {codec}, which Lockstep does not know.",
             where=event.where,
@@ -61,33 +58,65 @@ def payload_events(event: Event) -> Iterator[Event]:
             remedy="SET GLOBAL binlog_transaction_compression = OFF on the source, then a new start position after "
             "this transaction with a full sync of its tables",
         )
-    at = 0
-    while at < len(plain):
-        header = parse_header(plain[at : at + HEADER_SIZE], event.where)
-        end = at + header.length
-        if end > len(plain):
-            raise read.error(f"an inner event of {header.length} bytes where {len(plain) - at} are left")
-        yield Event(header, plain[at + HEADER_SIZE : end], event.file, event.start)
-        at = end
+    if codec == _COMPRESSION_ZSTD:
+        plain = _Plain(pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd"), fields.get(3, -1), read)
+    else:
+        plain = _Plain(packed, packed.left, read)
+    held, at = b"", 0
+    while plain.left or at < len(held):
+        if len(held) - at < HEADER_SIZE:
+            held, at = held[at:] + plain.take(LUMP), 0
+        header = parse_header(held[at : at + HEADER_SIZE], event.where)
+        lacking = header.length - (len(held) - at)
+        if lacking > plain.left:
+            raise read.error(f"an inner event of {header.length} bytes lacks {lacking - plain.left} of them")
+        if lacking > 0 and header.length >= LONG:
+            begin = held[at + HEADER_SIZE :] + plain.take(LUMP)
+            more = Rest(plain.take, header.length - HEADER_SIZE - len(begin))
+            yield Event(header, begin, event.file, event.start, more)
+            while more.read():
+                pass
+            held, at = b"", 0
+            continue
+        if lacking > 0:
+            held, at = held[at:] + plain.take(max(lacking, LUMP)), 0
+        yield Event(header, held[at + HEADER_SIZE : at + header.length], event.file, event.start)
+        at += header.length
 
 
-def _unzstd(packed: bytes, size: int, read: Cursor) -> bytes:
-    if not 0 <= size <= MAX_PAYLOAD_BYTES:
-        raise read.error(f"a payload that unpacks to {size} bytes")
-    try:
-        plain: bytes = pa.Codec("zstd").decompress(packed, decompressed_size=size, asbytes=True)
-    except (OSError, pa.ArrowException) as error:
-        raise read.error(f"zstd says: {error}") from error
-    if len(plain) != size:
-        raise read.error(f"the payload unpacks to {len(plain)} bytes, not {size}")
-    return plain
+class _Plain:
+    """The plain bytes of a payload of which `left` are still to come, and then no more."""
+
+    def __init__(self, unpacked: pa.NativeFile | Rest, left: int, read: Cursor) -> None:
+        if left < 0:
+            raise read.error("a payload that does not say to how many bytes it unpacks")
+        self.left = left
+        self._unpacked = unpacked
+        self._place = read
+
+    def take(self, most: int) -> bytes:
+        """The next bytes, as many as there are."""
+        size = min(most, self.left)
+        data = self._read(size)
+        self.left -= len(data)
+        if len(data) != size or (not self.left and self._read(1)):
+            raise self._place.error(f"the payload does not unpack to the size it says: {self.left} bytes are left")
+        return data
+
+    def _read(self, size: int) -> bytes:
+        try:
+            data: bytes = self._unpacked.read(size)
+        except (OSError, pa.ArrowException) as error:
+            raise self._place.error(f"zstd says: {error}") from error
+        return data
 
 
 def plain(event: Event) -> Event:
-    """A MariaDB compressed event as its plain equivalent; any other event as it is.
+    """A MariaDB compressed event as its plain equivalent; any other event as it is; with all of its body.
 
     The head stays plain: of a QUERY all before the statement, of a row event all before the images.
     """
+    event = event.whole()
     kind = _PLAIN.get(event.header.type)
     if kind is None:
         return event
@@ -117,7 +146,7 @@ def _inflate(read: Cursor) -> bytes:
     if first & 0xF0 != 0x80 or not 1 <= size_bytes <= 4:
         raise read.error(f"compression header {first:#x}")
     size = int.from_bytes(read.take(size_bytes), "big")
-    if size > MAX_PAYLOAD_BYTES:
+    if size > MAX_PLAIN_BYTES:
         raise read.error(f"{size} plain bytes")
     unpack = zlib.decompressobj()
     try:

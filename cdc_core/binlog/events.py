@@ -8,9 +8,10 @@ Modules of their own: gtid, table_map, rows_event, compressed.
 
 from __future__ import annotations
 
+import io
 import zlib
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from cdc_core.binlog.wire import Cursor, malformed
@@ -18,6 +19,11 @@ from cdc_core.errors import DataAtRisk
 
 HEADER_SIZE = 19
 CHECKSUM_SIZE = 4
+
+LONG = (1 << 24) - 1
+"""Of an event of so many bytes only the begin is held until somebody wants it all."""
+LUMP = 1 << 20
+"""So many bytes of one are moved at a time."""
 
 FLAG_IN_USE = 0x01
 FLAG_IGNORABLE = 0x80
@@ -110,17 +116,41 @@ class Header:
         return bool(self.flags & FLAG_ARTIFICIAL)
 
 
+class Rest:
+    """What follows the begin of a long body: to be read once, in order, before the next event is asked for."""
+
+    closed = False
+
+    def __init__(self, read: Callable[[int], bytes], left: int) -> None:
+        self._read = read
+        self.left = left
+
+    def read(self, size: int = LUMP) -> bytes:
+        """The next bytes, so many where there are as many; none at the end."""
+        size = min(size, self.left)
+        data = self._read(size)
+        if len(data) < size:
+            data += self._read(size - len(data))
+        self.left -= len(data)
+        return data
+
+    def all(self) -> bytes:
+        return b"".join(iter(self.read, b""))
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """One event, its checksum verified and cut off.
 
     start:  offset of its first byte in `file`; -1 where it has none (artificial, or inside a payload).
+    more:   of a LONG event: what follows `body`, which then is its begin only.
     """
 
     header: Header
     body: bytes
     file: str = ""
     start: int = -1
+    more: Rest | None = None
 
     @property
     def where(self) -> str:
@@ -132,6 +162,17 @@ class Event:
 
     def cursor(self) -> Cursor:
         return Cursor(self.body, self.name, self.where)
+
+    def whole(self) -> Event:
+        """With all of its body in memory."""
+        return self if self.more is None else replace(self, body=self.body + self.more.all(), more=None)
+
+    def rest(self, at: int) -> Rest:
+        """The body from byte `at` on."""
+        begin, more = io.BytesIO(self.body[at:]), self.more
+        if more is None:
+            return Rest(begin.read, len(self.body) - at)
+        return Rest(lambda size: begin.read(size) or more.read(size), len(self.body) - at + more.left)
 
 
 def parse_header(data: bytes, where: str = "") -> Header:
@@ -153,26 +194,32 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
               verified or not). Raises DataAtRisk `binlog.checksum` when it does not fit.
     """
     header = parse_header(data, f"{file}:{start}")
-    if header.length != len(data):
-        raise malformed(
-            f"{type_name(header.type)} says that it is {header.length} bytes long, and {len(data)} came",
-            f"{file}:{start}",
-        )
+    require_length(header, len(data), f"{file}:{start}")
     end = len(data)
     if checksum or header.type == EventType.FORMAT_DESCRIPTION:
         end -= CHECKSUM_SIZE
         if end < HEADER_SIZE:
             raise malformed(f"{type_name(header.type)} has no room for its checksum", f"{file}:{start}")
         verify = checksum or data[end - 1] == 1
-        if verify and _crc32(data, end, header) != int.from_bytes(data[end:], "little"):
-            raise DataAtRisk(
-                f"The checksum of {type_name(header.type)} does not fit its bytes.",
-                where=f"{file}:{start}",
-                code="binlog.checksum",
-                remedy="run again: a second failure at the same place means that the log is damaged on the source "
-                "(see its disk and mysqlbinlog --verify-binlog-checksum), else the network bends data",
-            )
+        if verify:
+            require_checksum(_crc32(data, end, header), data[end:], header, f"{file}:{start}")
     return Event(header, data[HEADER_SIZE:end], file, start)
+
+
+def require_length(header: Header, came: int, where: str) -> None:
+    if header.length != came:
+        raise malformed(f"{type_name(header.type)} says that it is {header.length} bytes long, and {came} came", where)
+
+
+def require_checksum(crc: int, said: bytes, header: Header, where: str) -> None:
+    if crc != int.from_bytes(said, "little"):
+        raise DataAtRisk(
+            f"The checksum of {type_name(header.type)} does not fit its bytes.",
+            where=where,
+            code="binlog.checksum",
+            remedy="run again: a second failure at the same place means that the log is damaged on the source "
+            "(see its disk and mysqlbinlog --verify-binlog-checksum), else the network bends data",
+        )
 
 
 def _crc32(data: bytes, end: int, header: Header) -> int:

@@ -197,10 +197,13 @@ class Cursors:
         return spans
 
     def find(self, point: AckPoint) -> tuple[int, int] | None:
-        """(block, entry) whose boundary is exactly the point, between acked and taken."""
-        for index, start, stop in self._taken_blocks():
+        """(block, entry) whose boundary is exactly the point, between acked and taken: the last, for a PART may have no
+        bytes."""
+        for index, start, stop in reversed(self._taken_blocks()):
             held = self._held[index]
             inner = stop - (stop == held.count)  # the boundary behind a block's last entry is the block's end
+            if inner < stop and held.boundary(inner) == point:
+                return index, inner
             if held.block.begin.file == point.file:
                 entries = held.block.entries
                 low = start + int(np.searchsorted(entries.end[start:inner], point.offset, "left"))
@@ -208,8 +211,6 @@ class Cursors:
                 same = np.flatnonzero(entries.commit_ts_us[low:high] == point.timestamp)
                 if len(same):
                     return index, low + int(same[-1])
-            if inner < stop and held.boundary(inner) == point:
-                return index, inner
         return None
 
     def last_before(self, position: Position) -> tuple[int, int] | None:

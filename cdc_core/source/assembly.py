@@ -6,7 +6,9 @@ A group is what lies between two places to resume from. It begins with a GTID ev
   XA PREPARE                                                 -> PASSED; its rows are held by xid until
   XA COMMIT / XA ROLLBACK of that xid, a group of its own    -> TRANSACTION at the place of the commit / PASSED
 Outside a group only events that belong to the file itself may come. SAVEPOINT and ROLLBACK TO cut back the rows of
-an open group. A group that grows too large leaves the gather in pieces (PART), unless it may still be undone.
+an open group. A group that grows too large leaves the gather in pieces (PART); what of it may still be undone waits on
+the shelf. What comes out of one event (a payload, a commit of what was on the shelf) has no places of its own: its
+pieces end where that event begins, so that all but the first of them have no bytes.
 It must keep true that every event is put into an entry or raises, and that nothing is skipped for being unknown.
 """
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import UUID
@@ -43,6 +45,7 @@ from cdc_core.source.gather import (
     TableUse,
 )
 from cdc_core.source.history import Place
+from cdc_core.source.shelf import Pile, Shelf
 from cdc_core.source.statements import Action, Statement, classify, first_words
 from cdc_core.source.tables import Tables
 
@@ -60,13 +63,15 @@ _ASIDE = frozenset({
     EventType.VIEW_CHANGE,
 })  # fmt: skip
 """Beside a statement or its rows: what they do is judged by the statement or row event itself."""
-_NEVER = 1 << 62
+Steps = Iterator[None]
+"""What an event still has to give: go on until its end; `Assembly.ready` may be emptied before each step."""
 _GTID_HEAD = struct.Struct("<x16sq17xIHB")
 """flags u8, sid, gno i64, kind u8 and two i64 of logical time, then 56 bits of commit time (see binlog.gtid)."""
 _LOGICAL_TIMESTAMPS = 2
 _COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
+_READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 
 
@@ -76,8 +81,8 @@ class _Group:
 
     open: goes on until its end, not just to the next statement. xa: may stay prepared. redundant: the first of the two
     groups of a MariaDB ALTER. undone: will be rolled back, as an earlier reading has shown. ordinal: row events so
-    far. pieces: how many PARTs have left. defines: holds DDL of a captured table. marks: savepoint -> how many rows
-    were held when it was set. isolated: ids in `maps` of isolated tables. passed, notes: of its entry, and gone with
+    far. pieces: how many PARTs have left. defines: holds DDL of a captured table. marks: savepoint -> how much was held
+    when it was set. isolated: ids in `maps` of isolated tables. passed, notes: of its entry, and gone with
     the group when it is dropped.
     """
 
@@ -85,12 +90,11 @@ class _Group:
     seq: int
     gtid: str
     commit_ts_us: int
+    rows: Pile
     open: bool = False
     xa: bool = False
     redundant: bool = False
     undone: bool = False
-    rows: list[Held] = field(default_factory=list)
-    size_bytes: int = 0
     ordinal: int = 0
     events: int = 1
     pieces: int = 0
@@ -106,7 +110,8 @@ class Assembly:
     """Feed it events in order; take blocks from `ready`.
 
     triggers:    whether a table has triggers; asked for DML in statement format on tables that are not captured.
-    prepared:    rows of an XA transaction that was prepared before this stream began; None if they are not found.
+    prepared:    what was prepared before this stream began and not ended before it, by xid; asked once, if at all.
+                 None: this is a look at the past for just that. Of all other transactions nothing is read.
     block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
     undone:      order keys of groups that were rolled back after pieces of them had left. Whoever dropped those pieces
                  feeds the log again from before the group: then it holds nothing.
@@ -121,7 +126,7 @@ class Assembly:
         on_unlogged_change: Literal["stop", "record"],
         on_truncate: Literal["unlogged", "stage"] = "unlogged",
         triggers: Callable[[str, str], bool],
-        prepared: Callable[[str], list[Held] | None],
+        prepared: Callable[[], Mapping[str, Pile]] | None,
         block_bytes: int,
         on_unreadable: Literal["stop", "isolate"] = "stop",
         on_definition: Literal["drop", "note"] = "drop",
@@ -130,8 +135,8 @@ class Assembly:
         self.mariadb = False
         self.gather = Gather(source, begin)
         self.ready: list[Block] = []
-        self.held: dict[str, list[Held]] = {}
-        """Rows of XA transactions that were prepared and not ended yet, by xid."""
+        self.held: dict[str, Pile] = {}
+        """Changes of XA transactions that were prepared and not ended yet, by xid."""
         self._source = source
         self._tables = tables
         self._on_unlogged_change = on_unlogged_change
@@ -140,24 +145,32 @@ class Assembly:
         self._on_definition = on_definition
         self._triggers = triggers
         self._find_prepared = prepared
+        self._past = prepared is None
         self._undone = set() if undone is None else undone
         self.block_bytes = block_bytes
         self._file = begin.file
         self._end = begin.offset
+        self._cut = begin.offset
+        """Where a piece that leaves now ends."""
         self._group: _Group | None = None
-        self._in_payload = False
+        self._shelf = Shelf()
         self._sids: dict[bytes, str] = {}
         self._handlers = self._table_of_handlers()
 
     def feed(self, event: Event) -> None:
+        """All of `steps`."""
+        for _ in self.steps(event):
+            pass
+
+    def steps(self, event: Event) -> Steps:
         """One event of the log, or the artificial ROTATE that says in which file the next ones lie."""
         if event.start < 0:
             self._switch(parse_rotate(event).file)
             return
-        self._end = event.start + event.header.length
+        self._end = self._cut = event.start + event.header.length
         if self._group is not None:
             self._group.events += 1
-        self._dispatch(event)
+        yield from self._dispatch(event) or ()
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
 
@@ -176,11 +189,11 @@ class Assembly:
     @property
     def inside(self) -> tuple[int, int] | None:
         """Of a group that goes on until its end: its next row event's ordinal, and what it may still hold before a
-        piece of it leaves. None where none is open."""
+        piece of it leaves or is shelved. None where none is open."""
         group = self._group
         if group is None or not group.open:
             return None
-        return group.ordinal, self._piece_bytes(group) - group.size_bytes
+        return group.ordinal, self.block_bytes - group.rows.near_bytes
 
     def take_inside(
         self,
@@ -196,7 +209,7 @@ class Assembly:
         events, of captured tables or of others (left_out). ordinal: the next row event's."""
         group = self._group
         assert group is not None
-        self._end = end
+        self._end = self._cut = end
         group.events += events
         group.ordinal = ordinal
         group.maps.update(maps)
@@ -218,10 +231,11 @@ class Assembly:
     def rewind(self) -> Position | None:
         """Drops the open group; call it after `flush`. Where its events, to be fed again, begin; None where pieces of
         it have left already."""
-        if self._group is not None and self._group.pieces:
-            return None
+        if self._group is not None:
+            if self._group.pieces:
+                return None
+            self._group.rows.cut(0)
         self._group = None
-        self._in_payload = False
         self._end = self.gather.end
         return self.gather.begin
 
@@ -231,17 +245,17 @@ class Assembly:
             self.gather = Gather(self._source, Position(self.gather.begin.timeline, self._file, self._end))
         self.ready.clear()
 
-    def _dispatch(self, event: Event) -> None:
+    def _dispatch(self, event: Event) -> Steps | None:
         handler = self._handlers.get(event.header.type)
         if handler is None:
             raise faults.unknown_event(event, self._where(event))
-        handler(event)
+        return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
-    def _table_of_handlers(self) -> dict[int, Callable[[Event], None]]:
+    def _table_of_handlers(self) -> dict[int, Callable[[Event], Steps | None]]:
         """What is done with each type of event. A type that is not here is unknown, and stops."""
-        handlers: dict[int, Callable[[Event], None]] = {
+        handlers: dict[int, Callable[[Event], Steps | None]] = {
             EventType.TABLE_MAP: self._table_map,
-            EventType.XID: self._xid,
+            EventType.XID: self._commit,
             EventType.MARIADB_GTID: self._begin_mariadb,
             EventType.TRANSACTION_PAYLOAD: self._payload,
             EventType.XA_PREPARE: self._prepare,
@@ -271,13 +285,14 @@ class Assembly:
             # The server crashed while it wrote the group, and so never committed it.
             self._require_undoable(self._group, "its file ends in it, because the server crashed")
             log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
-            self._finish(EntryKind.PASSED, rows=[])
+            self._drop(self._group)
         self._close(file)
 
     def _close(self, next_file: str = "") -> None:
         """Ends the block; the next one begins where it ended."""
         block = self.gather.block(next_file, lambda name, error: self._isolates(name, error, f"{self.gather.begin}"))
-        block = replace(block, isolated=dict(self._tables.isolated), definitions=self._tables.learned())
+        learned = () if self._past else self._tables.learned()
+        block = replace(block, isolated=dict(self._tables.isolated), definitions=learned)
         self.ready.append(block)
         self.gather = Gather(self._source, block.end, self.gather)
         if next_file:
@@ -306,7 +321,7 @@ class Assembly:
         # Before MySQL 8 the log knows whole seconds only, as MariaDB does.
         moment = commit_ts_us or event.header.timestamp * 1_000_000
         seq = self._seq(event)
-        self._group = _Group(event.start, seq, gtid, moment, undone=seq in self._undone)
+        self._group = _Group(event.start, seq, gtid, moment, Pile(self._shelf), undone=seq in self._undone)
         return self._group
 
     def _begin_mysql(self, event: Event) -> None:
@@ -332,35 +347,53 @@ class Assembly:
         group.xa = gtid.xa_prepared
         group.redundant = gtid.start_alter or gtid.rollback_alter
 
-    def _finish(self, kind: EntryKind, rows: list[Held] | None = None) -> None:
+    def _finish(self, kind: EntryKind) -> None:
         """Ends the group with an entry; a transaction without captured rows is only passed, or is DDL."""
         group = self._group
         assert group is not None
         if group.undone and kind == EntryKind.TRANSACTION:
             raise faults.grammar("it is committed, and was rolled back when it was read before", self._where_of(group))
         self._group = None
-        held = group.rows if rows is None else rows
-        if kind == EntryKind.TRANSACTION and not held and not group.pieces:
+        rows = group.rows.take()
+        if kind == EntryKind.TRANSACTION and not rows and not group.pieces:
             kind = EntryKind.DDL if group.defines else EntryKind.PASSED
-        self._add(group, kind, held)
+        self._add(group, kind, rows, self._end)
         if kind == EntryKind.DDL:
             self._close()
 
-    def _piece(self, group: _Group) -> None:
-        """Lets go what the group holds so far, as a PART."""
-        self._add(group, EntryKind.PART, group.rows)
-        group.rows, group.size_bytes, group.events = [], 0, 0
+    def _drop(self, group: _Group) -> None:
+        """Ends the group: what it held never happened, or not yet."""
+        group.rows.cut(0)
+        self._finish(EntryKind.PASSED)
+
+    def _commit(self, event: Event) -> Steps:
+        """Ends the group; what is on the shelf leaves before, in pieces."""
+        group = self._require_group(event)
+        if self._past:
+            self._drop(group)
+            return
+        for rows in group.rows.unshelved():
+            self._cut = event.start
+            self._piece(group, rows)
+            yield
+        self._finish(EntryKind.TRANSACTION)
+
+    def _piece(self, group: _Group, rows: list[Held]) -> None:
+        """Lets go what the group held first, as a PART."""
+        self._add(group, EntryKind.PART, rows, self._cut)
+        group.events = 0
         group.passed.clear()
+        group.notes.clear()
         group.pieces += 1
         self._close()
 
-    def _add(self, group: _Group, kind: EntryKind, rows: list[Held]) -> None:
+    def _add(self, group: _Group, kind: EntryKind, rows: list[Held], end: int) -> None:
         if self._tables.isolated:
             kept = [left for held in rows if (left := held.without(self._tables.isolated)) is not None]
             group.passed[ISOLATED] += sum(map(len, rows)) - sum(map(len, kept))
             rows = kept
         self.gather.add(
-            kind, self._end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
+            kind, end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
             rows=rows,
         )  # fmt: skip
         for rule, count in group.passed.items():
@@ -368,12 +401,11 @@ class Assembly:
         for note in group.notes:
             self.gather.note(note)
 
-    def _xid(self, event: Event) -> None:
-        self._require_group(event)
-        self._finish(EntryKind.TRANSACTION)
-
     def _table_map(self, event: Event) -> None:
         group = self._require_group(event)
+        if self._past and not group.xa:
+            group.maps[event.body[:6]] = None
+            return
         try:
             use = self._tables.use(event, mariadb=self.mariadb, place=self._placed(group))
         except (DataAtRisk, Refused) as error:
@@ -409,31 +441,30 @@ class Assembly:
         self._hold(group, held)
 
     def _hold(self, group: _Group, held: Held) -> None:
-        if group.undone:
+        if group.undone or (self._past and not group.xa):
             return
-        group.rows.append(held)
-        group.size_bytes += held.size_bytes
-        if group.size_bytes >= self._piece_bytes(group):
-            self._piece(group)
+        group.rows.add(held)
+        if group.rows.near_bytes < self.block_bytes:
+            return
+        if group.xa or group.marks:
+            group.rows.shelve()
+        else:
+            self._piece(group, group.rows.take())
 
-    def _piece_bytes(self, group: _Group) -> int:
-        """At which size of the open group a piece leaves. The bytes of a payload belong to one entry; what may be
-        rolled back must be kept."""
-        return _NEVER if self._in_payload or group.xa or group.marks else self.block_bytes
-
-    def _payload(self, event: Event) -> None:
+    def _payload(self, event: Event) -> Steps:
         self._require_group(event)
-        self._in_payload = True
+        self._cut = event.start
         for inner in payload_events(event):
-            self._dispatch(inner)
-        self._in_payload = False
+            yield from self._dispatch(inner) or ()
+            if self.ready:
+                yield
 
     # Statements
 
-    def _query(self, event: Event) -> None:
+    def _query(self, event: Event) -> Steps | None:
         if event.body.endswith(b"\0BEGIN"):
             self._require_group(event).open = True
-            return
+            return None
         code = event.header.type
         if code == EventType.MARIADB_QUERY_COMPRESSED:
             event = plain(event)
@@ -444,19 +475,19 @@ class Assembly:
         statement = classify(
             query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode
         )
-        self._statement(event, statement, first_words(query.sql, query.client_collation))
+        return self._statement(event, statement, first_words(query.sql, query.client_collation))
 
-    def _statement(self, event: Event, statement: Statement, words: str) -> None:
+    def _statement(self, event: Event, statement: Statement, words: str) -> Steps | None:
         group = self._require_group(event)
         action = statement.action
         if action in (Action.BEGIN, Action.XA_START):
             group.open = True
             group.xa = action == Action.XA_START
         elif action == Action.COMMIT:
-            self._finish(EntryKind.TRANSACTION)
+            return self._commit(event)
         elif action == Action.ROLLBACK:
             self._require_undoable(group, "it was rolled back")
-            self._finish(EntryKind.PASSED, rows=[])
+            self._drop(group)
         elif action == Action.SAVEPOINT:
             group.marks.pop(statement.name, None)
             group.marks[statement.name] = len(group.rows)
@@ -465,10 +496,11 @@ class Assembly:
         elif action == Action.XA_END:
             pass
         elif action == Action.XA_COMMIT:
-            self._xa_commit(event, statement.name)
+            group.rows = self._prepared(event, statement.name)
+            return self._commit(event)
         elif action == Action.XA_ROLLBACK:
-            self.held.pop(statement.name, None)
-            self._finish(EntryKind.PASSED, rows=[])
+            group.rows = self.held.pop(statement.name, group.rows)
+            self._drop(group)
         elif action == Action.DATA:
             self._data(event, group, statement, words)
             self._single(group)
@@ -480,6 +512,7 @@ class Assembly:
             self._single(group)
         else:
             raise faults.unknown_statement(words, self._where(event))
+        return None
 
     def _single(self, group: _Group) -> None:
         """A statement outside BEGIN is a group of its own."""
@@ -490,8 +523,7 @@ class Assembly:
         mark = group.marks.get(savepoint)
         if mark is None:
             raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._where(event))
-        group.size_bytes -= sum(held.size_bytes for held in group.rows[mark:])
-        del group.rows[mark:]
+        group.rows.cut(mark)
         names = list(group.marks)
         for later in names[names.index(savepoint) + 1 :]:
             del group.marks[later]
@@ -536,6 +568,8 @@ class Assembly:
         """DML as a statement: what it did to rows is not in the log."""
         tables = statement.tables
         refused = faults.statement_dml(words, self._where(event))
+        if self._past:
+            return
         if tables is None or any(self._triggers(*table) for table in tables):
             raise refused
         for table in tables:
@@ -545,22 +579,26 @@ class Assembly:
 
     # XA
 
-    def _prepare(self, event: Event) -> None:
+    def _prepare(self, event: Event) -> Steps | None:
         group = self._require_group(event)
         prepared = parse_xa_prepare(event)
         if prepared.one_phase:
-            self._finish(EntryKind.TRANSACTION)
-            return
-        self.held[prepared.xid.text] = group.rows
-        self._finish(EntryKind.PASSED, rows=[])
+            return self._commit(event)
+        if sum(pile.near_bytes for pile in self.held.values()) + group.rows.near_bytes >= self.block_bytes:
+            group.rows.shelve()
+        self.held[prepared.xid.text], group.rows = group.rows, Pile(self._shelf)
+        self._drop(group)
+        return None
 
-    def _xa_commit(self, event: Event, xid: str) -> None:
-        rows = self.held.pop(xid, None)
-        if rows is None:
-            rows = self._find_prepared(xid)
-        if rows is None:
+    def _prepared(self, event: Event, xid: str) -> Pile:
+        """What an XA COMMIT commits."""
+        if xid not in self.held and self._find_prepared is not None:
+            self.held = {**self._find_prepared(), **self.held}
+            self._find_prepared = None
+        found = self.held.pop(xid, None)
+        if found is None and not self._past:
             raise faults.xa_unknown(xid, self._where(event))
-        self._finish(EntryKind.TRANSACTION, rows=rows)
+        return found or Pile(self._shelf)
 
     # What must hold
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from cdc_core.binlog.events import Event, parse_incident, type_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.source.facts import DENIED
@@ -33,6 +36,19 @@ def undone_after_parts(why: str, where: str) -> DataAtRisk:
         code="source.undone_after_parts",
         remedy="nothing of it was staged; the extractor reads it again and leaves it out, so run it again",
     )
+
+
+@contextmanager
+def scratch() -> Iterator[None]:
+    """Around the writing of temporary files."""
+    try:
+        yield
+    except OSError as error:
+        raise RetryLater(
+            f"A transaction larger than memory cannot be kept in a temporary file: {error.strerror or error}.",
+            code="source.scratch",
+            remedy="make room for temporary files, or name another directory in the variable TMPDIR; then run again",
+        ) from error
 
 
 def incident(event: Event, where: str) -> DataAtRisk:

@@ -3,12 +3,14 @@
 It must keep true that no byte of the log is skipped: every event's place must follow from the one before, 64 bits wide
 (a header's log_pos has 32 and wraps in a file above 4 GiB, and MariaDB leaves it 0 inside a transaction).
 Packets (MySQL client/server protocol): length u24, number u8, payload; one of 2^24 - 1 bytes goes on in the next. A
-payload is 0x00 and an event, 0xff and an error, or 0xfe and the end.
+payload is 0x00 and an event, 0xff and an error, or 0xfe and the end. An event that goes on waits in a temporary file.
 """
 
 from __future__ import annotations
 
 import struct
+import tempfile
+import weakref
 import zlib
 
 import numpy as np
@@ -18,13 +20,17 @@ from cdc_core.binlog import framing
 from cdc_core.binlog.events import (
     CHECKSUM_SIZE,
     HEADER_SIZE,
+    LONG,
     Event,
     EventType,
     FormatDescription,
     Header,
+    Rest,
     parse_format_description,
     parse_header,
     parse_rotate,
+    require_checksum,
+    require_length,
     split_event,
     type_name,
 )
@@ -35,7 +41,9 @@ from cdc_core.source import faults
 MAX_DUMP_OFFSET = (1 << 32) - 1
 """COM_BINLOG_DUMP asks with 32 bits; behind that we read the file from its begin and pass over what comes before."""
 
-_LONGEST_PACKET = (1 << 24) - 1
+_LONGEST_PACKET = LONG
+_BEGIN = 64 << 10
+"""So much of a longer event is held in memory."""
 _START_ENCRYPTION_SIZE = 64
 """At least. MariaDB keeps this event of an encrypted file, behind FORMAT_DESCRIPTION, to itself."""
 _HEARTBEATS = frozenset({EventType.HEARTBEAT, EventType.HEARTBEAT_V2})
@@ -75,6 +83,44 @@ class Ordinary:
         self.first, self.count, self.looked = 0, count, False
 
 
+class _Long:
+    """An event that the protocol has cut into packets: all but its begin waits in a file."""
+
+    def __init__(self) -> None:
+        self.begin = b""
+        self._size = 0
+        with faults.scratch():
+            self._file = tempfile.TemporaryFile(prefix="lockstep-")  # noqa: SIM115 - the event reads it
+        weakref.finalize(self, self._file.close)
+
+    def add(self, part: memoryview) -> None:
+        if not self._size:
+            self.begin, part = bytes(part[:_BEGIN]), part[_BEGIN:]
+            self._size = len(self.begin)
+        with faults.scratch():
+            self._file.write(part)
+        self._size += len(part)
+
+    def event(self, *, checksum: bool, file: str, start: int) -> Event:
+        """As split_event."""
+        where = f"{file}:{start}"
+        header = parse_header(self.begin, where)
+        require_length(header, self._size, where)
+        rest, crc = self._rest(checksum), zlib.crc32(self.begin)
+        if checksum:
+            while data := rest.read():
+                crc = zlib.crc32(data, crc)
+            require_checksum(crc, self._file.read(), header, where)
+        return Event(header, self.begin[HEADER_SIZE:], file, start, self._rest(checksum))
+
+    def _read(self, size: int) -> bytes:
+        return self._file.read(size)
+
+    def _rest(self, checksum: bool) -> Rest:
+        self._file.seek(0)
+        return Rest(self._read, self._size - len(self.begin) - CHECKSUM_SIZE * checksum)
+
+
 class Frames:
     """Events from `start` on, in order, each with its place in the log.
 
@@ -94,7 +140,7 @@ class Frames:
         self._buffer = np.empty(_BUFFER, np.uint8)
         self._head = 0
         self._tail = 0
-        self._parts: list[bytes] = []
+        self._long: _Long | None = None
         self._failed: LockstepError | None = None
 
     @property
@@ -185,7 +231,7 @@ class Frames:
         ordinary, known = self.ordinary, self._format
         if ordinary.looked and (ordinary or ordinary.stopped != framing.FULL):
             return len(ordinary)
-        if known is None or self._wanted >= 0 or self._parts:
+        if known is None or self._wanted >= 0 or self._long is not None:
             return 0
         if ordinary.first and (not ordinary or ordinary.stopped == framing.FULL):
             ordinary.moved(0)
@@ -214,7 +260,7 @@ class Frames:
         body = self._buffer[at + HEADER_SIZE : at + length - self.checksum_size].tobytes()
         return Event(header, body, self.file, int(ordinary.start[k]))
 
-    def _payload(self) -> bytes | None:
+    def _payload(self) -> bytes | _Long | None:
         """The next packet, or packets where the protocol has split it; None when it is not whole yet."""
         while self._tail - self._head >= 4:
             head = self._head
@@ -222,20 +268,24 @@ class Frames:
             if self._tail - head < 4 + size:
                 self._require_plausible(size)
                 break
-            part = self._buffer[head + 4 : head + 4 + size].tobytes()
+            part = self._buffer[head + 4 : head + 4 + size]
             self._head += 4 + size
-            if size == _LONGEST_PACKET:
-                self._parts.append(part)
-            elif self._parts:
-                payload = b"".join([*self._parts, part])
-                self._parts = []
-                return payload
-            else:
-                return part
+            if self._long is None and size < _LONGEST_PACKET:
+                return part.tobytes()
+            if self._long is None:
+                if part[0]:
+                    raise self._no_event(int(part[0]))
+                self._long, part = _Long(), part[1:]
+            self._long.add(part.data)
+            if size < _LONGEST_PACKET:
+                long, self._long = self._long, None
+                return long
         return None
 
-    def _unusual(self, payload: bytes) -> Event | None:
+    def _unusual(self, payload: bytes | _Long) -> Event | None:
         self.ordinary.looked = False
+        if isinstance(payload, _Long):
+            return self._event(payload.begin, payload)
         code = payload[0] if payload else -1
         if code == 0:
             return self._event(payload[1:])
@@ -247,19 +297,23 @@ class Frames:
         if code == 0xFE and len(payload) < 9:
             self.ended = True
             return None
-        raise faults.protocol(f"a packet begins with byte {code}", self.where)
+        raise self._no_event(code)
+
+    def _no_event(self, code: int) -> LockstepError:
+        return faults.protocol(f"a packet begins with byte {code}", self.where)
 
     def _require_plausible(self, size: int) -> None:
         """That a packet which is not whole yet is one: bytes bent on the way would make us wait for it for ever."""
         head = self._buffer[self._head : min(self._tail, self._head + _PACKET_HEAD)].tobytes()
-        if self._parts or size == _LONGEST_PACKET or len(head) < _PACKET_HEAD:
+        if self._long is not None or size == _LONGEST_PACKET or len(head) < _PACKET_HEAD:
             return
         if head[4] != 0 or int.from_bytes(head[14:18], "little") == size - 1:
             return
         raise faults.protocol(f"a packet of {size} bytes holds an event of another length", self.where)
 
-    def _event(self, data: bytes) -> Event | None:
-        """The event with its place; None for one without a place that only steers the stream."""
+    def _event(self, data: bytes, long: _Long | None = None) -> Event | None:
+        """The event with its place; None for one without a place that only steers the stream. data: of a long one its
+        begin."""
         header = parse_header(data, f"{self.file}:{self.offset}")
         code = header.type
         if code in _HEARTBEATS:
@@ -278,7 +332,10 @@ class Frames:
         if self._format is None:
             raise faults.protocol(f"{type_name(code)} comes before any FORMAT_DESCRIPTION", self.where)
         start = self._place(header.log_pos, header.length, code)
-        event = split_event(data, checksum=self._format.checksum, file=self.file, start=start)
+        if long is not None:
+            event = long.event(checksum=self._format.checksum, file=self.file, start=start)
+        else:
+            event = split_event(data, checksum=self._format.checksum, file=self.file, start=start)
         self.offset = start + header.length
         self._after_format = False
         return self._passed(event)

@@ -268,8 +268,9 @@ class Gather:
         gtid: str = "",
         rows: Sequence[Held] = (),
     ) -> None:
-        """An entry from where the last one ended to `end`. A stretch without rows joins the one before it."""
-        if end <= self.end:
+        """An entry from where the last one ended to `end`. A stretch without rows joins the one before it; only a
+        PART may have no bytes."""
+        if end < self.end or (end == self.end and kind != EntryKind.PART):
             raise InternalError(
                 f"An entry ends at {end}, where the one before it ended at {self.end}.",
                 where=f"{self._source}, {self.begin.file}:{self.end}",

@@ -131,7 +131,8 @@ class Lane:
                 return
             assembly.mariadb = frames.mariadb
             self._group += assembly.between_groups
-            assembly.feed(event)
+            for _ in assembly.steps(event):
+                yield
             if event.header.type == EventType.TABLE_MAP and not assembly.between_groups:
                 self._learn(event.body)
             yield

@@ -29,11 +29,11 @@ from cdc_core.source.assembly import Assembly
 from cdc_core.source.definitions import column_defaults, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import binlog_files, facts, query
-from cdc_core.source.gather import Held
 from cdc_core.source.history import History, Place
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import our_host, require_free_server_id
+from cdc_core.source.shelf import Pile
 from cdc_core.source.start import require_available
 from cdc_core.source.tables import Tables
 
@@ -216,12 +216,13 @@ class SourceStream:
         log.info("%s: connected again, reading on from %s", self._source.name, place)
         return reader
 
-    def _assemble(self, begin: Position, tables: Tables) -> Assembly:
+    def _assemble(self, begin: Position, tables: Tables, *, past: bool = False) -> Assembly:
+        # Of the past: read before, judged before.
         return Assembly(
             self._source.name, begin, tables,
-            on_unlogged_change=self._on_unlogged_change, on_truncate=self._on_truncate,
+            on_unlogged_change="record" if past else self._on_unlogged_change, on_truncate=self._on_truncate,
             on_definition=self._on_definition, on_unreadable=self._on_unreadable, triggers=self._triggers,
-            prepared=self._prepared, undone=self._undone, block_bytes=self._block_bytes,
+            prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
         )  # fmt: skip
 
     # What the assembly asks
@@ -249,21 +250,15 @@ class SourceStream:
             )
         )
 
-    def _prepared(self, xid: str) -> list[Held] | None:
-        """Rows of an XA transaction prepared before this stream began: the log before it is read once more."""
+    def _prepared(self) -> Mapping[str, Pile]:
+        """What was prepared before this stream began and not ended before it: the log before it is read once more."""
         source = self._source
-        log.info("%s: looking for the XA PREPARE of %s before %s", source.name, xid, self._start)
+        log.info("%s: looking for what was prepared before %s", source.name, self._start)
         oldest = binlog_files(self._asked())[0].name
         begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
-        if begin >= self._start:
-            return None
-        past = Assembly(
-            source.name, begin,
-            Tables(self._captures, self._known, self._tables.isolated, self._defaults, self._history),
-            on_unlogged_change="record", on_unreadable=self._on_unreadable,
-            triggers=lambda *_: False, prepared=lambda _: [], block_bytes=1 << 62,
-        )  # fmt: skip
-        # Read before, judged before: only what was prepared and not ended matters here.
+        past = self._assemble(
+            begin, Tables(self._captures, self._known, self._tables.isolated, self._defaults, self._history), past=True
+        )
         past.mariadb = self._assembly.mariadb
         with closing(self._behind(begin)) as events:
             for event in events:
@@ -271,7 +266,7 @@ class SourceStream:
                     break
                 past.feed(event)
                 past.discard()
-        return past.held.get(xid)
+        return past.held
 
     def _behind(self, begin: Position) -> Generator[Event]:
         """A passing look at the log: its events from a position to its present end."""

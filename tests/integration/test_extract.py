@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -30,6 +27,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes, table_state
 from cdc_core.windows import from_us
+from tests.integration.draining import draining
 from tests.tcp_proxy import TcpProxy
 
 HOUR = 3_600_000_000
@@ -236,19 +234,6 @@ def test_a_failure_before_each_durable_step_loses_nothing_and_stages_nothing_twi
     assert known == {batch.batch_id for batch in line.chain}
 
 
-DRAIN_AND_PEAK = """
-import sys
-from pathlib import Path
-from cdc_core.config import load
-from cdc_core.extract import Extractor
-from cdc_core.meta import Meta
-pipeline = load(Path(sys.argv[1]))
-with Meta.open(pipeline.meta.url) as meta, Extractor(pipeline, "shop", meta=meta) as extractor:
-    extractor.drain()
-print(next(row.split()[1] for row in open("/proc/self/status") if row.startswith("VmHWM")))
-"""
-
-
 def test_a_transaction_of_millions_of_rows_takes_no_more_memory_than_any_and_is_whole_after_a_kill(make_line, tmp_path):
     rows, ring_mib = 2_500_000, 64
     line = make_line(limits=f"ring_mib: {ring_mib}")
@@ -261,22 +246,14 @@ def test_a_transaction_of_millions_of_rows_takes_no_more_memory_than_any_and_is_
         "ROLLBACK",
     )
 
-    def started() -> subprocess.Popen:
-        return subprocess.Popen(
-            [sys.executable, "-c", DRAIN_AND_PEAK, str(tmp_path / "shop.yaml")],
-            env={**os.environ, **line.environ},
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    with started() as worker:
+    with draining(tmp_path / "shop.yaml", line.environ["SOURCE"]) as worker:
         while not any(part.stat().st_size for part in (tmp_path / "stage").rglob("*.parquet")):
             assert worker.poll() is None
             time.sleep(0.01)
         worker.send_signal(signal.SIGKILL)
     assert [batch for batch in line.chain if batch.rows] == []
     time.sleep(5.2)  # its lease
-    with started() as worker:
+    with draining(tmp_path / "shop.yaml", line.environ["SOURCE"]) as worker:
         peak_kib, _ = worker.communicate()
     assert int(peak_kib) <= (ring_mib + 300) << 10
     assert [(batch.rows, batch.transactions) for batch in line.chain if batch.rows] == [(rows, 1)]

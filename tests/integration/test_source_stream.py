@@ -153,6 +153,7 @@ def test_xa_transactions_come_when_they_are_committed_and_not_when_they_are_not(
         f"XA END '{origin.name}c'", f"XA COMMIT '{origin.name}c' ONE PHASE",
     )  # fmt: skip
     blocks = origin.drain(start)
+    assert changes_of(origin.drain(start, block_bytes=100)) == changes_of(blocks)
     assert in_order(replay(blocks)["customer"]) == in_order(origin.rows("customer"))
     assert {row["name"] for row in origin.rows("customer")} == {"a", "one phase"}
     rows = [row for b in blocks for part in b.tables for row in part.rows.to_pylist()]
@@ -173,7 +174,7 @@ def test_an_xa_transaction_prepared_before_the_stream_began_is_found_in_the_log(
     start = origin.end()
     origin.execute(f"XA COMMIT '{origin.name}'")
     late, whole = origin.drain(start), origin.drain(whole_from)
-    assert changes_of(late) == changes_of(whole)
+    assert changes_of(late) == changes_of(whole) == changes_of(origin.drain(start, block_bytes=100))
     assert [row["name"] for b in late for part in b.tables for row in part.rows.to_pylist()] == ["xa"]
 
 
@@ -259,9 +260,15 @@ def test_a_compressed_transaction_gives_the_rows_that_a_plain_one_gives(origin: 
             run("UPDATE customer SET credit = credit + 1", "DELETE FROM customer WHERE id < 3", "COMMIT")
     finally:
         origin.execute(f"SET {scope} {setting} = OFF")
-    rows = replay(origin.drain(start))["customer"]
+    blocks = origin.drain(start)
+    rows = replay(blocks)["customer"]
     assert in_order(rows) == in_order(origin.rows("customer"))
     assert len(rows) == 17
+    end = origin.end().position
+    cut = origin.drain(start, block_bytes=1000)
+    assert_partition(cut, start.position, end)
+    assert len(cut) > 5
+    assert changes_of(cut) == changes_of(blocks)
 
 
 def test_a_position_that_the_dump_command_cannot_name_is_reached_from_the_begin_of_its_file(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from cdc_core.binlog.events import CHECKSUM_SIZE, HEADER_SIZE, Event, EventType, Header
@@ -11,7 +11,7 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.assembly import Assembly
-from cdc_core.source.gather import Held
+from cdc_core.source.shelf import Pile
 from cdc_core.source.tables import Tables
 
 STANDALONE, XA_PREPARED, XA_COMPLETED = 1, 64, 128
@@ -28,7 +28,7 @@ class Log:
     on_unreadable: str = "stop"
     block_bytes: int = 1 << 20
     triggers: Callable[[str, str], bool] = lambda database, table: False
-    prepared: Callable[[str], list[Held] | None] = lambda xid: None
+    prepared: Callable[[], Mapping[str, Pile]] | None = dict
     file: str = "binlog.000001"
     offset: int = 4
     asked: list[tuple[str, str]] = field(default_factory=list)

@@ -288,8 +288,8 @@ def test_once_its_maps_are_known_an_ordinary_log_takes_the_lane(mariadb: bool) -
     wire = written([ORDINARY[0]] + ORDINARY * 20, mariadb=mariadb, checksum=True)
     reading = Reading(START, fast=True, block_bytes=1 << 20)
     fed: list[int] = []
-    feed = reading.assembly.feed
-    with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))):
+    steps = reading.assembly.steps
+    with patch.object(reading.assembly, "steps", lambda one: (fed.append(one.header.type), steps(one))[1]):
         reading.read([wire])
     assert reading.taken > 0
     assert fed.count(EventType.XID) == 1
@@ -303,8 +303,8 @@ def test_a_transaction_that_is_not_waited_for_goes_event_by_event_only_where_it_
         compare(wire, [len(wire) // 3, len(wire) // 2], block_bytes=20_000)
         reading = Reading(START, fast=True, block_bytes=20_000)
         fed: list[int] = []
-        feed = reading.assembly.feed
-        with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))):
+        steps = reading.assembly.steps
+        with patch.object(reading.assembly, "steps", lambda one: (fed.append(one.header.type), steps(one))[1]):
             blocks = reading.read([wire])
     assert sum(int(block.entries.kind[-1] == EntryKind.PART) for block in blocks) > 3
     begin = [EventType.MARIADB_GTID] if mariadb else [EventType.GTID, EventType.QUERY]

@@ -1,0 +1,30 @@
+"""A drain in a process of its own, which may be killed, and whose memory can be measured."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+_DRAIN_AND_PEAK = """
+import sys
+from pathlib import Path
+from cdc_core.config import load
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+pipeline = load(Path(sys.argv[1]))
+with Meta.open(pipeline.meta.url) as meta, Extractor(pipeline, "shop", meta=meta) as extractor:
+    extractor.drain()
+print(next(row.split()[1] for row in open("/proc/self/status") if row.startswith("VmHWM")))
+"""
+
+
+def draining(pipeline: Path, url: str) -> subprocess.Popen[str]:
+    """Drains the source `shop`, a server at env:SOURCE, up to now; prints the most memory that this took, in KiB."""
+    return subprocess.Popen(
+        [sys.executable, "-c", _DRAIN_AND_PEAK, str(pipeline)],
+        env={**os.environ, "SOURCE": url},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
