@@ -86,7 +86,7 @@ class Pile:
         if self.near:
             with faults.scratch():
                 self._far.append(_Shelved.of(self.near, self.shelf.new()))
-        self.take()
+            self.take()
 
     def take(self) -> list[Held]:
         """What is in memory, which the pile forgets."""

@@ -98,7 +98,9 @@ def insert(table: str, rows: int = ROWS) -> str:
 
 
 @pytest.mark.parametrize("table", ["t", "other"])
-def test_a_compressed_transaction(line: Line, run: Callable[..., object], table: str) -> None:
+def test_a_compressed_transaction_larger_than_memory_takes_no_more_than_any(
+    line: Line, run: Callable[..., object], table: str
+) -> None:
     with compressed(line.origin, run):
         run(insert(table))
     line.drain()
@@ -108,7 +110,9 @@ def test_a_compressed_transaction(line: Line, run: Callable[..., object], table:
         assert sum(batch.rows for batch in line.chain) == 0
 
 
-def test_an_xa_transaction_also_when_it_is_committed_after_a_restart(line: Line, run: Callable[..., object]) -> None:
+def test_a_prepared_transaction_larger_than_memory_takes_no_more_than_any_also_after_a_restart(
+    line: Line, run: Callable[..., object]
+) -> None:
     name = line.origin.name
     with compressed(line.origin, run):
         run(f"XA START '{name}'", insert("t"), f"XA END '{name}'", f"XA PREPARE '{name}'")
@@ -119,7 +123,9 @@ def test_an_xa_transaction_also_when_it_is_committed_after_a_restart(line: Line,
     line.assert_staged()
 
 
-def test_a_transaction_with_savepoints(line: Line, run: Callable[..., object]) -> None:
+def test_a_transaction_with_savepoints_larger_than_memory_takes_no_more_than_any(
+    line: Line, run: Callable[..., object]
+) -> None:
     run(
         "BEGIN",
         "INSERT INTO t VALUES (0, '', '')",
@@ -134,7 +140,7 @@ def test_a_transaction_with_savepoints(line: Line, run: Callable[..., object]) -
     assert sum(batch.rows for batch in line.chain) == ROWS + 2
 
 
-def test_a_large_row_that_is_not_captured(line: Line) -> None:
+def test_rows_that_are_not_captured_take_no_memory_however_large(line: Line) -> None:
     line.origin.execute("SET GLOBAL max_allowed_packet = 1 << 30")
     with line.origin.session() as run:
         run("INSERT INTO other SELECT 1, '', REPEAT(MD5(1), 12000000)")

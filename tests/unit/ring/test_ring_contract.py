@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 
 import pytest
 
@@ -236,6 +237,21 @@ def test_acking_inside_an_open_transaction_frees_memory_and_leaves_the_resume_po
     assert not taken.range.continues
     ring.ack(taken.range.last)
     assert ring.resume_position == at(5)
+
+
+def test_acking_pieces_that_end_at_one_place_acks_all_that_were_taken():
+    ring = Ring(64)
+    ring.put(block([Made(rows=1, ts=5), Made(kind=PART, rows=2, ts=9)], START))
+    for _ in range(3):  # of no bytes, as what comes out of one event of the log has no places of its own
+        piece = block([Made(kind=PART, rows=2, ts=9)], at(2), end=at(2))
+        ring.put(replace(piece, entries=replace(piece.entries, end=piece.entries.begin)))
+    taken = ring.take()
+    ring.put(block([Made(rows=1, ts=9)], at(2)))
+    ring.ack(taken.range.last)
+    assert ring.stats().depth_items == 2
+    assert ring.resume_position == at(1)
+    ring.ack(ring.take().range.last)
+    assert ring.resume_position == at(3)
 
 
 def test_clean_until_acks_the_taken_entries_that_end_by_then():

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import struct
+import tempfile
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from cdc_core.binlog.events import Event, EventType, Header
 from cdc_core.binlog.gtid import parse_gtid
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source.gather import ISOLATED, NOT_INCLUDED
@@ -346,6 +348,107 @@ def test_what_may_still_be_undone_does_not_leave_in_pieces() -> None:
     blocks = log.blocks()
     assert EntryKind.PART not in kinds(blocks)
     assert sum(int(block.entries.rows.sum()) for block in blocks) == 0
+
+
+def test_what_follows_a_savepoint_waits_on_the_shelf_and_leaves_in_pieces_at_the_commit() -> None:
+    log = Log(block_bytes=700)
+    log.gtid()
+    log.rows(*range(10))
+    log.query("SAVEPOINT `a`")
+    for first in range(10, 40, 3):
+        log.rows(*range(first, first + 3))
+    log.query("SAVEPOINT `b`")
+    log.rows(*range(40, 60))
+    log.query("ROLLBACK TO `b`")
+    log.rows(60)
+    shelved = list(Path(log.assembly._shelf._directory).iterdir())
+    before = log.blocks()
+    commit = log.commit()
+    log.transaction(61)
+    after = log.blocks()
+    assert kinds(before) == [EntryKind.PART]
+    assert_partition([*before, *after])
+    assert len(shelved) > 2
+    assert not any(path.exists() for path in shelved)
+    assert kinds(after) == [EntryKind.PART] * (len(after) - 1) + [EntryKind.TRANSACTION] * 2
+    assert {block.end.offset for block in after[:-1]} == {commit}
+    rows = [v for b in (*before, *after) for t in b.tables for v in t.rows.column("id").to_pylist()]
+    assert rows == [*range(40), 60, 61]
+
+
+@pytest.mark.parametrize("savepoint", ["a", "b"])
+def test_rollback_to_a_savepoint_takes_back_what_is_on_the_shelf(savepoint: str) -> None:
+    log = Log(block_bytes=500)
+    log.gtid()
+    log.query("SAVEPOINT `a`")
+    for first in range(0, 20, 2):
+        log.rows(first, first + 1)
+    log.query("SAVEPOINT `b`")
+    log.rows(*range(20, 40))
+    log.rows(40)
+    log.query(f"ROLLBACK TO `{savepoint}`")
+    log.rows(50)
+    log.commit()
+    assert log.ids() == [*(range(20) if savepoint == "b" else ()), 50]
+
+
+@pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
+def test_a_prepared_transaction_waits_on_the_shelf_and_leaves_in_pieces_at_its_commit(ending: str) -> None:
+    log = Log(block_bytes=500)
+    log.gtid(XA_PREPARED, b"x")
+    for first in range(0, 40, 2):
+        log.rows(first, first + 1)
+    log.prepare(b"x")
+    log.transaction(40)
+    before = log.blocks()
+    start = log.gtid(XA_COMPLETED, b"x")
+    log.query(f"XA {ending} {XID}")
+    blocks = log.blocks()
+    assert EntryKind.PART not in kinds(before)
+    assert_partition([*before, *blocks])
+    assert kinds(blocks).count(EntryKind.PART) >= 3 * (ending == "COMMIT")
+    rows = [row for block in blocks for table in block.tables for row in table.rows.to_pylist()]
+    assert [row["id"] for row in rows] == [*range(40)] * (ending == "COMMIT")
+    assert {row["_cdc_seq"] for row in rows} <= {Position(0, log.file, start).seq}
+    assert not list(Path(log.assembly._shelf._directory).iterdir())
+
+
+def test_many_small_prepared_transactions_do_not_fill_the_memory() -> None:
+    log = Log(block_bytes=2000)
+    for number in range(40):
+        log.gtid(XA_PREPARED, b"%d" % number)
+        log.rows(*range(10))
+        log.prepare(b"%d" % number)
+    assert sum(pile.near_bytes for pile in log.assembly.held.values()) < 2000
+    assert len(log.assembly.held) == 40
+
+
+def test_of_the_past_only_what_stays_prepared_is_kept() -> None:
+    log = Log(prepared=None, block_bytes=500)
+    log.transaction(*range(99))
+    log.gtid()
+    log.rows(*range(99))
+    log.query("INSERT INTO t VALUES (1)")
+    log.commit()
+    for xid in (b"x", b"y"):
+        log.gtid(XA_PREPARED, xid)
+        log.rows(1, 2)
+        log.prepare(xid)
+    log.gtid(XA_COMPLETED, b"y")
+    log.query("XA COMMIT X'79',X'',1")
+    log.gtid(XA_COMPLETED, b"z")
+    log.query("XA COMMIT X'7a',X'',1")
+    assert log.ids() == []
+    assert {xid: len(pile) for xid, pile in log.assembly.held.items()} == {XID: 1}
+
+
+def test_where_there_is_no_room_for_what_must_wait_the_task_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    log = Log(block_bytes=100)
+    log.gtid(XA_PREPARED, b"x")
+    monkeypatch.setattr(tempfile, "tempdir", "/dev/null")
+    with pytest.raises(RetryLater) as raised:
+        log.rows(*range(50))
+    assert raised.value.code == "source.scratch"
 
 
 def test_a_file_that_ends_in_a_transaction_never_committed_it() -> None:
