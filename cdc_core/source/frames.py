@@ -84,9 +84,14 @@ class Ordinary:
 
 
 class _Long:
-    """An event that the protocol has cut into packets: all but its begin waits in a file."""
+    """An event that the protocol has cut into packets: all but its begin waits in a file.
+
+    lacking: bytes that are still to come of the packet that is coming. goes_on: another one follows.
+    """
 
     def __init__(self) -> None:
+        self.lacking = 0
+        self.goes_on = True
         self.begin = b""
         self._size = 0
         with faults.scratch():
@@ -94,12 +99,14 @@ class _Long:
         weakref.finalize(self, self._file.close)
 
     def add(self, part: memoryview) -> None:
-        if not self._size:
-            self.begin, part = bytes(part[:_BEGIN]), part[_BEGIN:]
-            self._size = len(self.begin)
+        self.lacking -= len(part)
+        self._size += len(part)
+        room = _BEGIN - len(self.begin)
+        if room > 0:
+            self.begin += part[:room]
+            part = part[room:]
         with faults.scratch():
             self._file.write(part)
-        self._size += len(part)
 
     def event(self, *, checksum: bool, file: str, start: int) -> Event:
         """As split_event."""
@@ -262,25 +269,35 @@ class Frames:
 
     def _payload(self) -> bytes | _Long | None:
         """The next packet, or packets where the protocol has split it; None when it is not whole yet."""
-        while self._tail - self._head >= 4:
-            head = self._head
+        while True:
+            long = self._long
+            if long is not None and (long.lacking or not long.goes_on):
+                part = self._buffer[self._head : min(self._tail, self._head + long.lacking)]
+                self._head += len(part)
+                long.add(part.data)
+                if long.lacking:
+                    return None
+                if not long.goes_on:
+                    self._long = None
+                    return long
+            head, came = self._head, self._tail - self._head
+            if came < 4:
+                return None
             size = int.from_bytes(self._buffer[head : head + 3].tobytes(), "little")
-            if self._tail - head < 4 + size:
-                self._require_plausible(size)
-                break
-            part = self._buffer[head + 4 : head + 4 + size]
-            self._head += 4 + size
-            if self._long is None and size < _LONGEST_PACKET:
-                return part.tobytes()
-            if self._long is None:
-                if part[0]:
-                    raise self._no_event(int(part[0]))
-                self._long, part = _Long(), part[1:]
-            self._long.add(part.data)
-            if size < _LONGEST_PACKET:
-                long, self._long = self._long, None
-                return long
-        return None
+            if long is None and size < _LONGEST_PACKET:
+                if came < 4 + size:
+                    self._require_plausible(size)
+                    return None
+                self._head += 4 + size
+                return self._buffer[head + 4 : head + 4 + size].tobytes()
+            begins = long is None
+            if begins and came < 5:
+                return None
+            if begins and self._buffer[head + 4]:
+                raise self._no_event(int(self._buffer[head + 4]))
+            self._head += 4 + begins
+            self._long = long = long or _Long()
+            long.lacking, long.goes_on = size - begins, size == _LONGEST_PACKET
 
     def _unusual(self, payload: bytes | _Long) -> Event | None:
         self.ordinary.looked = False
@@ -305,7 +322,7 @@ class Frames:
     def _require_plausible(self, size: int) -> None:
         """That a packet which is not whole yet is one: bytes bent on the way would make us wait for it for ever."""
         head = self._buffer[self._head : min(self._tail, self._head + _PACKET_HEAD)].tobytes()
-        if self._long is not None or size == _LONGEST_PACKET or len(head) < _PACKET_HEAD:
+        if len(head) < _PACKET_HEAD:
             return
         if head[4] != 0 or int.from_bytes(head[14:18], "little") == size - 1:
             return

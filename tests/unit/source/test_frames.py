@@ -68,6 +68,18 @@ def test_an_event_of_many_packets_is_joined_even_when_the_last_one_is_empty(size
     assert [(len(one.whole().body), one.start) for one in found] == [(size, 1000), (5, 1000 + size + 23)]
 
 
+def test_of_an_event_of_many_packets_only_the_begin_is_held_until_more_is_asked_for() -> None:
+    body = bytes(range(256)) * (1 << 17)
+    wire = Wire(START).send(30, body)
+    frames = Frames(START, "src")
+    (found,) = frames.take(wire.data)
+    assert found.more is not None
+    assert len(found.body) < 1 << 20
+    assert len(frames.buffer) < 1 << 24
+    assert found.rest(7).all() == body[7:]
+    assert found.more.left == 0
+
+
 def test_the_files_first_event_takes_its_place_only_when_the_stream_begins_with_it() -> None:
     assert places(read(START, Wire(START).send(16, b"x"))) == [(START.file, 1000, 16)]
     begin = Position(0, START.file, 4)
@@ -119,8 +131,9 @@ def test_an_event_that_comes_twice_is_a_hole_too() -> None:
     assert refused(START, Wire(START).send(16, b"x").raw(ok(again))).code == "source.hole"
 
 
-def test_a_bent_byte_stops() -> None:
-    wire = Wire(START).send(16, b"x" * 50)
+@pytest.mark.parametrize("size", [50, 1 << 24])
+def test_a_bent_byte_stops(size: int) -> None:
+    wire = Wire(START).send(16, b"x" * size)
     wire.data = wire.data[:-20] + b"!" + wire.data[-19:]
     assert refused(START, wire).code == "binlog.checksum"
 
