@@ -92,9 +92,8 @@ def insert(table: str, rows: int = ROWS) -> str:
     digits = "SELECT 0 d" + "".join(f" UNION ALL SELECT {n}" for n in range(1, 10))
     number = "1 + " + " + ".join(f"d{k}.d * {10**k}" for k in range(6))
     joined = ", ".join(f"({digits}) d{k}" for k in range(6))
-    return (
-        f"INSERT INTO {table} SELECT * FROM (SELECT {number} id, MD5({number}), '' FROM {joined}) n WHERE id <= {rows}"
-    )
+    text = f"LEFT(SHA2({number}, 256), 32)"
+    return f"INSERT INTO {table} SELECT * FROM (SELECT {number} id, {text}, '' FROM {joined}) n WHERE id <= {rows}"
 
 
 @pytest.mark.parametrize("table", ["t", "other"])
@@ -143,7 +142,7 @@ def test_a_transaction_with_savepoints_larger_than_memory_takes_no_more_than_any
 def test_rows_that_are_not_captured_take_no_memory_however_large(line: Line) -> None:
     line.origin.execute("SET GLOBAL max_allowed_packet = 1 << 30")
     with line.origin.session() as run:
-        run("INSERT INTO other SELECT 1, '', REPEAT(MD5(1), 12000000)")
+        run("INSERT INTO other SELECT 1, '', REPEAT(SHA2(1, 256), 6000000)")
         with compressed(line.origin, run):
             run("INSERT INTO other SELECT 2, '', w FROM other")
     line.drain()

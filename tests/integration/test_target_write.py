@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -472,6 +473,33 @@ def test_a_row_that_another_session_holds_is_tried_again(table: Table, monkeypat
         assert table.write([shop("u", 1, "a", 2, 20)], pause=commit).written == 1
     assert len(pauses) == 1
     assert table.rows() == [(1, "a", 2)]
+
+
+def test_a_deadlock_with_another_session_is_tried_again(table: Table, caplog: pytest.LogCaptureFixture) -> None:
+    table.write([shop("u", 1, "a", 1, 10), shop("u", 2, "b", 1, 10)])
+    name, released, results = table.facts.name, threading.Event(), []
+
+    def write() -> None:
+        batch = [shop("u", 1, "a", 2, 20), shop("u", 2, "b", 2, 20)]
+        results.append(table.write(batch, pause=lambda _: released.wait()))
+
+    writer = threading.Thread(target=write)
+    with connect(table.server, where="test") as other, other.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE {table.facts.database}.weight (id INT)")
+        other.begin()
+        # The server ends the one of the two that has changed less.
+        cursor.executemany(f"INSERT INTO {table.facts.database}.weight VALUES (%s)", range(2000))
+        cursor.execute(f"UPDATE {name} SET n = 5 WHERE id = 2")
+        writer.start()
+        while not cursor.execute("SELECT 1 FROM INFORMATION_SCHEMA.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"):
+            time.sleep(0.5)  # asked more often it shows what it has shown before
+        cursor.execute(f"UPDATE {name} SET n = 5 WHERE id = 1")
+        other.commit()
+        released.set()
+        writer.join()
+    assert "1213" in caplog.text
+    assert [result.written for result in results] == [2]
+    assert table.rows() == [(1, "a", 2), (2, "b", 2)]
 
 
 def test_foreign_keys_are_not_checked_do_not_cascade_and_triggers_fire(server: Any) -> None:
