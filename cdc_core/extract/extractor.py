@@ -51,6 +51,9 @@ Answer = TypeVar("Answer")
 FRUITLESS = 3
 """So often it is tried to read on from one place."""
 
+ADVICE_S = 600.0
+"""How often it is looked how near the position is to what the server purges next."""
+
 POLL_S = 0.2
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
 
@@ -120,6 +123,7 @@ class Extractor:
         self._reader_error: BaseException | None = None
         self._lease_error: LockstepError | None = None
         self._undone: set[int] = set()
+        self._advice_due_s = 0.0
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
@@ -224,10 +228,6 @@ class Extractor:
             self._meta.commit_batch(self._lease, bridge)
             return moved.start
         start = find_start(source, self._control, stored, server=address)
-        if stored is not None:
-            near = server.advise_position(known, server.binlog_files(self._control), stored)
-            if near is not None:
-                log.warning("%s: %s", source.name, near)
         if stored is None:
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)
@@ -287,6 +287,7 @@ class Extractor:
                     log.info("%s: draining to the fence %s", self._source.name, fence)
                     assert self._stream is not None
                     self._stream.fence = fence
+            self._warn_of_purge()
             attached = self._attached
             waited = not self._take(now_us)
             if self._attached is not attached:
@@ -303,6 +304,18 @@ class Extractor:
                 return self._result(done=False)
             if waited and fence is None and budget_s is not None:
                 return self._result(done=False)
+
+    def _warn_of_purge(self) -> None:
+        """Says, now and then, when the server is about to purge what was not staged yet."""
+        if time.monotonic() < self._advice_due_s:
+            return
+        self._advice_due_s = time.monotonic() + ADVICE_S
+
+        def near(control: pymysql.Connection) -> str | None:
+            return server.advise_position(server.facts(control), server.binlog_files(control), self._stager.durable)
+
+        if (advice := self._asked(near)) is not None:
+            log.warning("%s: %s", self._source.name, advice)
 
     def _end_of_log(self, control: pymysql.Connection) -> Position:
         return server.end_position(control, self._stager.reached.position.timeline)

@@ -27,6 +27,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes, table_state
 from cdc_core.windows import from_us
+from tests.conftest import SourceDatabase
 from tests.integration.draining import draining
 from tests.tcp_proxy import TcpProxy
 
@@ -99,6 +100,19 @@ def make_line(source_database, tmp_path) -> Callable[..., Line]:
 
 
 TABLE = "CREATE TABLE t (id INT PRIMARY KEY, v INT)"
+
+
+def purge_to(database: SourceDatabase, file: str) -> None:
+    """Until the file is the oldest: one that a stream still reads is kept."""
+    give_up_s = time.monotonic() + 60
+    while True:
+        with database.server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute(f"PURGE BINARY LOGS TO '{file}'")
+            cursor.execute("SHOW BINARY LOGS")
+            if cursor.fetchone()[0] == file:
+                return
+        assert time.monotonic() < give_up_s
+        time.sleep(0.1)
 
 
 def test_a_drain_to_now_stages_everything_up_to_the_servers_position(make_line):
@@ -203,10 +217,33 @@ def test_a_large_transaction_that_the_log_rolls_back_leaves_nothing(make_line, t
 def test_the_first_position_is_kept_before_anything_was_staged(make_line):
     line = make_line(start="latest")
     with line.extractor():
-        pass
+        first = line.meta.checkpoint("shop")
+    assert first.server
     line.execute(TABLE, "INSERT INTO t VALUES (1, 1)")
     line.drain()
     assert line.ids() == [1]
+    assert line.meta.checkpoint("shop").server == first.server
+
+
+def test_a_position_that_the_server_will_purge_soon_is_told_of_also_while_it_is_followed(
+    make_line, source_database, monkeypatch, caplog
+):
+    line = make_line()
+    with source_database.server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW MASTER STATUS")
+        file = cursor.fetchone()[0]
+    purge_to(source_database, file)
+    line.execute(TABLE)
+    with line.extractor() as extractor:
+        extractor.drain()
+        assert "the oldest of" not in caplog.text
+        line.execute("FLUSH BINARY LOGS")
+        extractor.drain(until_us=time.time_ns() // 1000 + HOUR, budget_s=0)
+        assert "the oldest of" not in caplog.text
+        line.execute("FLUSH BINARY LOGS")
+        monkeypatch.setattr(extractor, "_advice_due_s", 0)
+        extractor.drain(until_us=time.time_ns() // 1000 + HOUR, budget_s=0)
+    assert f"our position is in {file}, the oldest of" in caplog.text
 
 
 @pytest.mark.parametrize("step", ["manifest", "meta", "acknowledge"])
@@ -493,15 +530,7 @@ def test_a_source_without_changes_of_its_own_moves_with_the_log_and_outlives_a_p
     line.drain()
     reached = line.meta.checkpoint("shop").position
     assert reached.number >= first.number + 2
-    give_up_s = time.monotonic() + 60
-    while True:  # a file that a stream still reads is kept
-        line.execute(f"PURGE BINARY LOGS TO '{reached.file}'")
-        with source_database.server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("SHOW BINARY LOGS")
-            if cursor.fetchone()[0] == reached.file:
-                break
-        assert time.monotonic() < give_up_s
-        time.sleep(0.1)
+    purge_to(source_database, reached.file)
     line.execute("INSERT INTO t VALUES (2, 1)")
     line.drain()
     assert line.ids() == [1, 2]
