@@ -7,8 +7,9 @@ out is parsed like any other event.
 
 from __future__ import annotations
 
+import io
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
@@ -20,6 +21,7 @@ MAX_PLAIN_BYTES = 1 << 31
 """A MariaDB event that claims more is not believed: max_allowed_packet is 1 GiB at most."""
 
 _COMPRESSION_NONE, _COMPRESSION_ZSTD = 255, 0
+_ZSTD = pa.Codec("zstd")
 
 _PLAIN: dict[int, EventType] = {
     EventType.MARIADB_QUERY_COMPRESSED: EventType.QUERY,
@@ -58,10 +60,8 @@ def payload_events(event: Event) -> Iterator[Event]:
             remedy="SET GLOBAL binlog_transaction_compression = OFF on the source, then a new start position after "
             "this transaction with a full sync of its tables",
         )
-    if codec == _COMPRESSION_ZSTD:
-        plain = _Plain(pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd"), fields.get(3, -1), read)
-    else:
-        plain = _Plain(packed, packed.left, read)
+    zstd = codec == _COMPRESSION_ZSTD
+    plain = _Plain(packed, fields.get(3, -1) if zstd else packed.left, read, zstd=zstd)
     held, at = b"", 0
     while plain.left or at < len(held):
         if len(held) - at < HEADER_SIZE:
@@ -85,14 +85,18 @@ def payload_events(event: Event) -> Iterator[Event]:
 
 
 class _Plain:
-    """The plain bytes of a payload of which `left` are still to come, and then no more."""
+    """The plain bytes of a payload, of which `left` are still to come, and then no more."""
 
-    def __init__(self, unpacked: pa.NativeFile | Rest, left: int, read: Cursor) -> None:
+    def __init__(self, packed: Rest, left: int, place: Cursor, *, zstd: bool) -> None:
         if left < 0:
-            raise read.error("a payload that does not say to how many bytes it unpacks")
+            raise place.error("a payload that does not say to how many bytes it unpacks")
         self.left = left
-        self._unpacked = unpacked
-        self._place = read
+        self._place = place
+        self._file: pa.NativeFile | Rest | io.BytesIO = packed
+        if zstd and left > LUMP:
+            self._file = pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd")
+        elif zstd:  # most are small, and cost less at once
+            self._file = io.BytesIO(self._told(lambda: _ZSTD.decompress(packed.all(), left, asbytes=True)))
 
     def take(self, most: int) -> bytes:
         """The next bytes, as many as there are."""
@@ -104,11 +108,13 @@ class _Plain:
         return data
 
     def _read(self, size: int) -> bytes:
+        return self._told(lambda: self._file.read(size))
+
+    def _told(self, data: Callable[[], bytes]) -> bytes:
         try:
-            data: bytes = self._unpacked.read(size)
+            return data()
         except (OSError, pa.ArrowException) as error:
             raise self._place.error(f"zstd says: {error}") from error
-        return data
 
 
 def plain(event: Event) -> Event:

@@ -134,6 +134,9 @@ class Rest:
         self.left -= len(data)
         return data
 
+    def close(self) -> None:
+        """Nothing: for those who close what they have read."""
+
     def all(self) -> bytes:
         return b"".join(iter(self.read, b""))
 
