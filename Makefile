@@ -19,8 +19,9 @@ PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.lockstep
 UV_VERSION = $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements.lock)
 PYTEST_ARGS ?=
-# The files of tests side by side, each process with servers of its own, the long ones first.
-PYTEST_SPREAD ?= -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+# The files of tests side by side, each process with servers of its own, the long ones first. One process more than
+# there are processors, as each waits now and then; more than four of them want more memory than they save time.
+PYTEST_SPREAD ?= -n $(shell n=$$(($$(nproc) + 1)); echo $$((n < 4 ? n : 4))) --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
 LINTED := $(wildcard cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
@@ -72,10 +73,13 @@ ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
 	@$(PY) -m examples.shop.ui
 
 # pytest's closing line is the last output: nothing may be printed after it.
-test: servers ## all tests, on real servers (PYTEST_ARGS=... for a part)
+test: servers ## the tests, on real servers (PYTEST_ARGS=... for a part)
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m examples.sandbox.setup_browser --if-possible
 	@$(PY) -m pytest $(PYTEST_SPREAD) $(PYTEST_ARGS)
+
+test-all: ## test, and what is marked `matrix`: every crash, and what only repeats a case elsewhere
+	@$(MAKE) test PYTEST_ARGS='-m "matrix or not matrix" $(PYTEST_ARGS)'
 
 crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
 	@$(PY) -m pytest tests/crash tests/dags/test_scheduler.py -m "matrix or crash_sample" -v $(PYTEST_ARGS)
@@ -118,5 +122,5 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo ui test crash-matrix mutants bench bench-apply lint format types \
+.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply lint format types \
   check-all lock clean
