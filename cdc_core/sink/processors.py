@@ -3,7 +3,8 @@
 `function(rows, table, **options) -> rows`: a record batch of the row's columns and `database.table` in, a record batch
 of as many rows out. It is called for the row after each change and, apart, for the rows before updates, and with no
 row where only the columns are asked for. It may change, add and leave out columns, but no part of the key; it must
-be a pure function of its arguments, or the same log would not give the same files. Bookkeeping never comes to it.
+be a pure function of its arguments, or the same log would not give the same files. Bookkeeping never comes to it, nor
+does a TRUNCATE, which has no row.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,7 +22,7 @@ from cdc_core.config import Processor
 from cdc_core.errors import Refused, UsageError
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import Column, TableSchema, type_of
-from cdc_core.model.staged import BEFORE_MARK
+from cdc_core.model.staged import BEFORE_MARK, OP, TRUNCATE
 from cdc_core.sink.images import Images
 
 GROUP = "lockstep.processors"
@@ -59,21 +61,26 @@ class Process:
         images = Images.of(part.rows, part.schema)
         names = [column.name for column in part.schema.columns]
         images.require_carried(names, part, f"the processor {self.rule.use}")
-        after = self._called(images.after, part.schema)
-        was = np.flatnonzero(images.updated.to_numpy(False))
-        before = self._called({name: values.take(pa.array(was)) for name, values in images.before.items()}, part.schema)
+        after = self._made(images.after, pc.not_equal(images.notes[OP], TRUNCATE).to_numpy(False), part.schema)
+        before = self._made(images.before, images.updated.to_numpy(False), part.schema)
         if before.schema != after.schema:
             raise self._wrong(part.schema, "it gives other columns for the rows before updates")
-        place = np.zeros(len(images), np.int64)
-        place[was] = np.arange(len(was))
-        index = pa.array(place, mask=~images.updated.to_numpy(False))
         schema = self._shape(part.schema, after.schema)
         made = replace(
             images,
             after=dict(zip(after.schema.names, after.columns, strict=True)),
-            before={name: values.take(index) for name, values in zip(before.schema.names, before.columns, strict=True)},
+            before=dict(zip(before.schema.names, before.columns, strict=True)),
         )
         return replace(part, schema=schema, rows=_without_spent_literals(made, part.schema).rows(schema))
+
+    def _made(self, image: Mapping[str, pa.Array], there: npt.NDArray[np.bool_], schema: TableSchema) -> pa.RecordBatch:
+        """What the function makes of the rows that are there; null for the others."""
+        if there.all():
+            return self._called(image, schema)
+        at = np.flatnonzero(there)
+        made = self._called({name: values.take(pa.array(at)) for name, values in image.items()}, schema)
+        index = pa.array(np.cumsum(there) - 1, mask=~there)
+        return pa.RecordBatch.from_arrays([values.take(index) for values in made.columns], schema=made.schema)
 
     def _called(self, image: Mapping[str, pa.Array], schema: TableSchema) -> pa.RecordBatch:
         rows = pa.RecordBatch.from_pydict(dict(image))

@@ -141,6 +141,29 @@ def test_rows_that_do_not_say_whether_they_meet_the_filter_stop_and_the_remedy_h
     assert [(row["id"], row["note"], row["status"]) for row in exported(lockstep)] == [(1, "m", "paid")]
 
 
+def test_a_truncate_and_rows_without_all_columns_pass_the_filter_and_the_masks(source: Any, lockstep: Any) -> None:
+    write(lockstep, (WHERE, "id > 5"), ("columns:", "on_truncate: stage\n  columns:"))
+    hashed = f"SHA2(CONCAT('{SALT}', email), 256)"
+
+    def same() -> bool:
+        lockstep("extract", "flt.yaml")
+        source.execute(f"SELECT {SHOWN}, {hashed} FROM orders WHERE id > 5 ORDER BY id")
+        return [tuple(row.values())[:5] for row in exported(lockstep)] == list(source.fetchall())
+
+    source.execute("SET SESSION binlog_row_image = MINIMAL")
+    for first in (0, 10):
+        source.execute("TRUNCATE TABLE orders")
+        for key in range(first, first + 20):
+            source.execute("INSERT INTO orders VALUES (%s, 'paid', 20, NULL, 's', CONCAT('Ü', %s))", (key, key))
+        source.execute("UPDATE orders SET note = 'n' WHERE id > 3")
+        source.execute("UPDATE orders SET secret = 't', email = 'new' WHERE id IN (1, 11)")
+        source.execute("UPDATE orders SET id = id + 100, amount = 3 WHERE id IN (12, 13)")
+        source.execute("DELETE FROM orders WHERE id IN (4, 14, 112)")
+        assert same()
+    source.execute("TRUNCATE TABLE orders")
+    assert same()
+
+
 def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stops_at_first_sight(
     source: Any, lockstep: Any
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,9 @@ import pytest
 from cdc_core.errors import Refused
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
+from cdc_core.source import server
+from cdc_core.source.start import find_start
+from cdc_core.windows import from_us
 from tests.integration.source_origin import Origin
 from tests.refusals import refusal
 
@@ -202,6 +206,31 @@ def test_what_a_table_was_is_never_guessed(origin: Origin, names: bool) -> None:
     assert (type(error), error.code) == (Refused, "binlog.schema_mismatch")
     assert f"{origin.name}.t" in error.what
     assert "binlog_row_metadata = FULL" in error.remedy
+
+
+def test_a_start_by_time_between_two_definitions_never_guesses_and_one_behind_them_reads_right(
+    origin: Origin, names: bool
+) -> None:
+    swap = "ALTER TABLE t CHANGE a b INT, CHANGE b a INT"
+    moments = []
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)", "INSERT INTO t VALUES (1, 10, 20)", swap)
+    for number in (2, 3):
+        time.sleep(1.1)  # MariaDB's log knows whole seconds
+        moments.append(from_us(server.now_us(origin.control) // 1_000_000 * 1_000_000).isoformat())
+        origin.execute(f"INSERT INTO t VALUES ({number}, 11, 21)", *([swap] if number == 2 else []))
+    between, behind = (
+        find_start(origin.source(start={"timestamp": moment}), origin.control, None, server=origin.address())
+        for moment in moments
+    )
+    last = ("t", {"id": 3, "a": 11, "b": 21})
+    if names:
+        assert rows(read(origin, between)) == [("t", {"id": 2, "b": 11, "a": 21}), last]
+    else:
+        assert refusal(lambda: read(origin, between)).code == "binlog.schema_mismatch"
+        left_out = origin.drain(between, on_unlogged_change="record", on_unreadable="isolate")
+        assert rows(left_out) == []
+        assert list(left_out[-1].isolated) == [f"{origin.name}.t"]
+    assert rows(read(origin, behind)) == [last]
 
 
 def test_a_definition_known_before_its_table_was_left_out_for_a_time_does_not_come_back(origin: Origin) -> None:

@@ -106,6 +106,17 @@ def test_the_exact_text_of_a_value_goes_where_the_column_has_one_now(use: Callab
     assert (row["day"], row["_cdc_literal"]) == (date(1970, 1, 1), None)
 
 
+def test_a_truncate_has_no_row_for_a_processor_and_passes_every_condition(use: Callable[..., Capture]) -> None:
+    capture = use("first_day", "shout", rows=(RowFilter(match=".*", where="length == 5"),))
+    got = rows(capture, Change(ITEMS, "c", ROW), Change(ITEMS, "t", {}), Change(ITEMS, "u", ROW | {"id": 2}, ROW))
+    assert [(row["_cdc_op"], row["id"], row["name"], row["length"], row["day"]) for row in got] == [
+        ("c", 1, "BOLT!", 5, ROW["day"]), ("t", None, None, None, None), ("u", 2, "BOLT!", 5, ROW["day"]),
+    ]  # fmt: skip
+    assert got[2]["_before"]["name"] == "BOLT!"
+    (alone,) = rows(capture, Change(ITEMS, "t", {}))
+    assert alone == got[1] | {"_cdc_row": alone["_cdc_row"]}
+
+
 @pytest.mark.parametrize("name", WRONG)
 def test_a_processor_that_breaks_its_contract_is_refused(use: Callable[..., Capture], name: str) -> None:
     with pytest.raises(Refused) as raised:
