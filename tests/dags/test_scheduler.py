@@ -16,12 +16,13 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from sqlalchemy import create_engine, text
@@ -47,6 +48,8 @@ DAYS = 3
 TRANSACTIONS_A_DAY = 100
 SALES_A_DAY = 8
 SEED = 7
+MISSED_S = 60
+"""How long a task may be silent: less than Airflow's five minutes, more than a busy machine makes of a heartbeat."""
 EXTRACT, PLAN = "extract", "plan"
 TO_TARGET = ["merge", "to_shards.filter", "to_shards.write", "to_shards.quality", "to_shards.commit"]
 
@@ -170,6 +173,7 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
         **airflow_environment(home, folder / "pipelines", {}, port=port),
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": airflow_database,
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": airflow_database,
+        "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(MISSED_S),
     }
     with (
         MariaDb.start(server_id=70) as server,
@@ -232,9 +236,14 @@ def scheduled(line: Line) -> Run:
 
 @pytest.fixture(scope="module")
 def lost(line: Line, scheduled: Run) -> Run:
-    """A run by hand, whose batches another one took over, which then died."""
+    """A run by hand, whose extract task was killed with Airflow's worker, which watched over it, and ended by its next
+    try; then another run took its batches over, and died."""
+    run, task = reading(line)
+    worker = int(Path(f"/proc/{task}/stat").read_text().rpartition(")")[2].split()[1])  # its parent
+    for process in (worker, task):
+        with suppress(ProcessLookupError):  # nobody is left to answer it
+            os.kill(process, signal.SIGKILL)
     line.sell(TRANSACTIONS_A_DAY)
-    run = line.airflow.trigger("cdc_shop", window_end=datetime.now(UTC).isoformat())
     claimed = f"SELECT 1 FROM consume_record WHERE run_id = '{run_name_of('shop', 'cdc_shop', run.run_id)}'"
     _wait(lambda: bool(line.meta(claimed)), "its plan")
     pipeline = config.load(line.folder / "pipelines" / "shop.yaml")
@@ -247,15 +256,21 @@ def lost(line: Line, scheduled: Run) -> Run:
 @pytest.fixture(scope="module")
 def killed(line: Line, scheduled: Run, lost: Run) -> Run:
     """A run by hand, whose extract task was killed by SIGKILL while it read, and ended by its next try."""
+    run, task = reading(line)
+    os.kill(task, signal.SIGKILL)
+    assert run.wait() == "success", run.states()
+    return run
+
+
+def reading(line: Line) -> tuple[Run, int]:
+    """A run by hand that has staged something and reads on; the process of its extract task."""
     end = datetime.now(UTC) + timedelta(seconds=20)
     before = line.meta("SELECT count(*) FROM batch")
     run = line.airflow.trigger("cdc_shop", window_end=end.isoformat())
     _wait(lambda: run.run_id in line.holder(), "the extract task")
     line.sell(TRANSACTIONS_A_DAY)
     _wait(lambda: line.meta("SELECT count(*) FROM batch") > before, "a batch")
-    os.kill(int(line.holder().rpartition(":")[2]), signal.SIGKILL)
-    assert run.wait() == "success", run.states()
-    return run
+    return run, int(line.holder().rpartition(":")[2])
 
 
 def _wait(true: Callable[[], bool], what: str) -> None:
@@ -346,6 +361,17 @@ def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(
         if view["url_route"] == "lockstep"
     )
     assert (view["href"], view["destination"]) == ("lockstep/", "nav")
+
+
+def test_a_killed_worker_is_missed_by_its_heartbeat_and_the_next_try_reads_on_under_an_epoch_of_its_own(
+    line: Line, lost: Run
+) -> None:
+    assert (lost.states()[EXTRACT], lost.tries(EXTRACT)) == ("success", 2)
+    events = line.airflow.call("GET", f"/api/v2/eventLogs?dag_id=cdc_shop&run_id={quote(lost.run_id)}")["event_logs"]
+    assert [one["task_id"] for one in events if one["event"] == "heartbeat timeout"] == [EXTRACT]
+    # That of the scheduled run, of the try that was killed, and of the next one.
+    epochs = [epoch for (epoch,) in line.meta("SELECT epoch FROM batch ORDER BY begin_seq")]
+    assert (epochs == sorted(epochs), len(set(epochs))) == (True, 3)
 
 
 def test_a_run_whose_batches_another_takes_over_ends_green_and_leaves_them_to_that_one(line: Line, lost: Run) -> None:
