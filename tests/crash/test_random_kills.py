@@ -212,9 +212,13 @@ def lockstep(folder: Path, environ: dict[str, str], *arguments: str) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("server", ["mariadb", "mysql9"])
 @pytest.mark.parametrize(
-    "kills", [pytest.param(3, marks=pytest.mark.crash_sample), pytest.param(50, marks=pytest.mark.matrix)]
+    ("kills", "server"),
+    [
+        pytest.param(3, "mysql9", marks=pytest.mark.crash_sample),
+        pytest.param(50, "mysql9", marks=pytest.mark.matrix),
+        pytest.param(50, "mariadb", marks=pytest.mark.matrix),
+    ],
 )
 @pytest.mark.slow
 @pytest.mark.timeout(1800)

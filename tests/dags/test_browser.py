@@ -141,6 +141,8 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     assert made["triggering_user_name"] == "operator"
     run = Run(visit.airflow, REPLAY, made["dag_run_id"])
     assert run.wait() == "success", run.log_of("plan")
+    states = run.states()
+    assert (states.pop("plan"), set(states.values())) == ("success", {"skipped"})
     assert run.xcom("plan")["batches"] == 1
 
     visit.go(f"/dags/{REPLAY}/runs/{made['dag_run_id']}/tasks/plan")
