@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
+from hypothesis import Phase, settings
 
 from examples.sandbox import browser
 from examples.sandbox.cache import SandboxError
@@ -24,6 +25,9 @@ from examples.sandbox.setup_mysql import MYSQL
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+# For `make mutants`, which asks whether anything fails: the search for the smallest example that does takes minutes.
+settings.register_profile("any_failure", phases=set(Phase) - {Phase.shrink, Phase.explain})
 
 
 def set_up(tree: Tree) -> None:

@@ -34,7 +34,7 @@ CONFIG = """\
 module-path = {modules}
 timeout = 900.0
 excluded-modules = []
-test-command = "{python} -m pytest -q -x {tests}"
+test-command = "{python} -m pytest -q -x --hypothesis-profile=any_failure {tests}"
 [cosmic-ray.distributor]
 name = "local"
 """
