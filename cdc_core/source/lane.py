@@ -16,7 +16,7 @@ import numpy as np
 from cdc_core.binlog import framing, groups
 from cdc_core.binlog.events import EventType
 from cdc_core.model.position import file_number, order_key
-from cdc_core.source.assembly import Assembly
+from cdc_core.source.assembly import Assembly, Steps
 from cdc_core.source.frames import Frames
 from cdc_core.source.gather import ENTRY_BYTES, ROW_BYTES, Groups, RowEvents, TableUse
 from cdc_core.source.tables import Tables
@@ -99,6 +99,8 @@ class Lane:
         self._maps = _Maps()
         self._generation = tables.generation
         self._group = 0
+        self._steps: Steps = iter(())
+        """Of the last event: who stopped in the middle of them goes on there."""
         self._names = np.zeros((_NAMES, 3), np.int64)
         self._named = np.zeros(1, np.int64)
         self._prefixes: list[str] = []
@@ -115,6 +117,8 @@ class Lane:
         the assembly may have closed a block. Raises what Frames.next and Assembly.feed raise."""
         assembly = self._assembly
         assembly.mariadb = frames.mariadb
+        for _ in self._steps:
+            yield
         while True:
             if frames.look() and self._take_inside(frames):
                 yield
@@ -131,7 +135,8 @@ class Lane:
                 return
             assembly.mariadb = frames.mariadb
             self._group += assembly.between_groups
-            for _ in assembly.steps(event):
+            self._steps = assembly.steps(event)
+            for _ in self._steps:
                 yield
             if event.header.type == EventType.TABLE_MAP and not assembly.between_groups:
                 self._learn(event.body)

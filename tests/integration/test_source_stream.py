@@ -57,6 +57,16 @@ def test_reading_on_from_every_block_gives_what_reading_through_gives(origin: Or
     start = origin.end()
     origin.execute(*TABLES)
     workload(origin, 25)
+    items = ", ".join(f"({n}, 900, REPEAT('m', 50))" for n in range(200))
+    many = f"INSERT INTO item VALUES {items}"
+    with origin.session() as run:
+        run(f"XA START '{origin.name}'", many, f"XA END '{origin.name}'", f"XA PREPARE '{origin.name}'")
+        origin.execute("REPLACE INTO customer VALUES (77, 'between', 1, NULL)")
+        run(f"XA COMMIT '{origin.name}'")
+        if not origin.mariadb:
+            run("SET binlog_transaction_compression = ON")
+        run("BEGIN", "SAVEPOINT a", many.replace("900", "901"), "SAVEPOINT b", "DELETE FROM item WHERE line = 901")
+        run("ROLLBACK TO b", "COMMIT")
     end = origin.end().position
     whole = origin.drain(start, until=end)
     pieces = []
