@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 _DRAIN_AND_PEAK = """
@@ -28,3 +30,12 @@ def draining(pipeline: Path, url: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def killed_inside_a_transaction(pipeline: Path, url: str, stage: Path) -> None:
+    """A drain that is killed as soon as pieces of the large transaction that it reads lie in part files."""
+    with draining(pipeline, url) as worker:
+        while not any(part.stat().st_size for part in stage.rglob("*.parquet")):
+            assert worker.poll() is None
+            time.sleep(0.01)
+        worker.send_signal(signal.SIGKILL)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
 from collections.abc import Callable
@@ -28,7 +27,7 @@ from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes, table_state
 from cdc_core.windows import from_us
 from tests.conftest import SourceDatabase
-from tests.integration.draining import draining
+from tests.integration.draining import draining, killed_inside_a_transaction
 from tests.tcp_proxy import TcpProxy
 
 HOUR = 3_600_000_000
@@ -283,14 +282,11 @@ def test_a_transaction_of_millions_of_rows_takes_no_more_memory_than_any_and_is_
         "ROLLBACK",
     )
 
-    with draining(tmp_path / "shop.yaml", line.environ["SOURCE"]) as worker:
-        while not any(part.stat().st_size for part in (tmp_path / "stage").rglob("*.parquet")):
-            assert worker.poll() is None
-            time.sleep(0.01)
-        worker.send_signal(signal.SIGKILL)
+    where = tmp_path / "shop.yaml", line.environ["SOURCE"]
+    killed_inside_a_transaction(*where, tmp_path / "stage")
     assert [batch for batch in line.chain if batch.rows] == []
     time.sleep(5.2)  # its lease
-    with draining(tmp_path / "shop.yaml", line.environ["SOURCE"]) as worker:
+    with draining(*where) as worker:
         peak_kib, _ = worker.communicate()
     assert int(peak_kib) <= (ring_mib + 300) << 10
     assert [(batch.rows, batch.transactions) for batch in line.chain if batch.rows] == [(rows, 1)]

@@ -3,6 +3,7 @@ the log holds it."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,10 +15,11 @@ import pytest
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes
-from tests.integration.draining import draining
+from tests.integration.draining import draining, killed_inside_a_transaction
 from tests.integration.source_origin import Origin
 
 RING_MIB = 32
+LEASE_S = 5
 ROWS = 1_000_000
 
 
@@ -27,7 +29,14 @@ class Line:
 
     origin: Origin
     pipeline: Path
+    stage: Path
     store: ObjectStore
+
+    def kill(self) -> None:
+        """A drain, in the middle of a transaction."""
+        killed_inside_a_transaction(self.pipeline, self.origin.sql.url, self.stage)
+        assert sum(batch.rows for batch in self.chain) == 0
+        time.sleep(LEASE_S + 0.2)
 
     def drain(self) -> None:
         with draining(self.pipeline, self.origin.sql.url) as worker:
@@ -49,6 +58,11 @@ class Line:
         assert pc.count_distinct(staged["_cdc_seq"]).as_py() == 1
 
 
+@pytest.fixture(scope="module", params=[pytest.param("mariadb", marks=pytest.mark.matrix), "mysql9"])
+def any_server(request: pytest.FixtureRequest) -> object:
+    return request.getfixturevalue(request.param)
+
+
 @pytest.fixture
 def line(origin: Origin, tmp_path: Path) -> Line:
     origin.execute(*(f"CREATE TABLE {name} (id INT PRIMARY KEY, v VARCHAR(40), w LONGTEXT)" for name in ("t", "other")))
@@ -66,9 +80,9 @@ def line(origin: Origin, tmp_path: Path) -> Line:
         routes: [{{match: '{origin.name}\\.(.*)', to: '\\1'}}]
         stage: {{uri: {(tmp_path / "stage").as_uri()}}}
         meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
-        limits: {{ring_mib: {RING_MIB}}}
+        limits: {{ring_mib: {RING_MIB}, lease_s: {LEASE_S}}}
         """)
-    return Line(origin, pipeline, open_store((tmp_path / "stage").as_uri()))
+    return Line(origin, pipeline, tmp_path / "stage", open_store((tmp_path / "stage").as_uri()))
 
 
 @pytest.fixture
@@ -102,6 +116,8 @@ def test_a_compressed_transaction_larger_than_memory_takes_no_more_than_any(
 ) -> None:
     with compressed(line.origin, run):
         run(insert(table))
+    if table == "t":
+        line.kill()
     line.drain()
     if table == "t":
         line.assert_staged()
@@ -118,6 +134,7 @@ def test_a_prepared_transaction_larger_than_memory_takes_no_more_than_any_also_a
     line.drain()
     assert sum(batch.rows for batch in line.chain) == 0
     run(f"XA COMMIT '{name}'")
+    line.kill()
     line.drain()
     line.assert_staged()
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
+import random
+import struct
 import zlib
 from decimal import Decimal
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 from cdc_core.binlog.compressed import payload_events, plain
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import (
+    LONG,
+    LUMP,
     Event,
     EventType,
     Header,
@@ -295,6 +299,37 @@ def test_a_payload_that_is_not_what_it_says_stops() -> None:
     with pytest.raises(DataAtRisk) as stopped:
         list(payload_events(event(EventType.TRANSACTION_PAYLOAD, b"\x01\x01\x01\x02\x01\x07\x00x")))
     assert stopped.value.code == "binlog.compression"
+
+
+def payload(packed: bytes, codec: bytes, size: int) -> Event:
+    numbers = [b"\x09\xfe" + struct.pack("<Q", number) for number in (len(packed), size)]
+    return event(
+        EventType.TRANSACTION_PAYLOAD, b"\1" + numbers[0] + b"\2" + codec + b"\3" + numbers[1] + b"\0" + packed
+    )
+
+
+@pytest.mark.parametrize("zstd", [True, False])
+def test_a_payload_larger_than_what_is_held_of_it_is_unpacked_event_by_event(zstd: bool) -> None:
+    chance = random.Random(5)
+    sizes = [chance.randrange(99_000) for _ in range(60)]
+    sizes += [0, LUMP - 19, 1, LUMP - 30, LONG + 5, 3, LONG - 19, 2 * LUMP]
+    bodies = [chance.randbytes(100) * (size // 100 + 1) for size in sizes]
+    bodies = [body[:size] for body, size in zip(bodies, sizes, strict=True)]
+    plain = b"".join(struct.pack("<IBIIIH", 5, 30, 1, 19 + len(body), 0, 0) + body for body in bodies)
+    packed, codec = (pa.Codec("zstd").compress(plain, asbytes=True), b"\1\0") if zstd else (plain, b"\3\xfc\xff\0")
+    found = payload_events(payload(packed, codec, len(plain)))
+    assert [one.whole().body for one in found] == bodies
+    skipped = list(payload_events(payload(packed, codec, len(plain))))  # nobody wants what follows the begin of any
+    assert [one.header.length - 19 for one in skipped] == sizes
+    assert max(len(one.body) for one in skipped) < LONG
+    told: list[Event] = []
+    with pytest.raises(DataAtRisk):
+        told.extend(payload_events(payload(packed[:-1000], codec, len(plain))))
+    assert len(told) < len(bodies)
+    if zstd:
+        for wrong in (len(plain) - 1, len(plain) + 1):
+            with pytest.raises(DataAtRisk):
+                list(payload_events(payload(packed, codec, wrong)))
 
 
 def test_small_rows_behind_large_ones_are_all_found() -> None:
