@@ -312,7 +312,10 @@ class Extractor:
         self._advice_due_s = time.monotonic() + ADVICE_S
 
         def near(control: pymysql.Connection) -> str | None:
-            return server.advise_position(server.facts(control), server.binlog_files(control), self._stager.durable)
+            durable = self._stager.durable
+            if durable.position >= self._end_of_log(control):
+                return None
+            return server.advise_position(server.facts(control), server.binlog_files(control), durable)
 
         if (advice := self._asked(near)) is not None:
             log.warning("%s: %s", self._source.name, advice)

@@ -25,7 +25,8 @@ class EntryKind(IntEnum):
     TRANSACTION = 0
     """A committed transaction, or its last piece."""
     PART = 1
-    """A piece of a transaction that goes on in the next entry; never a place to resume from."""
+    """A piece of a transaction that goes on in the next entry; never a place to resume from. It may have no bytes: what
+    comes out of one event of the log has no places of its own."""
     DDL = 2
     """A statement that changed a definition; isolated in a take where DDL isolation is on."""
     PASSED = 3

@@ -20,7 +20,7 @@ from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
-from cdc_core.source import faults, stream
+from cdc_core.source import faults, server, stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
@@ -243,6 +243,19 @@ def test_a_position_that_the_server_will_purge_soon_is_told_of_also_while_it_is_
         monkeypatch.setattr(extractor, "_advice_due_s", 0)
         extractor.drain(until_us=time.time_ns() // 1000 + HOUR, budget_s=0)
     assert f"our position is in {file}, the oldest of" in caplog.text
+
+
+def test_of_a_purge_that_takes_nothing_we_need_nothing_is_said(make_line, monkeypatch, caplog):
+    monkeypatch.setattr(server, "advise_position", lambda *_: "purged soon")
+    line = make_line()
+    line.drain()
+    with line.extractor() as extractor:
+        extractor.drain()
+        assert "purged soon" not in caplog.text
+        line.execute(TABLE)
+        monkeypatch.setattr(extractor, "_advice_due_s", 0)
+        extractor.drain()
+    assert "purged soon" in caplog.text
 
 
 @pytest.mark.parametrize("step", ["manifest", "meta", "acknowledge"])
