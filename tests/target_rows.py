@@ -19,7 +19,7 @@ from cdc_core.model.staged import absent_text
 from cdc_core.target.facts import TableFacts, table_facts
 from cdc_core.target.load import Layout, LoadFile, Unfit
 from cdc_core.target.prepare import prepare
-from cdc_core.target.write import ShardWrite, write_shard
+from cdc_core.target.write import ShardWrite, Transact, write_shard
 
 SHOP = (
     "CREATE TABLE {name} (id BIGINT NOT NULL PRIMARY KEY, code VARCHAR(20) COLLATE utf8mb4_bin NOT NULL, "
@@ -79,6 +79,7 @@ class Table:
         *batches: Sequence[Winner],
         run: str = "run",
         pause: Callable[[float], None] = lambda _: None,
+        transact: Transact | None = None,
         **options: Any,
     ) -> WriteCounts:
         layout = Layout(self.key, tuple(self.columns))
@@ -86,7 +87,7 @@ class Table:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
             write = ShardWrite(run, "shop.t", self.facts, **options)
-            done = write_shard(self.server, write, file, pause=pause)
+            done = write_shard(self.server, write, file, transact=transact, pause=pause)
             self.unfit[:] = done.unfit
             return done.counts
 
@@ -134,6 +135,6 @@ def target_table(
         cursor.execute("SET GLOBAL local_infile = ON")
         cursor.execute(definition.format(name=f"{database}.t"))
         found = table_facts(connection, database, ["t"])["t"]
-        facts = prepare(connection, replace(found, beside=store == "table"))
+        facts = prepare(connection, replace(found, beside=store == "table", keyless=not key))
         yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)
         cursor.execute(f"DROP DATABASE {database}")

@@ -13,8 +13,10 @@ import pymysql
 
 from cdc_core.apply.guard import newer_or_equal_sql
 from cdc_core.model.schema import TEXT_BASES
+from cdc_core.model.staged import SEQ, SOURCE
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
+from cdc_core.target.multiset import marks_of
 from cdc_core.target.versions import beside, on_key, row_version, table_literal, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
@@ -29,6 +31,8 @@ def outcomes(
     connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch, layout: Layout, *, scratch: Path
 ) -> list[str]:
     """One of the words above for each row. `rows` are what a write takes; the connection is load.open_session's."""
+    if facts.keyless:
+        return _reached(connection, facts, rows)
     found = [""] * rows.num_rows
     with connection.cursor() as cursor, LoadFile(scratch, layout) as file:
         create_temporary(cursor, facts, layout)
@@ -53,6 +57,14 @@ def outcomes(
             found[number - 1] = str(outcome)
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
     return found
+
+
+def _reached(connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch) -> list[str]:
+    """Of rows without a key: whether the table has their batches. The transaction that wrote them counted them."""
+    with connection.cursor() as cursor:
+        marks = marks_of(cursor, facts)
+    placed = zip(rows.column(SOURCE).to_pylist(), rows.column(SEQ).to_pylist(), strict=True)
+    return [SAME if seq <= marks.get(source, -1) else MISSING for source, seq in placed]
 
 
 def _all_equal(facts: TableFacts, file: LoadFile) -> str:

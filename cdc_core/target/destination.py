@@ -44,7 +44,8 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """See the module's docstring. columns: what is written, key columns included, as the rows name them."""
+    """See the module's docstring. columns: what is written, key columns included, as the rows name them. key: () where
+    rows have none, and each is what its columns are."""
 
     target: str
     logical: str
@@ -66,7 +67,7 @@ class Destination:
     def moving(self) -> str | None:
         """The shard key, if a row can change it without changing its key."""
         sharding = self.rule.sharding
-        return None if sharding is None or sharding.key in self.key else sharding.key
+        return None if sharding is None or not self.key or sharding.key in self.key else sharding.key
 
     def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
         """The shard of each row; they all say their shard key."""
@@ -154,7 +155,7 @@ def _inspect(
                     narrower=rule.on_row_error == "quarantine",
                 )
             assert facts is not None  # require_table has refused it
-            facts = replace(facts, beside=rule.guard.store == "table")
+            facts = replace(facts, keyless=not key, beside=bool(key) and rule.guard.store == "table")
             require_store(connection, facts)
             yield place, facts
         require_grants(connection, found.values(), temporary_in=database, where=where)

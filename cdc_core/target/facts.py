@@ -1,8 +1,9 @@
 """What a target server and its tables are like, and what they must be. `require_*` are the only judges: the
 preflight (`lockstep check`) and the write job call the same ones, so that what passes here can be written.
 
-A table must exist, have the key as a unique key, hold every column of the source that is not generated in a type at
-least as wide, and be able to do without a value for its other columns. The order of columns is free.
+A table must exist, have the key (where rows have one) as a unique key, hold every column of the source that is not
+generated in a type at least as wide, and be able to do without a value for its other columns. The order of columns is
+free.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class UniqueKey:
 
 @dataclass(frozen=True)
 class TableFacts:
-    """A target table as its server describes it. beside: versions of its rows are kept in a table of their own."""
+    """A target table as its server describes it. beside: versions of its rows are kept in a table of their own.
+    keyless: its rows have no key, and so no versions."""
 
     database: str
     table: str
@@ -71,6 +73,7 @@ class TableFacts:
     unique_keys: tuple[UniqueKey, ...]
     triggers: tuple[str, ...] = ()
     beside: bool = False
+    keyless: bool = False
 
     @property
     def name(self) -> str:
@@ -191,7 +194,8 @@ def require_table(
             code="target.table",
             remedy=f"create it there with the columns of {schema.name}, and its key",
         )
-    _require_key(facts, key)
+    if key:
+        _require_key(facts, key)
     wanted = written_columns(facts, schema, check=True, narrower=narrower)
     for column in facts.columns:
         known = column.name.lower() in {one.lower() for one in wanted}
@@ -214,13 +218,6 @@ def require_table(
 
 def _require_key(facts: TableFacts, key: Sequence[str]) -> None:
     wanted = frozenset(one.lower() for one in key)
-    if not wanted:
-        raise Refused(
-            f"No key is known for the rows of {facts.name}.",
-            where=facts.name,
-            code="target.key",
-            remedy="give the source table a primary key, or name the key columns in targets.*.tables.*.key",
-        )
     if not any(unique.plain and unique.columns == wanted for unique in facts.unique_keys):
         raise Refused(
             f"{facts.name} has no unique key over exactly ({', '.join(key)}).",

@@ -68,7 +68,7 @@ def open_session(server: Server, database: str, *, where: str) -> pymysql.Connec
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns a load carries, named as the rows name them; `key` among them."""
+    """Which columns a load carries, named as the rows name them; `key` among them, () where rows have none."""
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
@@ -110,8 +110,8 @@ class LoadFile:
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         for name in self.layout.columns:
             text = column_text(batch, name)
-            if name not in self.layout.key and batch.num_rows > upserts.true_count:
-                # Who deletes a row needs its key alone, and must not stumble over values that do not fit.
+            if self.layout.key and name not in self.layout.key and batch.num_rows > upserts.true_count:
+                # Who deletes a row by its key needs that alone, and must not stumble over values that do not fit.
                 text = pc.if_else(upserts, text, pa.scalar(None, pa.string()))
             fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))

@@ -4,6 +4,8 @@
     <database>._lockstep_version     instead of it, for tables with guard.store: table: one row per row of theirs
     <database>._lockstep_tombstone   one row per deleted key, so that a late insert cannot revive it; and one for all
                                      the keys of a table that was truncated
+    <database>._lockstep_mark        instead of both, for tables without a key: up to which batch of each source they
+                                     have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows
 
 Preparing twice, or by two at once, is the same as once.
@@ -28,6 +30,7 @@ ALL_KEYS = "X'FF'"
 """The row_key of a table's last truncate: no text of a key is that."""
 LEDGER = "_lockstep_ledger"
 VERSIONS = "_lockstep_version"
+MARKS = "_lockstep_mark"
 KEY_BYTES = 512
 """Longest key text kept as it is; a longer one is kept as its SHA-256 (target.text)."""
 _DUPLICATE_COLUMN = 1060
@@ -53,6 +56,15 @@ CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
 ) ENGINE=InnoDB COMMENT='Lockstep: what each run wrote'
 """
 
+_CREATE_MARKS = f"""
+CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
+  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  source VARBINARY(48) NOT NULL,
+  seq BIGINT NOT NULL,
+  PRIMARY KEY (table_name, source)
+) ENGINE=InnoDB COMMENT='Lockstep: the last batch that is in tables without a key, by where it begins'
+"""
+
 
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
@@ -64,7 +76,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
             there = _ours(cursor, facts)
             _require_store(cursor, facts, there)
             _create_missing(cursor, facts, there)
-            if facts.versioned or facts.beside:
+            if facts.versioned or facts.beside or facts.keyless:
                 return facts
             log.info("adding the invisible column %s to %s", VERSION_COLUMN, facts.name)
             cursor.execute(
@@ -94,25 +106,29 @@ def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> Non
 def _ours(cursor: Any, facts: TableFacts) -> set[str]:
     """The tables of Lockstep that are there."""
     cursor.execute(
-        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN (%s, %s, %s)",
-        (facts.database, TOMBSTONES, LEDGER, VERSIONS),
+        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN (%s, %s, %s, %s)",
+        (facts.database, TOMBSTONES, LEDGER, VERSIONS, MARKS),
     )
     return {row[0] for row in cursor.fetchall()}
 
 
 def _create_missing(cursor: Any, facts: TableFacts, there: set[str]) -> None:
-    wanted = {TOMBSTONES: "versions of deleted keys"}
+    wanted = {} if facts.keyless else {TOMBSTONES: "versions of deleted keys"}
     if facts.beside:
         wanted[VERSIONS] = "versions of rows in tables that have no column for them"
     database = quote(facts.database)
     for name, comment in wanted.items():
         if name not in there:
             cursor.execute(_CREATE_VERSIONS.format(database=database, table=name, comment=comment))
+    if facts.keyless and MARKS not in there:
+        cursor.execute(_CREATE_MARKS.format(database=database))
     if LEDGER not in there:
         cursor.execute(_CREATE_LEDGER.format(database=database))
 
 
 def _require_store(cursor: Any, facts: TableFacts, there: set[str]) -> None:
+    if facts.keyless:
+        return
     if facts.beside and facts.versioned:
         raise _moved(facts, VERSION_COLUMN, "row", f"the column {VERSION_COLUMN}")
     if not facts.beside and VERSIONS in there:

@@ -113,7 +113,10 @@ def joined(columns: Sequence[pa.StringArray]) -> pa.Buffer | bytes:
 
 
 def row_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.StringArray:
-    """The key's text of each row: its columns' text with \\ and , escaped, joined by commas, hashed when too long."""
+    """The key's text of each row: its columns' text with \\ and , escaped, joined by commas, hashed when too long; null
+    where rows have no key."""
+    if not key:
+        return pa.nulls(rows.num_rows, pa.string())
     parts = []
     for name in key:
         text = column_text(rows, name)

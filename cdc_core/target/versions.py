@@ -70,7 +70,7 @@ def versions_of(
                 f"WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
                 f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
             )
-        texts = "".join(f", {_as_text(facts, name, as_hex)}" for name, as_hex in columns.items())
+        texts = "".join(f", {as_text(facts, name, as_hex)}" for name, as_hex in columns.items())
         cursor.execute(
             f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher}{texts} FROM {TEMPORARY} _l "
             f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts)}"
@@ -94,9 +94,9 @@ def versions_of(
     return found
 
 
-def _as_text(facts: TableFacts, name: str, as_hex: bool) -> str:
+def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
     """A value of the row `r` as the text that a load takes, exactly."""
-    column, base = f"r.{target_name(facts, name)}", facts.by_name[name.lower()].type.base
+    column, base = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type.base
     if as_hex:
         return f"HEX({column})"
     if base == "bit":

@@ -119,14 +119,20 @@ class ShardResult:
     unfit: tuple[Unfit, ...] = ()
 
 
+Transact = Callable[..., WriteCounts]
+"""Called with a cursor, the write, the file, and by name `careful` and `quarantined`, once the rows are loaded and the
+table is locked."""
+
+
 def write_shard(
     server: Server,
     write: ShardWrite,
     file: LoadFile,
     *,
+    transact: Transact | None = None,
     pause: Callable[[float], None] = time.sleep,
 ) -> ShardResult:
-    """Writes a load file to its table; safe to repeat.
+    """Writes a load file to its table; safe to repeat. transact: what is done in the transaction; None: as above.
 
     Raises DataAtRisk (target.row_error, target.unique_conflict, target.absent_values), Refused (target.grant),
     RetryLater (target.busy, target.unavailable). Whatever is raised, nothing was written, except when the connection
@@ -134,7 +140,7 @@ def write_shard(
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
-            return _attempt(server, write, file)
+            return _attempt(server, write, file, transact or _transaction)
         except pymysql.err.MySQLError as error:
             number = error.args[0] if error.args else 0
             if number in DENIED:
@@ -159,7 +165,7 @@ def write_shard(
     raise AssertionError("unreachable")
 
 
-def _attempt(server: Server, write: ShardWrite, file: LoadFile) -> ShardResult:
+def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transact) -> ShardResult:
     connection = open_session(server, write.facts.database, where=write.facts.name)
     try:
         with connection.cursor() as cursor:
@@ -170,7 +176,7 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile) -> ShardResult:
             while True:
                 try:
                     connection.begin()
-                    counts = _transaction(cursor, write, file, careful=careful, quarantined=len(unfit))
+                    counts = transact(cursor, write, file, careful=careful, quarantined=len(unfit))
                     connection.commit()
                     break
                 except _Collision:
@@ -240,7 +246,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {older}")
     if file.absent:
         _require_complete(cursor, facts)
-    states = _states(cursor)
+    states = states_of(cursor)
     # Rows that leave the shard go in a second pass, unless their unique values stand in the way of this one.
     goes = (REMOVE, LEFT) if careful or not write.ledger else (REMOVE,)
     removed = f"_l._o IN ({', '.join(repr(op) for op in goes)})"
@@ -280,7 +286,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         quarantined=quarantined,
     )
     if write.ledger:
-        _note(cursor, write, counts)
+        note(cursor, write, counts)
     return counts
 
 
@@ -311,7 +317,7 @@ def _require_complete(cursor: Any, facts: TableFacts) -> None:
         raise absent_values(row[1], row[0], where=facts.name)
 
 
-def _states(cursor: Any) -> dict[tuple[str, int], int]:
+def states_of(cursor: Any) -> dict[tuple[str, int], int]:
     cursor.execute(f"SELECT _o, _s, COUNT(*) FROM {TEMPORARY} GROUP BY _o, _s")
     return {(str(op), int(state)): int(count) for op, state, count in cursor.fetchall()}
 
@@ -324,7 +330,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
         number = error.args[0]
         if number == _DUPLICATE and not careful and needs_care(write.facts, file.layout):
             raise _Collision from None
-        if not (number in _ROW_ERRORS or isinstance(error, pymysql.err.DataError | pymysql.err.IntegrityError)):
+        if not is_row_error(error):
             raise
         # The statement was undone, the transaction goes on: find what it stumbled over, then undo all.
         found = _failing(
@@ -337,6 +343,11 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
         cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found, default=0),))
         row = cursor.fetchone()
         raise row_error(write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number})") from error
+
+
+def is_row_error(error: pymysql.err.MySQLError) -> bool:
+    """Whether the statement failed for a row that the table does not take."""
+    return error.args[0] in _ROW_ERRORS or isinstance(error, pymysql.err.DataError | pymysql.err.IntegrityError)
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
@@ -426,7 +437,7 @@ def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *,
     )
 
 
-def _note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> None:
+def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> None:
     cursor.execute(
         f"REPLACE INTO {LEDGER} (run_id, table_name, logical, written, stale, absent) VALUES (%s, %s, %s, %s, %s, %s)",
         (write.run_id, write.facts.table, write.logical, counts.written, counts.stale, counts.absent),

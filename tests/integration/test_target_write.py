@@ -394,7 +394,7 @@ def test_a_killed_connection_leaves_nothing_and_the_next_attempt_writes_all(
     table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     table.write([shop("u", 1, "a", 1, 10)])
-    note, killed = write_module._note, []
+    note, killed = write_module.note, []
 
     def kill_once(cursor: Any, *arguments: Any, **options: Any) -> None:
         if not killed:
@@ -404,7 +404,7 @@ def test_a_killed_connection_leaves_nothing_and_the_next_attempt_writes_all(
             assert table.rows() == [(1, "a", 1)]
         note(cursor, *arguments, **options)
 
-    monkeypatch.setattr(write_module, "_note", kill_once)
+    monkeypatch.setattr(write_module, "note", kill_once)
     counts = table.write([shop("u", 1, "a", 2, 20), shop("u", 2, "b", 2, 20)])
     assert killed
     assert counts.written == 2
@@ -415,7 +415,7 @@ def test_a_server_that_stays_away_is_worth_a_retry_later(table: Table, monkeypat
     def gone(*_: Any, **__: Any) -> None:
         raise pymysql.err.OperationalError(2013, "Lost connection")
 
-    monkeypatch.setattr(write_module, "_note", gone)
+    monkeypatch.setattr(write_module, "note", gone)
     with pytest.raises(RetryLater) as caught:
         table.write([shop("u", 1, "a", 1, 10)])
     assert caught.value.code == "target.unavailable"

@@ -1,0 +1,199 @@
+"""The transaction that writes rows without a key: whole rows, counted, and each change applied exactly once.
+
+A row is what its columns are, bit for bit; equal ones are its copies. Each loaded row is a copy that comes (u) or goes
+(d).
+
+    mark     by table and source, where the last batch begins whose changes the table has; read and moved in here
+    ignore   what is of batches up to the mark: it has been applied
+    truncate the table is emptied; what was before it in the run is not among the loaded rows
+    net      what comes and goes, summed up per row: a fingerprint of its values
+    count    the copies of rows that go, in one scan of the table: nothing else finds them. None goes, none is scanned
+    delete   the rows that go, by a second scan; copies that stay are put back as they were
+    insert   the rows that come
+    verify   as many rows have gone and come as must; where triggers may have changed them, they are counted once more
+    mark     moved on, and the ledger row written; then commit
+
+May assume that runs take whole batches in the order of the stream, each with all earlier ones that the target may lack:
+so a table has all changes up to its mark, and none behind it. `_cdc_seq` of a loaded row: where its batch begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pymysql
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.run import WriteCounts
+from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
+from cdc_core.model.staged import TRUNCATE
+from cdc_core.target.facts import TableFacts, quote
+from cdc_core.target.load import EMPTIED, TEMPORARY, LoadFile, row_error, target_name
+from cdc_core.target.prepare import MARKS
+from cdc_core.target.versions import as_text, table_literal, table_name
+from cdc_core.target.write import NEW, REMOVE, STALE, UPSERT, ShardWrite, is_row_error, note, states_of
+
+_LINES, _NET, _HAD, _NOW, _KEPT = (f"_lockstep_{name}" for name in ("lines", "net", "had", "now", "kept"))
+_TABLES = {
+    _LINES: "_n BIGINT UNSIGNED PRIMARY KEY, _o CHAR(1) CHARACTER SET ascii, _f BINARY(32), _r BIGINT",
+    _NET: "_f BINARY(32) PRIMARY KEY, _net BIGINT NOT NULL",
+    _HAD: "_f BINARY(32) PRIMARY KEY, _c BIGINT NOT NULL",
+    _NOW: "_f BINARY(32) PRIMARY KEY, _c BIGINT NOT NULL",
+}
+"""Rows loaded that count: line, operation, fingerprint, number among those equal in both. The net of each fingerprint.
+Copies that the table had, and has after it."""
+_HASHED = TEXT_BASES | BINARY_BASES | GEOMETRY_BASES | {"enum", "set", "json", "vector"}
+
+
+def write_copies(
+    cursor: Any, write: ShardWrite, file: LoadFile, *, upto: Mapping[str, int], careful: bool, quarantined: int
+) -> WriteCounts:
+    """A `Transact` of write_shard. upto: by source, where the last batch of the run begins.
+
+    Raises DataAtRisk (target.row_error, target.copies).
+    """
+    assert not careful
+    facts = write.facts
+    marks = marks_of(cursor, facts, lock=True)
+    for source, seq in marks.items():
+        cursor.execute(
+            f"UPDATE {TEMPORARY} SET _s = {STALE} "
+            f"WHERE SUBSTRING(_v, 25) = X'{source.encode().hex()}' AND SUBSTRING(_v, 9, 8) <= X'{seq:016x}'"
+        )
+    states = states_of(cursor)
+    if any(states.get((op, NEW)) for op in (TRUNCATE, EMPTIED)):
+        cursor.execute(f"DELETE FROM {table_name(facts)}")
+    absent = _apply(cursor, facts, file.layout.columns)
+    for source, seq in upto.items():
+        cursor.execute(
+            f"REPLACE INTO {marks_name(facts)} (table_name, source, seq) "
+            f"VALUES ({table_literal(facts)}, X'{source.encode().hex()}', {max(seq, marks.get(source, seq))})"
+        )
+    counts = WriteCounts(
+        write.logical,
+        facts.name,
+        written=sum(states.get((op, NEW), 0) for op in (UPSERT, REMOVE, TRUNCATE)) - absent,
+        stale=sum(states.get((op, STALE), 0) for op in (UPSERT, REMOVE, TRUNCATE)),
+        absent=absent,
+        quarantined=quarantined,
+    )
+    note(cursor, write, counts)
+    return counts
+
+
+def marks_name(facts: TableFacts) -> str:
+    return f"{quote(facts.database)}.{MARKS}"
+
+
+def marks_of(cursor: Any, facts: TableFacts, *, lock: bool = False) -> dict[str, int]:
+    """The table's marks by source."""
+    cursor.execute(
+        f"SELECT source, seq FROM {marks_name(facts)} WHERE table_name = {table_literal(facts)}"
+        + (" FOR UPDATE" if lock else "")
+    )
+    return {bytes(source).decode(): int(seq) for source, seq in cursor.fetchall()}
+
+
+def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
+    """Brings the loaded rows that are not stale to the table; how many were to go and were not there."""
+    table, names = table_name(facts), [target_name(facts, name) for name in columns]
+    for name, definition in _TABLES.items():
+        cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {name}")
+        cursor.execute(f"CREATE TEMPORARY TABLE {name} ({definition}) ENGINE=InnoDB")
+    cursor.execute(
+        f"INSERT INTO {_LINES} SELECT _n, _o, _f, ROW_NUMBER() OVER (PARTITION BY _f, _o ORDER BY _n) FROM "
+        f"(SELECT _n, _o, {_fingerprint(facts, columns, '_l')} AS _f FROM {TEMPORARY} _l "
+        f"WHERE _s = {NEW} AND _o IN ('{UPSERT}', '{REMOVE}')) one"
+    )
+    net = f"SUM(IF(_o = '{UPSERT}', 1, -1))"
+    cursor.execute(f"INSERT INTO {_NET} SELECT _f, {net} FROM {_LINES} GROUP BY _f HAVING {net} <> 0")
+    cursor.execute(f"SELECT COALESCE(SUM(_net < 0), 0), COALESCE(SUM(GREATEST(_net, 0)), 0) FROM {_NET}")
+    going, coming = (int(count) for count in cursor.fetchone())
+    here = f"{table} r STRAIGHT_JOIN {_NET} n ON n._f = {_fingerprint(facts, columns, 'r')}"
+    count = f"SELECT n._f, COUNT(*) FROM {here} {{}} GROUP BY n._f"
+    absent = 0
+    if going or facts.triggers:
+        cursor.execute(f"INSERT INTO {_HAD} {count.format('' if facts.triggers else 'WHERE n._net < 0')}")
+    if going:
+        absent = _delete(cursor, facts, here)
+    if coming:
+        _insert(cursor, facts, coming, (
+            f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'l.{name}' for name in names)} "
+            f"FROM {_LINES} k STRAIGHT_JOIN {_NET} n ON n._f = k._f STRAIGHT_JOIN {TEMPORARY} l ON l._n = k._n "
+            f"WHERE k._o = '{UPSERT}' AND k._r <= n._net"
+        ))  # fmt: skip
+    if facts.triggers:
+        cursor.execute(f"INSERT INTO {_NOW} {count.format('')}")
+        cursor.execute(
+            f"SELECT COUNT(*) FROM {_NET} n LEFT JOIN {_HAD} h ON h._f = n._f LEFT JOIN {_NOW} w ON w._f = n._f "
+            "WHERE GREATEST(COALESCE(h._c, 0) + n._net, 0) <> COALESCE(w._c, 0)"
+        )
+        _require(facts, "rows that are not as often there as they should be", int(cursor.fetchone()[0]), 0)
+    return absent
+
+
+def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
+    """Takes the copies out that go; how many were not there. Which of equal copies stay, nobody can tell: those that do
+    keep what other columns they have in the target."""
+    cursor.execute(
+        "SELECT COALESCE(SUM(h._c), 0), COALESCE(SUM(GREATEST(COALESCE(h._c, 0) + n._net, 0)), 0), "
+        "COALESCE(SUM(GREATEST(-n._net - COALESCE(h._c, 0), 0)), 0) "
+        f"FROM {_NET} n LEFT JOIN {_HAD} h ON h._f = n._f WHERE n._net < 0"
+    )
+    there, staying, absent = (int(count) for count in cursor.fetchone())
+    whole = [column for column in facts.columns if not column.generated]
+    names = ", ".join(quote(column.name) for column in whole)
+    stay = f"STRAIGHT_JOIN {_HAD} h ON h._f = n._f AND h._c + n._net > 0"
+    if staying:
+        cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {_KEPT}")
+        cursor.execute(
+            f"CREATE TEMPORARY TABLE {_KEPT} (_lockstep_stays BOOL, "
+            f"{', '.join(f'{quote(column.name)} {column.declared} NULL' for column in whole)}) ENGINE=InnoDB"
+        )
+        cursor.execute(
+            f"INSERT INTO {_KEPT} (_lockstep_stays, {names}) "
+            "SELECT ROW_NUMBER() OVER (PARTITION BY n._f) <= h._c + n._net, "
+            f"{', '.join(f'r.{quote(column.name)}' for column in whole)} FROM {here} {stay} WHERE n._net < 0"
+        )
+    cursor.execute(f"DELETE r FROM {here} WHERE n._net < 0")
+    _require(facts, "rows removed", cursor.rowcount, there)
+    if staying:
+        _insert(
+            cursor,
+            facts,
+            staying,
+            f"INSERT INTO {table_name(facts)} ({names}) SELECT {names} FROM {_KEPT} WHERE _lockstep_stays",
+        )
+    return absent
+
+
+def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str) -> None:
+    try:
+        cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        if is_row_error(error):
+            raise row_error(facts, None, f"{error.args[-1]} ({error.args[0]})") from error
+        raise
+    _require(facts, "rows inserted", cursor.rowcount, rows)
+
+
+def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:
+    if found != wanted:
+        raise DataAtRisk(
+            f"The write came to {found} {what}, and must come to {wanted}.",
+            where=facts.name,
+            code="target.copies",
+            remedy="look for triggers of the target that change, add or drop rows, and for others who write to it; "
+            "nothing of this shard was written",
+        )
+
+
+def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
+    """SQL: what is equal for rows whose columns are, byte by byte, and for no others."""
+    parts = []
+    for name in columns:
+        long = facts.by_name[name.lower()].type.base in _HASHED
+        value = f"SHA2({row}.{target_name(facts, name)}, 256)" if long else as_text(facts, name, False, row)
+        parts.append(f"COALESCE({value}, 'null')")
+    return f"UNHEX(SHA2(CONCAT_WS(',', {', '.join(parts)}), 256))"
