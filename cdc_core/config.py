@@ -353,6 +353,11 @@ class TargetTable(_Model):
     database: Template = Field("{database}", description="template of the database's name")
     table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
     key: tuple[str, ...] | None = Field(None, description="default: the source table's primary key")
+    no_key: Literal["stop", "rows"] = Field(
+        "stop",
+        description="a source table without a key, where `key` names none: stop the run, or keep as many copies of "
+        "each row, by the values of all its columns, as the source has",
+    )
     sharding: Sharding | None = Field(None, description="default: one table")
     guard: Guard = Field(default_factory=Guard, description="where versions of rows are kept")
     on_row_error: Literal["stop", "quarantine"] = Field(
@@ -374,6 +379,13 @@ class TargetTable(_Model):
     def _truncates_by_the_rows_own_versions(self) -> TargetTable:
         if self.on_truncate == "apply" and self.guard.store == "table":
             raise ValueError("on_truncate: apply needs guard.store: row, by which every row tells how old it is")
+        return self
+
+    @model_validator(mode="after")
+    def _rows_without_a_key_have_no_versions(self) -> TargetTable:
+        if self.no_key == "rows" and (self.freshness is not None or self.on_row_error == "quarantine"):
+            raise ValueError("no_key: rows applies whole batches exactly once: it takes neither freshness nor "
+                             "on_row_error: quarantine")  # fmt: skip
         return self
 
     @model_validator(mode="after")

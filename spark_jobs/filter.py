@@ -4,6 +4,7 @@ The versions that the target holds are read by the workers, shard by shard, for 
 filtered/ hold the rows to write with `_cdc_shard` and `_cdc_class`; files under rejected/ the stale ones with
 `_cdc_reason`. A row that left a shard (its shard key changed, its key did not) is there once more with operation x
 for the shard that it left: also when its winner is stale, for the old place must be emptied in any case.
+Rows without a key have no versions: which of them the target has already is known to the write alone.
 """
 
 from __future__ import annotations
@@ -62,7 +63,10 @@ def _classifier(destination: Destination) -> Work:
                 if truncates.true_count:
                     yield _everywhere(destination, batch.filter(truncates))
                     batch = batch.filter(pc.invert(truncates))
-                if batch.num_rows:
+                if not destination.key:
+                    classes = [INSERT if op == UPSERT else DELETE for op in batch.column(OP).to_pylist()]
+                    yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
+                elif batch.num_rows:
                     settled = settle(destination, sessions, Path(scratch), batch)
                     yield _judged(destination, sessions, Path(scratch), settled)
                     if destination.moving:

@@ -8,6 +8,7 @@ A value that the log did not carry (`_cdc_absent`) is the last older one of the 
 of the run has stays absent, for the target to give. Only tables with such rows pay for the search.
 
 A TRUNCATE undoes the changes before it; the last one of a run is a row of its own, without a key.
+Of tables without a key the rows that come and go are counted (see multiset.py).
 
 Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete, t truncate), `_cdc_ts` `_cdc_source` `_cdc_seq`
 `_cdc_row`, `_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (a change of the run gave the key life).
@@ -46,12 +47,12 @@ from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.multiset import NET, batch_of_file, each_copy, nets
 from spark_jobs.session import size_shuffles
-from spark_jobs.sides import ARRIVED, LACKS, LOST, SIDE, key_names, keys, lacks, split
+from spark_jobs.sides import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 
 BORN, MOVED = "_cdc_born", "_cdc_moved"
 _WINNER = "_cdc_winner"
-_COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", LOST)
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
 
 
@@ -74,9 +75,9 @@ def winners(
     payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, LACKS)])
     order = F.struct(c(SEQ), c(ROW))
     totals = [
-        F.count(F.lit(1)).alias(_COUNTS[0]),
-        F.sum(c(SIDE)).cast("bigint").alias(_COUNTS[1]),
-        F.sum((c(OP) == TRUNCATE).cast("bigint")).alias(_COUNTS[2]),
+        F.count(F.lit(1)).alias(COUNTS[0]),
+        F.sum(c(SIDE)).cast("bigint").alias(COUNTS[1]),
+        F.sum((c(OP) == TRUNCATE).cast("bigint")).alias(COUNTS[2]),
         F.sum(c(LOST)).cast("bigint").alias(LOST),
         F.max(c(ARRIVED)).alias(BORN),
         F.max(c(ASTRAY)).alias(ASTRAY),
@@ -95,7 +96,7 @@ def winners(
         between = F.struct(c(_WINNER, TS), c(_WINNER, SOURCE))
         last = last.groupBy(*[c(name) for name in key_names(key)]).agg(
             F.max_by(c(_WINNER), between).alias(_WINNER),
-            *[F.sum(c(name)).alias(name) for name in _COUNTS],
+            *[F.sum(c(name)).alias(name) for name in COUNTS],
             *[F.max(c(name)).alias(name) for name in (BORN, ASTRAY)],
             *([F.max_by(c(LINKS), between).alias(LINKS)] if linked else []),
             *[
@@ -124,7 +125,7 @@ def winners(
         c(BORN),
         *(places if moving else []),
         *([F.when(absent.isNotNull(), c(LINKS)).alias(LINKS)] if linked else []),
-        *[c(name) for name in _COUNTS],
+        *[c(name) for name in COUNTS],
     )
 
 
@@ -164,6 +165,7 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
             F.when(c(BEFORE).isNotNull(), was).alias(BEFORE),
             *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW, LITERAL)],
             _lacking(columns, schema),
+            *([] if table.key else [batch_of_file()]),
         )
         found = part if found is None else found.unionByName(part)
     assert found is not None  # a table of a plan has files
@@ -211,8 +213,8 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
         got = _write_winners(job, table, columns, behind)
     if got["lost"]:
         raise DataAtRisk(
-            f"{got['lost']} changes of {table.table} do not say their key ({', '.join(table.key)}): the log did not "
-            "carry all of their values.",
+            f"{got['lost']} changes of {table.table} do not say their key ({', '.join(table.key) or 'the whole row'}): "
+            "the log did not carry all of their values.",
             where=job.plan.run_id,
             code="spark.absent_values",
             remedy="let the target's key be the table's primary key, which the log always carries; or SET GLOBAL "
@@ -253,14 +255,14 @@ def _behind_truncates(job: Job, table: MergeTable, changes: DataFrame, truncates
     return changes.where((c(SEQ) > last[SEQ]) | ((c(SEQ) == last[SEQ]) & (c(ROW) >= last[ROW])))
 
 
-def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> dict[str, int]:
+def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> DataFrame:
     sources = {file.batch_id.partition("/")[0] for file in table.files}
     generated = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if column.generated}
     fill: list[str] = []
     if table.absent_rows:
         fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in generated]
         changes = through_key_changes(changes, columns, table.key, fill)
-    last = winners(
+    return winners(
         changes,
         columns,
         table.key,
@@ -268,17 +270,26 @@ def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: 
         sources=len(sources),
         fill=fill,
     )
+
+
+def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> dict[str, int]:
+    if table.key:
+        last, kept = _last_of_each(job, table, columns, changes), F.lit(1)
+    else:
+        last, kept = nets(changes, columns, absent=bool(table.absent_rows)), F.abs(c(NET))
     seen = Observation()
-    changes_of_key, key_changes, truncates, lost = (c(name) for name in _COUNTS)
+    changes_of_key, key_changes, truncates, lost = (c(name) for name in COUNTS)
     observed = last.observe(
         seen,
         F.sum(changes_of_key - key_changes).alias("rows"),
         F.sum(key_changes).alias("key_changes"),
-        F.sum(changes_of_key - 1).alias("superseded"),
+        F.sum(changes_of_key - kept).alias("superseded"),
         F.sum(truncates).alias("truncates"),
         F.sum(lost).alias("lost"),
     )
-    observed.drop(*_COUNTS).write.mode("overwrite").parquet(job.store.spark_uri(job.merged(table.table)))
+    rows = observed.drop(*COUNTS)
+    rows = rows if table.key else each_copy(rows)
+    rows.write.mode("overwrite").parquet(job.store.spark_uri(job.merged(table.table)))
     return {name: int(value or 0) for name, value in seen.get.items()}
 
 

@@ -36,6 +36,7 @@ from spark_jobs.failures import carried
 from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.merge import read_changes, row_columns
+from spark_jobs.multiset import copy_identity
 from spark_jobs.report import page, summary
 from spark_jobs.sides import exact
 from spark_jobs.write import accepted
@@ -59,7 +60,10 @@ def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     parts = []
     for table in tables:
         rows = job.read(job.merged(table.table))
-        key = F.to_json(F.struct(*[exact(rows.schema[name].dataType, name).alias(name) for name in table.key]))
+        if table.key:
+            key = F.to_json(F.struct(*[exact(rows.schema[name].dataType, name).alias(name) for name in table.key]))
+        else:
+            key = copy_identity(rows.schema)
         notes = [c(name) for name in (OP, SOURCE, SEQ, ROW)]
         parts.append(rows.select(F.lit(table.table).alias(_TABLE), key.alias(_KEY), *notes))
     return reduce(DataFrame.unionAll, parts) if parts else None

@@ -32,6 +32,9 @@ from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.columns import c
 
 SIDE, ARRIVED, INHERITS, LOST, LACKS = "_cdc_side", "_cdc_arrived", "_cdc_inherits", "_cdc_lost", "_cdc_lacks"
+COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", LOST)
+"""Of what a merge makes one row of: its sides, second sides and truncates among them, those that do not say their
+key."""
 
 
 def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
@@ -77,13 +80,7 @@ def split(changes: DataFrame, columns: T.StructType, key: Sequence[str], moving:
         astray = astray | F.when(old, unsaid).when(c(OP) == UPDATE, moved).otherwise(gone)
     own = F.filter(c(LACKS), lambda name: ~F.startswith(name, F.lit(BEFORE_MARK)))
     before = F.transform(F.filter(c(LACKS), lambda name: F.startswith(name, F.lit(BEFORE_MARK))), _unmarked)
-    literal = F.when(
-        old,
-        F.transform_keys(
-            F.map_filter(c(LITERAL), lambda name, _: F.startswith(name, F.lit(BEFORE_MARK))),
-            lambda name, _: _unmarked(name),
-        ),
-    ).otherwise(F.map_filter(c(LITERAL), lambda name, _: ~F.startswith(name, F.lit(BEFORE_MARK))))
+    literal = F.when(old, old_literal()).otherwise(new_literal())
     return sides.select(
         *[F.when(old, c(BEFORE, field.name)).otherwise(c(field.name)).alias(field.name) for field in columns],
         c(BEFORE),
@@ -98,6 +95,17 @@ def split(changes: DataFrame, columns: T.StructType, key: Sequence[str], moving:
         c(SIDE),
         (c(OP).isin(INSERT, SNAPSHOT) | (c("_cdc_key_change") & ~old)).alias(ARRIVED),
     )
+
+
+def new_literal() -> Column:
+    """The literals of the image after (of a delete: before)."""
+    return F.map_filter(c(LITERAL), lambda name, _: ~F.startswith(name, F.lit(BEFORE_MARK)))
+
+
+def old_literal() -> Column:
+    """The literals of an update's image before, by the columns' names."""
+    before = F.map_filter(c(LITERAL), lambda name, _: F.startswith(name, F.lit(BEFORE_MARK)))
+    return F.transform_keys(before, lambda name, _: _unmarked(name))
 
 
 def _unmarked(name: Column) -> Column:

@@ -9,8 +9,9 @@ Rows that the target does not take are set aside, where the table's policy says 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -23,11 +24,13 @@ from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_b
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.target.destination import Destination
 from cdc_core.target.load import LoadFile
+from cdc_core.target.multiset import write_copies
 from cdc_core.target.write import LEFT, ShardResult, ShardWrite, write_shard
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.filter import REASON, SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.multiset import last_batches
 
 _COUNTS = ("written", "stale", "absent", "equal", "quarantined")
 _UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
@@ -35,10 +38,10 @@ _RESULT = ", ".join(["shard string", *(f"{name} bigint" for name in _COUNTS), f"
 
 
 def written(
-    rows: DataFrame, destination: Destination, run_id: str, *, arrivals: bool
+    rows: DataFrame, destination: Destination, run_id: str, *, arrivals: bool, upto: Mapping[str, int] | None = None
 ) -> tuple[list[WriteCounts], list[Row]]:
     """Writes the rows; what each shard's transaction did, and the rows that it left out. arrivals: all but x rows, who
-    are there for the unique values that they free; else x rows."""
+    are there for the unique values that they free; else x rows. upto: of rows without a key, as in write_copies."""
     parallel = max(1, min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4))
     mine = rows
     if not arrivals:
@@ -48,7 +51,7 @@ def written(
     placed = mine.repartitionById(parallel, F.pmod(c(SHARD), F.lit(parallel)).cast("int"))
     # In the order of their key rows lie side by side in the target.
     placed = placed.sortWithinPartitions(c(SHARD), *[c(name) for name in destination.key])
-    done = map_in_arrow(placed, _writer(destination, run_id, arrivals), _RESULT).collect()
+    done = map_in_arrow(placed, _writer(destination, run_id, arrivals, upto or {}), _RESULT).collect()
     counts = sorted(
         (WriteCounts(destination.logical, row["shard"], *(row[name] for name in _COUNTS)) for row in done),
         key=lambda counts: counts.shard,
@@ -56,7 +59,9 @@ def written(
     return counts, [one for row in done for one in row["unfit"]]
 
 
-def _writer(destination: Destination, run_id: str, arrivals: bool) -> Work:
+def _writer(destination: Destination, run_id: str, arrivals: bool, upto: Mapping[str, int]) -> Work:
+    transact = None if destination.key else partial(write_copies, upto=upto)
+
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
@@ -77,7 +82,7 @@ def _writer(destination: Destination, run_id: str, arrivals: bool) -> Work:
                     ledger=arrivals,
                     quarantine=destination.quarantine,
                 )
-                yield _result(write_shard(shard.server, write, file))
+                yield _result(write_shard(shard.server, write, file, transact=transact))
 
     return work
 
@@ -100,7 +105,8 @@ def _result(done: ShardResult) -> pa.RecordBatch:
 def write_table(job: Job, table: MergeTable) -> list[WriteCounts]:
     destination = job.destination(table)
     rows = job.read(job.filtered(table.table))
-    counts, unfit = written(rows, destination, job.plan.run_id, arrivals=True)
+    upto = None if table.key else last_batches(table)
+    counts, unfit = written(rows, destination, job.plan.run_id, arrivals=True, upto=upto)
     _set_aside(job, table, rows, unfit)
     if destination.moving:
         written(accepted(job, table, rows), destination, job.plan.run_id, arrivals=False)

@@ -22,6 +22,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
+from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.retention import require_seeded, require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
@@ -55,8 +56,8 @@ def plan(
     targets: names; None for all of the pipeline's.
 
     Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column,
-    plan.key_differs, plan.absent_values, plan.purged, meta.run_differs), UsageError (quality.suite, plan.run_id,
-    plan.window, plan.unknown_target).
+    plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs), UsageError (quality.suite,
+    plan.run_id, plan.window, plan.unknown_target).
     """
     require_suites(pipeline)
     chosen = _checked(pipeline, window, run_id, targets)
@@ -138,6 +139,7 @@ def _plan(
     if plan is None or known is None or sha256(plan) != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
         plan = composed(pipeline, window, run_id, targets, view, open_, schemas)
+    require_counted_once(meta, store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
     meta.claim(
         run_id,
@@ -277,7 +279,8 @@ def _in_use(files: Sequence[StagedFile], schemas: Mapping[str, TableSchema]) -> 
 
 
 def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
-    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables.
+    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables; () where
+    they have none and the target counts rows.
 
     Raises Refused (plan.no_key, plan.key_column, plan.key_differs).
     """
@@ -297,18 +300,18 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
                 code="plan.key_column",
                 remedy="name columns that every source table of this logical table has",
             )
-        if not key:
+        if not key and (rule is None or rule.no_key == "stop"):
             raise Refused(
                 f"The source table {schema.name} has no primary key and no unique key without nulls, so the rows of "
                 f"{table!r} cannot be told apart.",
                 where=where,
                 code="plan.no_key",
-                remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or "
-                f"leave {table!r} out of the target's tables",
+                remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or set "
+                f"no_key: rows beside it, which counts equal rows, or leave {table!r} out of the target's tables",
             )
         found.setdefault(key, schema)
     if len(found) > 1:
-        shown = "; ".join(f"{schema.name}: {', '.join(key)}" for key, schema in found.items())
+        shown = "; ".join(f"{schema.name}: {', '.join(key) or 'none'}" for key, schema in found.items())
         raise Refused(
             f"The rows of {table!r} have different keys in this run: {shown}.",
             where=where,

@@ -9,8 +9,8 @@ Whole batches are taken: those that reach into the window, or from one position 
 
 Keeps true: no replay over a gap in a source's positions, nor over a window that is not staged completely; nor, of a
 table whose changes do not have all of their values, over batches before it that the target has not committed: a row
-would carry the version of the last change and lack what others brought. Planned again after its commit, a replay keeps
-its plan.
+would carry the version of the last change and lack what others brought. Nor of a table without a key: what is behind
+its mark in the target must be all that it lacks. Planned again after its commit, a replay keeps its plan.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of, sha256
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.apply.suites import require_suites
@@ -128,8 +129,8 @@ def plan(
     """Choose the batches, register the run, write plan.json; returns the plan.
 
     Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater
-    (plan.not_staged), DataAtRisk (plan.gap), Refused (replay.absent_values, plan.no_key, plan.key_column,
-    plan.key_differs, plan.absent_values, plan.purged, meta.run_differs).
+    (plan.not_staged), DataAtRisk (plan.gap), Refused (replay.absent_values, replay.no_key, plan.no_key,
+    plan.key_column, plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs).
     """
     require_suites(pipeline)
     check_run_id(run_id)
@@ -147,6 +148,7 @@ def plan(
     made = replace(made, replay=True)
     _require_tables(made, selection)
     _require_no_change_between(meta, made, view)
+    require_counted_once(meta, store, view, made)
     meta.claim(
         run_id,
         pipeline.pipeline,
@@ -232,8 +234,10 @@ def _require_tables(made: RunPlan, selection: Selection) -> None:
 
 
 def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> None:
-    """Raises Refused (replay.absent_values)."""
-    tables = {table.table for one in made.merge_sets for table in one.tables if table.absent_rows}
+    """Raises Refused (replay.absent_values, replay.no_key)."""
+    tables = {
+        table.table: table for one in made.merge_sets for table in one.tables if table.absent_rows or not table.key
+    }
     target = made.targets[0].target
     for source, batches in view.chain.items() if tables else ():
         ids = {batch.batch_id for batch in batches}
@@ -243,11 +247,15 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
         staged = {(batch_id, file.table) for batch_id, files in meta.files(left_out).items() for file in files}
         lacking = sorted((batch_id, table) for batch_id, table in staged - has if table in tables)
         if lacking:
+            batch_id, table = lacking[0]
+            what, code = "do not have all of their values and rest upon those before them", "replay.absent_values"
+            if not tables[table].key:
+                what, code = "have no key: batches of them are applied once, and in their order", "replay.no_key"
             raise Refused(
-                f"The changes of {lacking[0][1]!r} do not have all of their values and rest upon those before them; "
-                f"the replay leaves out the batch {lacking[0][0]}, which {target!r} has not committed.",
+                f"The changes of {table!r} {what}; the replay leaves out the batch {batch_id}, which {target!r} has "
+                "not committed.",
                 where=made.run_id,
-                code="replay.absent_values",
+                code=code,
                 remedy="replay from the first batch on (without --from; no first_batches or begin in Airflow), or let "
                 "the target's runs apply the batches before these",
             )

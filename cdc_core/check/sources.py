@@ -106,8 +106,9 @@ def check_tables(
         elif not one.schema.key:
             findings.warn(
                 subject,
-                f"{one.name} has no key: its changes are staged, but no target can take them without one",
-                "give it a primary key, or name the key columns at the target (targets.*.tables.*.key)",
+                f"{one.name} has no key: its changes are staged, but a target takes them only if it is told how",
+                "give it a primary key, or name the key columns at the target (targets.*.tables.*.key), or let it "
+                "count equal rows (no_key: rows)",
             )
     known = [one.schema for one in tables if one.schema is not None]
     shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]

@@ -81,4 +81,5 @@ def bridge(
         created_us=time.time_ns() // 1000,
         notes=(moved.note, *notes(left_out)),
         isolated=left_out,
+        again_until=moved.again_until,
     )

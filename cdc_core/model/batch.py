@@ -48,6 +48,8 @@ class Manifest:
     notes:   what an operator should know ("needs re-sync of table X: ...").
     isolated: source tables that are left out because they cannot be read, as of the batch's end, -> since where, why.
     schemas: every definition that a part refers to, by id.
+    again_until: of a batch that leads to another server's log: transactions that begin there before this order key may
+             have been staged before; 0 where none may.
     definitions: of source tables whose names the log does not carry, as they became known in this batch.
     """
 
@@ -67,6 +69,7 @@ class Manifest:
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
     isolated: Mapping[str, str] = field(default_factory=dict)
     definitions: tuple[DefinedSince, ...] = ()
+    again_until: int = 0
 
     @property
     def batch_id(self) -> str:
@@ -95,6 +98,7 @@ class Manifest:
             "passed": dict(self.passed),
             "notes": list(self.notes),
             "isolated": dict(self.isolated),
+            "again_until": self.again_until,
             "definitions": [one.to_json() for one in self.definitions],
             "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
             "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
@@ -111,6 +115,7 @@ class Manifest:
             passed=data["passed"],
             notes=tuple(data["notes"]),
             isolated=data.get("isolated", {}),
+            again_until=data.get("again_until", 0),
             definitions=tuple(DefinedSince.from_json(one) for one in data.get("definitions", ())),
             parts=tuple(Part(**part) for part in data["parts"]),
             schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},

@@ -37,7 +37,8 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeTable:
-    """One logical table to merge: files in stream order, and the key columns that identify a row.
+    """One logical table to merge: files in stream order, and the key columns that identify a row; () where each is
+    what its columns are, and equal ones are counted.
 
     on_truncate: as in config.TargetTable."""
 

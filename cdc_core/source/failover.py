@@ -1,8 +1,8 @@
 """Going on at another server: the place in its log behind all that was read of the server before.
 
 By GTIDs where the checkpoint has them: exact. Else by time: from `rewind_s` before what was read last, so that some
-transactions come again, under a newer order key, which changes nothing downstream. It must keep true that no change is
-left out: a server that lacks what was read, or whose log begins too late, stops the source.
+transactions come again, under a newer order key, which changes nothing where rows have a key. It must keep true that no
+change is left out: a server that lacks what was read, or whose log begins too late, stops the source.
 """
 
 from __future__ import annotations
@@ -26,10 +26,12 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """start: where the other server's log goes on, under a new timeline. note: what the manifest says of it."""
+    """start: where the other server's log goes on, under a new timeline. note: what the manifest says of it.
+    again_until: as in Manifest."""
 
     start: Checkpoint
     note: str
+    again_until: int = 0
 
 
 def is_other_server(stored: Checkpoint, known: ServerFacts) -> bool:
@@ -48,17 +50,19 @@ def fail_over(
     if not files:
         raise log_off()
     search = Search(source, control, server, files, known)
-    wanted = GtidSet.parse(stored.gtid_set)
+    wanted, again_until = GtidSet.parse(stored.gtid_set), 0
+    timeline = stored.position.timeline + 1
     if wanted.domains if known.mariadb else wanted.intervals and known.gtid_mode == "ON":
         found, how = _by_gtid(search, source, stored, wanted), "by GTID, without overlap"
     elif len(source.connections) > 1:
-        found, how = _by_time(search, source, stored)
+        found, how, last = _by_time(search, source, stored)
+        again_until = replace(last, timeline=timeline).seq + 1 if last is not None else 0
     else:
         raise _other_server(source, stored, known)
     place = found.position
     start = replace(
         found,
-        position=Position(stored.position.timeline + 1, place.file, place.offset),
+        position=Position(timeline, place.file, place.offset),
         watermark_us=stored.watermark_us,
     )
     note = (
@@ -66,7 +70,7 @@ def fail_over(
         f"{known.identity} from {start.position}, {how}"
     )
     log.warning(note)
-    return Failover(start, note)
+    return Failover(start, note, again_until)
 
 
 def _by_gtid(search: Search, source: Source, stored: Checkpoint, wanted: GtidSet) -> Checkpoint:
@@ -103,21 +107,24 @@ def _require_same_history(search: Search, begin: str, wanted: GtidSet, source: S
         raise _lacks(",".join(sorted(last)), search, source, stored)
 
 
-def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkpoint, str]:
+def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkpoint, str, Position | None]:
+    """Where to go on, words for it, and the last transaction that may come again."""
     moment_us = stored.watermark_us - round(source.rewind_s * MICROSECONDS)
     file = search.file_at(moment_us)
     if file is None:
         raise search.begun_later(moment_us, f"{source.name}, failover from {stored.server}")
     found = search.first(file, lambda one: one.commit_ts_us >= moment_us)
-    again = 0
+    again, last = 0, None
     for one in search.begins(found.position.file):
         if one.commit_ts_us > stored.watermark_us:
             break
-        again += one.position >= found.position
-    return found, (
+        if one.position >= found.position:
+            again, last = again + 1, one.position
+    words = (
         f"by time, from {from_us(moment_us).isoformat()} on ({source.rewind_s:g} s before what was read last): "
         f"{again} transaction{'' if again == 1 else 's'} of that time may come again"
     )
+    return found, words, last
 
 
 def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> LockstepError:

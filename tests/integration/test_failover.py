@@ -185,6 +185,8 @@ def test_the_extract_goes_on_at_the_promoted_replica_and_equals_it(pair: Pair, l
     line.assert_equals(pair.replica)
     (note,) = line.notes
     assert ("by GTID, without overlap" if pair.gtids else "may come again") in note
+    (bridge,) = [batch for batch in manifests.chain(line.store, "shop") if batch.notes]
+    assert (bridge.again_until > bridge.end.position.seq) is not pair.gtids
     write(pair.replica, pair.name, 131, 10)
     line.drain()
     line.assert_equals(pair.replica)

@@ -10,9 +10,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from cdc_core.model.position import order_key
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import absent_text, staged_schema
+from cdc_core.stage.layout import PartName, part_path
 
 Row = Mapping[str, Any]
 
@@ -85,11 +87,11 @@ class Stage:
         self.schemas[schema.id] = schema
         number = self.made
         self.made += 1
-        path = f"changes/table={table}/window=20261121T040000Z/{changes[0].source}-{number:04d}.parquet"
+        batch = f"{changes[0].source}/0000-0000001-{changes[0].seq:010d}"
+        path = part_path(table, 0, PartName(changes[0].source, order_key(0, 1, changes[0].seq), 1, number))
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(staged_table(schema, changes), place, compression="zstd")
-        batch = f"{changes[0].source}/0000-0000001-{changes[0].seq:010d}"
         self.files.setdefault(table, []).append(
             StagedFile(path, len(changes), schema.id, batch, sum(bool(change.absent) for change in changes))
         )

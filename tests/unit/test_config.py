@@ -78,6 +78,8 @@ def test_a_minimal_pipeline_has_hourly_windows_and_starts_at_the_latest_position
         ("targets", [target(sharding={"key": "id", "tables": 2})], "2 tables per sharding need {t} in the template"),
         ("targets", [target(sharding={"key": "id", "databases": 2})], "need {d} in the template"),
         ("targets", [target(on_truncate="apply", guard={"store": "table"})], "apply needs guard.store: row"),
+        ("targets", [target(no_key="rows", freshness="at")], "takes neither freshness nor on_row_error: quarantine"),
+        ("targets", [target(no_key="rows", on_row_error="quarantine")], "takes neither freshness nor on_row_error"),
         ("targets", [target(), target()], "targets: the name 'shards' is used twice"),
         (
             "targets",

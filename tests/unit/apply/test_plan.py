@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 
-from cdc_core.apply import commit, plan
+from cdc_core.apply import commit, plan, replay
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
+from cdc_core.model.batch import Manifest
 from cdc_core.model.run import RunPlan, plan_path
-from tests.made_batches import HOUR_US, START_US, manifest, schema
+from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
@@ -285,6 +287,44 @@ def test_a_table_without_a_key_is_refused_with_its_remedy(line: Line) -> None:
     assert line.meta.records("t", IDS) == ()
     mended = line.with_targets({"name": "t", "tables": {"*": {"key": ["id"]}}})
     assert mended.plan("r").merge_set("0").tables[0].key == ("id",)
+
+
+def test_a_table_without_a_key_is_counted_where_the_target_says_so_and_names_no_key(line: Line) -> None:
+    line.stage(manifest(0, schemas=[schema(key=())]))
+    rule = {"no_key": "rows"}
+    counted = line.with_targets({"name": "t", "tables": {"*": rule}})
+    plan_of = counted.plan("r")
+    assert plan_of.merge_set("0").tables[0].key == ()
+    assert plan.load(line.store, "r") == plan_of
+    named = line.with_targets({"name": "t", "tables": {"*": {**rule, "key": ["id"]}}})
+    assert named.plan("r").merge_set("0").tables[0].key == ("id",)
+    line.stage(manifest(1, schemas=[schema(key=("id",))]))
+    error = refusal(lambda: counted.plan("r"))
+    assert (error.code, "shop.orders: none" in error.what) == ("plan.key_differs", True)
+
+
+def test_what_may_come_twice_behind_a_failover_by_time_is_not_taken_where_rows_have_no_key(line: Line) -> None:
+    def behind(number: int) -> Manifest:
+        begin, end = (replace(checkpoint(at), position=position(at, timeline=1)) for at in (number, number + 1))
+        return replace(manifest(number, schemas=[schema(key=())]), begin=begin, end=end)
+
+    bridge = replace(
+        manifest(0, tables={}), end=behind(5).begin, again_until=position(5, timeline=1).seq + 1, notes=("by time",)
+    )
+    line.stage(bridge, behind(5))
+    counted = line.with_targets({"name": "t", "tables": {"*": {"no_key": "rows"}}})
+    for attempt in (
+        lambda: counted.plan("r"),
+        lambda: replay.plan(line.meta, line.store, counted.pipeline, replay.Selection("t"), run_id="again"),
+    ):
+        error = refusal(attempt)
+        assert (type(error), error.code) == (Refused, "plan.overlap")
+        assert behind(5).batch_id in error.what
+    without = line.with_targets({"name": "t", "tables": {"shop.items": {}}})
+    without.done("without")
+    line.stage(behind(6))
+    assert taken(counted.plan("r")) == (behind(6).batch_id,)
+    assert Manifest.from_bytes(bridge.to_bytes()) == bridge
 
 
 def test_keys_that_differ_in_one_table_are_refused(line: Line) -> None:

@@ -13,7 +13,7 @@ from cdc_core.apply.replay import Selection, places
 from cdc_core.errors import DataAtRisk, RetryLater, UsageError
 from cdc_core.meta import RecordState, RunState
 from cdc_core.model.run import RunPlan, WriteCounts
-from tests.made_batches import HOUR_US, START_US, manifest
+from tests.made_batches import HOUR_US, START_US, manifest, schema
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
 
@@ -186,3 +186,25 @@ def test_changes_without_all_values_are_replayed_only_upon_what_the_target_has_o
     assert ids[1] in refusal(lambda: plan(line, "part", batches=frozenset(ids[3:]))).what
     assert taken(plan(line, "whole", "new")) == IDS + ids
     assert taken(plan(line, "items", "new", first={"shop": more[0].begin.position.seq}, tables=("shop.items",)))
+
+
+def test_a_table_without_a_key_is_replayed_only_behind_what_the_target_has_or_from_the_first_batch_on(
+    tmp_path: Path,
+) -> None:
+    rule = {"tables": {"*": {"no_key": "rows"}}}
+    with Line.open(tmp_path).meta as meta:
+        made = Line.open(tmp_path)
+        line = Line(made.pipeline, meta, made.store, {}).with_targets(
+            {"name": "t", **rule}, {"name": "new", "replay_only": True, **rule}
+        )
+        batches = [manifest(number, schemas=[schema(key=())]) for number in range(4)]
+        line.stage(*batches)
+        ids = tuple(one.batch_id for one in batches)
+        later = {"first": {"shop": batches[2].begin.position.seq}}
+        for target, chosen in (("new", later), ("new", {"batches": frozenset((ids[0], ids[2]))}), ("t", later)):
+            error = refusal(lambda target=target, chosen=chosen: plan(line, "part", target, **chosen))
+            assert error.code == "replay.no_key"
+        assert taken(plan(line, "whole", "new")) == ids
+        assert taken(plan(line, "head", "new", last={"shop": batches[1].begin.position.seq})) == ids[:2]
+        line.done("first")
+        assert taken(plan(line, "behind", **later)) == ids[2:]

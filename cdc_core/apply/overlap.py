@@ -1,0 +1,41 @@
+"""Changes that a source may have brought twice: those behind a failover by time (source.failover), up to a known place.
+
+Where rows have a key, the version of the second one says so much, and it changes nothing. Rows without a key would be
+counted twice: no run takes them.
+"""
+
+from __future__ import annotations
+
+from cdc_core.errors import Refused
+from cdc_core.meta import Meta, PlanView
+from cdc_core.model.batch import Manifest
+from cdc_core.model.run import RunPlan
+from cdc_core.stage.objects import ObjectStore
+
+
+def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: RunPlan) -> None:
+    """Raises Refused (plan.overlap)."""
+    keyless = {
+        file.batch_id: table.table
+        for one in plan.merge_sets
+        for table in one.tables
+        if not table.key
+        for file in table.files
+    }
+    for source, chain in view.chain.items():
+        moved = [batch for batch in chain if batch.batch_id in keyless and batch.begin.timeline]
+        for bridge in meta.batches(source) if moved else ():
+            if bridge.begin.timeline == bridge.end.timeline or store.stat(bridge.manifest) is None:
+                continue
+            until = Manifest.from_bytes(store.get(bridge.manifest)).again_until
+            for batch in moved:
+                if batch.begin.timeline == bridge.end.timeline and batch.begin.seq < until:
+                    raise Refused(
+                        f"The batch {batch.batch_id} may hold changes of {keyless[batch.batch_id]!r} once more that "
+                        f"were staged before {bridge.end}, where reading went on at another server by time; the table "
+                        "has no key by which to tell.",
+                        where=plan.run_id,
+                        code="plan.overlap",
+                        remedy="leave the table out of the target's tables until these batches are committed, bring "
+                        "the target's table to what the source has while nobody writes to it, and put it in again",
+                    )

@@ -1,0 +1,236 @@
+"""Tables without a key through the jobs: merged against a plain count in Python, and on a real target."""
+
+from __future__ import annotations
+
+import struct
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+from datetime import date, datetime
+from decimal import Decimal
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.run import RunPlan
+from tests.spark.staged_changes import Change, Stage, table_schema
+from tests.spark.test_apply import Line
+from tests.spark.test_merge import merged, pipeline
+
+pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+KINDS = {
+    "w": "varchar(20)", "n": "int", "d": "double", "m": "decimal(9,3)", "b": "bit(9)", "e": "enum('a','b','')",
+    "j": "json", "r": "blob", "t": "datetime(3)", "f": "float",
+}  # fmt: skip
+LOG = table_schema("shop.log", KINDS, [])
+ROWS: list[dict[str, Any]] = [
+    {},
+    *({"w": word} for word in ("", "a", "A", "a ", "ä")),
+    *({"d": number} for number in (0.0, -0.0, 0.1, 1e300)),
+    {"f": 0.1},
+    {"m": Decimal("1.500")}, {"m": Decimal("-0.001")},
+    {"b": 257}, {"e": "a"}, {"e": "b"}, {"e": ""},
+    {"j": '{"a": 1}'}, {"j": "null"},
+    {"r": b""}, {"r": b"\0"},
+    {"t": datetime(2024, 2, 29, 1, 2, 3, 4000)},
+    {"n": 1, "w": "a"},
+]  # fmt: skip
+ZERO, ODD = {"t": "0000-00-00 00:00:00.000"}, {"t": "2024-02-31 00:00:00.001"}
+
+
+def shown(row: dict[str, Any], literal: dict[str, str] | None = None) -> tuple[Any, ...]:
+    """A row as something that is equal only for equal bits."""
+    values = [
+        struct.pack(">f" if name == "f" else ">d", row[name]) if isinstance(row.get(name), float) else row.get(name)
+        for name in KINDS
+    ]
+    return (*values, *sorted((literal or {}).items()))
+
+
+def history() -> tuple[list[list[Change]], list[Counter[Any]]]:
+    """Three batches, and what comes and goes in each: duplicates, updates to the same value, one row a transaction."""
+    batches: list[list[Change]] = [[], [], []]
+    nets: list[Counter[Any]] = [Counter(), Counter(), Counter()]
+
+    def change(batch: int, op: str, row: Any, was: Any = None, literal: Any = None, was_literal: Any = None) -> None:
+        seq = 100 * batch + len(batches[batch]) + 1
+        noted = {**(literal or {}), **{f"_before.{name}": text for name, text in (was_literal or {}).items()}}
+        batches[batch].append(Change(op, row, seq, 0, was, literal=noted or None))
+        nets[batch][shown(row, literal)] += -1 if op == "d" else 1
+        if op == "u":
+            nets[batch][shown(was, was_literal)] -= 1
+
+    for row in ROWS:
+        change(0, "c", row)
+        change(0, "c", row)
+    for literal in (ZERO, ODD, ZERO):
+        change(0, "c", {}, literal=literal)
+    for one, next_ in pairwise(ROWS):
+        change(1, "u", next_, one)
+    change(1, "u", {"w": "a"}, {"w": "a"})
+    change(1, "u", {}, {}, literal=ODD, was_literal=ZERO)
+    change(2, "d", {}, literal=ODD)
+    change(2, "u", {"d": -0.0}, {"d": 0.0})
+    change(2, "u", {"w": "A"}, {"w": "a"})
+    change(2, "u", {"w": "a"}, {"w": "A"})
+    return batches, nets
+
+
+def test_the_merge_counts_what_comes_and_goes_of_equal_rows_in_each_batch(spark: SparkSession, tmp_path: Path) -> None:
+    stage = Stage(tmp_path)
+    batches, nets = history()
+    begins = []
+    for changes in batches:
+        stage.add("shop.log", LOG, changes)
+        begins.append((1 << 33) + changes[0].seq)
+    rows, counts = merged(spark, stage, [])
+    for begin, net in zip(begins, nets, strict=True):
+        found: Counter[Any] = Counter()
+        copies = set()
+        for row in rows:
+            if row["_cdc_seq"] == begin:
+                same = shown(row, dict(row["_cdc_literal"] or []))
+                found[same] += 1 if row["_cdc_op"] == "u" else -1
+                copies.add((same, row["_cdc_row"]))
+        assert found == Counter({row: count for row, count in net.items() if count})
+        assert len(copies) == sum(map(abs, net.values()))
+    staged = sum(map(len, batches))
+    updates = sum(change.op == "u" for changes in batches for change in changes)
+    assert (counts.rows, counts.key_changes, counts.winners) == (staged, updates, len(rows))
+    assert counts.rows + counts.key_changes == counts.winners + counts.superseded
+
+
+def test_what_an_update_did_not_log_is_as_in_its_old_row_and_an_added_column_is_null_before(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path)
+    old = table_schema("shop.log", {"w": "varchar(9)", "t": "date"}, [])
+    new = table_schema("shop.log", {"w": "varchar(9)", "t": "date", "more": "int"}, [])
+    stage.add("shop.log", old, [Change("c", {"w": "a", "t": date(2026, 1, 1)}, 10)])
+    before = {"w": "a", "t": date(2026, 1, 1), "more": None}
+    stage.add("shop.log", new, [
+        Change("u", {"more": 7}, 20, before=before, absent=["w", "t"]),
+        Change("u", {"w": "b"}, 21, before={"more": 1}, absent=["t", "more"], literal={"_before.t": "2024-02-31"}),
+    ])  # fmt: skip
+    rows, _ = merged(spark, stage, [])
+    found = {(row["_cdc_op"], row["w"], row["t"], row["more"], *(row["_cdc_literal"] or [])) for row in rows}
+    assert found == {
+        ("u", "a", date(2026, 1, 1), None), ("d", "a", date(2026, 1, 1), None), ("u", "a", date(2026, 1, 1), 7),
+        ("d", None, None, 1, ("t", "2024-02-31")), ("u", "b", None, 1, ("t", "2024-02-31")),
+    }  # fmt: skip
+    stage.add("shop.log", new, [Change("d", {"w": "x"}, 30, absent=["more"])])
+    with pytest.raises(DataAtRisk) as caught:
+        merged(spark, stage, [])
+    assert caught.value.code == "spark.absent_values"
+
+
+@pytest.fixture
+def log(spark: SparkSession, mariadb_target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+    """A target of two shards of a table without a key, by its number."""
+    prefix = f"m{uuid.uuid4().hex[:8]}"
+    monkeypatch.setenv("TARGET_URL", mariadb_target.url)
+    rule = {
+        "database": f"{prefix}_{{d}}", "table": "log", "no_key": "rows", "on_truncate": "apply",
+        "sharding": {"key": "n", "databases": 2, "tables": 1},
+    }  # fmt: skip
+    targets = [{"name": "shards", "connections": ["env:TARGET_URL"], "tables": {"*": rule}}]
+    data = pipeline(tmp_path).model_dump() | {"targets": targets}
+    collated = {name: f"{kind} COLLATE utf8mb4_general_ci" for name, kind in KINDS.items() if name in "we"}
+    columns = ", ".join(f"{name} {collated.get(name, kind)}" for name, kind in KINDS.items())
+    with mariadb_target.connect(autocommit=True) as connection:
+        line = Line(spark, Stage(tmp_path), Pipeline.model_validate(data), connection, prefix)
+        line.query("SET GLOBAL local_infile = ON")
+        line.query("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
+        for d in (0, 1):
+            line.query(f"CREATE DATABASE {prefix}_{d}")
+            line.query(f"CREATE TABLE {prefix}_{d}.log ({columns}, extra INT)")
+        yield line
+        for d in (0, 1):
+            line.query(f"DROP DATABASE {prefix}_{d}")
+
+
+def planned(line: Line, *batches: list[Change]) -> RunPlan:
+    line.stage.begin_again()
+    for changes in batches:
+        line.stage.add("shop.log", LOG, changes)
+    plan = line.stage.plan(f"run{len(line.runs)}", {"shop.log": []}, on_truncate="apply")
+    line.runs.append(plan)
+    return plan
+
+
+Brief = tuple[Any, ...]
+
+
+def rows_of(line: Line) -> Counter[Brief]:
+    brief = "n, w, CAST(d AS CHAR), CAST(t AS CHAR), CAST(b AS UNSIGNED), e, j, HEX(r), m, CAST(f AS CHAR)"
+    return Counter(row for d in (0, 1) for row in line.query(f"SELECT {brief} FROM {line.prefix}_{d}.log"))
+
+
+def counted(*batches: list[Change]) -> Counter[Brief]:
+    """What the changes leave, as `rows_of` shows it."""
+
+    def brief(row: Any, literals: dict[str, str]) -> Brief:
+        number, time, raw, real = row.get("d"), row.get("t"), row.get("r"), row.get("f")
+        return (
+            row["n"], row.get("w"), None if number is None else f"{number:g}".replace("+", ""),
+            literals.get("t", None if time is None else time.isoformat(" ", "milliseconds")),
+            row.get("b"), row.get("e"), row.get("j"), None if raw is None else raw.hex().upper(), row.get("m"),
+            None if real is None else str(real),
+        )  # fmt: skip
+
+    found: Counter[Brief] = Counter()
+    for changes in batches:
+        for change in changes:
+            found[brief(change.row, dict(change.literal or {}))] += -1 if change.op == "d" else 1
+            if change.op == "u":
+                was = {
+                    name.removeprefix("_before."): text for name, text in (change.literal or {}).items() if "." in name
+                }
+                found[brief(change.before, was)] -= 1
+    return +found
+
+
+def test_runs_that_take_over_repeat_and_wake_late_leave_as_many_copies_as_the_source_has(log: Line) -> None:
+    batches = [
+        [replace(change, row={**change.row, "n": 1}, before={**(change.before or {}), "n": 1}) for change in changes]
+        for changes in history()[0]
+    ]
+    batches[2] += [
+        Change("u", {"n": 2, "w": "moved"}, 298, before={"n": 1, "w": "a"}),
+        Change("c", {"n": 2, "w": "moved"}, 299),
+    ]
+    first, longer, last = (planned(log, *batches[:count]) for count in (1, 2, 3))
+    log.again(longer, quality=True)
+    assert rows_of(log) == counted(*batches[:2])
+    log.again(last, quality=True)
+    expected = counted(*batches)
+    assert rows_of(log) == expected
+    assert max(expected.values()) > 2
+    assert log.query(f"SELECT w FROM {log.prefix}_0.log") == [("moved",), ("moved",)]
+    for plan in (first, longer, last):
+        log.again(plan, quality=True)
+        log.adds_up(plan)
+        assert rows_of(log) == expected
+        _, _, written = log.counts(plan)
+        assert sum(one.written for one in written) == 0
+
+
+def test_a_truncate_drops_what_was_before_it_and_empties_each_shard_once(log: Line) -> None:
+    first = [Change("c", {"n": n}, 10 + at) for at, n in enumerate((1, 2, 1))]
+    second = [
+        Change("d", {"n": 1}, 20), Change("c", {"n": 3}, 21), Change("t", {}, 22), Change("c", {"n": 4}, 23),
+    ]  # fmt: skip
+    log.again(planned(log, first))
+    plan = planned(log, first, second)
+    log.again(plan, quality=True)
+    log.adds_up(plan)
+    assert rows_of(log) == counted(second[-1:])
+    log.query(f"INSERT INTO {log.prefix}_0.log (n) VALUES (8)")
+    log.again(plan, quality=True)
+    assert sum(rows_of(log).values()) == 2
