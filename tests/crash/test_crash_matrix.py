@@ -191,15 +191,14 @@ def test_after_a_kill_the_same_commands_end_equal(
         line.is_applied()
 
 
-@pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_rows_without_a_key_are_applied_exactly_once_whoever_is_killed_between_shards(
-    when: str, source_database: Any, target: MariaDb, tmp_path: Path
+    source_database: Any, target: MariaDb, tmp_path: Path
 ) -> None:
-    """before, after: the commit of a shard. Later changes go with the batches that the killed run has left."""
-    case = Case("write", when, "a Python worker", "pymysql.connections", "Connection.commit", when, "")
+    """Of two shards one has committed when its worker is killed; later changes go with the batches that are left."""
+    case = Case("write", "", "", "pymysql.connections", "Connection.commit", "after", "")
     line = line_of(case, source_database, target, None, tmp_path, WITHOUT_KEY)
     pipeline = line.pipeline.read_text()
     line.pipeline.write_text(pipeline.replace("sharding:", "no_key: rows, sharding:"))
@@ -218,11 +217,9 @@ def test_rows_without_a_key_are_applied_exactly_once_whoever_is_killed_between_s
         "DELETE FROM orders WHERE id = 90 LIMIT 1",
     )  # fmt: skip
     line.again("run")
-    found, there = Counter(line.target_rows()), Counter(line.source_rows())
-    assert found == there
+    found = Counter(line.target_rows())
+    assert found == Counter(line.source_rows())
     assert max(found.values()) > 1
-    line.again("run", "--replay", "--target", "shards")
-    assert Counter(line.target_rows()) == there
 
 
 def test_the_table_of_the_document_is_that_of_the_cases() -> None:
