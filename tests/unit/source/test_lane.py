@@ -158,8 +158,10 @@ class MadeWire(Wire):
     def rows(self, kind: int, columns: int, table_id: int, count: int, present: int = -1) -> None:
         codes = (EventType.WRITE_ROWS_V1, EventType.UPDATE_ROWS_V1, EventType.DELETE_ROWS_V1)
         modern = (EventType.WRITE_ROWS, EventType.UPDATE_ROWS, EventType.DELETE_ROWS)
-        bitmap = (present & ((1 << columns) - 1)).to_bytes((columns + 7) // 8, "little") * (2 if kind == 1 else 1)
-        image = bytes((columns + 7) // 8) + struct.pack("<i", self.at) * columns
+        present &= (1 << columns) - 1
+        bitmap = present.to_bytes((columns + 7) // 8, "little") * (2 if kind == 1 else 1)
+        values = present.bit_count() or columns
+        image = bytes((values + 7) // 8) + struct.pack("<i", self.at) * values
         head = table_id.to_bytes(6, "little") + b"\1\0" + (b"" if self.mariadb else b"\2\0") + bytes([columns])
         body = head + bitmap + image * count * (2 if kind == 1 else 1)
         self.send((codes if self.mariadb else modern)[kind], body, says=not self.mariadb)
@@ -281,6 +283,40 @@ def test_bent_bytes_end_both_in_the_same_error_at_the_same_place(
     wire = bytearray(written(ORDINARY * 2, mariadb=mariadb, checksum=checksum))
     wire[at % len(wire)] ^= bits
     compare(bytes(wire), [])
+
+
+@pytest.mark.parametrize("mariadb", [False, True])
+@pytest.mark.parametrize("columns", [2, 7, 8, 9, 16])
+def test_rows_that_lack_a_column_are_not_taken_for_whole_ones(mariadb: bool, columns: int) -> None:
+    wire = MadeWire(mariadb=mariadb, checksum=True)
+    for present in (-1, -1, ~(1 << columns - 1), -1):
+        wire.begin()
+        wire.map("t", columns, 7)
+        for kind in (1, 2):
+            wire.rows(kind, columns, 7, 3, present)
+        wire.commit()
+    reading = compare(wire.data, [])
+    assert (reading.error, reading.taken > 0) == (("", ""), True)
+
+
+@pytest.mark.parametrize("mariadb", [False, True])
+def test_transactions_side_by_side_of_which_nothing_is_captured_are_told_by_all_their_gtids(mariadb: bool) -> None:
+    of_others = [("transaction", {"sid": sid}, [("x", 0, 1, True)], "xid") for sid in (0, 0, 1, 1, 0)]
+    reading = compare(written([*ORDINARY, *of_others, *ORDINARY], mariadb=mariadb, checksum=True), [])
+    [block] = reading.assembly.ready
+    assert block.entries.kind.tolist().count(EntryKind.PASSED) == 1
+
+
+@pytest.mark.parametrize("mariadb", [False, True])
+def test_a_gtid_keeps_its_number_however_large(mariadb: bool) -> None:
+    wire = MadeWire(mariadb=mariadb, checksum=True)
+    wire.gtids = [1 << 62, 0]
+    for _ in range(3):
+        wire.begin()
+        wire.map("t", 3, 7)
+        wire.rows(0, 3, 7, 1)
+        wire.commit()
+    assert compare(wire.data, []).taken > 0
 
 
 @pytest.mark.parametrize("mariadb", [False, True])
