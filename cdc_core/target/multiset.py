@@ -156,8 +156,9 @@ def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
             "SELECT ROW_NUMBER() OVER (PARTITION BY n._f) <= h._c + n._net, "
             f"{', '.join(f'r.{quote(column.name)}' for column in whole)} FROM {here} {stay} WHERE n._net < 0"
         )
-    cursor.execute(f"DELETE r FROM {here} WHERE n._net < 0")
-    _require(facts, "rows removed", cursor.rowcount, there)
+    if there:
+        cursor.execute(f"DELETE r FROM {here} WHERE n._net < 0")
+        _require(facts, "rows removed", cursor.rowcount, there)
     if staying:
         _insert(
             cursor,

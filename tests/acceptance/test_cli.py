@@ -414,6 +414,22 @@ def test_a_target_table_that_is_missing_or_has_no_key_is_named_and_the_remedy_he
     assert lockstep("check", "shop.yaml").document["ok"] is True
 
 
+def test_a_source_table_without_a_key_is_named_and_the_remedy_helps(shop: Any, copied: Any, lockstep: Any) -> None:
+    log = "CREATE TABLE log (line TEXT)"
+    shop.execute(log)
+    for statement in (f"USE `{shop.name}`", ORDERS, log):
+        copied.execute(statement)
+    file = lockstep.directory / "shop.yaml"
+    orders = f"      '{shop.name}.orders': {{}}\n"
+    text = file.read_text()
+    assert text.count(orders) == 1, text
+    file.write_text(text.replace(orders, f"{orders}      {shop.name}.log: {{}}\n"))
+    remedy = failed(lockstep("check", "shop.yaml", code=3))["plan.no_key"]
+    assert "no_key: rows" in remedy
+    file.write_text(text.replace(orders, f"{orders}      {shop.name}.log: {{no_key: rows}}\n"))
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+
+
 def test_a_target_that_is_captured_itself_is_refused(shop: Any, lockstep: Any) -> None:
     lockstep.environ["COPY"] = lockstep.environ["SHOP"]
     include = rf"{shop.name}\..*"
