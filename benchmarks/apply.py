@@ -39,7 +39,7 @@ from cdc_core.target.write import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
-from spark_jobs.filter import SHARD
+from spark_jobs.filter import SHARD, by_shard
 from spark_jobs.job import Job
 from spark_jobs.session import EXACT
 from spark_jobs.write import write
@@ -254,9 +254,8 @@ def spark_task(bench: Bench, described: Pipeline) -> Work:
 
 
 def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch]) -> Job:
-    """A run that is filtered already, its rows in two files and in no order."""
+    """A run that is filtered already: its files are as `filter` leaves them."""
     rows = pa.Table.from_batches(batches).combine_chunks()
-    rows = rows.take(np.random.default_rng(7).permutation(rows.num_rows))
     placed = opened(described).shard_numbers(rows.to_batches()[0]).astype(np.int32)
     rows = rows.append_column(SHARD, pa.array(placed))
     table = MergeTable(SCHEMA.name, ("id",), (StagedFile("merged already", rows.num_rows, SCHEMA.id, "one/0"),))
@@ -265,11 +264,9 @@ def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch])
         {SCHEMA.id: SCHEMA},
     )  # fmt: skip
     job = Job(bench.spark, described, plan, open_store(plan.stage_uri), target_name="bench")
-    folder = bench.place / job.filtered(SCHEMA.name)
-    folder.mkdir(parents=True, exist_ok=True)
-    half = rows.num_rows // 2
-    pq.write_table(rows.slice(0, half), folder / "0.parquet", compression="zstd")
-    pq.write_table(rows.slice(half), folder / "1.parquet", compression="zstd")
+    pq.write_table(rows, bench.place / "placed.parquet")
+    laid = by_shard(job.read("placed.parquet"), job.destination(table))
+    laid.write.mode("overwrite").parquet(job.store.spark_uri(job.filtered(SCHEMA.name)))
     return job
 
 

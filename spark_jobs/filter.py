@@ -1,10 +1,10 @@
 """Filter: of the winners, those that the target should take; what becomes of each; and why the others are left.
 
 The versions that the target holds are read by the workers, shard by shard, for the touched keys only. Files under
-filtered/ hold the rows to write with `_cdc_shard` and `_cdc_class`; files under rejected/ the stale ones with
-`_cdc_reason`. A row that left a shard (its shard key changed, its key did not) is there once more with operation x
-for the shard that it left: also when its winner is stale, for the old place must be emptied in any case.
-Rows without a key have no versions: which of them the target has already is known to the write alone.
+filtered/ hold the rows to write with `_cdc_shard` and `_cdc_class`, all rows of a shard in one file; files under
+rejected/ the stale ones with `_cdc_reason`. A row that left a shard (its shard key changed, its key did not) is there
+once more with operation x for the shard that it left: also when its winner is stale, for the old place must be emptied
+in any case. Rows without a key have no versions: which of them the target has already is known to the write alone.
 """
 
 from __future__ import annotations
@@ -149,6 +149,14 @@ def _with_notes(
     )
 
 
+def by_shard(rows: DataFrame, destination: Destination) -> DataFrame:
+    """In partitions of whole shards, and in the order of their key, in which they will lie side by side in the target:
+    what is left to `write` is to take each file as it comes."""
+    parts = min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4)
+    placed = rows.repartitionById(parts, F.pmod(c(SHARD), F.lit(parts)).cast("int"))
+    return placed.sortWithinPartitions(c(SHARD), *[c(name) for name in destination.key])
+
+
 def filter_table(job: Job, table: MergeTable) -> FilterCounts:
     """Writes filtered/ and rejected/ of one table; its counts. Where values are nowhere to be found, a run that was
     killed while it wrote may have them."""
@@ -164,15 +172,19 @@ def filter_table(job: Job, table: MergeTable) -> FilterCounts:
 
 
 def _filtered(job: Job, table: MergeTable) -> FilterCounts:
-    rows = classified(job.read(job.merged(table.table)), job.destination(table))
+    destination = job.destination(table)
+    rows = classified(job.read(job.merged(table.table)), destination)
     seen = Observation()
     classes = (INSERT, UPDATE, DELETE, REVIVED, ABSENT, STALE)
     rows = rows.observe(seen, *[F.sum((c(CLASS) == name).cast("bigint")).alias(name) for name in classes])
     # Kept, so that the target is asked once: its answer could be another the second time.
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        passed = rows.where(c(CLASS) != STALE).drop(REASON)
-        passed.write.mode("overwrite").parquet(job.store.spark_uri(job.filtered(table.table)))
+        passed = by_shard(rows.where(c(CLASS) != STALE).drop(REASON), destination)
+        # Whatever Spark's settings say, no file is cut: it would cut a shard's transaction.
+        passed.write.option("maxRecordsPerFile", 0).mode("overwrite").parquet(
+            job.store.spark_uri(job.filtered(table.table))
+        )
         counts = FilterCounts(table.table, **{name: int(seen.get[name] or 0) for name in classes})
         rejected = job.rejected(table.table)
         if counts.stale:

@@ -112,11 +112,14 @@ class Job:
     def rows_in(self, folder: str) -> int:
         """Rows of the Parquet files that lie in a folder, from their footers."""
         count = 0
-        for info in self.store.list(folder + "/"):
-            if info.path.endswith(".parquet"):
-                with self.store.open_input(info.path) as file:
-                    count += pq.ParquetFile(file).metadata.num_rows
+        for path in self.files_in(folder):
+            with self.store.open_input(path) as file:
+                count += pq.ParquetFile(file).metadata.num_rows
         return count
+
+    def files_in(self, folder: str) -> list[str]:
+        """The Parquet files that lie in a folder."""
+        return [info.path for info in self.store.list(folder + "/") if info.path.endswith(".parquet")]
 
     def read(self, folder: str) -> DataFrame:
         return self.spark.read.parquet(self.store.spark_uri(folder))

@@ -15,6 +15,8 @@ EXACT: Mapping[str, str] = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.caseSensitive": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
+    # A plan that turns out to be empty would be put in place of the one that is observed, and the counts be lost.
+    "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
     # Only counts.json makes a folder count: no marker files.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",

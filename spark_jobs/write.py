@@ -1,77 +1,95 @@
 """Write: the filtered rows into the target, each shard table by one Spark task in one transaction.
 
-Rows stream from Arrow batches into one text file per shard, so memory holds a batch, whatever the run's size. Rows
-that moved between shards arrive first, everywhere; only then a second pass empties the places they left: a reader may
-see such a row twice for a moment, never not at all - unless another row takes over its unique value where it leaves.
-Rows that the target does not take are set aside, where the table's policy says so; their old places stay as they are.
+A file of filtered/ holds all rows of its shards, in the order of their key, and is one task: the worker reads it
+itself, a row group at a time, and streams batches into one text file per shard. So memory holds a row group, whatever
+the run's size, and no row passes through the JVM. Rows that moved between shards arrive first, everywhere; only then a
+second pass empties the places they left: a reader may see such a row twice for a moment, never not at all - unless
+another row takes over its unique value where it leaves. Rows that the target does not take are set aside, where the
+table's policy says so; their old places stay as they are.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-from pyspark.sql import DataFrame, Row
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.apply.guard import decode
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
+from cdc_core.stage.objects import open_stage
 from cdc_core.target.destination import Destination
-from cdc_core.target.load import LoadFile
+from cdc_core.target.load import LoadFile, Unfit
 from cdc_core.target.multiset import write_copies
+from cdc_core.target.text import row_keys, version_hex
 from cdc_core.target.write import LEFT, ShardResult, ShardWrite, write_shard
-from spark_jobs.columns import Work, c, map_in_arrow
+from spark_jobs.columns import c
 from spark_jobs.failures import carried
 from spark_jobs.filter import REASON, SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.multiset import last_batches
 
-_COUNTS = ("written", "stale", "absent", "equal", "quarantined")
+BATCH_ROWS = 50_000
 _UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
-_RESULT = ", ".join(["shard string", *(f"{name} bigint" for name in _COUNTS), f"unfit array<struct<{_UNFIT}>>"])
+Work = Callable[[str], Iterator[ShardResult]]
+"""Writes the rows of a file, by its path in the stage."""
 
 
 def written(
-    rows: DataFrame, destination: Destination, run_id: str, *, arrivals: bool, upto: Mapping[str, int] | None = None
-) -> tuple[list[WriteCounts], list[Row]]:
-    """Writes the rows; what each shard's transaction did, and the rows that it left out. arrivals: all but x rows, who
-    are there for the unique values that they free; else x rows. upto: of rows without a key, as in write_copies."""
-    parallel = max(1, min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4))
-    mine = rows
-    if not arrivals:
-        mine = rows.where(c(OP) == LEFT)
-    elif destination.quarantine:
-        mine = rows.where(c(OP) != LEFT)  # who does not arrive has not left
-    placed = mine.repartitionById(parallel, F.pmod(c(SHARD), F.lit(parallel)).cast("int"))
-    # In the order of their key rows lie side by side in the target.
-    placed = placed.sortWithinPartitions(c(SHARD), *[c(name) for name in destination.key])
-    done = map_in_arrow(placed, _writer(destination, run_id, arrivals, upto or {}), _RESULT).collect()
-    counts = sorted(
-        (WriteCounts(destination.logical, row["shard"], *(row[name] for name in _COUNTS)) for row in done),
-        key=lambda counts: counts.shard,
-    )
-    return counts, [one for row in done for one in row["unfit"]]
+    job: Job,
+    destination: Destination,
+    paths: Sequence[str],
+    *,
+    arrivals: bool,
+    unfit: Sequence[Unfit] = (),
+    upto: Mapping[str, int] | None = None,
+) -> list[ShardResult]:
+    """Writes the rows of filtered files; what each shard's transaction did. arrivals: all but x rows, who are there for
+    the unique values that they free; else x rows, but those of rows that are `unfit`: who did not arrive has not left.
+    upto: of rows without a key, as in write_copies."""
+    work = _writer(job, destination, arrivals, unfit, upto or {})
+    tasks = job.spark.sparkContext.parallelize(paths, max(len(paths), 1))
+    return sorted(tasks.flatMap(work).collect(), key=lambda done: done.counts.shard)
 
 
-def _writer(destination: Destination, run_id: str, arrivals: bool, upto: Mapping[str, int]) -> Work:
+def _writer(
+    job: Job, destination: Destination, arrivals: bool, unfit: Sequence[Unfit], upto: Mapping[str, int]
+) -> Work:
+    stage, run_id = job.pipeline.stage, job.plan.run_id
     transact = None if destination.key else partial(write_copies, upto=upto)
+    stay = pa.array([one.version.hex().upper() + one.key.decode() for one in unfit], pa.string())
 
-    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
+        if arrivals and not destination.quarantine:
+            return batch
+        left = pc.equal(batch.column(OP), LEFT)
+        if arrivals:
+            return batch.filter(pc.invert(left))  # who does not arrive has not left
+        batch = batch.filter(left)
+        names = pc.binary_join_element_wise(version_hex(batch), row_keys(batch, destination.key), "")
+        return batch.filter(pc.invert(pc.is_in(names, stay)))
+
+    def work(path: str) -> Iterator[ShardResult]:
         with carried(), ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
+            source = pq.ParquetFile(stack.enter_context(open_stage(stage).open_input(path)))
             files: dict[int, LoadFile] = {}
-            for batch in batches:
-                shards = np.asarray(batch.column(SHARD))
-                for number in np.unique(shards):
-                    if number not in files:
-                        files[number] = stack.enter_context(LoadFile(scratch, destination.layout))
-                    files[number].add(batch.take(pa.array(np.flatnonzero(shards == number))))
+            for group in range(source.num_row_groups):
+                for batch in map(taken, source.iter_batches(BATCH_ROWS, row_groups=[group])):
+                    shards = np.asarray(batch.column(SHARD))
+                    for number in np.unique(shards):
+                        if number not in files:
+                            files[number] = stack.enter_context(LoadFile(scratch, destination.layout))
+                        files[number].add(batch.filter(pa.array(shards == number)))
             for number, file in sorted(files.items()):
                 shard = destination.shards[number]
                 write = ShardWrite(
@@ -82,48 +100,36 @@ def _writer(destination: Destination, run_id: str, arrivals: bool, upto: Mapping
                     ledger=arrivals,
                     quarantine=destination.quarantine,
                 )
-                yield _result(write_shard(shard.server, write, file, transact=transact))
+                yield write_shard(shard.server, write, file, transact=transact)
 
     return work
 
 
-def _result(done: ShardResult) -> pa.RecordBatch:
-    unfit = []
-    for one in done.unfit:
-        version = decode(one.version)
-        unfit.append({OP: one.op, SOURCE: version.source, SEQ: version.seq, ROW: version.row, REASON: one.reason})
-    kinds = {OP: pa.string(), SOURCE: pa.string(), SEQ: pa.int64(), ROW: pa.int64(), REASON: pa.string()}
-    return pa.record_batch(
-        {
-            "shard": [done.counts.shard],
-            **{name: [getattr(done.counts, name)] for name in _COUNTS},
-            "unfit": pa.array([unfit], pa.list_(pa.struct(list(kinds.items())))),
-        }
-    )
-
-
 def write_table(job: Job, table: MergeTable) -> list[WriteCounts]:
     destination = job.destination(table)
-    rows = job.read(job.filtered(table.table))
+    paths = job.files_in(job.filtered(table.table))
     upto = None if table.key else last_batches(table)
-    counts, unfit = written(rows, destination, job.plan.run_id, arrivals=True, upto=upto)
-    _set_aside(job, table, rows, unfit)
+    done = written(job, destination, paths, arrivals=True, upto=upto)
+    unfit = [row for one in done for row in one.unfit]
+    _set_aside(job, table, unfit)
     if destination.moving:
-        written(accepted(job, table, rows), destination, job.plan.run_id, arrivals=False)
-    return counts
+        written(job, destination, paths, arrivals=False, unfit=unfit)
+    return [one.counts for one in done]
 
 
-def _set_aside(job: Job, table: MergeTable, rows: DataFrame, unfit: Sequence[Row]) -> None:
+def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
     """Keeps the rows that the target does not take, with the reason."""
     folder = job.quarantine(table.table)
     if not unfit:
         job.clear(folder)
         return
-    reasons = F.broadcast(job.spark.createDataFrame(list(unfit), _UNFIT))
+    named = [(one.op, at.source, at.seq, at.row, one.reason) for one in unfit for at in [decode(one.version)]]
+    reasons = F.broadcast(job.spark.createDataFrame(named, _UNFIT))
+    rows = job.read(job.filtered(table.table))
     aside = rows.join(reasons, [OP, SOURCE, SEQ, ROW]).select(*[c(name) for name in rows.columns], c(REASON))
     aside.write.mode("overwrite").parquet(job.store.spark_uri(folder))
     log.warning("run %s target %s: %d rows of %s set aside in %s, the first: %s", job.plan.run_id, job.target.name,
-                len(unfit), table.table, folder, unfit[0][REASON])  # fmt: skip
+                len(unfit), table.table, folder, unfit[0].reason)  # fmt: skip
 
 
 def accepted(job: Job, table: MergeTable, rows: DataFrame) -> DataFrame:

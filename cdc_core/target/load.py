@@ -154,10 +154,11 @@ def target_name(facts: TableFacts, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A row that a table does not take: its operation and version tell which of the batch it is."""
+    """A row that a table does not take: its operation, version and key text tell which of the batch it is."""
 
     op: str
     version: bytes
+    key: bytes
     reason: str
 
 
@@ -231,7 +232,7 @@ def remove(cursor: Any, facts: TableFacts, unfit: Mapping[int, str]) -> list[Unf
     if len(rows) > MAX_UNFIT:
         raise row_error(facts, rows[0][1], f"{unfit[rows[0][0]]}, and {len(rows) - 1} rows more do not fit either")
     cursor.execute(f"DELETE FROM {TEMPORARY} WHERE _n IN ({numbers})")
-    return [Unfit(str(op), bytes(version), unfit[number]) for number, _, op, version in rows]
+    return [Unfit(str(op), bytes(version), bytes(key or b""), unfit[number]) for number, key, op, version in rows]
 
 
 _ROW_NUMBER = re.compile(r"at row (\d+)|[Rr]ow (\d+) ")

@@ -7,14 +7,15 @@ import random
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 import pymysql
 import pytest
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.config import Pipeline, Quality, parse
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError
@@ -191,6 +192,26 @@ def test_each_winner_is_classified_and_stale_ones_are_kept_with_their_reason(lin
         3: "the target has a newer version of the row",
         7: "the key was deleted by a newer change",
     }
+
+
+def test_each_file_to_be_written_holds_whole_shards_in_the_order_of_their_key_and_is_read_to_its_end(
+    line: Line,
+) -> None:
+    line.spark.conf.set("spark.sql.files.maxRecordsPerFile", 1)
+    try:
+        plan = line.run(*reversed(FIRST))
+    finally:
+        line.spark.conf.unset("spark.sql.files.maxRecordsPerFile")
+    found: list[tuple[int, int]] = []
+    for path in (line.stage.root / line.job(plan).filtered("shop.orders")).glob("*.parquet"):
+        rows = pq.read_table(path)
+        found += zip(rows[SHARD].to_pylist(), rows["id"].to_pylist(), strict=True)
+        pq.write_table(rows, path, row_group_size=1)
+    places = [shard for at, (shard, _) in enumerate(found) if not at or found[at - 1][0] != shard]
+    assert sorted(places) == [0, 1, 2, 3]
+    assert all(one < next for (shard, one), (after, next) in pairwise(found) if shard == after)
+    write(line.job(plan))
+    assert [one.equal for one in line.counts(plan)[2]] == [2, 2, 2, 2]
 
 
 def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the_order_of_runs(line: Line) -> None:
@@ -455,8 +476,11 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     apply_filter(job)
     (table,) = job.tables()
     d, t = shard.split(".")
-    here = job.read(job.filtered("shop.orders")).where(F.col(SHARD) == 2 * int(d) + int(t))
-    assert [one.written for one in written(here, job.destination(table), "killed", arrivals=True)[0]] == [1]
+    paths = job.files_in(job.filtered("shop.orders"))
+    shards = {path: set(pq.read_table(line.stage.root / path)[SHARD].to_pylist()) for path in paths}
+    here = [path for path, inside in shards.items() if inside == {2 * int(d) + int(t)}]
+    done = written(job, job.destination(table), here, arrivals=True)
+    assert [one.counts.written for one in done] == [1]
 
     source.update(3, 3, code="new")
     changes = [*first, *source.taken()]
