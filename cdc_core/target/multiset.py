@@ -43,7 +43,8 @@ _TABLES = {
 }
 """Rows loaded that count: line, operation, fingerprint, number among those equal in both. The net of each fingerprint.
 Copies that the table had, and has after it."""
-_HASHED = TEXT_BASES | BINARY_BASES | GEOMETRY_BASES | {"enum", "set", "json", "vector"}
+_BYTES = TEXT_BASES | BINARY_BASES | GEOMETRY_BASES | {"enum", "set", "json", "vector"}
+_LONG = 256
 
 
 def write_copies(
@@ -194,7 +195,12 @@ def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
     """SQL: what is equal for rows whose columns are, byte by byte, and for no others."""
     parts = []
     for name in columns:
-        long = facts.by_name[name.lower()].type.base in _HASHED
-        value = f"SHA2({row}.{target_name(facts, name)}, 256)" if long else as_text(facts, name, False, row)
+        column, kind = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type
+        if kind.base not in _BYTES:
+            value = as_text(facts, name, False, row)
+        elif kind.labels or (kind.length or _LONG) < _LONG:
+            value = f"HEX({column})"
+        else:
+            value = f"SHA2({column}, 256)"  # as hex it could be longer than any text may be
         parts.append(f"COALESCE({value}, 'null')")
     return f"UNHEX(SHA2(CONCAT_WS(',', {', '.join(parts)}), 256))"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -123,6 +124,16 @@ def test_copies_that_stay_keep_what_only_the_target_has(table: Table) -> None:
     assert (counts.written, counts.stale, counts.absent) == (3, 0, 0)
     found = table.query(f"SELECT word, n, extra FROM {table.facts.name} ORDER BY word")
     assert found == [("a", 1, "kept"), ("a", 1, "kept"), ("c", 1, None)]
+
+
+def test_two_runs_at_once_apply_a_batch_once_between_them(table: Table) -> None:
+    first, second = entries(1, Counter({("a", 1): 2})), entries(2, Counter({("a", 1): -1, ("b", 1): 3}))
+    with ThreadPoolExecutor(3) as pool:
+        runs = [pool.submit(put, table, rows, upto) for rows, upto in (
+            (first, {"one": 1}), ([*first, *second], {"one": 2}), ([*first, *second], {"one": 2}),
+        )]  # fmt: skip
+    assert sum(run.result().written for run in runs) == len(first) + len(second)
+    assert held(table) == Counter({("a", 1): 1, ("b", 1): 3})
 
 
 def test_who_deletes_what_is_not_there_is_counted_and_nothing_else_goes(table: Table) -> None:
