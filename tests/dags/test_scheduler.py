@@ -288,8 +288,9 @@ def test_a_backfill_in_random_order_with_two_runs_at_once_ends_equal(
 ) -> None:
     """Comes first: only past days have changes yet. Every three hours makes more than 24 intervals."""
     name, now = f"every_{hours}h", datetime.now(UTC)
-    # The next interval ends long after this test, and the last one is Airflow's newest: it makes no run by itself.
-    schedule = f"0 {(now.hour + hours // 2) % hours}-23/{hours} * * *"
+    # An interval has just ended, so that the next one ends as late after this test as can be; and the last one is
+    # Airflow's newest: it makes no run by itself.
+    schedule = f"0 {now.hour % hours}-23/{hours} * * *"
     *intervals, latest = _intervals(schedule, midnight(DAYS), now)
     order = random.Random(SEED).sample(intervals, len(intervals))
     order.insert(len(order) // 3, latest)  # the runs behind it find nothing to do
