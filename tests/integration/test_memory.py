@@ -18,7 +18,7 @@ from cdc_core.stage.reader import changes
 from tests.integration.draining import draining, killed_inside_a_transaction
 from tests.integration.source_origin import Origin
 
-RING_MIB = 32
+RING_MIB = 80
 LEASE_S = 5
 ROWS = 1_000_000
 
