@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import datetime as dt
 import random
+import re
 import struct
 import zlib
 from decimal import Decimal
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -167,12 +169,15 @@ def test_a_type_that_does_not_fit_the_log_never_comes_to_a_kernel() -> None:
 def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log(server)))), mariadb=server == "mariadb")
     images = RowImages.of(events)
+    before = np.zeros(1000, np.uint8)  # other images
     short = RowImages(
-        images.buffer[:-1], images.start, images.stop - 1, images.kind, images.event, images.bitmaps, images.shape,
-        images.columns, images.offset, images.partial, images.file,
+        np.concatenate([before, images.buffer]), images.start + len(before), images.stop + len(before) - 1, images.kind,
+        images.event, images.bitmaps, images.shape, images.columns, images.offset, images.partial, images.file,
     )  # fmt: skip
     with pytest.raises(DataAtRisk, match=r"cap\.t does not fit the table's shape") as stopped:
         count_rows(table, short)
+    into, whole = re.findall(r"(\d+) bytes", stopped.value.what)
+    assert int(into) <= int(whole) == images.stop[0] - images.start[0] - 1
     assert stopped.value.where == f"binlog.000001:{events[0].event.start}"
     assert stopped.value.code == "binlog.malformed"
 
