@@ -98,7 +98,7 @@ class Ring:
         self._bounded_bytes = mode == "both"
         self._at = Cursors(ddl_isolation=ddl_isolation)
         self._account = _Account()
-        self._putting = False
+        self._waiting: Held | None = None  # what a put waits for room for
         self._closed = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -277,7 +277,7 @@ class Ring:
         return self._at.taken == self._at.published
 
     def _starved(self) -> bool:
-        return self._putting and self._nothing_left()
+        return self._waiting is not None and self._nothing_left() and not self._fits(self._waiting)
 
     def _check_error(self) -> None:
         if self._error is not None:
@@ -319,12 +319,12 @@ class Ring:
             return False
         began = time.monotonic()
         self._account.put_waits += 1
-        self._putting = True
+        self._waiting = held
         self._data.notify_all()  # a consumer that waits may be starved from now on
         try:
             self._room.wait_for(lambda: self._fits(held) or self._closed, timeout_s)
         finally:
-            self._putting = False
+            self._waiting = None
             self._account.put_wait_s += time.monotonic() - began
         self._check_put(held.block)
         return self._fits(held)

@@ -414,6 +414,17 @@ def test_a_take_from_a_starved_ring_returns_none_at_once_even_without_a_timeout(
     assert not ring.starved
 
 
+def test_a_take_waits_for_the_put_that_an_ack_made_room_for():
+    ring = Ring(4)
+    ring.put(transactions(2))
+    taken = ring.take()
+    producer, _ = background(lambda: ring.put(transactions(1, at(2))))
+    waiting(ring, "put")
+    ring.ack(taken.range.last)
+    assert ring.take() is not None
+    producer.join(20)
+
+
 @pytest.mark.parametrize("side", ["put", "take"])
 def test_close_wakes_the_side_that_waits(side):
     ring = Ring(4)
