@@ -103,7 +103,7 @@ def check_tables(
             findings.warn(
                 subject, f"{one.name}: {one.problem}", "the first change of it stops the pipeline: tables.exclude"
             )
-        elif not one.schema.key:
+        elif not one.schema.key and not _taken_all_the_same(pipeline, capture, one.schema):
             findings.warn(
                 subject,
                 f"{one.name} has no key: its changes are staged, but a target takes them only if it is told how",
@@ -113,6 +113,17 @@ def check_tables(
     known = [one.schema for one in tables if one.schema is not None]
     shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
     return [schema for schema in shaped if schema is not None]
+
+
+def _taken_all_the_same(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> bool:
+    """Whether every target that takes the table, which has no key, is told how."""
+    rules = [
+        rule
+        for target in pipeline.targets
+        for logical in capture.route(schema.database, schema.table)
+        if (rule := target.table(logical)) is not None
+    ]
+    return bool(rules) and all(rule.key or rule.no_key == "rows" for rule in rules)
 
 
 def _check_cascades(

@@ -250,12 +250,12 @@ def _bent(cursor: Any, facts: TableFacts, warning: Sequence[Any]) -> DataAtRisk:
     return row_error(facts, row[0] if row else None, f"{warning[2]} ({warning[1]})")
 
 
-def shown_key(key: bytes | None) -> str:
-    shown = "unknown" if key is None else key.decode(errors="replace")
+def shown_key(key: bytes) -> str:
+    shown = key.decode(errors="replace")
     return shown if len(shown) <= _SHOWN else shown[:_SHOWN] + "…"
 
 
-def absent_values(rows: int, key: bytes | None, *, where: str) -> DataAtRisk:
+def absent_values(rows: int, key: bytes, *, where: str) -> DataAtRisk:
     """The error for updates of rows that the target does not have, of which the log did not carry all values."""
     return DataAtRisk(
         f"{rows} rows are not in the target, and the source's log did not carry all of their values; the first has the "
@@ -270,9 +270,10 @@ def absent_values(rows: int, key: bytes | None, *, where: str) -> DataAtRisk:
 def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
     """The error for a row that the table does not take. Key columns are shown, cut; other values are not."""
     return DataAtRisk(
-        f"The row with key {shown_key(key)} does not fit the target table: {reason}.",
+        f"{'A row' if not key else f'The row with key {shown_key(key)}'} does not fit the target table: {reason}.",
         where=facts.name,
         code="target.row_error",
         remedy="change the target's column or constraint so that it takes what the source holds, then run the task "
-        "again; nothing of this shard was written. on_row_error: quarantine sets single rows aside instead",
+        "again; nothing of this shard was written. on_row_error: quarantine sets single rows of tables with a key "
+        "aside instead",
     )
