@@ -32,7 +32,9 @@ ROW_GROUP_BYTES = 64 << 20
 
 _BOOKKEEPING_BYTES = 100
 """Of a row in memory, about."""
-_SAMPLE = 4096
+_SAMPLE, _LEAST_SAMPLE = 4096, 256
+_SAMPLE_BYTES = 1 << 20
+"""So many first values tell whether a column repeats; of long ones fewer do."""
 _REPEATS = 8
 """A column is dictionary-encoded when its first values repeat this often on average."""
 _BUFFER = 1 << 20
@@ -222,6 +224,10 @@ def _repeats(column: pa.ChunkedArray) -> bool:
     kind = column.type
     if pa.types.is_boolean(kind) or pa.types.is_nested(kind) or pa.types.is_floating(kind):
         return False
+    if pa.types.is_string(kind) or pa.types.is_binary(kind):
+        # Of long values a dictionary would outgrow its page, and to look for one takes longer than to write them.
+        held = pc.sum(pc.binary_length(column)).as_py() or 0
+        column = column.slice(0, max(_LEAST_SAMPLE, len(column) * _SAMPLE_BYTES // max(held, 1)))
     present = len(column) - column.null_count
     return bool(present and pc.count_distinct(column).as_py() * _REPEATS <= present)
 
