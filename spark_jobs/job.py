@@ -118,8 +118,9 @@ class Job:
         return count
 
     def files_in(self, folder: str) -> list[str]:
-        """The Parquet files that lie in a folder."""
-        return [info.path for info in self.store.list(folder + "/") if info.path.endswith(".parquet")]
+        """The Parquet files that lie in a folder; not those below it, where Spark has what it has not committed."""
+        names = (info.path.removeprefix(folder + "/") for info in self.store.list(folder + "/"))
+        return [f"{folder}/{name}" for name in names if name.endswith(".parquet") and "/" not in name]
 
     def read(self, folder: str) -> DataFrame:
         return self.spark.read.parquet(self.store.spark_uri(folder))

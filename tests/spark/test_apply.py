@@ -203,13 +203,17 @@ def test_each_file_to_be_written_holds_whole_shards_in_the_order_of_their_key_an
     finally:
         line.spark.conf.unset("spark.sql.files.maxRecordsPerFile")
     found: list[tuple[int, int]] = []
-    for path in (line.stage.root / line.job(plan).filtered("shop.orders")).glob("*.parquet"):
+    folder = line.stage.root / line.job(plan).filtered("shop.orders")
+    for path in folder.glob("*.parquet"):
         rows = pq.read_table(path)
         found += zip(rows[SHARD].to_pylist(), rows["id"].to_pylist(), strict=True)
         pq.write_table(rows, path, row_group_size=1)
     places = [shard for at, (shard, _) in enumerate(found) if not at or found[at - 1][0] != shard]
     assert sorted(places) == [0, 1, 2, 3]
     assert all(one < next for (shard, one), (after, next) in pairwise(found) if shard == after)
+    left_behind = folder / "_temporary" / "0" / "killed.parquet"
+    left_behind.parent.mkdir(parents=True)
+    left_behind.write_bytes(b"PAR1")
     write(line.job(plan))
     assert [one.equal for one in line.counts(plan)[2]] == [2, 2, 2, 2]
 
