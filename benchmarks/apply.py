@@ -39,7 +39,8 @@ from cdc_core.target.write import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
-from spark_jobs.filter import SHARD, by_shard
+from spark_jobs.columns import SHARD
+from spark_jobs.filter import by_shard
 from spark_jobs.job import Job
 from spark_jobs.session import EXACT
 from spark_jobs.write import write, written

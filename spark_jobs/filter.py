@@ -29,13 +29,13 @@ from cdc_core.target.text import version_hex
 from cdc_core.target.versions import ABSENT, DELETE, INSERT, REVIVED, STALE, UPDATE, classify, versions_of
 from cdc_core.target.whereabouts import ASTRAY, LINKS, Settled, settle
 from cdc_core.target.write import LEFT, UPSERT
-from spark_jobs.columns import Work, c, map_in_arrow
+from spark_jobs.columns import CLASS, REASON, SHARD, Work, c, map_in_arrow
 from spark_jobs.failures import carried, found
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.merge import BORN, MOVED
 from spark_jobs.session import size_shuffles
+from spark_jobs.unfinished import end_writes
 
-SHARD, CLASS, REASON = "_cdc_shard", "_cdc_class", "_cdc_reason"
 MOVE = "moved"
 _MERGES_OWN = (MOVED, LINKS, ASTRAY)
 Batches = Iterable[pa.RecordBatch]
@@ -163,8 +163,6 @@ def filter_table(job: Job, table: MergeTable) -> FilterCounts:
     try:
         return _filtered(job, table)
     except Exception as error:
-        from spark_jobs.unfinished import end_writes  # it writes, and the write imports this module
-
         known = found(error)
         if known is None or known.code != "target.absent_values" or not end_writes(job, table):
             raise

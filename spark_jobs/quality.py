@@ -31,9 +31,8 @@ from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import row_keys
 from cdc_core.target.whereabouts import LINKS
-from spark_jobs.columns import Work, c, map_in_arrow
+from spark_jobs.columns import SHARD, Work, c, map_in_arrow
 from spark_jobs.failures import carried
-from spark_jobs.filter import SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.merge import read_changes, row_columns
 from spark_jobs.multiset import copy_identity

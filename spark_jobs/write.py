@@ -32,9 +32,8 @@ from cdc_core.target.load import LoadFile, Unfit
 from cdc_core.target.multiset import write_copies
 from cdc_core.target.text import row_keys, version_hex
 from cdc_core.target.write import LEFT, ShardResult, ShardWrite, write_shard
-from spark_jobs.columns import c
+from spark_jobs.columns import REASON, SHARD, c
 from spark_jobs.failures import carried
-from spark_jobs.filter import REASON, SHARD
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.multiset import last_batches
 

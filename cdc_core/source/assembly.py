@@ -566,10 +566,10 @@ class Assembly:
 
     def _data(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
         """DML as a statement: what it did to rows is not in the log."""
-        tables = statement.tables
-        refused = faults.statement_dml(words, self._where(event))
         if self._past:
             return
+        tables = statement.tables
+        refused = faults.statement_dml(words, self._where(event))
         if tables is None or any(self._triggers(*table) for table in tables):
             raise refused
         for table in tables:

@@ -72,16 +72,8 @@ class Tree:
         if shutil.which("debootstrap") is None:
             _run(["apt-get", "update", "-qq"])
             _run(["apt-get", "install", "-y", "-qq", "--no-install-recommends", "debootstrap"])
-        _run(
-            [
-                "debootstrap",
-                "--variant=minbase",
-                f"--include={self.packages}",
-                suite,
-                str(into),
-                self.mirror or self._mirror(),
-            ]
-        )
+        mirror = self.mirror or self._mirror()
+        _run(["debootstrap", "--variant=minbase", f"--include={self.packages}", suite, str(into), mirror])
         shutil.rmtree(into / "var/cache/apt", ignore_errors=True)
 
     def _own_suite(self) -> str:

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Self
 
@@ -87,8 +88,7 @@ def _find() -> _Installation:
 def _loaded(root: Path) -> tuple[str, ...]:
     """What runs a program of the tree with the tree's own libraries."""
     # In usr/lib64 of some releases stands an absolute link, which leads out of the tree.
-    loaders = [*root.glob("usr/lib/*/ld-linux-*.so.*"), *root.glob("usr/lib*/ld-linux-*.so.*")]
-    loader = next(iter(loaders), None)
+    loader = next(chain(root.glob("usr/lib/*/ld-linux-*.so.*"), root.glob("usr/lib*/ld-linux-*.so.*")), None)
     if loader is None:
         raise SandboxError(f"{root} has no dynamic loader. Remove the folder and run `make mysql` again.")
     libraries = [str(path.parent) for path in root.glob("usr/lib/*/libc.so.6")] + [f"{root}/usr/lib/mysql/private"]

@@ -22,7 +22,8 @@ from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.stage.objects import open_store
 from spark_jobs import failures
-from spark_jobs.filter import SHARD, apply_filter
+from spark_jobs.columns import SHARD
+from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check

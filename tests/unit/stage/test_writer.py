@@ -178,6 +178,21 @@ def test_bookkeeping_is_delta_or_dictionary_encoded_and_row_columns_where_it_pay
     assert bookkeeping < 16 * 2000
 
 
+def test_whether_long_values_repeat_is_judged_by_few_of_them(store, begin):
+    schema = TableSchema("shop", "t", (*ORDERS.columns, Column("body", ORDERS.column("note").type)))
+    long = [f"{min(n, 400):03d}" * 1000 for n in range(4000)]  # the first 400 differ
+    writer = begin()
+    writer.add(
+        block([Made([Change(schema, "c", {"id": n, "note": long[0], "body": long[n]})]) for n in range(4000)], START)
+    )
+    path = store.local_path(writer.finish(Checkpoint(at(4000))).parts[0].path)
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    encodings = {group.column(i).path_in_schema: group.column(i).encodings for i in range(group.num_columns)}
+    assert "RLE_DICTIONARY" in encodings["note"]
+    assert "RLE_DICTIONARY" not in encodings["body"]
+    assert pq.read_table(path, columns=["body"])["body"].to_pylist() == long
+
+
 def test_every_type_is_read_alike_by_duckdb(store, begin):
     types = {
         "i8": "tinyint", "u8": "tinyint unsigned", "u16": "smallint unsigned", "u32": "int unsigned",
