@@ -21,7 +21,7 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = {
     "ring": (["cdc_core/ring"], "tests/unit/ring"),
     "framing": (["cdc_core/binlog/framing.py"], "tests/unit/source/test_frames.py tests/unit/source/test_lane.py"),
-    "walk": (["cdc_core/binlog/groups.py", "cdc_core/source/lane.py"], "tests/unit/source/test_lane.py"),
+    "walk": (["cdc_core/binlog/ordinary.py", "cdc_core/source/lane.py"], "tests/unit/source/test_lane.py"),
     "rows": (
         ["cdc_core/binlog/scan.py", "cdc_core/binlog/rows.py"],
         # That one is about the compiler, which is off here.

@@ -109,17 +109,14 @@ def require_identity(schema: TableSchema, group: Group, where: str) -> None:
 
 def find(
     groups: Sequence[Group],
-    buffer: scan.Bytes,
-    start: scan.Longs,
-    stop: scan.Longs,
-    kind: scan.Bytes,
+    images: scan.Images,
     shape_of: Callable[[Group], scan.Shape],
     rows: scan.Longs,
     columns: int,
 ) -> scan.Places | None:
     """As scan.find, for groups of several shapes: a value that is in no image has the length of a null."""
     first = np.cumsum(rows) - rows
-    update = np.repeat(kind == UPDATE, rows)
+    update = np.repeat(images.kind == UPDATE, rows)
     number = np.cumsum(update) - 1
     total, updates = len(update), int(update.sum())
     offset, length = np.zeros((columns, total), np.int64), np.full((columns, total), -1, np.int32)
@@ -127,9 +124,7 @@ def find(
     before_end = np.zeros(updates, np.int64)
     for group in groups:
         events, counts = group.events, rows[group.events]
-        found = scan.find(
-            buffer, start[events], stop[events], kind[events], shape_of(group), int(counts.sum())
-        )  # fmt: skip
+        found = scan.find(images.of(events), shape_of(group), int(counts.sum()))
         if found is None:
             return None
         at = np.repeat(first[events] - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))

@@ -128,16 +128,17 @@ def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | Non
     Raises DataAtRisk `binlog.malformed`.
     """
     _check_columns(table_map, images)
-    buffer = _read_only(images.buffer)
+    extent = _extent(images)
     rows = np.zeros(len(images), np.int64)
     for group in _groups(images, table_map):
         events = group.events
         shape = scan.shape_of(table_map, _fsps(schema, table_map), *group.bitmaps, group.differences)
-        counted, bad = scan.count(buffer, images.start[events], images.stop[events], images.kind[events], shape)
-        if bad[0] >= 0:
-            event = int(events[bad[0]])
+        counted, misfit = scan.count(extent.of(events), shape)
+        if misfit.why != scan.OK:
+            event = int(events[misfit.event])
             raise malformed(
-                f"A row image of {table_map.name} does not fit the table's shape, {bad[1] - images.start[event]} bytes "
+                f"A row image of {table_map.name} does not fit the table's shape, "
+                f"{misfit.offset - images.start[event]} bytes "
                 f"into the {images.stop[event] - images.start[event]} bytes of images",
                 images.where(event),
             )
@@ -156,9 +157,10 @@ def decode_rows(
     `binlog.malformed` for bytes of another shape, Refused `binlog.charset` for a character set that no server has.
     """
     _check(schema, table_map, images)
-    buffer = _read_only(images.buffer)
+    extent = _extent(images)
+    buffer = extent.buffer
     groups = _groups(images, table_map)
-    places = _places(schema, table_map, images, buffer, groups)
+    places = _places(schema, table_map, images, extent, groups)
     rows = places.rows_per_event
     row_of_update = places.before_row
     ends = np.cumsum(rows)
@@ -217,11 +219,11 @@ def decode_rows(
     )
 
 
-def _read_only(buffer: npt.NDArray[np.uint8]) -> npt.NDArray[np.uint8]:
-    """The kernels are compiled for arrays that cannot be written, and only once."""
-    view = buffer.view()
-    view.flags.writeable = False
-    return view
+def _extent(images: RowImages) -> scan.Images:
+    """The images as the kernels take them, which are compiled for a buffer that cannot be written, and only once."""
+    buffer = images.buffer.view()
+    buffer.flags.writeable = False
+    return scan.Images(buffer, images.start, images.stop, images.kind)
 
 
 def _fsps(schema: TableSchema | None, table_map: TableMap) -> list[int | None]:
@@ -261,24 +263,23 @@ def _groups(images: RowImages, table_map: TableMap) -> list[Group]:
 
 
 def _places(
-    schema: TableSchema, table_map: TableMap, images: RowImages, buffer: scan.Bytes, groups: list[Group]
+    schema: TableSchema, table_map: TableMap, images: RowImages, extent: scan.Images, groups: list[Group]
 ) -> scan.Places:
     def shape_of(group: Group) -> scan.Shape:
         return scan.shape_of(table_map, _fsps(schema, table_map), *group.bitmaps, group.differences)
 
-    extent = images.start, images.stop, images.kind
     places = None
     if all(group.whole for group in groups):
         full = bytes([255]) * ((table_map.columns + 7) // 8)
         shape = scan.shape_of(table_map, _fsps(schema, table_map), full, full, False)
-        places = scan.find(buffer, *extent, shape, scan.likely_rows(buffer, *extent, shape))
+        places = scan.find(extent, shape, scan.likely_rows(extent, shape))
         if places is None:
-            places = scan.find(buffer, *extent, shape, int(count_rows(table_map, images, schema).sum()))
+            places = scan.find(extent, shape, int(count_rows(table_map, images, schema).sum()))
     else:
         for group in groups:
             require_identity(schema, group, images.where(int(group.events[0])))
         rows = count_rows(table_map, images, schema)
-        places = find(groups, buffer, *extent, shape_of, rows, table_map.columns)
+        places = find(groups, extent, shape_of, rows, table_map.columns)
     if places is None:
         raise InternalError(
             f"Row images of {table_map.name} changed between two walks over them.",

@@ -10,14 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from cdc_core.binlog.compiled import inlined, kernel
 from cdc_core.binlog.rows_event import UPDATE
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
+
+# mypy: disable-error-code="no-untyped-def,no-untyped-call"
 
 Bytes = npt.NDArray[np.uint8]
 Longs = npt.NDArray[np.int64]
@@ -77,8 +80,58 @@ def value_size(code: int, metadata: int, fsp: int | None) -> tuple[int, int]:
 OK, TRUNCATED, OVERFLOW = 0, 1, 2
 
 
-@nb.njit(nogil=True, cache=True)
-def _image(buf, at, stop, size, prefix, off, length, column):  # type: ignore[no-untyped-def]
+class Images(NamedTuple):
+    """Row images of events: those of event e are buffer[start[e]:stop[e]]; kind: INSERT, UPDATE or DELETE."""
+
+    buffer: Bytes
+    start: Longs
+    stop: Longs
+    kind: Bytes
+
+    def of(self, events: Longs | slice) -> Images:
+        """Those of some events."""
+        return Images(self.buffer, self.start[events], self.stop[events], self.kind[events])
+
+
+class Shape(NamedTuple):
+    """Size and prefix width of each column that is in an image, and in the after image of an update.
+
+    partial: bytes of the bitmap of partial JSON columns, -1 where after images are never partial.
+    """
+
+    size: Ints
+    prefix: Ints
+    after_size: Ints
+    after_prefix: Ints
+    partial: int = -1
+
+
+class ValueSpans(NamedTuple):
+    """Offset in the buffer and length (-1: null) of each value, [column, row]."""
+
+    offset: Longs
+    length: Ints
+
+
+class BeforeSpans(NamedTuple):
+    """The same of the before images of updates, [column, update]. row: of each update. end: where its image ends."""
+
+    offset: Longs
+    length: Ints
+    row: Longs
+    end: Longs
+
+
+class Misfit(NamedTuple):
+    """Why a walk stopped: OK, TRUNCATED or OVERFLOW; at which event, and where in the buffer."""
+
+    why: int
+    event: int
+    offset: int
+
+
+@inlined
+def _image(buf, at, stop, size, prefix, offset, length, column):
     """One image from `at`; returns where it ends, or -1 - the offset at which a value would pass `stop`.
 
     column < 0: writes nothing, only walks.
@@ -91,7 +144,7 @@ def _image(buf, at, stop, size, prefix, off, length, column):  # type: ignore[no
     for c in range(columns):
         if buf[nulls + (c >> 3)] >> np.uint8(c & 7) & np.uint8(1):
             if column >= 0:
-                off[c, column] = 0
+                offset[c, column] = 0
                 length[c, column] = -1
             continue
         n = np.int64(size[c])
@@ -110,92 +163,73 @@ def _image(buf, at, stop, size, prefix, off, length, column):  # type: ignore[no
         if n > stop - at:
             return -1 - at
         if column >= 0:
-            off[c, column] = at
+            offset[c, column] = at
             length[c, column] = n
         at += n
     return at
 
 
-@nb.njit(nogil=True, cache=True)
-def _walk(  # type: ignore[no-untyped-def]
-    buf,
-    start,
-    stop,
-    kind,
-    size,
-    prefix,
-    a_size,
-    a_prefix,
-    partial,
-    fill,
-    rows,
-    off,
-    length,
-    b_off,
-    b_length,
-    b_row,
-    b_end,
-    bad,
-):
-    """All images of all events. rows: rows per event, written. a_size, a_prefix: of the after images of updates.
+@inlined
+def _value_options(buf, at, stop, bitmap):
+    """Where the after image of PARTIAL_UPDATE_ROWS begins, after its value options: 1 and a bitmap of the partial JSON
+    columns, or 0. -1 - the offset where neither fits."""
+    if at >= stop or buf[at] > 1:
+        return -1 - at
+    return at + 1 + (bitmap if buf[at] == 1 else 0)
 
-    partial: bytes of the bitmap of partial JSON columns, -1 when after images are never partial.
-    fill: off, length (and b_ for the before images of updates, b_row their row, b_end where they end) are written too.
-    bad: (event, offset) of what does not fit. Returns OK, TRUNCATED or OVERFLOW.
-    """
+
+@inlined
+def _row(images, e, at, shape, spans, before, row, update, fill):
+    """One row of event e: a before and an after image, or one image. Where it ends, or -1 - the offset of a misfit."""
+    buf = images.buffer
+    stop = images.stop[e]
+    if images.kind[e] != UPDATE:
+        return _image(buf, at, stop, shape.size, shape.prefix, spans.offset, spans.length, row if fill else -1)
+    at = _image(buf, at, stop, shape.size, shape.prefix, before.offset, before.length, update if fill else -1)
+    if at >= 0 and fill:
+        before.row[update] = row
+        before.end[update] = at
+    if at >= 0 and shape.partial >= 0:
+        at = _value_options(buf, at, stop, shape.partial)
+    if at >= 0:
+        at = _image(
+            buf, at, stop, shape.after_size, shape.after_prefix, spans.offset, spans.length, row if fill else -1
+        )
+    return at
+
+
+@kernel
+def _walk(images: Images, shape: Shape, rows: Longs, spans: ValueSpans, before: BeforeSpans, fill: bool) -> Misfit:
+    """All images of all events. rows: how many each event holds, written; with `fill`, spans and before too."""
     row = 0
     update = 0
-    for e in range(start.shape[0]):
-        at = start[e]
-        end = stop[e]
+    for e in range(images.start.shape[0]):
+        at = images.start[e]
+        stop = images.stop[e]
         first = row
-        if at < 0 or end > buf.shape[0] or at > end:
-            bad[0] = e
-            bad[1] = at
-            return TRUNCATED
-        if size.shape[0] == 0 and kind[e] != UPDATE:
+        if at < 0 or stop > images.buffer.shape[0] or at > stop:
+            return Misfit(TRUNCATED, e, at)
+        if shape.size.shape[0] == 0 and images.kind[e] != UPDATE:
             # Images without columns have no bytes; the server writes one row of them per event.
-            if at != end:
-                bad[0] = e
-                bad[1] = at
-                return TRUNCATED
+            if at != stop:
+                return Misfit(TRUNCATED, e, at)
             rows[e] = 1
             row += 1
             continue
-        while at < end:
-            row_at = at
-            if fill and (row >= off.shape[1] or (kind[e] == UPDATE and update >= b_off.shape[1])):
-                bad[0] = e
-                bad[1] = at
-                return OVERFLOW
-            if kind[e] == UPDATE:
-                at = _image(buf, at, end, size, prefix, b_off, b_length, update if fill else -1)
-                if at >= 0:
-                    if fill:
-                        b_row[update] = row
-                        b_end[update] = at
-                    update += 1
-                    if partial >= 0:
-                        # Value options: 1 when a bitmap of the partial JSON columns follows, else 0.
-                        if at >= end or buf[at] > 1:
-                            at = -1 - at
-                        elif buf[at] == 1:
-                            at += 1 + partial
-                        else:
-                            at += 1
-                if at >= 0:
-                    at = _image(buf, at, end, a_size, a_prefix, off, length, row if fill else -1)
-            else:
-                at = _image(buf, at, end, size, prefix, off, length, row if fill else -1)
-            if at == row_at:
-                at = -1 - at
-            if at < 0:
-                bad[0] = e
-                bad[1] = -1 - at
-                return TRUNCATED
+        while at < stop:
+            updates = images.kind[e] == UPDATE
+            if fill and (row >= spans.offset.shape[1] or (updates and update >= before.offset.shape[1])):
+                return Misfit(OVERFLOW, e, at)
+            end = _row(images, e, at, shape, spans, before, row, update, fill)
+            if end < 0:
+                return Misfit(TRUNCATED, e, -1 - end)
+            if end == at:
+                return Misfit(TRUNCATED, e, at)
+            at = end
             row += 1
+            update += updates
         rows[e] = row - first
-    return OK
+    return Misfit(OK, -1, -1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +251,6 @@ class Places:
     @property
     def rows(self) -> int:
         return int(self.offset.shape[1])
-
-
-@dataclass(frozen=True, slots=True)
-class Shape:
-    """Size and prefix width of each column in an image (for the walk), and in the after image of an update."""
-
-    size: Ints
-    prefix: Ints
-    after_size: Ints
-    after_prefix: Ints
-    partial: int = -1
 
 
 def shape_of(table_map: TableMap, fsps: Sequence[int | None], present: bytes, after: bytes, partial: bool) -> Shape:
@@ -256,45 +279,40 @@ def present_columns(bitmap: bytes, columns: int) -> npt.NDArray[np.bool_]:
     return bits.astype(np.bool_)
 
 
-def count(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape) -> tuple[Longs, Longs]:
-    """Rows per event, and (-1, -1) or (event, offset in the buffer) of the first bytes that do not fit."""
-    rows = np.zeros(len(start), np.int64)
-    bad = np.full(2, -1, np.int64)
-    _walk(
-        buffer, start, stop, kind, shape.size, shape.prefix, shape.after_size, shape.after_prefix, shape.partial,
-        False, rows, np.zeros((0, 0), np.int64), np.zeros((0, 0), np.int32), np.zeros((0, 0), np.int64),
-        np.zeros((0, 0), np.int32), np.zeros(0, np.int64), np.zeros(0, np.int64), bad,
-    )  # fmt: skip
-    return rows, bad
+def _spans(columns: int, rows: int) -> ValueSpans:
+    return ValueSpans(np.empty((columns, rows), np.int64), np.empty((columns, rows), np.int32))
 
 
-def find(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape, capacity: int) -> Places | None:
-    """The place of every value, with room for `capacity` rows; None when that is not enough, or something does not
+def _before_spans(columns: int, updates: int) -> BeforeSpans:
+    return BeforeSpans(*_spans(columns, updates), np.empty(updates, np.int64), np.empty(updates, np.int64))
+
+
+def count(images: Images, shape: Shape) -> tuple[Longs, Misfit]:
+    """Rows per event, and the first bytes that do not fit, if any."""
+    rows = np.zeros(len(images.start), np.int64)
+    return rows, _walk(images, shape, rows, _spans(0, 0), _before_spans(0, 0), False)
+
+
+def find(images: Images, shape: Shape, capacity: int) -> Places | None:
+    """The place of every value, with space for `capacity` rows; None when that is not enough, or something does not
     fit: `count` tells which."""
-    updates = capacity if bool((kind == UPDATE).any()) else 0
-    columns, before = len(shape.after_size), len(shape.size)
-    rows = np.zeros(len(start), np.int64)
-    offset, length = np.empty((columns, capacity), np.int64), np.empty((columns, capacity), np.int32)
-    before_offset, before_length = np.empty((before, updates), np.int64), np.empty((before, updates), np.int32)
-    before_row, before_end = np.empty(updates, np.int64), np.empty(updates, np.int64)
-    status = _walk(
-        buffer, start, stop, kind, shape.size, shape.prefix, shape.after_size, shape.after_prefix, shape.partial,
-        True, rows, offset, length, before_offset, before_length, before_row, before_end,
-        np.full(2, -1, np.int64),
-    )  # fmt: skip
-    if status != OK:
+    updating = images.kind == UPDATE
+    rows = np.zeros(len(images.start), np.int64)
+    spans = _spans(len(shape.after_size), capacity)
+    before = _before_spans(len(shape.size), capacity if bool(updating.any()) else 0)
+    if _walk(images, shape, rows, spans, before, True).why != OK:
         return None
-    total, updated = int(rows.sum()), int(rows[kind == UPDATE].sum())
+    total, updated = int(rows.sum()), int(rows[updating].sum())
     return Places(
-        rows, offset[:, :total], length[:, :total], before_offset[:, :updated], before_length[:, :updated],
-        before_row[:updated], before_end[:updated],
+        rows, spans.offset[:, :total], spans.length[:, :total], before.offset[:, :updated], before.length[:, :updated],
+        before.row[:updated], before.end[:updated],
     )  # fmt: skip
 
 
-def likely_rows(buffer: Bytes, start: Longs, stop: Longs, kind: Bytes, shape: Shape) -> int:
+def likely_rows(images: Images, shape: Shape) -> int:
     """Rows that all events may hold, by the size of those in the first few. Memory in excess is never touched."""
-    few = slice(0, 8)
-    rows, _ = count(buffer, start[few], stop[few], kind[few], shape)
-    size = int((stop[few] - start[few]).sum())
-    whole = int((stop - start).sum())
+    few = images.of(slice(0, 8))
+    rows, _ = count(few, shape)
+    size = int((few.stop - few.start).sum())
+    whole = int((images.stop - images.start).sum())
     return 64 if size == 0 else int(1.25 * int(rows.sum()) * whole / size) + 64

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.binlog import framing, groups, gtid_text, json_kernels
+from cdc_core.binlog import framing, gtid_text, json_kernels, ordinary
 from cdc_core.binlog.events import Event, EventType, Header
 from cdc_core.binlog.rows import RowImages, decode_rows
 from cdc_core.binlog.rows_event import DELETE, INSERT, UPDATE, RowsEvent
@@ -69,12 +69,15 @@ def _warm_lane() -> None:
     """The kernels that read events, on none."""
     data, codes, numbers = np.zeros(64, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.int64)
     framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)
-    groups.walk(
-        data, numbers, numbers, codes, numbers, 0, 0, 4, numbers, np.zeros(1, np.int32), numbers, data, numbers,
-        numbers, numbers, numbers, 0, np.zeros((1, 3), np.int64), numbers, 0, 4, 1, 1, 1, 1, False, -1, *[numbers] * 18,
-        np.zeros(8, np.int64),
-    )  # type: ignore[call-arg]  # fmt: skip
-    groups.pack(data, numbers, numbers, 0, data, 0)
+    none = ordinary.Events(data, numbers, numbers, codes, numbers, 0, 0, 4)
+    maps = ordinary.KnownMaps(numbers, np.zeros(1, np.int32), numbers, data, *[numbers] * 4)
+    limits = ordinary.Limits(1, 1, 1, 1)
+    rows = ordinary.RowEvents(*[numbers] * 7)
+    names = ordinary.GtidNames(np.zeros((1, 3), np.int64), numbers)
+    entries, runs = ordinary.Entries(*[numbers] * 6), ordinary.GtidRuns(*[numbers] * 4)
+    ordinary.take_transactions(none, maps, names, limits, entries, runs, rows, 0, 0, 4, False)
+    ordinary.take_row_events(none, maps, limits, rows, 0, 0)
+    ordinary.pack(data, numbers, numbers, 0, data, 0)
     gtid_text.condensed(gtid_text.written(["a:"], numbers, numbers, numbers))
 
 
@@ -82,7 +85,7 @@ def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this room by name."""
     from cdc_core.binlog import addresses, kernels, scan, temporal, wide
 
-    for module in (scan, kernels, temporal, addresses, wide, framing, groups, gtid_text, json_kernels):
+    for module in (scan, kernels, temporal, addresses, wide, framing, gtid_text, json_kernels):
         for name, function in vars(module).items():
             if hasattr(function, "signatures") and function.__module__ == module.__name__:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", function

@@ -34,6 +34,7 @@ from cdc_core.binlog.events import (
     split_event,
     type_name,
 )
+from cdc_core.binlog.ordinary import Events
 from cdc_core.errors import DataAtRisk, LockstepError
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.source import faults
@@ -251,6 +252,14 @@ class Frames:
         if ordinary.count > before:
             self._after_format = False
         return len(ordinary)
+
+    @property
+    def verified(self) -> Events:
+        """The ordinary events, as the compiled walk reads them."""
+        found = self.ordinary
+        return Events(
+            self._buffer, found.at, found.length, found.code, found.start, found.first, found.count, self.checksum_size
+        )
 
     @property
     def buffer(self) -> npt.NDArray[np.uint8]:

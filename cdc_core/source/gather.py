@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.binlog.groups import pack
+from cdc_core.binlog import ordinary
 from cdc_core.binlog.gtid_text import written
 from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
 from cdc_core.binlog.rows_event import UPDATE, RowsEvent
@@ -124,7 +124,7 @@ class RowEvents:
         """With images and columns of its own: what it was made of is about to be used again."""
         start, stop = self.start.copy(), self.stop.copy()
         images = np.empty(int((stop - start).sum()), np.uint8)
-        pack(self.buffer, start, stop, len(self), images, 0)
+        ordinary.pack(self.buffer, start, stop, len(self), images, 0)
         own = (column.copy() for column in (self.change, self.ordinal, self.offset))
         return RowEvents(self.file, self.uses, images, self.use.copy(), start, stop, *own)
 
@@ -195,23 +195,15 @@ class _Columns:
 
 @dataclass(frozen=True, slots=True)
 class Groups:
-    """Whole transactions in columns, as binlog.groups.walk leaves them.
+    """Whole transactions in columns, as binlog.ordinary.take_transactions finds them.
 
-    kind, begin, end, seq, ts, events: of entries; a first PASSED one may join the entry before. run_*: their GTIDs,
-    numbers low..high of a name, whose text is prefixes[name]. rows: copied from, not kept; entry: of each, index into
-    the entries here. left_out: row events of tables not captured.
+    entries: a first PASSED one may join the entry before. runs: their GTIDs; of a name the text is prefixes[name].
+    rows: copied from, not kept; entry: of each, index into the entries here. left_out: row events of tables that are
+    not captured.
     """
 
-    kind: Longs
-    begin: Longs
-    end: Longs
-    seq: Longs
-    ts: Longs
-    events: Longs
-    run_entry: Longs
-    run_name: Longs
-    run_low: Longs
-    run_high: Longs
+    entries: ordinary.Entries
+    runs: ordinary.GtidRuns
     prefixes: Sequence[str]
     rows: RowEvents
     entry: Longs
@@ -331,26 +323,27 @@ class Gather:
     def extend(self, groups: Groups) -> None:
         """The same for many whole transactions of the block's file at once."""
         first = 0
-        named = np.bincount(groups.run_entry, minlength=len(groups.kind))
+        new, runs = groups.entries, groups.runs
+        named = np.bincount(runs.entry, minlength=len(new.kind))
         self._prefixes = groups.prefixes
-        if len(groups.kind) and groups.kind[0] == EntryKind.PASSED and self.in_passed:
-            self._join(
-                int(groups.end[0]), int(groups.ts[0]), int(groups.events[0]), _run_texts(groups, 0, int(named[0]))
-            )
+        if len(new.kind) and new.kind[0] == EntryKind.PASSED and self.in_passed:
+            joining = _run_texts(groups, 0, int(named[0]))
+            self._join(int(new.end[0]), int(new.commit_ts_us[0]), int(new.events[0]), joining)
             first = 1
         base = len(self._entries) - first
         name, low, high = (np.full(len(named), _NO_NAME, np.int64) for _ in range(3))
-        single = named[groups.run_entry] == 1
-        at = groups.run_entry[single]
-        name[at], low[at], high[at] = groups.run_name[single], groups.run_low[single], groups.run_high[single]
+        single = named[runs.entry] == 1
+        at = runs.entry[single]
+        name[at], low[at], high[at] = runs.name[single], runs.low[single], runs.high[single]
         starts = np.cumsum(named) - named
         for entry in np.flatnonzero(named > 1):
             if entry >= first:
                 self._gtids[base + int(entry)] = _run_texts(groups, int(starts[entry]), int(named[entry]))
         added = len(named) - first
         self._entries.extend(
-            added, kind=groups.kind[first:], begin=groups.begin[first:], end=groups.end[first:], seq=groups.seq[first:],
-            ts=groups.ts[first:], events=groups.events[first:], name=name[first:], low=low[first:], high=high[first:],
+            added, kind=new.kind[first:], begin=new.begin[first:], end=new.end[first:], seq=new.seq[first:],
+            ts=new.commit_ts_us[first:], events=new.events[first:], name=name[first:], low=low[first:],
+            high=high[first:],
         )  # fmt: skip
         self.size_bytes += ENTRY_BYTES * added
         self.end = groups.reached
@@ -364,7 +357,7 @@ class Gather:
         total = int((events.stop - events.start).sum())
         self._require_images(total)
         start, stop = events.start.copy(), events.stop.copy()
-        pack(events.buffer, start, stop, count, self._images, self._images_end)
+        ordinary.pack(events.buffer, start, stop, count, self._images, self._images_end)
         self._images_end += total
         number = np.zeros(len(events.uses), np.int64)
         columns = number.copy()
@@ -565,7 +558,7 @@ def run_text(prefix: str, low: int, high: int) -> str:
 
 def _run_texts(groups: Groups, first: int, count: int) -> list[str]:
     return [
-        run_text(groups.prefixes[int(groups.run_name[k])], int(groups.run_low[k]), int(groups.run_high[k]))
+        run_text(groups.prefixes[int(groups.runs.name[k])], int(groups.runs.low[k]), int(groups.runs.high[k]))
         for k in range(first, first + count)
     ]
 

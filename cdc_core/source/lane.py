@@ -13,7 +13,7 @@ from uuid import UUID
 
 import numpy as np
 
-from cdc_core.binlog import framing, groups
+from cdc_core.binlog import framing, ordinary
 from cdc_core.binlog.events import EventType
 from cdc_core.model.position import file_number, order_key
 from cdc_core.source.assembly import Assembly, Steps
@@ -42,16 +42,29 @@ class _Maps:
     """Table maps that the assembly has met, as groups.walk looks them up; all are dropped when a definition changes."""
 
     def __init__(self) -> None:
-        self.slot_id = np.zeros(groups.MAP_SLOTS, np.int64)
-        self.slot_map = np.full(groups.MAP_SLOTS, -1, np.int32)
-        self.slot_group = np.zeros(groups.MAP_SLOTS, np.int64)
+        self.slot_id = np.zeros(ordinary.MAP_SLOTS, np.int64)
+        self.slot_map = np.full(ordinary.MAP_SLOTS, -1, np.int32)
+        self.slot_group = np.zeros(ordinary.MAP_SLOTS, np.int64)
         self.bytes = np.zeros(1 << 16, np.uint8)
-        self.start = np.zeros(_MAPS + 1, np.int64)
+        self.offset = np.zeros(_MAPS + 1, np.int64)
         self.use = np.zeros(_MAPS, np.int64)
         self.columns = np.zeros(_MAPS, np.int64)
         self.uses: list[TableUse] = []
         self.row_bytes = np.ones(_MAPS, np.int64)
         self._known: dict[bytes, int] = {}
+
+    def columns_of(self) -> ordinary.KnownMaps:
+        """As the kernels look them up."""
+        return ordinary.KnownMaps(
+            self.slot_id,
+            self.slot_map,
+            self.slot_group,
+            self.bytes,
+            self.offset,
+            self.use,
+            self.columns,
+            self.row_bytes,
+        )
 
     def learn(self, body: bytes, use: TableUse | None, group: int) -> bool:
         """The body of a TABLE_MAP of a group and what it was found to be; False when there is no room for more."""
@@ -59,14 +72,14 @@ class _Maps:
         number = self._known.get(description)
         if number is None:
             number = len(self._known)
-            start = int(self.start[number])
+            start = int(self.offset[number])
             stop = start + len(description)
             if number == _MAPS or stop > _MAP_BYTES:
                 return False
             if stop > len(self.bytes):
                 self.bytes = np.concatenate([self.bytes, np.zeros(max(stop, len(self.bytes)), np.uint8)])
             self.bytes[start:stop] = np.frombuffer(description, np.uint8)
-            self.start[number + 1] = stop
+            self.offset[number + 1] = stop
             self.use[number] = -1 if use is None else len(self.uses)
             if use is not None:
                 self.columns[number] = use.table_map.columns
@@ -74,7 +87,7 @@ class _Maps:
                 self.uses.append(use)
             self._known[description] = number
         table_id = int.from_bytes(body[:6], "little")
-        slot = table_id & (groups.MAP_SLOTS - 1)
+        slot = table_id & (ordinary.MAP_SLOTS - 1)
         self.slot_id[slot] = table_id
         self.slot_map[slot] = number
         self.slot_group[slot] = group
@@ -101,16 +114,11 @@ class Lane:
         self._group = 0
         self._steps: Steps = iter(())
         """Of the last event: who stopped in the middle of them goes on there."""
-        self._names = np.zeros((_NAMES, 3), np.int64)
-        self._named = np.zeros(1, np.int64)
+        self._names = ordinary.GtidNames(np.zeros((_NAMES, 3), np.int64), np.zeros(1, np.int64))
         self._prefixes: list[str] = []
-        self._e_kind, self._e_begin, self._e_end, self._e_seq, self._e_ts, self._e_events, self._e_rows = (
-            np.empty(_ENTRIES, np.int64) for _ in range(7)
-        )
-        self._runs = tuple(np.empty(_ENTRIES, np.int64) for _ in range(4))
-        self._rows = tuple(np.empty(_ROWS, np.int64) for _ in range(5))
-        self._r_entry, self._r_offset = np.empty(_ROWS, np.int64), np.empty(_ROWS, np.int64)
-        self._result = np.zeros(8, np.int64)
+        self._entries = ordinary.Entries(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.Entries._fields))
+        self._runs = ordinary.GtidRuns(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.GtidRuns._fields))
+        self._rows = ordinary.RowEvents(*(np.empty(_ROWS, np.int64) for _ in ordinary.RowEvents._fields))
 
     def feed(self, frames: Frames) -> Iterator[None]:
         """All that is there: ordinary groups at once, the rest event by event. Stops after each step, since
@@ -126,9 +134,9 @@ class Lane:
             if assembly.between_groups and frames.look():
                 why = self._take(frames)
                 yield
-                if why == groups.FULL or (why == groups.OPEN and self._has_more(frames)):
+                if why == ordinary.FULL or (why == ordinary.OPEN and self._has_more(frames)):
                     continue
-                if why == groups.OPEN and self._may_wait(frames):
+                if why == ordinary.OPEN and self._may_wait(frames):
                     return
             event = frames.next()
             if event is None:
@@ -165,43 +173,56 @@ class Lane:
 
     def _take(self, frames: Frames) -> int:
         """Ordinary groups from the first event in the frames on; why there are no more."""
-        assembly, ordinary = self._assembly, frames.ordinary
+        assembly, framed = self._assembly, frames.ordinary
         gather = assembly.gather
         if not self._knows(frames, _BEGINS) or frames.file != gather.begin.file:
-            return groups.UNUSUAL
-        why = self._walk(frames, -1, assembly.block_bytes - gather.size_bytes)
-        taken, entries, rows, runs, left_out, end, self._group, _ = self._result.tolist()
-        if taken == ordinary.first:
-            return groups.UNUSUAL if why == groups.FULL else why
-        for number in range(len(self._prefixes), int(self._named[0])):
-            self._prefixes.append(_prefix(*self._names[number].tolist()))
-        run_entry, run_name, run_low, run_high = (column[:runs] for column in self._runs)
-        assembly.take(
-            Groups(
-                self._e_kind[:entries], self._e_begin[:entries], self._e_end[:entries], self._e_seq[:entries],
-                self._e_ts[:entries], self._e_events[:entries], run_entry, run_name, run_low, run_high, self._prefixes,
-                self._row_events(frames, rows), self._r_entry[:rows], left_out, end,
-            )
-        )  # fmt: skip
-        ordinary.first = taken
-        return why
+            return ordinary.UNUSUAL
+        base = order_key(gather.begin.timeline, file_number(frames.file), 0)
+        found = ordinary.take_transactions(
+            frames.verified,
+            self._maps.columns_of(),
+            self._names,
+            self._limits(assembly.block_bytes - gather.size_bytes),
+            self._entries,
+            self._runs,
+            self._rows,
+            self._group,
+            base,
+            gather.end,
+            gather.in_passed,
+        )
+        self._group = found.group
+        if found.reached == framed.first:
+            return ordinary.UNUSUAL if found.why == ordinary.FULL else found.why
+        for number in range(len(self._prefixes), int(self._names.used[0])):
+            self._prefixes.append(_prefix(*self._names.rows[number].tolist()))
+        entries = ordinary.Entries(*(column[: found.entries] for column in self._entries))
+        runs = ordinary.GtidRuns(*(column[: found.runs] for column in self._runs))
+        rows = self._row_events(frames, found.rows)
+        entry = self._rows.entry[: found.rows]
+        assembly.take(Groups(entries, runs, self._prefixes, rows, entry, found.left_out, found.end))
+        framed.first = found.reached
+        return found.why
 
     def _take_inside(self, frames: Frames) -> bool:
         """Of the open group what is ordinary from the first event in the frames on; whether that was any."""
-        assembly, ordinary = self._assembly, frames.ordinary
+        assembly, framed = self._assembly, frames.ordinary
         inside = assembly.inside
         if inside is None or not self._knows(frames, _OF_ROWS):
             return False
-        self._walk(frames, *inside)
-        taken, _, rows, _, left_out, _, _, ordinal = self._result.tolist()
-        if taken == ordinary.first:
+        next_ordinal, budget = inside
+        found = ordinary.take_row_events(
+            frames.verified, self._maps.columns_of(), self._limits(budget), self._rows, self._group, next_ordinal
+        )
+        if found.reached == framed.first:
             return False
-        last = taken - 1
+        last = found.reached - 1
         assembly.take_inside(
-            self._row_events(frames, rows).kept(), self._maps.of_group(self._group), events=taken - ordinary.first,
-            ordinal=ordinal, left_out=left_out, end=int(ordinary.start[last] + ordinary.length[last]),
+            self._row_events(frames, found.rows).kept(), self._maps.of_group(self._group),
+            events=found.reached - framed.first, ordinal=found.ordinal, left_out=found.left_out,
+            end=int(framed.start[last] + framed.length[last]),
         )  # fmt: skip
-        ordinary.first = taken
+        framed.first = found.reached
         return True
 
     def _knows(self, frames: Frames, codes: frozenset[EventType]) -> bool:
@@ -209,24 +230,13 @@ class Lane:
         ordinary = frames.ordinary
         return int(ordinary.code[ordinary.first]) in codes and self._generation == self._tables.generation
 
-    def _walk(self, frames: Frames, inside: int, budget: int) -> int:
-        """groups.walk over the events in the frames; why it stopped."""
-        ordinary, maps, assembly = frames.ordinary, self._maps, self._assembly
-        gather = assembly.gather
-        base = order_key(gather.begin.timeline, file_number(frames.file), 0)
-        why: int = groups.walk(  # type: ignore[call-arg]
-            frames.buffer, ordinary.at, ordinary.length, ordinary.code, ordinary.start, ordinary.first, ordinary.count,
-            frames.checksum_size, maps.slot_id, maps.slot_map, maps.slot_group, maps.bytes, maps.start, maps.use,
-            maps.columns, maps.row_bytes, self._group, self._names, self._named, base, gather.end, budget, ENTRY_BYTES,
-            ROW_BYTES, assembly.block_bytes, gather.in_passed, inside,
-            self._e_kind, self._e_begin, self._e_end, self._e_seq, self._e_ts, self._e_events, self._e_rows,
-            *self._runs, *self._rows, self._r_entry, self._r_offset, self._result,
-        )  # fmt: skip
-        return why
+    def _limits(self, budget: int) -> ordinary.Limits:
+        return ordinary.Limits(budget, ENTRY_BYTES, ROW_BYTES, self._assembly.block_bytes)
 
     def _row_events(self, frames: Frames, count: int) -> RowEvents:
-        columns = (column[:count] for column in (*self._rows, self._r_offset))
-        return RowEvents(frames.file, self._maps.uses, frames.buffer, *columns)
+        rows = self._rows
+        columns = (rows.table, rows.start, rows.stop, rows.change, rows.ordinal, rows.offset)
+        return RowEvents(frames.file, self._maps.uses, frames.buffer, *(column[:count] for column in columns))
 
 
 def _prefix(first: int, second: int, flavor: int) -> str:
