@@ -54,7 +54,7 @@ def show(
     comparisons = compare(source, target)
     console.print(_comparison_table(comparisons))
     checks["source and target are equal, row by row, in all columns"] = _equal(comparisons)
-    checks["what the replay built from the staged files alone is equal to the source, too"] = _equal(
+    checks["a target rebuilt by replaying the staged files alone is equal to the source, too"] = _equal(
         compare(source, target, rebuilt)
     )
     for what, holds in checks.items():
@@ -108,11 +108,11 @@ def _staged(console: Console, place: Place) -> bool:
 
 
 def _ledger_table(accounts: list[tuple[RunRow, tuple[LedgerRow, ...]]]) -> Table:
-    title = "Ledgers: staged + key changes = winners + superseded; winners = written + stale + absent"
-    table = Table(title=title, title_justify="left")
+    """The ledgers in short; `lockstep status` and the page have every figure."""
+    table = Table(title="Ledgers: changes = superseded + written + not needed", title_justify="left")
     table.add_column("run of", no_wrap=True)
     table.add_column("table")
-    for column in ("staged", "key changes", "winners", "superseded", "written", "equal", "stale", "absent"):
+    for column in ("changes", "superseded", "written", "not needed"):
         table.add_column(column, justify="right")
     table.add_column("adds up")
     for run, rows in accounts:
@@ -121,12 +121,11 @@ def _ledger_table(accounts: list[tuple[RunRow, tuple[LedgerRow, ...]]]) -> Table
             table.add_row(name, "(nothing new)", style="dim")
         for row in rows:
             entry = row.entry
-            figures = (
-                entry.staged_rows, entry.key_changes, entry.winners, entry.superseded, entry.written, entry.equal,
-                entry.stale, entry.absent,
-            )  # fmt: skip
+            changes = entry.staged_rows + entry.key_changes
+            figures = (changes, entry.superseded, entry.written, entry.stale + entry.absent)
             problems = "; ".join(entry.problems())
             table.add_row(name, entry.table, *(f"{figure:,}" for figure in figures), problems or "[green]yes[/]")
+    table.caption = "superseded: a later change of the same key; not needed: older than the target, or already absent"
     return table
 
 
