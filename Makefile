@@ -10,7 +10,7 @@ export UV_CACHE_DIR ?= $(LOCKSTEP_CACHE)/uv
 # spark-submit is found by name, so the environment's bin comes first.
 export PATH := $(CURDIR)/.venv/bin:$(PATH)
 
-# What .venv holds is compiled once, whatever the shell says: else each of a run's many processes compiles it anew.
+# What .venv holds is compiled once, whatever the shell says: otherwise each of a run's many processes compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
@@ -101,7 +101,7 @@ lint: setup ## ruff: rules and format
 	@$(VENV)/bin/ruff check $(LINTED)
 	@$(VENV)/bin/ruff format --check $(LINTED)
 
-format: setup ## let ruff mend what it can
+format: setup ## let ruff fix what it can
 	@$(VENV)/bin/ruff check --fix $(LINTED)
 	@$(VENV)/bin/ruff format $(LINTED)
 
@@ -113,7 +113,7 @@ check-all: ## lint, types and test, as CI does
 	@$(MAKE) types
 	@$(MAKE) test
 
-lock: setup ## resolve requirements.lock anew from pyproject.toml
+lock: setup ## resolve requirements.lock again from pyproject.toml
 	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
 	  --no-header --no-annotate --no-emit-index-url --group dev --extra postgres \
 	  pyproject.toml -o requirements.lock

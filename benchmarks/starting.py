@@ -16,7 +16,7 @@ _PATIENCE_S = 60
 
 
 def seconds_to_stream(server: SqlServer, rounds: int, environ: Mapping[str, str]) -> float:
-    """The median of `rounds` starts behind a first one, which makes meta, stage and position.
+    """The median of `rounds` starts after a first one, which makes meta, stage and position.
 
     What is waited for is the thread that the server gives to the reader.
     """

@@ -47,7 +47,7 @@ class Stretch:
 
 
 def written(server: SqlServer, workload: Workload, rows: int) -> Stretch:
-    """Writes the workload behind a rotation of the log; the definitions lie in the file before."""
+    """Writes the workload after a rotation of the log; the definitions lie in the file before."""
     with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE {workload.name}")
     workload.write(server, workload.name, rows)

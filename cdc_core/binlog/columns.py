@@ -2,7 +2,7 @@
 
 Assumes places inside the buffer (scan.py checks them) and a type that fits the wire's (rows.py checks it).
 Keeps true (DESIGN.md, invariant 6): each value is exact, or null here with its exact text in `Literals`. Bytes that
-are no text of their character set have no text: their literal is `0x` and their hex digits.
+are not text of their character set have no text: their literal is `0x` and their hex digits.
 """
 
 from __future__ import annotations
@@ -130,7 +130,7 @@ def _bit(values: _Values) -> _Decoded:
 
 
 def decimal_groups(precision: int, scale: int) -> tuple[Longs, Longs, int]:
-    """Bytes and digits of each group of a DECIMAL, and how many groups stand before the point."""
+    """Bytes and digits of each group of a DECIMAL, and how many groups come before the point."""
     whole = precision - scale
     digits = ([whole % 9] if whole % 9 else []) + [9] * (whole // 9)
     before_point = len(digits)
@@ -255,7 +255,7 @@ def _narrowed(values: _Values, wide: wide_sets.Wide) -> _Decoded:
 
 
 def _each_text(values: _Values) -> _Decoded:
-    """Value by value in Python: columns in which some bytes are no text."""
+    """Value by value in Python: columns in which some bytes are not text."""
     charset = values.column.type.charset
     texts: list[str | None] = []
     bad: list[int] = []
@@ -373,7 +373,7 @@ def _plain_json(values: _Values) -> pa.StringArray:
     """Null where there is no value, and where json_kernels declines one."""
     rows = len(values.offset)
     size = np.empty(rows, np.int64)
-    # As a rule a text is about as long as the binary form; what has no room is declined.
+    # As a rule a text is about as long as the binary form; what does not fit is declined.
     out = np.empty(3 * int(values.length[values.valid].sum(dtype=np.int64)) + 64 * rows + 64, np.uint8)
     json_kernels.documents(values.buffer, values.offset, values.length, out, size, *json_kernels.tables())
     ends = _ends(np.maximum(size, 0))

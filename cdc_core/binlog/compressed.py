@@ -1,6 +1,6 @@
-"""Compressed events as the plain events that they stand for.
+"""Compressed events, unpacked to the plain events in them.
 
-MySQL's TRANSACTION_PAYLOAD holds all events of a transaction but its GTID, perhaps more than memory has room for: they
+MySQL's TRANSACTION_PAYLOAD holds all events of a transaction but its GTID, perhaps more than fits into memory: they
 are unpacked one after the other. MariaDB compresses the statement of a QUERY, and the images of a row event. What comes
 out is parsed like any other event.
 """

@@ -54,7 +54,7 @@ _BYTES_PER_CHARACTER = {
 
 
 def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool = False) -> TableSchema:
-    """The definition that the row images behind `table_map` follow.
+    """The definition that the row images after `table_map` follow.
 
     known:   what INFORMATION_SCHEMA says of the table, as near to this position as was to be had; None if unread.
     mariadb: the log is MariaDB's, whose temporals of the old codes may have a fraction that it does not log.

@@ -18,7 +18,7 @@ from cdc_core.binlog.events import EventType
 # mypy: disable-error-code="no-untyped-def"
 
 MORE, UNUSUAL, FULL = 0, 1, 2
-"""Why `frame` stopped: the next packet is not whole yet; it is for Frames; the columns have no room."""
+"""Why `frame` stopped: the next packet is not whole yet; it is for Frames; the columns are full."""
 
 _ROTATE, _FORMAT, _HEARTBEAT, _HEARTBEAT_V2 = (
     int(code) for code in (EventType.ROTATE, EventType.FORMAT_DESCRIPTION, EventType.HEARTBEAT, EventType.HEARTBEAT_V2)
@@ -84,7 +84,7 @@ def frame(buf, head, tail, offset, checked, tables, at, length, code, start, fir
 
     checked: the log has checksums. at, length, code, start: of each event, written from index `first` on: where its
     header lies in buf, its length, its type, its place in the file.
-    Returns (where the next packet begins, how many events the columns hold, offset behind the last, why it stopped).
+    Returns (where the next packet begins, how many events the columns hold, offset after the last, why it stopped).
     """
     k = first
     shortest = 24 if checked else 20

@@ -81,7 +81,7 @@ def written(prefixes: Sequence[str], name: Longs, low: Longs, high: Longs) -> pa
 @nb.njit(nogil=True, cache=True)
 def runs(ends, data, first, last, low, high):
     """Runs of texts `name:number` (`name-number` where there is no colon) with consecutive numbers: the rows where one
-    begins and where it was last continued, and its numbers. What is no such text is a run alone, with low -1; of a
+    begins and where it was last continued, and its numbers. Any other text is a run of its own, with low -1; of a
     MariaDB domain and server the last number stands for all. Returns how many there are; empty texts are in none."""
     count = 0
     going = np.full(_OPEN, -1, np.int64)
@@ -114,7 +114,7 @@ def runs(ends, data, first, last, low, high):
                 if r < 0:
                     break
                 known = np.int64(ends[first[r]])
-                # A name is no other's begin: behind `uuid:` stands a number or a tag.
+                # No name is the start of another: `uuid:` is followed by a number or a tag.
                 if ends[first[r] + 1] - known <= split or np.int64(data[known + split]) - _ZERO > 9:
                     continue
                 same = data[known : known + split]

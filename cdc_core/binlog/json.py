@@ -31,7 +31,7 @@ _SHORT_ESCAPES = {'"': '\\"', "\\": "\\\\", "\b": "\\b", "\f": "\\f", "\n": "\\n
 
 
 class JsonError(ValueError):
-    """The bytes are no binary JSON."""
+    """The bytes are not binary JSON."""
 
 
 def json_text(raw: bytes) -> str:
@@ -42,7 +42,7 @@ def json_text(raw: bytes) -> str:
     try:
         printer.value(raw[0], raw, 1, 0)
     except (struct.error, IndexError, UnicodeDecodeError) as error:
-        raise JsonError(f"a JSON value ends too early or is no text: {error}") from error
+        raise JsonError(f"a JSON value ends too early or is not text: {error}") from error
     return "".join(printer.out)
 
 

@@ -1,6 +1,6 @@
 """Updates of JSON that the log has as differences (binlog_row_value_options = PARTIAL_JSON).
 
-Layout (MySQL sql-common/json_diff.h, Json_diff_vector): differences, one behind the other, each an operation byte, the
+Layout (MySQL sql-common/json_diff.h, Json_diff_vector): differences, one after the other, each an operation byte, the
 length of a path in lenenc and the path, `$.a[0]`, and but for a REMOVE the length of a value in lenenc and the
 value in binary JSON. None at all: the value stays. Application: json_diff.cc, apply_json_diffs.
 Keeps true: a difference that does not fit the value is an error, never left out. Scalars keep the server's own text.
@@ -32,7 +32,7 @@ def patched(before: bytes, differences: bytes, where: str) -> str:
     """
     root = [_parsed(before)]
     for operation, path, value in _read(differences, where):
-        # The root stands in a list of its own, so that every place is a member of something.
+        # The root is put into a list of its own, so that every place is a member of something.
         *way, last = [0, *_legs(path)]
         place: Any = root
         try:
@@ -101,7 +101,7 @@ def _insert(place: Any, leg: str | int, value: Any) -> None:
 
 def _printed(node: Any) -> str:
     if isinstance(node, dict):
-        # Members stand in order of length, then of bytes.
+        # Members are in order of length, then of bytes.
         members = sorted((len(name.encode()), name.encode(), name) for name in node)
         return "{" + ", ".join(f"{quoted(name)}: {_printed(node[name])}" for _, _, name in members) + "}"
     if isinstance(node, list):

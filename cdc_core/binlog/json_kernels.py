@@ -18,7 +18,7 @@ _LARGE_OBJECT, _LARGE_ARRAY = 1, 3
 _LITERAL, _INT16, _UINT16, _INT32, _UINT32, _INT64, _UINT64, _DOUBLE, _STRING = range(4, 13)
 _OPAQUE, _DECIMAL = 15, 246
 _DECLINED = -1
-_NUMBER_ROOM = 32
+_NUMBER_SIZE = 32
 TENS = np.array([10.0**n for n in range(23)])
 _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _WORDS = np.frombuffer(b"null true false", np.uint8)
@@ -139,7 +139,7 @@ def _decimal(buf, at, end, out, to):
             to += 1
             begun = True
         while left:
-            # Leftover digits stand before the whole groups and behind those of the fraction.
+            # Leftover digits come before the whole groups, and after those of the fraction.
             count = left % 9 if part == 0 and left % 9 else min(left, 9)
             size = (count + 1) // 2 if count < 7 else 4
             if at + size > end:
@@ -176,11 +176,11 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
     kind = np.int64(buf[start])
     at = start + 1
     end = stop
-    room = out.shape[0]
+    size_out = out.shape[0]
     while True:
         # One value of this kind at `at`, which may not pass `end`.
         left -= 1
-        if left < 0 or to + _NUMBER_ROOM > room:
+        if left < 0 or to + _NUMBER_SIZE > size_out:
             return _DECLINED
         if kind <= _LARGE_ARRAY:
             if depth >= MAX_DEPTH:
@@ -241,7 +241,7 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
                 if buf[at - 1] < 128:
                     break
             left -= size
-            if left < 0 or at + size > end or to + 6 * size + _NUMBER_ROOM > room:
+            if left < 0 or at + size > end or to + 6 * size + _NUMBER_SIZE > size_out:
                 return _DECLINED
             if kind == _STRING:
                 to = _quoted(buf, at, size, out, to, hexes)
@@ -254,7 +254,7 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
         # The next member: of the innermost container that has one left.
         while depth and stack[depth - 1, 4] == stack[depth - 1, 3]:
             depth -= 1
-            if to >= room:
+            if to >= size_out:
                 return _DECLINED
             out[to] = 125 if stack[depth, 2] <= _LARGE_OBJECT else 93
             to += 1
@@ -270,7 +270,7 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
         width = 4 if large else 2
         values = 2 * width
         if n:
-            if to + 2 > room:
+            if to + 2 > size_out:
                 return _DECLINED
             out[to] = 44
             out[to + 1] = 32
@@ -280,7 +280,7 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
             key = begin + np.int64(_little(buf, place, width))
             size = np.int64(_little(buf, place + width, 2))
             left -= size
-            if left < 0 or key + size > end or to + 6 * size + _NUMBER_ROOM > room:
+            if left < 0 or key + size > end or to + 6 * size + _NUMBER_SIZE > size_out:
                 return _DECLINED
             to = _quoted(buf, key, size, out, to, hexes)
             out[to] = 58
@@ -300,7 +300,7 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
 
 @nb.njit(nogil=True, cache=True)
 def documents(buf, offset, length, out, size, tens, hexes, words):
-    """The text of each document, one behind the other in out; size: bytes of each, 0 for a null, -1 for one that is
+    """The text of each document, one after the other in out; size: bytes of each, 0 for a null, -1 for one that is
     declined. Returns the bytes written."""
     stack = np.empty((MAX_DEPTH, 5), np.int64)
     bits = np.empty(1, np.uint64)

@@ -128,7 +128,7 @@ def set_sizes(value, valid, label_end, out):
 
 @nb.njit(nogil=True, cache=True)
 def set_text(value, valid, label, label_end, ends, out):
-    """Labels of each SET, joined by commas; like the server, with none behind an empty label that comes first."""
+    """Labels of each SET, joined by commas; like the server, with none after an empty label that comes first."""
     members = label_end.shape[0] - 1
     for i in range(value.shape[0]):
         if not valid[i]:

@@ -117,7 +117,7 @@ class KnownMaps(NamedTuple):
 
 
 class GtidNames(NamedTuple):
-    """What stands before the numbers of GTIDs: rows of (sid, sid, 0) of MySQL or (domain, server, 1) of MariaDB, of
+    """What comes before the numbers of GTIDs: rows of (sid, sid, 0) of MySQL or (domain, server, 1) of MariaDB, of
     which `used[0]` are in use."""
 
     rows: npt.NDArray[np.int64]
@@ -485,7 +485,7 @@ def _add_gtid(runs, n_runs, entry, name, number, mariadb):
     r = n_runs - 1
     if r >= 0 and runs.entry[r] == entry and runs.name[r] == name:
         if mariadb and number >= runs.high[r]:
-            # Of a MariaDB domain the last one stands for all before it.
+            # In a MariaDB domain the last number implies all before it.
             runs.low[r] = number
             runs.high[r] = number
             return n_runs
@@ -501,7 +501,7 @@ def _add_gtid(runs, n_runs, entry, name, number, mariadb):
 
 @inlined
 def _name(names, a, b, flavor):
-    """Index of a GTID's name, the last used first; -1 when there is no room for a new one."""
+    """Index of a GTID's name, the last used first; -1 when there is no space for a new one."""
     for k in range(names.used[0] - 1, -1, -1):
         if names.rows[k, 0] == a and names.rows[k, 1] == b and names.rows[k, 2] == flavor:
             return k

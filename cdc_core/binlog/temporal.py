@@ -118,7 +118,7 @@ def _days(y, mo, d):
 
 @nb.njit(nogil=True, cache=True)
 def dates(form, fsp, buf, off, length, days, out, bad):
-    """days: out gets days since 1970, else microseconds. bad: 1 where the value is no moment of the calendar.
+    """days: out gets days since 1970, else microseconds. bad: 1 where the value is not in the calendar.
 
     Returns how many are bad.
     """

@@ -1,7 +1,7 @@
 """Character sets: bytes of a column to UTF-8, exactly as the server itself converts them, or not at all.
 
 data/single_byte.tsv and data/collations.tsv were written by real servers (MySQL 9.7, MariaDB 11.4); sets of more bytes
-a character stand in wide.py. A code without a character, and bytes that are no text of their set, are never replaced
+a character are in wide.py. A code without a character, and bytes that are not text of their set, are never replaced
 by '?': the caller gets to know the row.
 """
 

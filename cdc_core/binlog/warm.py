@@ -82,7 +82,7 @@ def _warm_lane() -> None:
 
 
 def kernels() -> Iterator[tuple[str, Any]]:
-    """Every compiled function of this room by name."""
+    """Every compiled function of this package by name."""
     from cdc_core.binlog import addresses, kernels, scan, temporal, wide
 
     for module in (scan, kernels, temporal, addresses, wide, framing, gtid_text, json_kernels):

@@ -5,11 +5,11 @@ every code that both have). In all these sets a byte below 128 is itself, and no
 longer one, so that a text is read in one way only. Each set is one array of code points, 0 for none, indexed by
 
     a byte, or two bytes big-endian                      up to 0xFFFF
-    PLUS_8F: behind a byte 8F, two more                  from 0x10000
+    PLUS_8F: after a byte 8F, two more                  from 0x10000
     PLUS_FOUR (gb18030): 81..FE 30..39 81..FE 30..39     from 0x10000, counted in that order; the planes above the
                                                          first by rule, from 90308130 = U+10000 on
 
-Surrogates are no characters, alone or (UCS-2) in pairs. Keeps true: no code without a character becomes one.
+Surrogates are not characters, alone or (UCS-2) in pairs. Keeps true: no code without a character becomes one.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ def _character(buf, at, left, form, points):  # type: ignore[no-untyped-def]
 
 @nb.njit(nogil=True, cache=True)
 def sizes(buf, off, length, form, points, out):  # type: ignore[no-untyped-def]
-    """Bytes that each value takes in UTF-8, -1 for one that is no text of the set. Returns how many those are."""
+    """Bytes that each value takes in UTF-8, -1 for one that is not text of the set. Returns how many those are."""
     bad = 0
     for i in range(off.shape[0]):
         n = np.int64(0)

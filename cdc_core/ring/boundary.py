@@ -10,7 +10,7 @@ from cdc_core.model.position import Position
 
 @dataclass(frozen=True, slots=True)
 class AckPoint:
-    """An entry boundary: the position behind the entry, and the entry's commit time (µs, as in Entries)."""
+    """An entry boundary: the position after the entry, and the entry's commit time (µs, as in Entries)."""
 
     file: str
     offset: int
@@ -24,7 +24,7 @@ class AckPoint:
 class PositionRange:
     """What a take covers.
 
-    start, end: positions before the first and behind the last entry.
+    start, end: positions before the first and after the last entry.
     last:       the boundary at `end`; acking it acks all of the take.
     ack:        the last boundary that is a transaction end, DDL, or the end of a passed stretch: the furthest that
                 moves `resume_position`; None when the whole take lies inside one open transaction.

@@ -42,7 +42,7 @@ class Held:
         return bool(self.block.entries.kind[entry] == EntryKind.PART)
 
     def boundary(self, entry: int) -> AckPoint:
-        """The boundary behind an entry."""
+        """The boundary after an entry."""
         place = self.block.position_after(entry)
         return AckPoint(place.file, place.offset, int(self.block.entries.commit_ts_us[entry]))
 
@@ -65,9 +65,9 @@ class Cursors:
     """The held blocks and the three cursors.
 
     bytes_published, bytes_acked: the cursors' twins in bytes.
-    latest:         behind the newest published entry.
-    acked_position: behind the last acked entry; where the first block begins before any ack.
-    resume:         behind the last acked entry that is no PART.
+    latest:         after the newest published entry.
+    acked_position: after the last acked entry; where the first block begins before any ack.
+    resume:         after the last acked entry that is not a PART.
     """
 
     def __init__(self, *, ddl_isolation: bool) -> None:
@@ -187,7 +187,7 @@ class Cursors:
         return self._held[cursor.block - 1].block.end
 
     def _taken_blocks(self) -> list[tuple[int, int, int]]:
-        """(index of a held block, first and behind-last entry of it that lie between acked and taken)."""
+        """(index of a held block, its first and one past its last entry that lie between acked and taken)."""
         spans = []
         for index in range(min(self._taken.block + 1, len(self._held))):
             start = self._acked.entry if index == 0 else 0
@@ -201,7 +201,7 @@ class Cursors:
         bytes."""
         for index, start, stop in reversed(self._taken_blocks()):
             held = self._held[index]
-            inner = stop - (stop == held.count)  # the boundary behind a block's last entry is the block's end
+            inner = stop - (stop == held.count)  # the boundary after a block's last entry is the block's end
             if inner < stop and held.boundary(inner) == point:
                 return index, inner
             if held.block.begin.file == point.file:
@@ -229,7 +229,7 @@ class Cursors:
         return found
 
     def free(self, found: tuple[int, int]) -> None:
-        """Moves `acked` behind an entry of a held block."""
+        """Moves `acked` to after an entry of a held block."""
         index, entry = found
         for k in range(index + 1):
             held = self._held[0]

@@ -13,9 +13,9 @@ Theory of operation
     One producer, one consumer; close, fail, stats and the positions may be asked by anybody.
 
     call                 acked          taken          published      refused, and nothing moves, when
-    put, try_put         .              .              + block        closed; gap to what was published; no room (False)
+    put, try_put         .              .              + block        closed; gap after what was published; full (False)
     take, try_take       .              + 1..n entries .              nothing there (None)
-    ack(point)           = point        .              .              point is no boundary in (acked, taken]
+    ack(point)           = point        .              .              point is not a boundary in (acked, taken]
     clean_until(p)       <= p           .              .              p lies beyond taken
     rollback             .              = acked        .              never
     clear                = published    = published    .              never
@@ -27,7 +27,7 @@ Theory of operation
 
     A transaction larger than a block comes as PART entries. Their ends are boundaries too: acking one frees its
     memory, but `resume_position`, where another extractor would begin, stays at the last boundary that is no PART's.
-    When all is taken and the producer waits for room, nobody but the consumer can go on: `starved` is then true and
+    When all is taken and the producer waits for space, only the consumer can go on: `starved` is then true and
     `take` returns None at once, so that the consumer writes down what it gathered and acks.
 
     Acked entries of a block that is not acked to its end still hold their share of the block's buffers: memory
@@ -98,7 +98,7 @@ class Ring:
         self._bounded_bytes = mode == "both"
         self._at = Cursors(ddl_isolation=ddl_isolation)
         self._account = _Account()
-        self._waiting: Held | None = None  # what a put waits for room for
+        self._waiting: Held | None = None  # what a put waits to publish
         self._closed = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -108,7 +108,7 @@ class Ring:
     # The producer's side
 
     def put(self, block: Block, timeout_s: float | None = None) -> bool:
-        """Publishes a block, waiting for room; False when there is none within the timeout (nothing was published).
+        """Publishes a block, waiting for space; False when there is none within the timeout (nothing was published).
 
         Raises RingClosed (ring.closed), DataAtRisk (ring.gap) for a block that does not continue what was
         published, InternalError (ring.block) for one without entries, and the error given to `fail`.
@@ -168,7 +168,7 @@ class Ring:
             found = self._at.find(point)
             if found is None:
                 raise InternalError(
-                    f"{point} is no entry boundary between the acked and the taken position.",
+                    f"{point} is not an entry boundary between the acked and the taken position.",
                     where=f"acked {self._at.acked_position}, taken up to {self._at.taken_position()}",
                     code="ring.ack_unknown",
                     remedy="ack the points that take returned, in their order and once",
@@ -198,7 +198,7 @@ class Ring:
             return self._at.acked - before
 
     def rollback(self) -> Position | None:
-        """The next take begins behind the last ack again: at the returned position.
+        """The next take begins after the last ack again: at the returned position.
 
         That equals `resume_position` unless the last ack lies inside an open transaction.
         """
@@ -216,7 +216,7 @@ class Ring:
 
     @property
     def starved(self) -> bool:
-        """All is taken, and a put waits for room: only an ack lets anything go on."""
+        """All is taken, and a put waits for space: only an ack lets anything go on."""
         with self._lock:
             return self._starved()
 

@@ -1,4 +1,4 @@
-"""Columns that are left out, and columns of which a hash stands for the value, in both images and `_cdc_literal`.
+"""Columns that are left out, and columns whose value is replaced by a hash, in both images and in `_cdc_literal`.
 
 The hash is SHA2(CONCAT(salt, value), 256) of the value's UTF-8 text (of bytes: of the bytes), so that equal values
 have equal hashes in every table, run and extraction, keys included. It must keep true that no value of such a column

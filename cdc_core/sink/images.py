@@ -84,13 +84,13 @@ class Images:
             raise unknown_value(part, f"{who} needs {lacks[0]}, which the log does not carry")
 
     def require_known(self, names: Iterable[str], part: TableRows, who: str) -> None:
-        """As require_carried; also where a value stands in `_cdc_literal`, because no value of its type is it."""
+        """As require_carried; also where a value is in `_cdc_literal`, because its type cannot hold it."""
         names = list(names)
         self.require_carried(names, part, who)
         odd = self.literals
         odd = odd.where(odd.among(_both(names)))
         if len(odd.row):
-            raise unknown_value(part, f"{who} needs {odd.name[0]}, and {str(odd.text[0])!r} is no value of its type")
+            raise unknown_value(part, f"{who} needs {odd.name[0]}, and {str(odd.text[0])!r} is not a value of its type")
 
 
 def _both(names: Iterable[str]) -> frozenset[str]:
@@ -103,5 +103,5 @@ def unknown_value(part: TableRows, what: str) -> DataAtRisk:
         where=f"from {part.rows[FILE][0]}:{part.rows[POS][0]} on",
         code="sink.unknown_value",
         remedy="SET GLOBAL binlog_row_image = FULL on the source where it is not, or name other columns in the "
-        "pipeline; then start behind these rows with a full sync of the table",
+        "pipeline; then start after these rows with a full sync of the table",
     )

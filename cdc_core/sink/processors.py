@@ -30,7 +30,7 @@ Function = Callable[..., pa.RecordBatch]
 
 
 def function_of(name: str) -> Function:
-    """The function behind an entry point. Raises UsageError (sink.processor_unknown)."""
+    """The function that an entry point names. Raises UsageError (sink.processor_unknown)."""
     found = {one.name: one for one in entry_points(group=GROUP)}
     try:
         function: Function = found[name].load()
@@ -97,7 +97,7 @@ class Process:
     def _shape(self, schema: TableSchema, made: pa.Schema) -> TableSchema:
         known = {column.name: column for column in schema.columns}
         if len(set(made.names)) < len(made.names) or not set(made.names).issuperset(schema.key):
-            raise self._wrong(schema, f"a column of the key ({', '.join(schema.key)}) is missing, or one stands twice")
+            raise self._wrong(schema, f"a column of the key ({', '.join(schema.key)}) is missing, or appears twice")
         columns = []
         for one in made:
             old = known.get(one.name)
@@ -112,7 +112,7 @@ class Process:
             f"The processor {self.rule.use!r} cannot be used on {schema.name}: {why}.",
             where="tables.processors",
             code="sink.processor",
-            remedy="mend the function, or narrow its `match`; nothing of these rows was staged",
+            remedy="fix the function, or narrow its `match`; nothing of these rows was staged",
         )
 
 

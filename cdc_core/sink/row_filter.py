@@ -64,7 +64,7 @@ class Filter:
             f"The condition {self.text!r} does not fit {part.schema.name}: {why}.",
             where="tables.rows",
             code="sink.filter",
-            remedy="mend the condition, or narrow its `match` to the tables that it fits",
+            remedy="fix the condition, or narrow its `match` to the tables that it fits",
         )
 
 
@@ -158,5 +158,5 @@ def _scalar(value: Value, kind: pa.DataType, column: str) -> pa.Scalar:
         if is_text and not (pa.types.is_primitive(kind) and not pa.types.is_temporal(kind)):
             return pa.scalar(value).cast(kind)
     except (pa.ArrowException, ArithmeticError, TypeError) as error:
-        raise pa.ArrowInvalid(f"{value!r} is no value of {column}: {error}") from None
-    raise pa.ArrowInvalid(f"{value!r} is no value of {column}, which is {kind}")
+        raise pa.ArrowInvalid(f"{value!r} is not a value of {column}: {error}") from None
+    raise pa.ArrowInvalid(f"{value!r} is not a value of {column}, which is {kind}")

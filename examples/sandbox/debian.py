@@ -57,7 +57,7 @@ class Tree:
             raise SandboxError(reason)
 
     def main(self) -> int:
-        """The command line: with --if-possible it is no failure where that cannot be done."""
+        """The command line: with --if-possible it does not fail where that cannot be done."""
         try:
             self.setup()
         except SandboxError as error:

@@ -87,7 +87,7 @@ def _find() -> _Installation:
 
 def _loaded(root: Path) -> tuple[str, ...]:
     """What runs a program of the tree with the tree's own libraries."""
-    # In usr/lib64 of some releases stands an absolute link, which leads out of the tree.
+    # usr/lib64 of some releases is an absolute link, which leads out of the tree.
     loader = next(chain(root.glob("usr/lib/*/ld-linux-*.so.*"), root.glob("usr/lib*/ld-linux-*.so.*")), None)
     if loader is None:
         raise SandboxError(f"{root} has no dynamic loader. Remove the folder and run `make mysql` again.")

@@ -115,7 +115,7 @@ class ServerProcess:
         self._end(self._stop_signal, STOP_TIMEOUT_S)
 
     def kill(self) -> None:
-        """SIGKILL: what a crash of the server leaves behind is on disk; returns when the process is gone."""
+        """SIGKILL: what a crash of the server leaves is on disk; returns when the process is gone."""
         self._end(signal.SIGKILL, STOP_TIMEOUT_S)
 
     def log_tail(self, lines: int = 15) -> str:

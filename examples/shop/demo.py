@@ -1,7 +1,7 @@
 """`make demo`: a shop's changes travel from a live MariaDB through Airflow and Spark into four shards.
 
 Two data intervals of the real DAG run while the shop is open; the first is run again to show that nothing changes;
-a replay builds all tables anew in an empty database, from the staged files alone; then source and targets are compared
+a replay rebuilds all tables in an empty database, from the staged files alone; then source and targets are compared
 row by row. Exit status 0 only if everything adds up.
 """
 
@@ -38,7 +38,7 @@ HALF_TAKES_S = 20
 
 TASK_LINE = re.compile(r"task_id=(\w+)")
 
-# Where the output goes to a file, its tables still want room.
+# Tables keep this width where the output goes to a file.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
@@ -47,7 +47,7 @@ def main() -> int:
     place = Place()
     began_s = time.monotonic()
     console.rule("[bold]Lockstep: from a live database to four shards, proven equal")
-    place.begin_anew()
+    place.start_over()
     environment = {**os.environ, **airflow_environment(place.airflow_home, place.pipelines, {})}
     with ThreadPoolExecutor(1) as pool, ExitStack() as running:
         migrated = pool.submit(run_airflow, ["db", "migrate"], environment, log=place.root / "airflow-migrate.log")

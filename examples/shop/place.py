@@ -18,7 +18,7 @@ PIPELINE = "shop"
 
 @dataclass(frozen=True)
 class Place:
-    """The demo's folders. All of it goes away when the demo starts anew."""
+    """The demo's folders. All of it is removed when the demo starts again."""
 
     root: Path = REPOSITORY / ".lockstep" / "demo"
 
@@ -46,7 +46,7 @@ class Place:
     def meta_url(self) -> str:
         return f"sqlite:///{self.root / 'meta.db'}"
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Empty folders and the pipeline file."""
         shutil.rmtree(self.root, ignore_errors=True)
         self.pipelines.mkdir(parents=True)

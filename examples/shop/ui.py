@@ -20,7 +20,7 @@ from examples.shop.standalone import login, standalone, wait_until_healthy
 
 USUAL_PORT = 8080
 
-# Where the output goes to a file, its lines still want room.
+# Lines keep this width where the output goes to a file.
 console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
 
 
