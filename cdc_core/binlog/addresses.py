@@ -5,8 +5,9 @@ Source: MariaDB plugin/type_uuid/sql_type_uuid.h (segments, rec_need_swap), plug
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from cdc_core.binlog.compiled import kernel
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -14,13 +15,13 @@ UUID, INET4, INET6 = range(3)
 TEXT_WIDTH = 48
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _hex(out, at, nibble):
     out[at] = np.uint8(48 + nibble if nibble < 10 else 87 + nibble)
     return at + 1
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _dotted(buf, o, out, at):
     for k in range(4):
         v = buf[o + k]
@@ -38,7 +39,7 @@ def _dotted(buf, o, out, at):
     return at
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _uuid(buf, o, out, at):
     """Versions 1 to 5 of the common variant are stored with their segments swapped: bit 7 of byte 6 is set and
     byte 8 is not 0; other uuids are stored as they print."""
@@ -55,7 +56,7 @@ def _uuid(buf, o, out, at):
     return at
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _inet6(buf, o, out, at):
     """Groups in hex without leading zeros; the first longest run of zero groups, be it one, is '::'; the last
     two groups are dotted in ::a.b.c.d and ::ffff:a.b.c.d."""
@@ -98,7 +99,7 @@ def _inet6(buf, o, out, at):
     return at
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def text(kind, buf, off, valid, size, out):
     """Text of each value to out[i * TEXT_WIDTH:]; size[i]: bytes written."""
     for i in range(off.shape[0]):

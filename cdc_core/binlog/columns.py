@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.binlog import addresses, json_kernels, kernels, temporal
+from cdc_core.binlog import addresses, decimal, json_kernels, kernels, temporal
 from cdc_core.binlog import text as charsets
 from cdc_core.binlog import wide as wide_sets
 from cdc_core.binlog.json import JsonError, json_text
@@ -129,19 +129,10 @@ def _bit(values: _Values) -> _Decoded:
     return _fixed(pa.uint64(), values.valid, out), None
 
 
-def decimal_groups(precision: int, scale: int) -> tuple[Longs, Longs, int]:
-    """Bytes and digits of each group of a DECIMAL, and how many groups come before the point."""
-    whole = precision - scale
-    digits = ([whole % 9] if whole % 9 else []) + [9] * (whole // 9)
-    before_point = len(digits)
-    digits += [9] * (scale // 9) + ([scale % 9] if scale % 9 else [])
-    sizes = [(0, 1, 1, 2, 2, 3, 3, 4, 4, 4)[count] for count in digits]
-    return np.array(sizes, np.int64), np.array(digits, np.int64), before_point
-
-
 def _decimal(values: _Values) -> _Decoded:
     precision, scale = values.metadata >> 8, values.metadata & 255
-    sizes, digits, before_point = decimal_groups(precision, scale)
+    groups = decimal.groups(precision, scale)
+    sizes, digits = np.array(groups.sizes, np.int64), np.array(groups.digits, np.int64)
     rows = len(values.offset)
     if precision <= 38:
         words = np.empty((rows, 2), np.uint64)
@@ -152,21 +143,21 @@ def _decimal(values: _Values) -> _Decoded:
         size = np.empty(rows, np.int64)
         out = np.empty(rows * width, np.uint8)
         bad = kernels.decimal_text(
-            values.buffer, values.offset, values.length, sizes, digits, before_point, scale, width, size, out
+            values.buffer, values.offset, values.length, sizes, digits, groups.integer, width, size, out
         )
         array = _compact(out, width, size, values.valid)
     if bad >= 0:
-        raise malformed(f"Column {values.column.name!r}: {values.raw(bad).hex()} is no DECIMAL", values.where(bad))
+        raise malformed(f"Column {values.column.name!r}: {values.raw(bad).hex()} is not a DECIMAL", values.where(bad))
     return array, None
 
 
 def _compact(out: Bytes, width: int, size: Longs, valid: npt.NDArray[np.bool_]) -> pa.StringArray:
     """Texts at out[i * width:] of `size` bytes each, as a string array."""
     offset = np.arange(len(size), dtype=np.int64) * width
-    return _gather(pa.string(), out, offset, np.where(valid, size, -1).astype(np.int32))[0]
+    return _values_of(pa.string(), out, offset, np.where(valid, size, -1).astype(np.int32))[0]
 
 
-def _gather(
+def _values_of(
     kind: pa.DataType, buffer: Bytes, offset: Longs, length: Ints, padded: int | None = None
 ) -> tuple[pa.Array, bool]:
     """Bytes of all values as a string or binary array, `padded` with zeros to one size; and whether any is > 127."""
@@ -196,14 +187,14 @@ def _ends(sizes: npt.NDArray[np.integer]) -> Ints:
 
 def _binary(values: _Values) -> _Decoded:
     padded = values.column.type.length if values.column.type.base == "binary" else None
-    return _gather(pa.binary(), values.buffer, values.offset, values.length, padded)[0], None
+    return _values_of(pa.binary(), values.buffer, values.offset, values.length, padded)[0], None
 
 
 def _text(values: _Values) -> _Decoded:
     charset = values.column.type.charset
     table = charsets.single_byte(charset)
     if charset in charsets.UTF8 or charset == charsets.BINARY:
-        array, high = _gather(pa.string(), values.buffer, values.offset, values.length)
+        array, high = _values_of(pa.string(), values.buffer, values.offset, values.length)
         return (array, None) if not high or _is_utf8(array) else _each_text(values)
     if table is not None:
         return _widened(values, table)
@@ -375,7 +366,7 @@ def _plain_json(values: _Values) -> pa.StringArray:
     size = np.empty(rows, np.int64)
     # As a rule a text is about as long as the binary form; what does not fit is declined.
     out = np.empty(3 * int(values.length[values.valid].sum(dtype=np.int64)) + 64 * rows + 64, np.uint8)
-    json_kernels.documents(values.buffer, values.offset, values.length, out, size, *json_kernels.tables())
+    json_kernels.documents(values.buffer, values.offset, values.length, out, size, *json_kernels.workspace())
     ends = _ends(np.maximum(size, 0))
     present = _validity(values.valid & (size >= 0))
     return pa.Array.from_buffers(pa.string(), rows, [present, pa.py_buffer(ends), pa.py_buffer(out)])
@@ -397,7 +388,7 @@ def _vector(values: _Values) -> _Decoded:
     if (sizes % 4).any():
         row = int(np.flatnonzero(sizes % 4)[0])
         raise malformed(f"Column {values.column.name!r}: a VECTOR of {sizes[row]} bytes", values.where(row))
-    raw, _ = _gather(pa.binary(), values.buffer, values.offset, values.length)
+    raw, _ = _values_of(pa.binary(), values.buffer, values.offset, values.length)
     ends = _ends(sizes) // 4
     floats = pa.Array.from_buffers(pa.float32(), int(ends[-1]), [None, raw.buffers()[2]])
     buffers = [_validity(values.valid), pa.py_buffer(ends)]
@@ -410,7 +401,7 @@ def _address(values: _Values) -> _Decoded:
     if len(values.length) and int(values.length.max()) > size:
         row = int(values.length.argmax())
         raise malformed(f"Column {values.column.name!r}: {values.length[row]} bytes, not {size}", values.where(row))
-    raw, _ = _gather(pa.binary(), values.buffer, values.offset, values.length, size)
+    raw, _ = _values_of(pa.binary(), values.buffer, values.offset, values.length, size)
     data = raw.buffers()[2]
     packed = np.frombuffer(data, np.uint8) if data is not None and data.size else np.zeros(0, np.uint8)
     starts = np.frombuffer(raw.buffers()[1], np.int32)[:-1].astype(np.int64)

@@ -13,15 +13,21 @@ from typing import Any, TypeVar, cast
 
 import numba as nb
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy", "_nrt": False}
+_Result = TypeVar("_Result")
+_OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
+_UNCOUNTED = {**_OPTIONS, "_nrt": False}
 
 
-def kernel(function: _Function) -> _Function:
+def kernel(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """A function that Python calls."""
-    return cast(_Function, nb.njit(**_OPTIONS)(function))
+    return cast(Callable[..., _Result], nb.njit(**_UNCOUNTED)(function))
 
 
-def inlined(function: _Function) -> _Function:
+def inlined(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """A part of one: it costs no call, however many arrays it is handed."""
-    return cast(_Function, nb.njit(**_OPTIONS, forceinline=True)(function))
+    return cast(Callable[..., _Result], nb.njit(**_UNCOUNTED, forceinline=True)(function))
+
+
+def allocating(function: Callable[..., _Result]) -> Callable[..., _Result]:
+    """A function that Python calls, with arrays of its own."""
+    return cast(Callable[..., _Result], nb.njit(**_OPTIONS)(function))

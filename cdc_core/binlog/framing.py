@@ -9,10 +9,10 @@ flags u16, body, CRC32 u32 where the log has checksums.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 
+from cdc_core.binlog.compiled import kernel
 from cdc_core.binlog.events import EventType
 
 # mypy: disable-error-code="no-untyped-def"
@@ -42,7 +42,7 @@ def crc_tables() -> npt.NDArray[np.uint32]:
 CRC_TABLES = crc_tables()
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def little32(buf, at):
     p = np.uint64(at)
     return (
@@ -53,7 +53,7 @@ def little32(buf, at):
     )
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def crc32(buf, start, stop, tables):
     """zlib's CRC32 of buf[start:stop]."""
     c = np.uint32(0xFFFFFFFF)
@@ -78,7 +78,7 @@ def crc32(buf, start, stop, tables):
     return c ^ np.uint32(0xFFFFFFFF)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def frame(buf, head, tail, offset, checked, tables, at, length, code, start, first):
     """Ordinary events of buf[head:tail], the first of which should begin at `offset` of its file.
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+
+from cdc_core.binlog.compiled import allocating, kernel
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -18,7 +19,7 @@ _OPEN = 64
 _COLON, _DASH, _COMMA, _ZERO = ord(":"), ord("-"), ord(","), ord("0")
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _digits(value):
     n = 1
     while value >= 10:
@@ -27,7 +28,7 @@ def _digits(value):
     return n
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _put(out, to, value, n):
     for k in range(n):
         out[to + n - 1 - k] = np.uint8(_ZERO + value % 10)
@@ -35,7 +36,7 @@ def _put(out, to, value, n):
     return to + n
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def sizes(prefix_ends, name, low, high, ends):
     """ends[i + 1]: where the text of entry i ends, of its name's prefix, low, and `-high` if that is another."""
     at = 0
@@ -48,7 +49,7 @@ def sizes(prefix_ends, name, low, high, ends):
         ends[i + 1] = at
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def texts(prefix, prefix_ends, name, low, high, ends, out):
     """The texts that `sizes` measured."""
     for i in range(name.shape[0]):
@@ -78,7 +79,7 @@ def written(prefixes: Sequence[str], name: Longs, low: Longs, high: Longs) -> pa
     return pa.Array.from_buffers(pa.string(), len(name), [None, pa.py_buffer(ends), pa.py_buffer(out)])
 
 
-@nb.njit(nogil=True, cache=True)
+@allocating
 def runs(ends, data, first, last, low, high):
     """Runs of texts `name:number` (`name-number` where there is no colon) with consecutive numbers: the rows where one
     begins and where it was last continued, and its numbers. Any other text is a run of its own, with low -1; of a

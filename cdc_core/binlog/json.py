@@ -15,6 +15,8 @@ import math
 import re
 import struct
 
+from cdc_core.binlog import decimal
+
 MAX_DEPTH = 100
 
 _SMALL_OBJECT, _LARGE_OBJECT, _SMALL_ARRAY, _LARGE_ARRAY = range(4)
@@ -197,23 +199,7 @@ def _decimal(raw: bytes) -> str:
     precision, scale = raw[0], raw[1]
     if not 1 <= precision <= 65 or scale > min(precision, 30):
         raise JsonError(f"a JSON decimal({precision},{scale})")
-    whole = precision - scale
-    groups = ([whole % 9] if whole % 9 else []) + [9] * (whole // 9)
-    before_point = len(groups)
-    groups += [9] * (scale // 9) + ([scale % 9] if scale % 9 else [])
-    negative = raw[2] & 0x80 == 0
-    data = bytes(byte ^ (255 if negative else 0) for byte in raw[2:])
-    data = bytes([data[0] ^ 0x80]) + data[1:]
-    at, parts = 0, []
-    for count in groups:
-        size = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)[count]
-        number = int.from_bytes(_take(data, at, size), "big")
-        if number >= 10**count:
-            raise JsonError(f"a JSON decimal with {number} in {count} digits")
-        parts.append(f"{number:0{count}d}")
-        at += size
-    if at != len(data):
-        raise JsonError("a JSON decimal with bytes left over")
-    integer = "".join(parts[:before_point]).lstrip("0") or "0"
-    fraction = "".join(parts[before_point:])
-    return ("-" if negative else "") + integer + ("." + fraction if fraction else "")
+    try:
+        return decimal.text(raw[2:], precision, scale)
+    except ValueError as error:
+        raise JsonError(f"a JSON decimal: {error}") from error

@@ -7,9 +7,10 @@ json.py.
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
+
+from cdc_core.binlog.compiled import kernel
 
 # mypy: disable-error-code="no-untyped-def, assignment, operator, arg-type, call-overload"
 
@@ -24,7 +25,7 @@ _HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
 _WORDS = np.frombuffer(b"null true false", np.uint8)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _little(buf, at, n):
     v = np.uint64(0)
     for k in range(n):
@@ -32,7 +33,7 @@ def _little(buf, at, n):
     return v
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _digits(out, to, value, least):
     """An unsigned number, with at least so many digits; where it ends."""
     n = 0
@@ -46,7 +47,7 @@ def _digits(out, to, value, least):
     return to + n
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _double(out, to, value, tens):
     """The shortest digits that read back as it. n / 10^p is rounded right while n and 10^p are exact, so the first p
     that reads back gives them; -1 where there are more than 15."""
@@ -71,7 +72,7 @@ def _double(out, to, value, tens):
     return _DECLINED
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _quoted(buf, at, size, out, to, hexes):
     out[to] = 34
     to += 1
@@ -109,7 +110,7 @@ def _quoted(buf, at, size, out, to, hexes):
     return to + 1
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _decimal(buf, at, end, out, to):
     """precision u8, scale u8, then the bytes of a DECIMAL column."""
     if end - at < 3:
@@ -165,7 +166,7 @@ def _decimal(buf, at, end, out, to):
     return to if at == end else _DECLINED
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words):
     """One document from buf[start:stop] to out[to:]; where its text ends, or -1.
 
@@ -298,13 +299,10 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
             at += begin
 
 
-@nb.njit(nogil=True, cache=True)
-def documents(buf, offset, length, out, size, tens, hexes, words):
+@kernel
+def documents(buf, offset, length, out, size, stack, bits, floats, tens, hexes, words):
     """The text of each document, one after the other in out; size: bytes of each, 0 for a null, -1 for one that is
     declined. Returns the bytes written."""
-    stack = np.empty((MAX_DEPTH, 5), np.int64)
-    bits = np.empty(1, np.uint64)
-    floats = bits.view(np.float64)
     to = 0
     for i in range(offset.shape[0]):
         size[i] = 0
@@ -323,9 +321,10 @@ def documents(buf, offset, length, out, size, tens, hexes, words):
     return to
 
 
-Table = npt.NDArray[np.generic]
+Array = npt.NDArray[np.generic]
 
 
-def tables() -> tuple[Table, Table, Table]:
-    """The last arguments of `documents`."""
-    return TENS, _HEX, _WORDS
+def workspace() -> tuple[Array, ...]:
+    """The last arguments of `documents`: where it works, and its tables."""
+    bits = np.empty(1, np.uint64)
+    return np.empty((MAX_DEPTH, 5), np.int64), bits, bits.view(np.float64), TENS, _HEX, _WORDS

@@ -6,13 +6,16 @@ One kernel per form of value, never per table, so that all can be compiled befor
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from cdc_core.binlog.compiled import kernel
 
 # mypy: disable-error-code="no-untyped-def"
 
+_TENS = np.array([10**k for k in range(10)], np.uint64)
 
-@nb.njit(nogil=True, cache=True)
+
+@kernel
 def little(buf, off, length, out):
     """Integers of 1 to 8 bytes, little-endian, zero-extended to uint64."""
     for i in range(off.shape[0]):
@@ -43,7 +46,7 @@ def little(buf, off, length, out):
             out[i] = v
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def big(buf, off, length, out):
     """The same, big-endian (BIT)."""
     for i in range(off.shape[0]):
@@ -53,7 +56,7 @@ def big(buf, off, length, out):
         out[i] = v
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def copy(buf, off, length, ends, out):
     """Bytes of each value to out[ends[i]:ends[i + 1]], shorter ones followed by zeros.
 
@@ -77,7 +80,7 @@ def copy(buf, off, length, ends, out):
     return high > 127
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def has_gap(buf, off, length, width):
     """Whether a value holds a code without a character."""
     for i in range(off.shape[0]):
@@ -87,7 +90,7 @@ def has_gap(buf, off, length, width):
     return False
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def widened_sizes(buf, off, length, width, out):
     """Bytes that each value takes in UTF-8, by the width of each of the 256 codes."""
     for i in range(off.shape[0]):
@@ -97,7 +100,7 @@ def widened_sizes(buf, off, length, width, out):
         out[i] = n
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def widen(buf, off, length, width, utf8, ends, out):
     """Text of a single-byte character set as UTF-8; utf8: [256, 4], the bytes of each code."""
     for i in range(off.shape[0]):
@@ -109,7 +112,7 @@ def widen(buf, off, length, width, utf8, ends, out):
                 d += 1
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def set_sizes(value, valid, label_end, out):
     """Bytes of each SET's text; -1 for a member that the definition does not have."""
     members = label_end.shape[0] - 1
@@ -126,7 +129,7 @@ def set_sizes(value, valid, label_end, out):
         out[i] = n
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def set_text(value, valid, label, label_end, ends, out):
     """Labels of each SET, joined by commas; like the server, with none after an empty label that comes first."""
     members = label_end.shape[0] - 1
@@ -144,7 +147,7 @@ def set_text(value, valid, label, label_end, ends, out):
                     d += 1
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _group(buf, at, n, mask):
     """A group of n bytes, big-endian, of a DECIMAL; `mask` is 255 for a negative number."""
     v = np.uint64(0)
@@ -153,17 +156,13 @@ def _group(buf, at, n, mask):
     return v
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def decimals(buf, off, length, sizes, digits, out):
     """DECIMAL of up to 38 digits as 128-bit integers, [i, 0] the low and [i, 1] the high half.
 
     sizes, digits: bytes and decimal digits of each group, first to last. Returns the first row whose groups hold
     more than their digits can, else -1.
     """
-    tens = np.empty(10, np.uint64)
-    tens[0] = 1
-    for k in range(1, 10):
-        tens[k] = tens[k - 1] * np.uint64(10)
     low32 = np.uint64(0xFFFFFFFF)
     for i in range(off.shape[0]):
         out[i, 0] = 0
@@ -180,7 +179,7 @@ def decimals(buf, off, length, sizes, digits, out):
             if g == 0:
                 v ^= np.uint64(0x80) << np.uint64(8 * (sizes[0] - 1))
             at += sizes[g]
-            ten = tens[digits[g]]
+            ten = _TENS[digits[g]]
             if v >= ten:
                 return i
             # (hi, lo) = (hi, lo) * ten + v, in halves of 32 bits: ten is below 2^30.
@@ -196,13 +195,9 @@ def decimals(buf, off, length, sizes, digits, out):
     return -1
 
 
-@nb.njit(nogil=True, cache=True)
-def decimal_text(buf, off, length, sizes, digits, whole_groups, scale, width, size, out):
+@kernel
+def decimal_text(buf, off, length, sizes, digits, whole_groups, width, size, out):
     """DECIMAL of any size as the server prints it, to out[i * width:]; size[i]: bytes written. As decimals()."""
-    tens = np.empty(10, np.uint64)
-    tens[0] = 1
-    for k in range(1, 10):
-        tens[k] = tens[k - 1] * np.uint64(10)
     for i in range(off.shape[0]):
         size[i] = 0
         if length[i] < 0:
@@ -221,7 +216,7 @@ def decimal_text(buf, off, length, sizes, digits, whole_groups, scale, width, si
             if g == 0:
                 v ^= np.uint64(0x80) << np.uint64(8 * (sizes[0] - 1))
             at += sizes[g]
-            if v >= tens[digits[g]]:
+            if v >= _TENS[digits[g]]:
                 return i
             if g == whole_groups:
                 if not begun:
@@ -231,7 +226,7 @@ def decimal_text(buf, off, length, sizes, digits, whole_groups, scale, width, si
                 d += 1
                 begun = True
             for k in range(digits[g] - 1, -1, -1):
-                digit = v // tens[k] % np.uint64(10)
+                digit = v // _TENS[k] % np.uint64(10)
                 if begun or digit:
                     out[d] = np.uint8(48 + digit)
                     d += 1

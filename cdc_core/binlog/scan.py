@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from cdc_core.binlog import decimal
 from cdc_core.binlog.compiled import inlined, kernel
 from cdc_core.binlog.rows_event import UPDATE
 from cdc_core.binlog.table_map import TableMap, TypeCode
@@ -43,13 +44,6 @@ _HIRES = {
     TypeCode.DATETIME: (8, 6, 6, 7, 7, 7, 8),
     TypeCode.TIME: (3, 4, 4, 5, 5, 5, 6),
 }
-_DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
-
-
-def decimal_bytes(precision: int, scale: int) -> int:
-    """Bytes of a DECIMAL: 4 for each 9 digits, fewer for the rest, before and after the point."""
-    whole = precision - scale
-    return whole // 9 * 4 + _DIGIT_BYTES[whole % 9] + scale // 9 * 4 + _DIGIT_BYTES[scale % 9]
 
 
 def value_size(code: int, metadata: int, fsp: int | None) -> tuple[int, int]:
@@ -73,7 +67,11 @@ def value_size(code: int, metadata: int, fsp: int | None) -> tuple[int, int]:
         return ((metadata + 7) // 8, 0) if 1 <= metadata <= 64 else (-1, 0)
     if code == TypeCode.DECIMAL:
         precision, scale = metadata >> 8, metadata & 255
-        return (decimal_bytes(precision, scale), 0) if scale <= min(precision, 38) and 1 <= precision <= 65 else (-1, 0)
+        return (
+            (decimal.size_bytes(precision, scale), 0)
+            if scale <= min(precision, 38) and 1 <= precision <= 65
+            else (-1, 0)
+        )
     return -1, 0
 
 

@@ -7,8 +7,9 @@ sec_part_shift), verified against both servers by tests/integration/test_binlog_
 
 from __future__ import annotations
 
-import numba as nb
 import numpy as np
+
+from cdc_core.binlog.compiled import kernel
 
 # mypy: disable-error-code="no-untyped-def"
 
@@ -25,7 +26,7 @@ TEXT_WIDTH = 32
 _TIME_ZERO = 3020400  # seconds: MariaDB's TIME_MAX_VALUE_SECONDS + 1
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _unsigned(buf, o, n, little):
     v = np.int64(0)
     for k in range(n):
@@ -36,7 +37,7 @@ def _unsigned(buf, o, n, little):
     return v
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _split(form, fsp, buf, o, n):
     """(negative, year, month, day, hour, minute, second, microsecond) of one value."""
     y = mo = d = h = mi = s = us = np.int64(0)
@@ -96,7 +97,7 @@ def _split(form, fsp, buf, o, n):
     return negative, y, mo, d, h, mi, s, us
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _in_calendar(y, mo, d):
     if y < 1 or y > 9999 or mo < 1 or mo > 12 or d < 1:
         return False
@@ -105,7 +106,7 @@ def _in_calendar(y, mo, d):
     return d <= (30 if mo == 4 or mo == 6 or mo == 9 or mo == 11 else 31)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _days(y, mo, d):
     """Days since 1970-01-01 in the proleptic Gregorian calendar; years count from March here."""
     if mo <= 2:
@@ -116,7 +117,7 @@ def _days(y, mo, d):
     return era * 146097 + of_era * 365 + of_era // 4 - of_era // 100 + (153 * (mo - 3) + 2) // 5 + d - 1 - 719468
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def dates(form, fsp, buf, off, length, days, out, bad):
     """days: out gets days since 1970, else microseconds. bad: 1 where the value is not in the calendar.
 
@@ -139,7 +140,7 @@ def dates(form, fsp, buf, off, length, days, out, bad):
     return found
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def timestamps(little, unit_us, buf, off, length, out, bad):
     """TIMESTAMP: 4 bytes of seconds (little: the old form), then a fraction in units of unit_us. 0 is the zero date."""
     found = 0
@@ -157,7 +158,7 @@ def timestamps(little, unit_us, buf, off, length, out, bad):
     return found
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _digits(out, at, value, least):
     """Decimal digits of `value`, at least `least` of them; returns the place after them."""
     n = 1
@@ -172,7 +173,7 @@ def _digits(out, at, value, least):
     return at + n
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def text(form, kind, fsp, buf, off, length, size, out):
     """What the server prints, to out[i * TEXT_WIDTH:]; size[i]: bytes written. The fraction has exactly fsp digits."""
     for i in range(off.shape[0]):

@@ -18,9 +18,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 
-import numba as nb
 import numpy as np
 import numpy.typing as npt
+
+from cdc_core.binlog.compiled import kernel
 
 TWO, PLUS_8F, PLUS_FOUR, UTF16_BIG, UTF16_LITTLE, UCS2, UTF32 = range(7)
 FORMS = {
@@ -65,7 +66,7 @@ def wide(charset: str) -> Wide | None:
     return Wide(form, points)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _unicode(buf, at, left, form):  # type: ignore[no-untyped-def]
     if form == UTF32:
         if left < 4 or buf[at] != 0:
@@ -84,7 +85,7 @@ def _unicode(buf, at, left, form):  # type: ignore[no-untyped-def]
     return (0x10000 + ((point - 0xD800) << 10 | low - 0xDC00), 4) if 0xDC00 <= low < 0xE000 else (0, 0)
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def _character(buf, at, left, form, points):  # type: ignore[no-untyped-def]
     """The code point at `at`, of `left` bytes, and how many it takes: 0 where there is none."""
     if form > PLUS_FOUR:
@@ -122,7 +123,7 @@ def _character(buf, at, left, form, points):  # type: ignore[no-untyped-def]
     return point, 2 if point else 0
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def sizes(buf, off, length, form, points, out):  # type: ignore[no-untyped-def]
     """Bytes that each value takes in UTF-8, -1 for one that is not text of the set. Returns how many those are."""
     bad = 0
@@ -142,7 +143,7 @@ def sizes(buf, off, length, form, points, out):  # type: ignore[no-untyped-def]
     return bad
 
 
-@nb.njit(nogil=True, cache=True)
+@kernel
 def encode(buf, off, length, form, points, ends, out):  # type: ignore[no-untyped-def]
     """Each value's text as UTF-8 to out[ends[i]:ends[i + 1]]; values that take no bytes there are left out."""
     for i in range(off.shape[0]):
