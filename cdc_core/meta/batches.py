@@ -324,15 +324,15 @@ def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
         key = {"source": manifest.source, "source_table": one.schema.name, "since_seq": one.seq}
         same = [_definition.c[name] == value for name, value in key.items()]
         if connection.execute(select(_definition.c.source).where(*same)).first() is None:
-            text = json.dumps(one.schema.to_json(), ensure_ascii=False)
+            text = json.dumps(one.to_json(), ensure_ascii=False)
             connection.execute(insert(_definition).values(**key, definition=text))
 
 
 def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:
     """In the order of the log."""
-    rows = select(_definition.c.since_seq, _definition.c.definition).where(_definition.c.source == source)
+    rows = select(_definition.c.definition).where(_definition.c.source == source)
     found = connection.execute(rows.order_by(_definition.c.since_seq))
-    return tuple(DefinedSince(row.since_seq, TableSchema.from_json(json.loads(row.definition))) for row in found)
+    return tuple(DefinedSince.from_json(json.loads(row.definition)) for row in found)
 
 
 def _insert_schemas(connection: Connection, manifest: Manifest) -> None:

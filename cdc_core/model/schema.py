@@ -237,15 +237,36 @@ class TableSchema:
 class DefinedSince:
     """What a table's definition is from the order key `seq` of its log on, until another says otherwise.
 
-    schema: without columns where it is only known that it is no more what it was.
+    schema:   without columns where it is only known that it is no more what it was.
+    defaults: what an INSERT stores in a column that it leaves out (source.defaults); None where nobody asked.
+    gone:     no table has this name from here on: it was dropped or renamed.
+    dropped:  columns that were dropped here.
+    emptied:  columns that were added here, and that the table had had before: what older changes say of them is past.
+    ts_us:    commit time of what happened here, µs UTC; 0 where nothing did.
     """
 
     seq: int
     schema: TableSchema
+    defaults: Mapping[str, str | None] | None = None
+    gone: bool = False
+    dropped: tuple[str, ...] = ()
+    emptied: tuple[str, ...] = ()
+    ts_us: int = 0
 
     def to_json(self) -> dict[str, Any]:
-        return {"seq": self.seq, "schema": self.schema.to_json()}
+        return {
+            "seq": self.seq,
+            "schema": self.schema.to_json(),
+            "defaults": None if self.defaults is None else dict(self.defaults),
+            "gone": self.gone,
+            "dropped": list(self.dropped),
+            "emptied": list(self.emptied),
+            "ts_us": self.ts_us,
+        }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DefinedSince:
-        return cls(data["seq"], TableSchema.from_json(data["schema"]))
+        return cls(
+            data["seq"], TableSchema.from_json(data["schema"]), data["defaults"], data["gone"],
+            tuple(data["dropped"]), tuple(data["emptied"]), data["ts_us"],
+        )  # fmt: skip

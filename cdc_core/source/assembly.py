@@ -530,11 +530,13 @@ class Assembly:
 
     def _definition(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
         """DDL: forget what we know of its tables; judge what it did to rows."""
-        tables, where = statement.tables, self._where(event)
+        tables, where, place = statement.tables, self._where(event), self._placed(group)
         if statement.database:
-            tables = self._tables.seen(statement.database)
-        truncated = self._truncated(statement)
-        self._tables.redefined(tables, self._placed(group))
+            tables = self._tables.of_database(statement.database)
+        change = self._tables.change(statement, tables or (), place, group.commit_ts_us)
+        lived = self._tables.lived(statement, place)
+        truncated = self._truncated(statement, lived)
+        self._tables.redefined(tables, place, change)
         captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
         if captured == []:
             return
@@ -545,6 +547,10 @@ class Assembly:
             return
         names = "unknown tables" if captured is None else ", ".join(captured)
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
+        if not why and lived:
+            why = "the rows of an earlier table of that name are still staged and in the targets"
+        if not why and (emptied := [column for columns in change.emptied.values() for column in columns]):
+            why = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
         if not why:
             log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
             if self._on_definition == "note":
@@ -557,9 +563,12 @@ class Assembly:
             log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
             group.notes.append(f"needs re-sync of table {names}: {why}, at {where}: {words}")
 
-    def _truncated(self, statement: Statement) -> TableSchema | None:
-        """The definition of the captured table that a TRUNCATE empties, where that is to be staged."""
-        if statement.verb != "TRUNCATE" or self._on_truncate != "stage" or statement.tables is None:
+    def _truncated(self, statement: Statement, lived: bool) -> TableSchema | None:
+        """The definition of the captured table that a TRUNCATE empties, where that is to be staged; or that is empty
+        because it is created again."""
+        replaced = statement.verb == "CREATE TABLE" and statement.unlogged != ""
+        empties = statement.verb == "TRUNCATE" or lived or replaced
+        if not empties or self._on_truncate != "stage" or statement.tables is None:
             return None
         (name,) = statement.tables
         return self._tables.definition(name) if self._tables.captures(*name) else None

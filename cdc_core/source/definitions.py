@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import pyarrow as pa
 import pymysql
 
 from cdc_core.errors import Refused
@@ -106,58 +105,6 @@ def table_schema(connection: pymysql.Connection, database: str, table: str) -> T
     where = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
     found = _read(connection, where, [database, table], frozenset({(database, table)}))
     return found.get((database, table), (None, ""))[0]
-
-
-_DEFAULTS = {"timestamp": "UNIX_TIMESTAMP({})", "bit": "{} + 0", "year": "{} + 0"}
-
-
-def column_defaults(
-    connection: pymysql.Connection, table: TableSchema, names: Sequence[str], at_us: int
-) -> dict[str, str | None]:
-    """The literal defaults of these columns at that time (µs UTC), as the server itself writes them.
-
-    Text, None for NULL; hex of bytes, seconds of a TIMESTAMP, the number of a BIT.
-    Raises Refused (binlog.row_image) where they are not to be had: the table was altered since, or there is none.
-    """
-
-    def unknown(why: str) -> Refused:
-        return Refused(
-            f"An INSERT left {', '.join(names)} to their defaults, and {why}.",
-            where=table.name,
-            code="binlog.row_image",
-            remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full "
-            "sync of the table",
-        )
-
-    # MySQL keeps the figure for a day, unless asked not to.
-    if query(connection, "SHOW VARIABLES LIKE 'information_schema_stats_expiry'"):
-        query(connection, "SET SESSION information_schema_stats_expiry = 0")
-    created = query(connection, _CREATED, (table.database, table.table))
-    if not created or created[0][0] is None:
-        raise unknown("the table is not there any more")
-    if int(created[0][0]) > at_us // 1_000_000:
-        raise unknown("the table was altered after it: what the defaults were then is not known")
-    terms = []
-    for name in names:
-        value = f"DEFAULT(t.{_quoted(name)})"
-        kind = table.column(name).type
-        form = "HEX({})" if pa.types.is_binary(kind.arrow) else _DEFAULTS.get(kind.base, "CAST({} AS CHAR)")
-        terms.append(form.format(value))
-    source = f"{_quoted(table.database)}.{_quoted(table.table)}"
-    try:
-        row = query(connection, f"SELECT {', '.join(terms)} FROM (SELECT 1 AS one) o LEFT JOIN {source} t ON 1 = 0")[0]
-    except pymysql.err.MySQLError as error:
-        raise unknown(f"the server does not tell them: {error.args[-1]}") from None
-    return {name: None if value is None else _text(value) for name, value in zip(names, row, strict=True)}
-
-
-_CREATED = (
-    "SELECT UNIX_TIMESTAMP(CREATE_TIME) FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s"
-)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 def _read(

@@ -107,7 +107,7 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
         except (pymysql.err.OperationalError, pymysql.err.InterfaceError, pymysql.err.InternalError) as error:
             number = error.args[0] if error.args else 0
             if number not in LOST or attempt == 2:
-                raise _explained(error, sql) from None
+                raise explained(error, sql) from None
         try:
             connection.ping(reconnect=True)
         except pymysql.err.MySQLError as error:
@@ -115,7 +115,7 @@ def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] 
     raise AssertionError("unreachable")
 
 
-def _explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
+def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
     number = error.args[0] if error.args else 0
     if number in LOST:
         return _lost(error)

@@ -8,7 +8,7 @@ is cut changes nothing in its rows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Container, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TypeVar
 
@@ -19,6 +19,7 @@ import pyarrow.compute as pc
 
 from cdc_core.binlog import ordinary
 from cdc_core.binlog.gtid_text import written
+from cdc_core.binlog.partial import Defaults
 from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
 from cdc_core.binlog.rows_event import UPDATE, RowsEvent
 from cdc_core.binlog.table_map import TableMap
@@ -59,8 +60,7 @@ class TableUse:
 
     schema: TableSchema
     table_map: TableMap
-    defaults: Callable[[Sequence[str], int], Mapping[str, str | None]] | None = None
-    """The columns' defaults as of a time in µs UTC (binlog.partial.Defaults)."""
+    defaults: Defaults | None = None
     arrow: pa.Schema = field(init=False)
     row_bytes: int = field(init=False)
     """A guess at a row image's size, to guess how many rows an event holds."""
@@ -490,9 +490,7 @@ class Gather:
     def _decoded(self, use: TableUse, events: Longs, gtid: pa.StringArray) -> TableRows:
         images = self._images_of(use, events)
         entries = self._rows["entry"][events].astype(np.int32)
-        ask = use.defaults
-        defaults = None if ask is None else lambda names: ask(names, int(self._entries["ts"][entries].min()))
-        decoded = decode_rows(use.schema, use.table_map, images, defaults)
+        decoded = decode_rows(use.schema, use.table_map, images, use.defaults)
         event = decoded.event
         entry = entries[event]
         file = self._rows["file"][events].astype(np.int32)[event]

@@ -1,16 +1,21 @@
-"""What tables were, as of each place of a log that does not name their columns (binlog_row_metadata other than FULL).
+"""What tables were, as of each place of a log that does not say it: columns, defaults, and whether they were there.
 
-INFORMATION_SCHEMA says what a table is now. That is what it was at a place when no statement behind it, up to the log's
-present end, defines the table anew: the log is read ahead to see that. So it is asked as early as can be: of every
-captured table where reading begins, and of a table right behind each statement that defines it. What became known goes
-with the blocks into the manifests and meta, and holds after a restart, whatever happens to the table meanwhile.
-It must keep true that a definition is never given for a place of which it is not certain.
+Where binlog_row_metadata is not FULL the log does not name columns; it never says what an INSERT stores in columns
+that its image leaves out. INFORMATION_SCHEMA says what a table is now. That is what it was at a place when no statement
+behind it, up to the log's present end, defines the table anew: the log is read ahead to see that. So it is asked as
+early as can be: of every captured table where reading begins, and of a table right behind each statement that defines
+it. What became known goes with the blocks into the manifests and meta, and holds after a restart, whatever happens to
+the table meanwhile.
+Beside definitions it keeps which names tables left, and which columns they dropped: rows of a table that was dropped
+and created again, and values of a column that was dropped and added again, are past, and no row event says so.
+It must keep true that a definition or a default is never given for a place of which it is not certain.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.definition import SCHEMA_REMEDY
@@ -31,17 +36,28 @@ class Place:
     behind: Position
 
 
+AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
+
+
 class History:
     """known: what was learned before, in the order of the log. ask: what a table is now. events: of the log from a
-    position to its present end."""
+    position to its present end. ask_defaults: a table's defaults now (defaults.column_defaults).
+
+    early: definitions and defaults are asked for when reading begins and after each statement that defines a table,
+           since the log does not have them. Otherwise it has all but what single sessions leave out.
+    """
 
     def __init__(
         self,
         known: Iterable[DefinedSince],
         ask: Callable[[str, str], TableSchema | None],
         events: Callable[[Position], Iterator[Event]],
+        ask_defaults: AskDefaults = lambda schema: {},
     ) -> None:
         self._ask = ask
+        self._ask_defaults = ask_defaults
+        self.early = True
+        self.early_defaults = False
         self._ahead = _Ahead(events)
         self._since: dict[Table, list[DefinedSince]] = {}
         self._new: list[DefinedSince] = []
@@ -58,22 +74,26 @@ class History:
 
     def begin(self, schemas: Iterable[TableSchema], place: Place) -> None:
         """What all captured tables are now, where reading begins: good for those that no statement ahead defines."""
-        new = [schema for schema in schemas if self._as_of(_name(schema), place.seq) is None]
+        new = [schema for schema in schemas if self._unknown(_name(schema), place.seq)]
+        defaults = [self._defaults_now(schema) for schema in new]
         redefined = self._ahead.of(place.behind) if new else ()
-        for schema in new:
+        for schema, these in zip(new, defaults, strict=True):
             if not any(_touches(statement, _name(schema)) for statement in redefined):
-                self._learn(place.seq, schema)
+                self._learn(DefinedSince(place.seq, schema, these))
 
     def at(self, name: Table, place: Place) -> TableSchema | None:
         """What a table was at a place; None where it is not there any more, and nothing is known.
 
-        Raises Refused (binlog.schema_mismatch) where it was defined anew since, and nothing is known.
+        Raises Refused (binlog.schema_mismatch) where it was defined anew since, and nothing is known, and where the
+        server has another definition that no statement of the log explains.
         """
         known = self._as_of(name, place.seq)
         if known is not None:
+            self.require_explained([name], place)
             return known
         now = self._ask(*name)
-        if any(_touches(statement, name) for statement in self._ahead.of(place.behind)):
+        defaults = None if now is None else self._defaults_now(now)
+        if self._redefined_behind(name, place):
             raise Refused(
                 f"The log does not name the columns of {'.'.join(name)}, and the table was defined anew behind these "
                 "rows, before anybody asked what it was.",
@@ -82,37 +102,192 @@ class History:
                 remedy=SCHEMA_REMEDY,
             )
         if now is not None:
-            self._learn(place.seq, now)
+            self._learn(DefinedSince(place.seq, now, defaults))
         return now
 
-    def redefined(self, names: Iterable[Table] | None, place: Place, captures: Callable[[str, str], bool]) -> None:
+    def defaults_at(self, schema: TableSchema, place: Place, names: Sequence[str]) -> Mapping[str, str | None]:
+        """What an INSERT at a place stored in these columns, which it left out.
+
+        Raises Refused (binlog.row_image) where that cannot be told.
+        """
+        name = _name(schema)
+        last = self._last(name, place.seq)
+        known = last.defaults if last is not None and last.seq >> _TIMELINE == place.seq >> _TIMELINE else None
+        if known is None or not set(names) <= known.keys():
+            now = self._ask_defaults(schema)
+            if self._redefined_behind(name, place):
+                raise _defaults_unknown(
+                    schema, names, place, "a statement further on in the log defines the table again, so that what the "
+                    "defaults were then is not known",
+                )  # fmt: skip
+            known = {**now, **(known or {})}
+        lacking = [column for column in names if column not in known]
+        if lacking:
+            raise _defaults_unknown(schema, lacking, place, "the server does not show the exact defaults")
+        return known
+
+    def saw(self, name: Table, place: Place) -> None:
+        """A row of the table was logged at a place, where the log itself names the columns."""
+        last = self._last(name, place.seq)
+        if last is None or last.gone:
+            self._learn(DefinedSince(place.seq, TableSchema(*name, ())))
+
+    def lived(self, name: Table, place: Place, *, guarded: bool) -> bool:
+        """Whether a CREATE TABLE at a place comes after rows of a table of that name which are past.
+
+        guarded: IF NOT EXISTS.
+        """
+        last = self._last(name, place.seq - 1)
+        return last is not None and (last.gone or not guarded)
+
+    def existed(self, name: Table, place: Place) -> bool:
+        """Whether a table of that name is known to be there just before a place."""
+        last = self._last(name, place.seq - 1)
+        return last is not None and not last.gone
+
+    def dropped(self, name: Table, place: Place) -> frozenset[str]:
+        """Columns, in small letters, that the table had before a place, and were dropped."""
+        found: set[str] = set()
+        for one in self._sorted(name):
+            if one.seq < place.seq:
+                found = set() if one.gone else found
+                found |= {column.lower() for column in one.dropped}
+                found -= {column.lower() for column in one.emptied}
+        return frozenset(found)
+
+    def require_explained(self, names: Iterable[Table], place: Place) -> None:
+        """That the server still has the definitions that hold at a place, or a statement further on changes them.
+
+        Raises Refused (binlog.schema_mismatch).
+        """
+        expected = {name: known for name in names if (known := self._as_of(name, place.seq)) is not None}
+        now = {name: self._ask(*name) for name in expected}
+        for name, known in expected.items():
+            if not _same(known, now[name]) and not self._redefined_behind(name, place):
+                raise self._unexplained(known, self._ask(*name), place)
+
+    def _unexplained(self, known: TableSchema, now: TableSchema | None, place: Place) -> Refused:
+        if now is None:
+            how = "the table is not there any more"
+        else:
+            were, are = [(c.name, str(c.type)) for c in known.columns], [(c.name, str(c.type)) for c in now.columns]
+            how = f"its columns were {_listed(were)} and are now {_listed(are)}" if were != are else "its keys, NULLs, "
+            how += "" if were != are else "character sets or generated columns are others"
+        return Refused(
+            f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. The log does not "
+            "name columns, so that values could be taken for those of other columns.",
+            where=f"{place.behind}",
+            code="binlog.schema_mismatch",
+            remedy=SCHEMA_REMEDY,
+        )
+
+    def redefined(
+        self, names: Iterable[Table] | None, place: Place, captures: Callable[[str, str], bool], change: Change
+    ) -> None:
         """A statement at a place defines these tables, or any (None): what they are from there on, if that can still
         be told. Of a table that is not captured any more nothing is known then."""
-        if not self._since:
-            return
         mine = [
             name
             for name in (self.names() if names is None else names)
             if (name in self._since or captures(*name))
             and place.seq not in [one.seq for one in self._since.get(name, ())]
         ]
-        now = {name: self._ask(*name) for name in mine}
-        redefined = self._ahead.of(place.behind) if mine else ()
-        for name, schema in now.items():
-            certain = schema is not None and not any(_touches(statement, name) for statement in redefined)
-            self._learn(place.seq, schema if schema is not None and certain else TableSchema(*name, ()))
+        now = {name: self._ask(*name) for name in mine} if self.early else {}
+        defaults = {name: self._defaults_now(schema) for name, schema in now.items() if schema is not None}
+        redefined = self._ahead.of(place.behind) if now else ()
+        for name in mine:
+            schema = now.get(name)
+            gone = name in change.vacated
+            certain = schema is not None and not gone and not any(_touches(one, name) for one in redefined)
+            found = DefinedSince(
+                place.seq,
+                schema if schema is not None and certain else TableSchema(*name, ()),
+                defaults.get(name) if certain else None,
+                gone=gone,
+                dropped=change.dropped.get(name, ()),
+                emptied=change.emptied.get(name, ()),
+                ts_us=change.ts_us,
+            )
+            self._learn(found)
 
-    def _learn(self, seq: int, schema: TableSchema) -> None:
-        one = DefinedSince(seq, schema)
-        self._since.setdefault(_name(schema), []).append(one)
+    def _defaults_now(self, schema: TableSchema) -> Mapping[str, str | None] | None:
+        return self._ask_defaults(schema) if self.early_defaults else None
+
+    def _redefined_behind(self, name: Table, place: Place) -> bool:
+        return any(_touches(statement, name) for statement in self._ahead.of(place.behind))
+
+    def _unknown(self, name: Table, seq: int) -> bool:
+        if self.early:
+            return self._as_of(name, seq) is None
+        last = self._last(name, seq)
+        return last is None or last.gone
+
+    def _learn(self, one: DefinedSince) -> None:
+        known = self._since.setdefault(_name(one.schema), [])
+        for i, other in enumerate(known):
+            if other.seq == one.seq:  # it has marks, and now also a definition
+                one = replace(
+                    one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us
+                )  # fmt: skip
+                del known[i]
+                break
+        known.append(one)
         self._new.append(one)
+
+    def _sorted(self, name: Table) -> list[DefinedSince]:
+        return sorted(self._since.get(name, ()), key=lambda one: one.seq)
+
+    def _last(self, name: Table, seq: int) -> DefinedSince | None:
+        known = [one for one in self._sorted(name) if one.seq <= seq]
+        return known[-1] if known else None
 
     def _as_of(self, name: Table, seq: int) -> TableSchema | None:
         """The last that holds there, of this timeline: the log of another server is another one."""
-        timeline = seq >> FILE_BITS + OFFSET_BITS << FILE_BITS + OFFSET_BITS
-        known = [one for one in self._since.get(name, ()) if timeline <= one.seq <= seq]
-        last = sorted(known, key=lambda one: one.seq)[-1:]
-        return last[0].schema if last and last[0].schema.columns else None
+        last = self._last(name, seq)
+        if last is None or last.seq >> _TIMELINE != seq >> _TIMELINE or not last.schema.columns:
+            return None
+        return last.schema
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """What a statement did beside defining tables: as the fields of DefinedSince, by table. ts_us: when."""
+
+    vacated: frozenset[Table] = frozenset()
+    dropped: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
+    emptied: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
+    ts_us: int = 0
+
+
+_TIMELINE = FILE_BITS + OFFSET_BITS
+
+
+def _same(one: TableSchema, other: TableSchema | None) -> bool:
+    return other is not None and _plain(one) == _plain(other)
+
+
+def _plain(schema: TableSchema) -> TableSchema:
+    """A server that is upgraded calls utf8 utf8mb3."""
+    columns = []
+    for column in schema.columns:
+        kind = column.type
+        names = [re.sub(r"^utf8(?=_|$)", "utf8mb3", name) for name in (kind.charset, kind.collation)]
+        columns.append(replace(column, type=replace(kind, charset=names[0], collation=names[1])))
+    return replace(schema, columns=tuple(columns))
+
+
+def _listed(columns: Sequence[tuple[str, str]]) -> str:
+    return ", ".join(f"{name} {kind}" for name, kind in columns)
+
+
+def _defaults_unknown(schema: TableSchema, names: Sequence[str], place: Place, why: str) -> Refused:
+    return Refused(
+        f"An INSERT left {', '.join(names)} to their defaults, and {why}.",
+        where=f"{schema.name}, {place.behind}",
+        code="binlog.row_image",
+        remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full sync "
+        "of the table; or go on without the table: tables.on_unreadable: isolate",
+    )
 
 
 class _Ahead:

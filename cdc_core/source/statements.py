@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from cdc_core.source.alter import unlogged_by_alter
+from cdc_core.source.alter_columns import ColumnChanges, column_changes
 from cdc_core.source.sql_tokens import Kind, Reader, Token, decode, tokens
 
 Table = tuple[str, str]
@@ -40,6 +41,7 @@ class Statement:
 
     database: the one that is dropped whole, else "". unlogged: why rows changed without row events, else "".
     name: of a savepoint, or the xid of an XA statement as `X'gtrid',X'bqual',format`.
+    guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
     """
 
     action: Action
@@ -48,6 +50,9 @@ class Statement:
     database: str = ""
     unlogged: str = ""
     name: str = ""
+    guarded: bool = False
+    vacates: tuple[Table, ...] = ()
+    columns: ColumnChanges | None = None
 
 
 _HARMLESS_VERBS = frozenset({
@@ -138,10 +143,10 @@ def _create(read: Reader, database: str) -> Statement:
     if kind == "TABLE":
         if temporary:
             return Statement(Action.HARMLESS, "CREATE TEMPORARY TABLE")
-        read.take("IF", "NOT", "EXISTS")
+        guarded = read.take("IF", "NOT", "EXISTS")
         table = read.table(database)
         reason = "CREATE OR REPLACE drops the rows that the table had" if replaces else ""
-        return Statement(Action.DEFINITION, "CREATE TABLE", tables=_known(table), unlogged=reason)
+        return Statement(Action.DEFINITION, "CREATE TABLE", tables=_known(table), unlogged=reason, guarded=guarded)
     if kind == "INDEX":
         return _index("CREATE INDEX", read, database)
     if kind in ("DATABASE", "SCHEMA"):
@@ -181,8 +186,11 @@ def _drop(read: Reader, database: str) -> Statement:
     if kind in ("TABLE", "TABLES"):
         if temporary:
             return Statement(Action.HARMLESS, "DROP TEMPORARY TABLE")
-        read.take("IF", "EXISTS")
-        return Statement(Action.DEFINITION, "DROP TABLE", tables=_tables(read, database))
+        guarded = read.take("IF", "EXISTS")
+        dropped = _tables(read, database)
+        return Statement(
+            Action.DEFINITION, "DROP TABLE", tables=dropped, guarded=guarded, vacates=dropped or ()
+        )  # fmt: skip
     if kind in ("DATABASE", "SCHEMA"):
         return Statement(Action.DEFINITION, "DROP DATABASE", tables=(), database=_name_after_exists(read))
     if kind == "INDEX":
@@ -225,13 +233,15 @@ def _alter(read: Reader, database: str) -> Statement:
         table = read.table(database)
         if not read.take("NOWAIT") and read.take("WAIT"):
             read.next()
+        columns = column_changes(Reader(read.found[read.at :]))
         reason, others = unlogged_by_alter(read, database)
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
         return Statement(
-            Action.DEFINITION, "ALTER TABLE", tables=None if known is None else known + others, unlogged=reason
-        )
+            Action.DEFINITION, "ALTER TABLE", tables=None if known is None else known + others, unlogged=reason,
+            vacates=known if columns.moved and known is not None and known[0] not in others else (), columns=columns,
+        )  # fmt: skip
     if kind in ("DATABASE", "SCHEMA") or kind in _HARMLESS_OBJECTS:
         return Statement(Action.HARMLESS, f"ALTER {kind}")
     return Statement(Action.UNKNOWN, f"ALTER {kind}", tables=None)
@@ -254,8 +264,17 @@ def _rename(read: Reader, database: str) -> Statement:
     complete = read.done and len(found) % 2 == 0
     return Statement(
         Action.DEFINITION, "RENAME TABLE", tables=tuple(found) if complete else None,
-        unlogged="rows now belong to a table of another name",
+        unlogged="rows now belong to a table of another name", vacates=_vacated(found) if complete else (),
     )  # fmt: skip
+
+
+def _vacated(pairs: list[Table]) -> tuple[Table, ...]:
+    """Old and new names in turn."""
+    left: dict[Table, None] = {}
+    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
+        left[old] = None
+        left.pop(new, None)
+    return tuple(left)
 
 
 def _truncate(read: Reader, database: str) -> Statement:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -26,9 +26,10 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source.assembly import Assembly
-from cdc_core.source.definitions import column_defaults, table_schema, table_schemas
+from cdc_core.source.defaults import column_defaults
+from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.facts import binlog_files, facts, query
+from cdc_core.source.facts import binlog_files, end_position, facts, query
 from cdc_core.source.history import History, Place
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
@@ -92,8 +93,8 @@ class SourceStream:
         self._on_unreadable = on_unreadable
         self._undone = undone
         self._on_definition = on_definition
-        self._history = History(history, self._known, self._behind)
-        self._tables = tables = Tables(captures, self._known, isolated, self._defaults, self._history)
+        self._history = History(history, self._known, self._behind, self._defaults)
+        self._tables = tables = Tables(captures, self._known, isolated, self._history)
         self._assembly = self._assemble(self._start, tables)
         self._lane = Lane(self._assembly, tables)
         self._backoff = Backoff(source.reconnect_s)
@@ -108,10 +109,18 @@ class SourceStream:
 
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start)
-        if query(self._asked(), "SELECT @@GLOBAL.binlog_row_metadata")[0][0] != "FULL":
-            now = table_schemas(self._asked(), self._tables.captures)
-            self._history.begin(now, Place(self._start.seq, self._start))
+        self._begin_history()
         return self
+
+    def _begin_history(self) -> None:
+        """Where the log has everything, it is not read ahead for what is already on the way, but for names only."""
+        control, history = self._asked(), self._history
+        metadata, image = query(control, "SELECT @@GLOBAL.binlog_row_metadata, @@GLOBAL.binlog_row_image")[0]
+        history.early_defaults = image != "FULL"
+        history.early = metadata != "FULL" or history.early_defaults
+        if history.early or self._start.file == end_position(control, self._start.timeline).file:
+            # Just before the start: the statement that begins there may define a table.
+            history.begin(table_schemas(control, self._tables.captures), Place(self._start.seq - 1, self._start))
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -237,8 +246,8 @@ class SourceStream:
     def _known(self, database: str, table: str) -> TableSchema | None:
         return table_schema(self._asked(), database, table)
 
-    def _defaults(self, table: TableSchema, names: Sequence[str], at_us: int) -> Mapping[str, str | None]:
-        return column_defaults(self._asked(), table, names, at_us)
+    def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
+        return column_defaults(self._asked(), table)
 
     def _triggers(self, database: str, table: str) -> bool:
         return bool(
@@ -257,7 +266,7 @@ class SourceStream:
         oldest = binlog_files(self._asked())[0].name
         begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
         past = self._assemble(
-            begin, Tables(self._captures, self._known, self._tables.isolated, self._defaults, self._history), past=True
+            begin, Tables(self._captures, self._known, self._tables.isolated, self._history), past=True
         )
         past.mariadb = self._assembly.mariadb
         with closing(self._behind(begin)) as events:

@@ -14,18 +14,17 @@ from cdc_core.binlog.table_map import parse_table_map, table_name
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.gather import TableUse
-from cdc_core.source.history import History, Place
+from cdc_core.source.history import Change, History, Place
+from cdc_core.source.statements import Statement
 
 Name = tuple[str, str]
-AskDefaults = Callable[[TableSchema, Sequence[str], int], Mapping[str, str | None]]
 
 
 class Tables:
     """captures: whether a table is captured. known: the definition that INFORMATION_SCHEMA has of it now.
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
-    defaults: of a table the defaults of these columns as of this time (definitions.column_defaults).
-    history: of the tables whose columns the log does not name; without it they are what they are now.
+    history: what tables were; without it they are what they are now.
     """
 
     def __init__(
@@ -33,7 +32,6 @@ class Tables:
         captures: Callable[[str, str], bool],
         known: Callable[[str, str], TableSchema | None],
         isolated: Mapping[str, str] | None = None,
-        defaults: AskDefaults | None = None,
         history: History | None = None,
     ) -> None:
         self._captures = captures
@@ -41,8 +39,9 @@ class Tables:
         self.generation = 0
         """Grows when a definition is forgotten: what was known of table maps before does not hold."""
         self._ask = known
-        self._ask_defaults = defaults
         self._history = history
+        self._former: dict[Name, TableSchema] = {}
+        """Of tables that were forgotten: their definition at their last rows."""
         self._uses: dict[bytes, TableUse | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
@@ -89,19 +88,22 @@ class Tables:
             self._known[name] = self._ask(*name)
         schema = schema_of(table_map, self._known[name], mariadb=mariadb)
         require_unreserved(schema)
-        return TableUse(schema, table_map, self._defaults_of(schema))
+        if self._history is not None and place is not None:
+            self._history.saw(name, place)
+        return TableUse(schema, table_map, self._defaults_of(schema, place))
 
-    def _defaults_of(self, schema: TableSchema) -> Callable[[Sequence[str], int], Mapping[str, str | None]] | None:
+    def _defaults_of(
+        self, schema: TableSchema, place: Place | None
+    ) -> Callable[[Sequence[str]], Mapping[str, str | None]] | None:
         """Asked for once a column: they hold until the table is forgotten after its next DDL."""
-        ask = self._ask_defaults
-        if ask is None:
+        history = self._history
+        if history is None or place is None:
             return None
         known: dict[str, str | None] = {}
 
-        def defaults(names: Sequence[str], at_us: int) -> Mapping[str, str | None]:
-            new = [name for name in names if name not in known]
-            if new:
-                known.update(ask(schema, new, at_us))
+        def defaults(names: Sequence[str]) -> Mapping[str, str | None]:
+            if not set(names) <= known.keys():
+                known.update(history.defaults_at(schema, place, names))
             return known
 
         return defaults
@@ -111,17 +113,47 @@ class Tables:
         for use in self._uses.values():
             if use is not None and (use.schema.database, use.schema.table) == name:
                 return use.schema
-        return self._ask(*name)
+        return self._former.get(name) or self._ask(*name)
 
-    def seen(self, database: str) -> tuple[Name, ...]:
-        """Captured tables of a database whose rows have come since the stream began."""
-        return tuple(name for name in self._known if name[0] == database)
+    def of_database(self, database: str) -> tuple[Name, ...]:
+        """Tables of a database that were seen or known at any time."""
+        known = () if self._history is None else self._history.names()
+        return tuple(dict.fromkeys(name for name in (*self._known, *known) if name[0] == database))
 
-    def redefined(self, names: Iterable[Name] | None, place: Place) -> None:
-        """A statement at a place has defined these tables anew, or any (None)."""
+    def change(self, statement: Statement, names: Sequence[Name], place: Place, ts_us: int) -> Change:
+        """What a statement at a place does to captured tables beside defining them. names: those it touches."""
+        history = self._history
+        if history is None:
+            return Change()
+        left = statement.vacates if not statement.database else names
+        vacated = frozenset(
+            name for name in left
+            if not (statement.guarded or statement.database) or history.existed(name, place) or name in self._known
+        )  # fmt: skip
+        if statement.columns is None or not names:
+            return Change(vacated, ts_us=ts_us)
+        name, columns = names[0], statement.columns
+        schema = next((use.schema for use in self._uses.values() if use and use.schema.name == ".".join(name)), None)
+        there = None if schema is None else {column.name.lower() for column in schema.columns}
+        dropped = (
+            *columns.dropped,
+            *(one for one in columns.perhaps_dropped if there is None or one.lower() in there),
+        )
+        before = history.dropped(name, place) | {one.lower() for one in dropped}
+        emptied = tuple(one for one in columns.added if one.lower() in before)
+        return Change(vacated, {name: dropped}, {name: emptied}, ts_us)
+
+    def lived(self, statement: Statement, place: Place) -> bool:
+        """Whether a CREATE TABLE comes after rows of an earlier table of that name."""
+        if self._history is None or statement.verb != "CREATE TABLE" or not statement.tables:
+            return False
+        return self._history.lived(statement.tables[0], place, guarded=statement.guarded)
+
+    def redefined(self, names: Iterable[Name] | None, place: Place, change: Change) -> None:
+        """A statement at a place has defined these tables again, or any (None)."""
         self.forget(names)
         if self._history is not None:
-            self._history.redefined(names, place, self.captures)
+            self._history.redefined(names, place, self.captures, change)
 
     def learned(self) -> tuple[DefinedSince, ...]:
         """What the history came to know since it was last asked."""
@@ -137,5 +169,8 @@ class Tables:
             for key, use in self._uses.items()
             if use is None or (use.schema.database, use.schema.table) not in gone
         }
+        for key, use in self._uses.items():
+            if use is not None and key not in kept:
+                self._former[use.schema.database, use.schema.table] = use.schema
         self.generation += len(kept) < len(self._uses)
         self._uses = kept

@@ -15,7 +15,7 @@ from cdc_core.binlog.partial import Defaults
 from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
 from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.definitions import column_defaults
+from cdc_core.source.defaults import column_defaults
 from examples.sandbox.sql_server import SqlServer
 from tests.unit.binlog.reading import events_since, known_schema, mark, row_groups
 
@@ -60,8 +60,7 @@ def _decoded(
     ((table, events),) = row_groups(events_since(server, since), mariadb=mariadb)
     schema = schema_of(table, known, mariadb=mariadb)
     with server.connect(autocommit=True, init_command="SET time_zone = '+00:00'") as connection:
-        at_us = events[0].event.header.timestamp * 1_000_000
-        ask: Defaults = lambda names: column_defaults(connection, schema, names, at_us)  # noqa: E731
+        ask: Defaults = lambda names: column_defaults(connection, schema)  # noqa: E731
         return schema, decode_rows(schema, table, RowImages.of(events), ask if defaults else None)
 
 
@@ -171,15 +170,6 @@ def test_omitted_columns_whose_defaults_nobody_knows_stop(server: SqlServer, dat
     with pytest.raises(Refused, match="nobody knows the columns' defaults") as refused:
         _decoded(server, database, *insert, defaults=False)
     assert refused.value.code == "binlog.row_image"
-    schema = known_schema(server, database, "t")
-    with server.connect(autocommit=True) as connection:
-        with pytest.raises(Refused, match="altered after it"):
-            column_defaults(connection, schema, ["a"], 1)
-        with pytest.raises(Refused, match="does not tell them"):
-            column_defaults(connection, schema, ["n"], 1 << 60)
-        _run(server, f"ALTER TABLE {database}.t RENAME TO {database}.gone")
-        with pytest.raises(Refused, match="not there any more"):
-            column_defaults(connection, schema, ["a"], 1 << 60)
 
 
 def test_images_that_do_not_tell_which_row_it_is_stop(server: SqlServer, database: str) -> None:

@@ -1,0 +1,71 @@
+"""Which columns ALTER TABLE drops and adds, by name, and whether the table leaves its name.
+
+A pure function of the clauses. A column that gets another name is dropped under the old one and added under the new.
+It must keep true that no column that is dropped or added is missing from the answer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from cdc_core.source.sql_tokens import Kind, Reader
+
+_NO_COLUMN = frozenset({
+    "PRIMARY", "INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT", "PARTITION", "SYSTEM", "PERIOD", "UNIQUE", "FULLTEXT",
+    "SPATIAL",
+})  # fmt: skip
+"""Reserved words, or words that a column of that name must follow COLUMN to be meant."""
+
+
+@dataclass(slots=True)
+class ColumnChanges:
+    """dropped: certainly. perhaps_dropped: IF EXISTS. moved: the table has another name now."""
+
+    dropped: list[str] = field(default_factory=list)
+    perhaps_dropped: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
+    moved: bool = False
+
+
+def column_changes(read: Reader) -> ColumnChanges:
+    found = ColumnChanges()
+    for clause in read.clauses():
+        _clause(Reader(clause), found)
+    return found
+
+
+def _clause(read: Reader, found: ColumnChanges) -> None:
+    head = read.next().word
+    if head not in ("DROP", "ADD", "CHANGE", "RENAME"):
+        return
+    if head == "RENAME":
+        if read.take("COLUMN"):
+            found.dropped.append(read.next().text)
+            read.take("TO")
+            found.added.append(read.next().text)
+        else:
+            found.moved = found.moved or read.peek().word not in ("INDEX", "KEY")
+        return
+    column = read.take("COLUMN")
+    guarded = read.take("IF", "EXISTS") or read.take("IF", "NOT", "EXISTS")
+    if not column and read.peek().kind is Kind.WORD and read.peek().word in _NO_COLUMN:
+        return
+    if head == "ADD" and read.take_sign("("):
+        depth, name = 1, True
+        while depth and not read.done:
+            token = read.next()
+            if name and not (token.kind is Kind.WORD and token.word in _NO_COLUMN):
+                found.added.append(token.text)
+            name = False
+            if token.kind is Kind.SIGN:
+                depth += (token.text == "(") - (token.text == ")")
+                name = token.text == "," and depth == 1
+        return
+    name_token = read.next()
+    if head == "ADD":
+        found.added.append(name_token.text)
+    elif head == "DROP":
+        (found.perhaps_dropped if guarded else found.dropped).append(name_token.text)
+    elif (new := read.next()).text.lower() != name_token.text.lower():
+        found.dropped.append(name_token.text)
+        found.added.append(new.text)

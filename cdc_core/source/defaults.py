@@ -1,0 +1,141 @@
+"""What an INSERT stores in the columns that it leaves out, as the server has it now: literal and implicit defaults.
+
+INFORMATION_SCHEMA cannot be trusted with them: it loses characters outside the BMP and bytes, rounds FLOAT, and MySQL
+shows a TIMESTAMP in the time zone of the session that created it. The command COM_FIELD_LIST answers with the very
+record that an INSERT starts from, on MySQL and MariaDB, reads no row, and covers the implicit defaults of NOT NULL
+columns too (https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_field_list.html).
+It must keep true that a default is exact, or missing from the answer: never nearly right.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+from pymysql.constants import COMMAND
+
+from cdc_core.model.schema import Column, TableSchema
+from cdc_core.source.facts import explained, query
+
+_COLUMNS = """
+SELECT COLUMN_NAME, EXTRA, COLUMN_DEFAULT FROM INFORMATION_SCHEMA.COLUMNS
+ WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+"""
+_LITERAL = re.compile(r"^(?:NULL|[nN]?'.*'|[bxBX]'.*'|[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)$", re.DOTALL)
+"""What MariaDB shows of a default that is not an expression."""
+
+
+def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mapping[str, str | None]:
+    """The defaults of a table's columns now; without those that are expressions, generated, or not to be had exactly.
+
+    connection: of `connections.connect`: text in utf8mb4, time zone UTC.
+    Text, None for NULL; hex of bytes, seconds of a TIMESTAMP, the number of a BIT. Empty where the table is gone.
+    Raises RetryLater (source.connection_lost), Refused (source.missing_grant).
+    """
+    mariadb = "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower()
+    literal = {
+        _text(name)
+        for name, extra, default in query(connection, _COLUMNS, (table.database, table.table))
+        if "DEFAULT_GENERATED" not in _text(extra or "").upper()
+        and (default is None or not mariadb or _LITERAL.match(_text(default)))
+    }
+    wanted = [column for column in table.columns if not column.generated and column.name in literal]
+    record = _record(connection, table.database, table.table)
+    found: dict[str, str | None] = {}
+    asked: list[Column] = []
+    for column in wanted:
+        raw = record.get(column.name, b"")
+        if column.name in record and raw is None:
+            found[column.name] = None
+        elif raw is not None and column.name in record and (raw == b"0" or column.type.base != "float"):
+            with suppress(ValueError):  # the server's table is another one by now
+                found[column.name] = _value(column, raw)
+        else:
+            asked.append(column)  # of a FLOAT six digits are shown, of an invisible column maybe nothing
+    for column in asked:
+        with suppress(LookupError):
+            found[column.name] = _evaluated(connection, table, column)
+    return found
+
+
+def _record(connection: pymysql.Connection, database: str, table: str) -> dict[str, bytes | None]:
+    """The record that an INSERT starts from; invisible columns may be missing."""
+    packets = []
+    wire: Any = connection  # PyMySQL has no public way to send a command
+    try:
+        connection.select_db(database)
+        wire._execute_command(COMMAND.COM_FIELD_LIST, table.encode() + b"\0")
+        while not (packet := wire._read_packet()).is_eof_packet():
+            packets.append(packet)
+    except pymysql.err.MySQLError as error:
+        raised = explained(error, "COM_FIELD_LIST")
+        if isinstance(raised, pymysql.err.MySQLError):
+            return {}  # the table is gone, or the server does not know the command
+        raise raised from None
+    found: dict[str, bytes | None] = {}
+    for packet in packets:
+        names = [packet.read_length_coded_string() for _ in range(6)]  # catalog to original name
+        packet.advance(13)  # of fixed length
+        found[(names[5] or b"").decode()] = packet.read_length_coded_string()
+    return found
+
+
+def _value(column: Column, raw: bytes) -> str:
+    kind = column.type
+    if pa.types.is_binary(kind.arrow):
+        return raw.hex()
+    if kind.base == "vector":
+        raise ValueError(column.name)
+    if kind.base == "bit":
+        return str(int.from_bytes(raw, "big"))
+    value = raw.decode()
+    if kind.base == "timestamp":
+        whole, dot, fraction = value.partition(".")
+        if whole.startswith("0000"):
+            return "0" + dot + fraction
+        seconds = datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp()
+        return f"{int(seconds)}{dot}{fraction}"
+    return str(int(value)) if pa.types.is_integer(kind.arrow) else value  # ZEROFILL shows zeros
+
+
+_FORMS = {"timestamp": "UNIX_TIMESTAMP({})", "bit": "{} + 0", "year": "{} + 0", "float": "{} + 0e0"}
+
+
+def _evaluated(connection: pymysql.Connection, table: TableSchema, column: Column) -> str | None:
+    """The default as an expression. A server shows that of a NOT NULL column only in a row of the table, or, on an
+    empty table, in an aggregate (MySQL) or the row that an outer join makes up (MariaDB).
+
+    Raises LookupError where it cannot be had.
+    """
+    name, source = _quoted(column.name), f"{_quoted(table.database)}.{_quoted(table.table)}"
+    form = "HEX({})" if pa.types.is_binary(column.type.arrow) else _FORMS.get(column.type.base, "CAST({} AS CHAR)")
+    term = form.format(f"DEFAULT(t.{name})")
+    ways = [f"SELECT {term} FROM (SELECT 1 AS one) o LEFT JOIN {source} t ON 1 = 0"]
+    if not column.nullable:
+        key = _quoted((*table.key, column.name)[0])
+        ways += [
+            f"SELECT {term} FROM {source} t LIMIT 1",
+            f"SELECT {term} FROM {source} t RIGHT JOIN (SELECT 1 AS one) o ON t.{key} IS NULL LIMIT 1",
+            f"SELECT ANY_VALUE({term}), COUNT(*) FROM {source} t",
+        ]
+    for way in ways:
+        try:
+            rows = query(connection, way)
+        except pymysql.err.MySQLError:
+            continue
+        if rows and (column.nullable or rows[0][0] is not None):
+            return None if rows[0][0] is None else _text(rows[0][0])
+    raise LookupError(column.name)
+
+
+def _quoted(name: str) -> str:
+    return "`" + name.replace("`", "``") + "`"
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

@@ -1,0 +1,272 @@
+"""What an INSERT leaves to its defaults is staged as the server stored it, or refused: as of its place in the log."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from cdc_core.errors import Refused
+from cdc_core.model.block import Block
+from cdc_core.model.position import Checkpoint
+from cdc_core.source.defaults import column_defaults
+from cdc_core.source.definitions import table_schema
+from tests.integration.source_origin import Origin, fresh_name
+from tests.refusals import refusal
+
+LITERALS = {
+    "BIGINT UNSIGNED": ("18446744073709551615", "0"),
+    "INT": ("-5",),
+    "INT(5) ZEROFILL": ("7",),
+    "BOOL": ("TRUE",),
+    "DECIMAL(8,3)": ("1.5",),
+    "DECIMAL(65,30)": ("12345678901234567890.5",),
+    "VARCHAR(60) CHARACTER SET utf8mb4": ("'it''s \\\\ \"ü\" 😀'", "''", "'NULL'", "'0x41'"),
+    "VARCHAR(9) CHARACTER SET latin1": ("'ü€'",),
+    "VARCHAR(9) CHARACTER SET sjis": ("'表'",),
+    "VARCHAR(9) CHARACTER SET utf16": ("'ab😀'",),
+    "CHAR(4)": ("'a  '",),
+    "ENUM('a', 'b''é')": ("'b''é'",),
+    "SET('x', 'y')": ("'x,y'", "''"),
+    "DATETIME(3)": ("'2020-01-02 03:04:05.678'", "'2020-02-31'"),
+    "DATE": ("'0000-00-00'", "'2020-01-02'"),
+    "TIMESTAMP(2)": ("'2020-10-25 02:30:00.67'", "0"),
+    "TIME(2)": ("'-01:02:03.45'",),
+    "YEAR": ("2020",),
+    "BIT(1)": ("b'1'",),
+    "BIT(5)": ("b'101'",),
+    "BIT(64)": ("18446744073709551615",),
+    "BINARY(4)": ("'ab'",),
+    "VARBINARY(4)": ("X'00FF'",),
+    "FLOAT": ("1.1", "16777216", "1.1000001"),
+    "DOUBLE": ("0.1234567890123456789", "1.7976931348623157e308"),
+}
+WITHOUT = (*LITERALS, "TEXT", "BLOB")
+EXPRESSIONS = (
+    "INT NOT NULL DEFAULT (1 + 2)", "VARCHAR(40) DEFAULT (CONCAT('a', 'b'))",
+    "DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6)",
+    "TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP", "INT AS (id + 1) STORED",
+    "INT AS (id + 2) VIRTUAL", "VARCHAR(40) DEFAULT (UUID())", "TEXT DEFAULT ('long')",
+)  # fmt: skip
+"""Columns that are logged whether or not the INSERT names them."""
+
+
+@pytest.fixture(autouse=True)
+def minimal(request: pytest.FixtureRequest, any_server: Any) -> Iterator[None]:
+    with any_server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL binlog_row_image = MINIMAL")
+        yield
+        cursor.execute("SET GLOBAL binlog_row_image = FULL")
+
+
+FREE = ("SET sql_mode = 'ALLOW_INVALID_DATES'", "SET time_zone = '+05:30'")
+"""Neither strict nor without zero dates; a zone in which texts of TIMESTAMP are others."""
+
+
+def insert(key: int, image: str = "MINIMAL", values: Sequence[tuple[str, str]] = ()) -> tuple[str, ...]:
+    """An INSERT, and an update that logs the whole row that it made."""
+    names, texts = zip(("id", str(key)), *values, strict=True)
+    return (
+        f"SET binlog_row_image = {image}",
+        f"INSERT INTO t ({', '.join(names)}) VALUES ({', '.join(texts)})",
+        "SET binlog_row_image = FULL",
+        f"UPDATE t SET changed = 1 WHERE id = {key}",
+    )
+
+
+def require_equal(blocks: Sequence[Block]) -> int:
+    """Every inserted row is what the update behind it says that it was; the number of rows."""
+    inserted: dict[int, dict[str, Any]] = {}
+    compared = 0
+    for block in blocks:
+        for part in block.tables:
+            for row in sorted(part.rows.to_pylist(), key=lambda row: (row["_cdc_seq"], row["_cdc_row"])):
+                literal = dict(row["_cdc_literal"] or [])
+                names = [column.name for column in part.schema.columns]
+                absent = row["_cdc_absent"] or "[]"
+                if row["_cdc_op"] == "c":
+                    inserted[row["id"]] = {
+                        name: literal.get(name, row[name]) for name in names if f'"{name}"' not in absent
+                    }
+                elif row["_cdc_op"] == "u":
+                    was = {name: literal.get(f"_before.{name}", row["_before"][name]) for name in names}
+                    found = inserted.pop(row["id"])
+                    assert found == {name: was[name] for name in found}
+                    compared += 1
+    assert not inserted
+    return compared
+
+
+def drain(origin: Origin, start: Checkpoint, before: Sequence[Block] = ()) -> list[Block]:
+    known = [one for block in before for one in block.definitions]
+    place = replace(start, position=before[-1].end) if before else start
+    return [*before, *origin.drain(place, history=known, on_unlogged_change="record")]
+
+
+def definition(null: str, mariadb: bool) -> str:
+    columns = ["id INT PRIMARY KEY", "changed INT"]
+    for kind, values in LITERALS.items():
+        for value in values:
+            columns.append(f"c{len(columns)} {kind} {null} DEFAULT {value}")
+    for kind in (*WITHOUT, *([] if mariadb else ["JSON"])):  # MariaDB checks that its text, '', is JSON
+        columns.append(f"c{len(columns)} {kind} {null}")
+    columns += [f"c{len(columns)}e{number} {kind}" for number, kind in enumerate(EXPRESSIONS)]
+    return f"CREATE TABLE t ({', '.join(columns)}) CHARACTER SET utf8mb4"
+
+
+@pytest.mark.parametrize("null", ["NOT NULL", "NULL"])
+@pytest.mark.parametrize("image", ["MINIMAL", "NOBLOB"])
+def test_every_kind_of_default_that_an_insert_leaves_out_is_exact(origin: Origin, null: str, image: str) -> None:
+    start = origin.end()
+    with origin.session() as run:
+        run(*FREE, definition(null, origin.mariadb), *insert(1, image), *insert(2, image, [("c2", "8")]))
+    assert require_equal(drain(origin, start)) == 2
+
+
+def test_defaults_are_found_without_a_row_and_of_columns_that_select_does_not_show(origin: Origin) -> None:
+    origin.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, changed INT, f FLOAT NOT NULL DEFAULT 1.1000001, g FLOAT DEFAULT 16777216,"
+        " h INT NOT NULL DEFAULT 7 INVISIBLE, i FLOAT NOT NULL DEFAULT 16777216 INVISIBLE, j INT DEFAULT (1 + id))"
+    )
+    schema = table_schema(origin.control, origin.name, "t")
+    assert schema is not None
+    found = column_defaults(origin.control, schema)
+    assert {name: float(found[name] or 0) for name in "fghi"} == {
+        "f": 1.1000001430511475, "g": 16777216.0, "h": 7, "i": 16777216.0,
+    }  # fmt: skip
+    assert "j" not in found
+    assert column_defaults(origin.control, replace(schema, table="gone")) == {}
+
+
+OTHERS = {
+    "a default altered in the same second": ("ALTER TABLE t ALTER c SET DEFAULT 7",),
+    "a table dropped and created again in the same second": (
+        "DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 9)",
+    ),
+    "a session in the past": ("SET TIMESTAMP = 1000000000", "ALTER TABLE t MODIFY c INT NOT NULL DEFAULT 7"),
+    "a table renamed away": (
+        "RENAME TABLE t TO u", "CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 9)",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("change", OTHERS.values(), ids=OTHERS)
+def test_a_default_is_that_of_the_moment_where_somebody_read_in_time_and_refused_elsewhere(
+    origin: Origin, change: tuple[str, ...]
+) -> None:
+    start = origin.end()
+    with origin.session() as run:
+        run("CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 5)", *insert(1))
+        read = drain(origin, start)
+        run(*insert(2), *change, *insert(3))
+    assert require_equal(drain(origin, start, read)) == 3
+    error = refusal(lambda: drain(origin, start))
+    assert (type(error), error.code) == (Refused, "binlog.row_image")
+    assert "defines the table again" in error.what
+    assert "isolate" in error.remedy
+
+
+def test_a_clock_that_stepped_back_keeps_no_default_from_being_known(origin: Origin) -> None:
+    start = origin.end()
+    with origin.session() as run:
+        run("CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 5)")
+        run("SET TIMESTAMP = 1000000000", *insert(1))
+    assert require_equal(drain(origin, start)) == 1
+
+
+def test_a_session_of_its_own_image_is_read_where_no_statement_lies_behind(origin: Origin) -> None:
+    origin.execute("SET GLOBAL binlog_row_image = FULL")
+    start = origin.end()
+    with origin.session() as run:
+        run("CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 5)", *insert(1))
+        read = drain(origin, start)
+        run("ALTER TABLE t ALTER c SET DEFAULT 7", *insert(2))
+        read = drain(origin, start, read)
+    assert require_equal(read) == 2
+
+
+@st.composite
+def columns(draw: st.DrawFn) -> str:
+    kind = draw(st.sampled_from(sorted(LITERALS)))
+    null = draw(st.sampled_from(["", " NOT NULL"]))
+    default = draw(st.sampled_from(["", *LITERALS[kind]]))
+    return f"{kind}{null}{default and ' DEFAULT ' + default}".replace(
+        "TIMESTAMP(2) DEFAULT", "TIMESTAMP(2) NULL DEFAULT"
+    )
+
+
+STEPS = st.one_of(
+    st.tuples(st.just("insert"), st.sampled_from(["MINIMAL", "NOBLOB", "FULL"]), st.integers(0, 3)),
+    st.tuples(st.just("alter"), st.integers(0, 3), columns()),
+    st.tuples(st.just("again"), st.lists(columns(), min_size=4, max_size=4)),
+    st.tuples(st.just("restart")),
+)
+
+
+def _untold(kinds: Sequence[str]) -> bool:
+    """Whether an INSERT lies between two definitions, of which nobody saw the first in time."""
+    defined = [number for number, kind in enumerate(kinds) if kind == "define"]
+    return bool(defined) and "insert" in kinds[defined[0] : defined[-1]]
+
+
+def _play(server: Any, first: list[str], steps: list[tuple[Any, ...]]) -> None:
+    """Plays the steps; each time that the log is read, its rows are right, or it is refused where it must be."""
+    name = fresh_name()
+    origin = Origin(server, name)
+    origin.execute_on_server(f"CREATE DATABASE {name}")
+    create = "CREATE TABLE t (id INT PRIMARY KEY, changed INT, {})"
+    start, read, unread, inserted = origin.end(), list[Block](), ["define"], 0
+    try:
+        with origin.session() as run:
+            run(*FREE, create.format(", ".join(f"c{n} {kind}" for n, kind in enumerate(first))))
+            for key, (what, *rest) in enumerate((*steps, ("restart",))):
+                if what == "insert":
+                    run(*insert(key, rest[0], [("changed", str(rest[1]))] if rest[1] else []))
+                    unread.append("whole" if rest[0] == "FULL" else "insert")
+                    inserted += 1
+                    continue
+                if what == "alter":
+                    # A column that is added again has no value that the conversion of another could lose.
+                    run(f"ALTER TABLE t DROP c{rest[0]}, ADD c{rest[0]} {rest[1]}")
+                elif what == "again":
+                    run("DROP TABLE t", create.format(", ".join(f"c{n} {kind}" for n, kind in enumerate(rest[0]))))
+                if what != "restart":
+                    unread.append("define")
+                    continue
+                if _untold(unread):
+                    assert refusal(partial(drain, origin, start, read)).code == "binlog.row_image"
+                    return
+                read, unread = drain(origin, start, read), []
+                assert require_equal(read) == inserted
+    finally:
+        origin.execute_on_server(f"DROP DATABASE {name}")
+        origin.control.close()
+
+
+ONCE = {
+    "deadline": None, "derandomize": True, "phases": [Phase.generate], "database": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+}  # fmt: skip
+GAMES = given(st.lists(columns(), min_size=4, max_size=4), st.lists(STEPS, min_size=2, max_size=8))
+
+
+@settings(max_examples=12, **ONCE)  # type: ignore[arg-type]
+@GAMES
+def test_any_defaults_images_changes_and_restarts_give_the_rows_of_the_server_or_a_refusal(
+    any_server: Any, first: list[str], steps: list[tuple[Any, ...]]
+) -> None:
+    _play(any_server, first, steps)
+
+
+@pytest.mark.matrix
+@settings(max_examples=150, **ONCE)  # type: ignore[arg-type]
+@GAMES
+def test_many_defaults_images_changes_and_restarts_give_the_rows_of_the_server_or_a_refusal(
+    any_server: Any, first: list[str], steps: list[tuple[Any, ...]]
+) -> None:
+    _play(any_server, first, steps)
