@@ -190,6 +190,7 @@ class History:
             name
             for name in (self.names() if names is None else names)
             if (name in self._since or captures(*name))
+            and name not in change.absent
             and place.seq not in [one.seq for one in self._since.get(name, ())]
         ]
         now = {name: self._ask(*name) for name in mine} if self.early else {}
@@ -251,9 +252,13 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a statement did beside defining tables: as the fields of DefinedSince, by table. ts_us: when."""
+    """What a statement did beside defining tables: as the fields of DefinedSince, by table. ts_us: when.
+
+    absent: tables that it would have dropped, had they been there.
+    """
 
     vacated: frozenset[Table] = frozenset()
+    absent: frozenset[Table] = frozenset()
     dropped: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
     emptied: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
     ts_us: int = 0

@@ -131,7 +131,7 @@ class Tables:
             if not (statement.guarded or statement.database) or history.existed(name, place) or name in self._known
         )  # fmt: skip
         if statement.columns is None or not names:
-            return Change(vacated, ts_us=ts_us)
+            return Change(vacated, frozenset(left) - vacated, ts_us=ts_us)
         name, columns = names[0], statement.columns
         schema = next((use.schema for use in self._uses.values() if use and use.schema.name == ".".join(name)), None)
         there = None if schema is None else {column.name.lower() for column in schema.columns}
@@ -141,7 +141,7 @@ class Tables:
         )
         before = history.dropped(name, place) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
-        return Change(vacated, {name: dropped}, {name: emptied}, ts_us)
+        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us)
 
     def lived(self, statement: Statement, place: Place) -> bool:
         """Whether a CREATE TABLE comes after rows of an earlier table of that name."""

@@ -33,6 +33,13 @@ class AsOf:
         assert self.time_us is not None
         return f"_cdc_ts <= TIMESTAMPTZ '{from_us(self.time_us).isoformat()}'"
 
+    def includes(self, seq: int, ts_us: int) -> bool:
+        """Whether what happened at an order key, at a time, had happened by then."""
+        if self.position is not None:
+            return seq < self.position.seq
+        assert self.time_us is not None
+        return ts_us <= self.time_us
+
     def cut(self, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Without what lies wholly behind it, so that the definitions are those of the moment too."""
         if self.position is None:

@@ -11,7 +11,7 @@ Only texts are made here: no file is opened. Names of our own begin with `_locks
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pyarrow as pa
 
@@ -48,6 +48,8 @@ class FileGroup:
     files: tuple[str, ...]
     condition: str = "true"
     """Of the changes in them that count."""
+    emptied: Mapping[str, int] = field(default_factory=dict)
+    """Column, in small letters, -> the order key where it was added after it had been dropped: null before it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +119,7 @@ def changes_sql(groups: Sequence[FileGroup], columns: Sequence[pa.Field]) -> str
 
 def state_sql(folded: Folded) -> str:
     """The table's state: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, `_cdc_absent`, ordered by the key."""
-    changes = changes_sql(folded.groups, folded.all_columns)
+    changes = "\nUNION ALL BY NAME\n".join(_group_sql(group, folded.all_columns, past=True) for group in folded.groups)
     return _keyed_sql(changes, folded) if folded.key else _keyless_sql(changes, folded)
 
 
@@ -126,15 +128,24 @@ def state_schema(columns: Sequence[pa.Field]) -> pa.Schema:
     return pa.schema([*columns, notes[SEQ], notes[TS], notes[LITERAL], notes[ABSENT].with_type(pa.string())])
 
 
-def _group_sql(group: FileGroup, columns: Sequence[pa.Field]) -> str:
+def _group_sql(group: FileGroup, columns: Sequence[pa.Field], *, past: bool = False) -> str:
+    """past: without values of columns that were dropped since, and added again."""
+    emptied = group.emptied if past else {}
     own = {column.name.lower(): column for column in group.schema.columns}
-    chosen = [f"{_unified(quoted, own, field)} AS {quoted(field.name)}" for field in columns]
-    if [(field.name, field.type) for field in columns] == [(one.name, one.type.arrow) for one in own.values()]:
+    chosen = [f"{_unified(quoted, own, field, emptied)} AS {quoted(field.name)}" for field in columns]
+    same = [(field.name, field.type) for field in columns] == [(one.name, one.type.arrow) for one in own.values()]
+    if same and not emptied:
         before = BEFORE
     else:
-        inner = ", ".join(f"{quoted(field.name)} := {_unified(_old, own, field)}" for field in columns)
+        inner = ", ".join(f"{quoted(field.name)} := {_unified(_old, own, field, emptied)}" for field in columns)
         before = f"CASE WHEN {BEFORE} IS NOT NULL THEN struct_pack({inner}) END AS {BEFORE}"
-    names = [field.name for field in BOOKKEEPING]
+    notes = {field.name: field.name for field in BOOKKEEPING}
+    if emptied:
+        kept = f"list_filter(map_entries({LITERAL}), lambda _lockstep_e: NOT ({_lost('_lockstep_e.key', emptied)}))"
+        notes[LITERAL] = f"CASE WHEN len({kept}) > 0 THEN map_from_entries({kept}) END AS {LITERAL}"
+        left = f"list_filter({_ABSENT_LIST.format(of='')}, lambda _lockstep_e: NOT ({_lost('_lockstep_e', emptied)}))"
+        notes[ABSENT] = f"CASE WHEN len({left}) > 0 THEN to_json({left})::VARCHAR END AS {ABSENT}"
+    names = list(notes.values())
     files = ", ".join(text(file) for file in group.files)
     return (
         f"SELECT {', '.join([*chosen, before, *names])}, {text(group.schema.name)} AS _lockstep_table "
@@ -142,13 +153,28 @@ def _group_sql(group: FileGroup, columns: Sequence[pa.Field]) -> str:
     )
 
 
-def _unified(place: Callable[[str], str], own: Mapping[str, Column], field: pa.Field) -> str:
-    """A definition's column, found by its name in `place`, as the unified one; null where the definition lacks it."""
+def _lost(name: str, emptied: Mapping[str, int]) -> str:
+    """Whether a note of this name is of a value from before its column was dropped."""
+    terms = [
+        f"(lower({name}) IN ({text(column)}, {text(BEFORE_MARK + column)}) AND _cdc_seq < {seq})"
+        for column, seq in sorted(emptied.items())
+    ]
+    return " OR ".join(terms)
+
+
+def _unified(
+    place: Callable[[str], str], own: Mapping[str, Column], field: pa.Field, emptied: Mapping[str, int]
+) -> str:
+    """A definition's column, found by its name in `place`, as the unified one; null where the definition lacks it, and
+    where the value is one of before the column was dropped."""
     column = own.get(field.name.lower())
     if column is None:
         return f"NULL::{duck_type(field.type)}"
     value = place(column.name)
-    return value if column.type.arrow == field.type else f"CAST({value} AS {duck_type(field.type)})"
+    if column.type.arrow != field.type:
+        value = f"CAST({value} AS {duck_type(field.type)})"
+    since = emptied.get(field.name.lower())
+    return value if since is None else f"CASE WHEN _cdc_seq >= {since} THEN {value} END"
 
 
 def _old(name: str) -> str:

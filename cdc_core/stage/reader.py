@@ -36,7 +36,15 @@ from cdc_core.stage.fold import (
 )
 from cdc_core.stage.horizon import missing_of, require_whole
 from cdc_core.stage.objects import ObjectStore, missing
-from cdc_core.stage.unify import StagedPart, align, latest_definitions, parts_of, unified_columns, unified_schema
+from cdc_core.stage.unify import (
+    StagedPart,
+    align,
+    emptied_columns,
+    latest_definitions,
+    parts_of,
+    unified_columns,
+    unified_schema,
+)
 
 log = logging.getLogger(__name__)
 
@@ -224,7 +232,8 @@ def _fold(
     definitions = latest_definitions(parts)
     every = _definitions(parts)
     condition = "true" if as_of is None else as_of.condition
-    with _local_files(store, parts, condition) as groups:
+    emptied = emptied_columns(manifests, as_of)
+    with _local_files(store, parts, condition, emptied) as groups:
         if key is None:
             chosen = key_of(table, definitions, groups)
         else:
@@ -249,9 +258,14 @@ def _fold(
 
 
 @contextmanager
-def _local_files(store: ObjectStore, parts: Sequence[StagedPart], condition: str) -> Iterator[tuple[FileGroup, ...]]:
+def _local_files(
+    store: ObjectStore,
+    parts: Sequence[StagedPart],
+    condition: str,
+    emptied: Mapping[tuple[str, str], Mapping[str, int]],
+) -> Iterator[tuple[FileGroup, ...]]:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        groups: dict[str, tuple[TableSchema, list[str]]] = {}
+        groups: dict[tuple[str, str], tuple[TableSchema, list[str]]] = {}
         for number, one in enumerate(parts):
             local = store.local_path(one.part.path)
             if local is None:
@@ -260,8 +274,13 @@ def _local_files(store: ObjectStore, parts: Sequence[StagedPart], condition: str
                     shutil.copyfileobj(source, copy, 1 << 20)
             elif not local.exists():
                 raise missing(one.part.path, store.uri)
-            groups.setdefault(one.schema.id, (one.schema, []))[1].append(str(local))
-        yield tuple(FileGroup(schema, tuple(files), condition) for schema, files in groups.values())
+            # Two sources may have tables of one definition, and order keys of their own.
+            of = one.source if (one.source, one.schema.name) in emptied else ""
+            groups.setdefault((one.schema.id, of), (one.schema, []))[1].append(str(local))
+        yield tuple(
+            FileGroup(schema, tuple(files), condition, emptied.get((source, schema.name), {}))
+            for (_, source), (schema, files) in groups.items()
+        )
 
 
 def _views(connection: duckdb.DuckDBPyConnection, table: str, folded: Folded, lacking: str) -> None:

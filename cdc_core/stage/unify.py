@@ -17,6 +17,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING, row_field
+from cdc_core.stage.as_of import AsOf
 
 _SIGNED = {1: pa.int8(), 2: pa.int16(), 4: pa.int32(), 8: pa.int64()}
 _UNSIGNED = {1: pa.uint8(), 2: pa.uint16(), 4: pa.uint32(), 8: pa.uint64()}
@@ -52,6 +53,18 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
             code="stage.no_table",
             remedy=f"name one of those that are: {', '.join(sorted(others)) or '(none yet)'}",
         )
+    return found
+
+
+def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[tuple[str, str], dict[str, int]]:
+    """By source and source table: columns, in small letters, that were dropped and added again, and the order key from
+    which on their values hold."""
+    found: dict[tuple[str, str], dict[str, int]] = {}
+    for manifest in manifests:
+        for one in manifest.definitions:
+            if as_of is None or as_of.includes(one.seq, one.ts_us):
+                columns = found.setdefault((manifest.source, one.schema.name), {})
+                columns.update({name.lower(): max(one.seq, columns.get(name.lower(), 0)) for name in one.emptied})
     return found
 
 

@@ -87,6 +87,7 @@ class Origin:
         include: Sequence[str] = (),
         address: connections.Server | None = None,
         on_unlogged_change: str = "stop",
+        on_truncate: str = "unlogged",
         on_unreadable: str = "stop",
         block_bytes: int = 16 << 20,
         history: Iterable[DefinedSince] = (),
@@ -99,6 +100,7 @@ class Origin:
             start=start,
             captures=capture.captures,
             on_unlogged_change=on_unlogged_change,  # type: ignore[arg-type]
+            on_truncate=on_truncate,  # type: ignore[arg-type]
             on_unreadable=on_unreadable,  # type: ignore[arg-type]
             block_bytes=block_bytes,
             history=history,

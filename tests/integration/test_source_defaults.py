@@ -75,7 +75,7 @@ def insert(key: int, image: str = "MINIMAL", values: Sequence[tuple[str, str]] =
         f"SET binlog_row_image = {image}",
         f"INSERT INTO t ({', '.join(names)}) VALUES ({', '.join(texts)})",
         "SET binlog_row_image = FULL",
-        f"UPDATE t SET changed = 1 WHERE id = {key}",
+        f"UPDATE t SET changed = -1 WHERE id = {key}",
     )
 
 
@@ -227,7 +227,7 @@ def _play(server: Any, first: list[str], steps: list[tuple[Any, ...]]) -> None:
             for key, (what, *rest) in enumerate((*steps, ("restart",))):
                 if what == "insert":
                     run(*insert(key, rest[0], [("changed", str(rest[1]))] if rest[1] else []))
-                    unread.append("whole" if rest[0] == "FULL" else "insert")
+                    unread.append("insert" if rest[0] == "MINIMAL" else "whole")  # NOBLOB leaves out TEXT and BLOB only
                     inserted += 1
                     continue
                 if what == "alter":

@@ -1,0 +1,152 @@
+"""Rows and values of a table or a column that was dropped are never silently taken for those of the present one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.block import Block
+from cdc_core.model.position import Checkpoint
+from tests.integration.source_origin import Origin, read_to
+from tests.refusals import refusal
+
+CREATE = "CREATE TABLE t (id INT PRIMARY KEY, c INT)"
+
+
+@pytest.fixture(params=["FULL", "FULL, restarts", "MINIMAL, restarts"], autouse=True)
+def restarts(request: pytest.FixtureRequest, any_server: Any) -> Iterator[bool]:
+    """Whether each step is read by a process of its own. Without names in the log every definition must be seen."""
+    with any_server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SET GLOBAL binlog_row_metadata = {request.param.partition(',')[0]}")
+        yield "restarts" in request.param
+        cursor.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
+def drain(origin: Origin, start: Checkpoint, before: Sequence[Block] = (), **options: Any) -> list[Block]:
+    known = [one for block in before for one in block.definitions]
+    place = replace(start, position=before[-1].end) if before else start
+    return [*before, *origin.drain(place, history=known, **options)]
+
+
+def played(origin: Origin, steps: Sequence[str], restarts: bool, **options: Any) -> list[Block]:
+    start, read = origin.end(), list[Block]()
+    for step in steps:
+        if "DATABASE" in step:
+            origin.execute_on_server(f"{step} {origin.name}")
+        else:
+            origin.execute(*step.split("; "))
+        if restarts:
+            read = drain(origin, start, read, **options)
+    return drain(origin, start, read, **options)
+
+
+def changes(blocks: Sequence[Block]) -> list[tuple[str, int | None]]:
+    found = [
+        (row["_cdc_seq"], row["_cdc_row"], row["_cdc_op"], row.get("id"))
+        for block in blocks
+        for part in block.tables
+        for row in part.rows.to_pylist()
+    ]
+    return [one[2:] for one in sorted(found)]
+
+
+def notes(blocks: Sequence[Block]) -> list[str]:
+    return [note for block in blocks for note in block.notes]
+
+
+FORMER = {
+    "dropped": ("DROP TABLE t", CREATE),
+    "dropped if it exists": ("DROP TABLE IF EXISTS t", CREATE),
+    "dropped with its database": ("DROP DATABASE", "CREATE DATABASE", CREATE.replace("TABLE", "TABLE IF NOT EXISTS")),
+    "dropped out of the log": ("SET sql_log_bin = 0; DROP TABLE t", CREATE),
+}
+
+
+@pytest.mark.parametrize("again", FORMER.values(), ids=FORMER)
+def test_a_table_that_is_created_again_never_silently_keeps_the_rows_of_its_former_life(
+    origin: Origin, again: tuple[str, ...], restarts: bool
+) -> None:
+    steps = (CREATE, "INSERT INTO t VALUES (1, 1)", *again)
+    start = origin.end()
+    error = refusal(lambda: played(origin, steps, restarts))
+    assert (type(error), error.code) == (DataAtRisk, "source.unlogged_change")
+    assert "an earlier table of that name" in error.what
+    origin.execute_on_server(f"DROP DATABASE {origin.name}", f"CREATE DATABASE {origin.name}")
+    start = origin.end()
+    steps = (*(step.replace(" t", " u") for step in steps), "INSERT INTO u VALUES (3, 3)")
+    recorded = played(origin, steps, restarts, on_unlogged_change="record")
+    assert [note for note in notes(recorded) if f"needs re-sync of table {origin.name}.u" in note]
+    assert bool([note for note in notes(recorded) if f"{origin.name}.u dropped on" in note]) == (
+        "sql_log" not in again[0]
+    )
+    if restarts:
+        origin.execute_on_server(f"DROP DATABASE {origin.name}", f"CREATE DATABASE {origin.name}")
+        steps = tuple(step.replace(" u", " v") for step in steps)
+        assert changes(played(origin, steps, restarts, on_truncate="stage")) == [("c", 1), ("t", None), ("c", 3)]
+    else:
+        assert changes(drain(origin, start, on_truncate="stage")) == [("c", 1), ("t", None), ("c", 3)]
+
+
+def test_a_table_that_is_created_for_the_first_time_is_no_reason_to_stop(origin: Origin, restarts: bool) -> None:
+    steps = (
+        "DROP TABLE IF EXISTS t", CREATE, "CREATE TABLE IF NOT EXISTS t (id INT PRIMARY KEY)",
+        "INSERT INTO t VALUES (1, 1)", "CREATE TABLE IF NOT EXISTS t (id INT PRIMARY KEY)",
+        "CREATE TABLE u (id INT PRIMARY KEY)", "DROP DATABASE", "CREATE DATABASE",
+        "CREATE TABLE v (id INT PRIMARY KEY)", "INSERT INTO v VALUES (2)",
+    )  # fmt: skip
+    assert changes(played(origin, steps, restarts)) == [("c", 1), ("c", 2)]
+
+
+def test_a_table_that_was_there_before_reading_began_has_a_former_life_without_a_row(
+    origin: Origin, restarts: bool
+) -> None:
+    origin.execute(CREATE, "INSERT INTO t VALUES (1, 1)")
+    steps = ("CREATE TABLE u (id INT PRIMARY KEY)", "DROP DATABASE", "CREATE DATABASE", CREATE)
+    if restarts:  # the others see the table no more when they begin
+        assert refusal(lambda: played(origin, steps, restarts)).code == "source.unlogged_change"
+
+
+def test_a_statement_that_begins_where_reading_began_defines_its_table(origin: Origin) -> None:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
+    with origin.stream(origin.end(), on_unlogged_change="record") as stream:
+        list(stream.blocks(lambda: True))
+        origin.execute("ALTER TABLE t CHANGE a b INT, CHANGE b a INT", "INSERT INTO t VALUES (1, 2, 3)")
+        read = read_to(stream, origin.end().position)
+    (row,) = (row for block in read for part in block.tables for row in part.rows.to_pylist())
+    assert {name: row[name] for name in ("id", "a", "b")} == {"id": 1, "b": 2, "a": 3}
+
+
+COLUMNS = {
+    "dropped, then added": ("ALTER TABLE t DROP COLUMN c", "ALTER TABLE t ADD COLUMN C INT NULL"),
+    "dropped and added at once": ("ALTER TABLE t DROP c, ADD (d INT, c INT)",),
+    "renamed, then added": ("ALTER TABLE t CHANGE c x INT", "ALTER TABLE t ADD c INT"),
+    "dropped, and another one renamed": (
+        "ALTER TABLE t ADD x INT", "ALTER TABLE t DROP c", "ALTER TABLE t RENAME COLUMN x TO c",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("steps", COLUMNS.values(), ids=COLUMNS)
+def test_a_column_that_is_added_again_is_an_unlogged_change_and_its_old_values_are_past(
+    origin: Origin, steps: tuple[str, ...], restarts: bool
+) -> None:
+    steps = (CREATE, "INSERT INTO t VALUES (1, 5)", *steps)
+    assert refusal(lambda: played(origin, steps, restarts)).code == "source.unlogged_change"
+    read = played(origin, [step.replace(" t", " u") for step in steps], restarts, on_unlogged_change="record")
+    marks = [one for block in read for one in block.definitions if one.emptied]
+    assert [(one.schema.table, one.emptied[0].lower()) for one in marks] == [("u", "c")]
+    assert marks[0].ts_us > 0
+    assert len([note for note in notes(read) if "needs re-sync" in note]) == 1 + ("CHANGE" in steps[2])
+
+
+def test_columns_that_were_never_dropped_are_added_without_a_stop(origin: Origin, restarts: bool) -> None:
+    steps = (
+        CREATE, "INSERT INTO t VALUES (1, 5)", "ALTER TABLE t ADD d INT", "ALTER TABLE t DROP c",
+        "ALTER TABLE t ADD e INT, ADD INDEX c (e)", "ALTER TABLE t DROP INDEX c, DROP d",
+        "INSERT INTO t VALUES (2, 5)",
+    )  # fmt: skip
+    assert changes(played(origin, steps, restarts)) == [("c", 1), ("c", 2)]
