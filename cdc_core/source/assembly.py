@@ -619,6 +619,17 @@ class Assembly:
         self._tables.isolate(name, f"since {since}: {error.what} ({error.code})")
         return True
 
+    def leave_out(self, name: Name, error: LockstepError) -> None:
+        """Isolates a table from here on, or raises the error, as the pipeline says."""
+        if not self._isolates(name, error, f"{self.place.behind}"):
+            raise error
+
+    @property
+    def place(self) -> Place:
+        """Behind the last event that was fed."""
+        behind = Position(self.gather.begin.timeline, self._file, self._end)
+        return Place(behind.seq, behind)
+
     def _placed(self, group: _Group) -> Place:
         return Place(group.seq, Position(self.gather.begin.timeline, self._file, self._end))
 

@@ -88,10 +88,11 @@ class History:
         server has another definition that no statement of the log explains.
         """
         known = self._as_of(name, place.seq)
-        if known is not None:
-            self.require_explained([name], place)
-            return known
         now = self._ask(*name)
+        if known is not None:
+            for _, error in self.unexplained([] if now is None else [now], place):
+                raise error
+            return known
         defaults = None if now is None else self._defaults_now(now)
         if self._redefined_behind(name, place):
             raise Refused(
@@ -113,14 +114,18 @@ class History:
         name = _name(schema)
         last = self._last(name, place.seq)
         known = last.defaults if last is not None and last.seq >> _TIMELINE == place.seq >> _TIMELINE else None
+        now = self._ask_defaults(schema)
+        defined_again = self._redefined_behind(name, place)
         if known is None or not set(names) <= known.keys():
-            now = self._ask_defaults(schema)
-            if self._redefined_behind(name, place):
+            if defined_again:
                 raise _defaults_unknown(
                     schema, names, place, "a statement further on in the log defines the table again, so that what the "
                     "defaults were then is not known",
                 )  # fmt: skip
             known = {**now, **(known or {})}
+        elif not defined_again and any(now.get(one, known[one]) != known[one] for one in names):
+            why = "the server has others now, while no statement in the log changes them (sql_log_bin = 0?)"
+            raise _defaults_unknown(schema, names, place, why)
         lacking = [column for column in names if column not in known]
         if lacking:
             raise _defaults_unknown(schema, lacking, place, "the server does not show the exact defaults")
@@ -155,31 +160,23 @@ class History:
                 found -= {column.lower() for column in one.emptied}
         return frozenset(found)
 
-    def require_explained(self, names: Iterable[Table], place: Place) -> None:
-        """That the server still has the definitions that hold at a place, or a statement further on changes them.
+    def unexplained(self, now: Iterable[TableSchema], place: Place) -> list[tuple[Table, Refused]]:
+        """Tables that the server has under another definition than the one that holds at a place, while no statement
+        further on changes it, with what to raise (binlog.schema_mismatch).
 
-        Raises Refused (binlog.schema_mismatch).
+        now: what tables are now, asked after the place was reached. A table that is gone has no more rows to misread.
         """
-        expected = {name: known for name in names if (known := self._as_of(name, place.seq)) is not None}
-        now = {name: self._ask(*name) for name in expected}
-        for name, known in expected.items():
-            if not _same(known, now[name]) and not self._redefined_behind(name, place):
-                raise self._unexplained(known, self._ask(*name), place)
-
-    def _unexplained(self, known: TableSchema, now: TableSchema | None, place: Place) -> Refused:
-        if now is None:
-            how = "the table is not there any more"
-        else:
-            were, are = [(c.name, str(c.type)) for c in known.columns], [(c.name, str(c.type)) for c in now.columns]
-            how = f"its columns were {_listed(were)} and are now {_listed(are)}" if were != are else "its keys, NULLs, "
-            how += "" if were != are else "character sets or generated columns are others"
-        return Refused(
-            f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. The log does not "
-            "name columns, so that values could be taken for those of other columns.",
-            where=f"{place.behind}",
-            code="binlog.schema_mismatch",
-            remedy=SCHEMA_REMEDY,
-        )
+        found = []
+        for schema in now:
+            name = _name(schema)
+            known = self._as_of(name, place.seq)
+            if known is None or _same(known, schema) or self._redefined_behind(name, place):
+                continue
+            # MariaDB may show what a statement does before the log has it: the log is asked again after the server.
+            again = self._ask(*name)
+            if again is not None and not _same(known, again) and not self._redefined_behind(name, place):
+                found.append((name, _unexplained(known, again, place)))
+        return found
 
     def redefined(
         self, names: Iterable[Table] | None, place: Place, captures: Callable[[str, str], bool], change: Change
@@ -279,6 +276,20 @@ def _plain(schema: TableSchema) -> TableSchema:
         names = [re.sub(r"^utf8(?=_|$)", "utf8mb3", name) for name in (kind.charset, kind.collation)]
         columns.append(replace(column, type=replace(kind, charset=names[0], collation=names[1])))
     return replace(schema, columns=tuple(columns))
+
+
+def _unexplained(known: TableSchema, now: TableSchema, place: Place) -> Refused:
+    were, are = ([(one.name, str(one.type)) for one in schema.columns] for schema in (known, now))
+    how = "its keys, NULLs, character sets or generated columns are others"
+    if were != are:
+        how = f"its columns were {_listed(were)}, and are now {_listed(are)}"
+    return Refused(
+        f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. Since the log does not "
+        "name columns, values could be taken for those of other columns.",
+        where=f"{place.behind}",
+        code="binlog.schema_mismatch",
+        remedy=SCHEMA_REMEDY + ". Rows that were staged shortly before this place may be wrong already",
+    )
 
 
 def _listed(columns: Sequence[tuple[str, str]]) -> str:

@@ -44,6 +44,8 @@ POLL_S = 0.1
 """How long a read waits; what was gathered leaves when nothing came for so long."""
 FLUSH_S = 1.0
 """A block leaves at this age though more is coming."""
+VERIFY_S = 60.0
+"""So often the server's definitions are compared with those that are read by, where the log does not name columns."""
 BLOCK_BYTES = 16 << 20
 """Decoded size of a block, about, where the limits allow as much."""
 
@@ -99,6 +101,8 @@ class SourceStream:
         self._lane = Lane(self._assembly, tables)
         self._backoff = Backoff(source.reconnect_s)
         self._resume_s = 0.0
+        self._verify_s = 0.0
+        self._names_logged = True
         self._bent_at: Position | None = None
         self.position = self._start
         """Behind the last block that was handed on."""
@@ -117,6 +121,7 @@ class SourceStream:
         control, history = self._asked(), self._history
         metadata, image = query(control, "SELECT @@GLOBAL.binlog_row_metadata, @@GLOBAL.binlog_row_image")[0]
         history.early_defaults = image != "FULL"
+        self._names_logged = metadata == "FULL"
         history.early = metadata != "FULL" or history.early_defaults
         if history.early or self._start.file == end_position(control, self._start.timeline).file:
             # Just before the start: the statement that begins there may define a table.
@@ -151,6 +156,7 @@ class SourceStream:
             try:
                 if self._reader is None:
                     self._reader = self._open_again()
+                self._verify()
                 came = self._reader.receive(POLL_S)
                 for _ in self._lane.feed(self._reader.frames):
                     yield from self._handed_on()
@@ -170,6 +176,16 @@ class SourceStream:
                 due_s = now_s + FLUSH_S
         assembly.flush()
         yield from self._handed_on()
+
+    def _verify(self) -> None:
+        """Now and then: that no table was altered past the log. It isolates, or raises binlog.schema_mismatch."""
+        if self._names_logged or time.monotonic() < self._verify_s:
+            return
+        self._verify_s = time.monotonic() + VERIFY_S
+        place = self._assembly.place
+        now = table_schemas(self._asked(), self._tables.captures)
+        for name, error in self._history.unexplained(now, place):
+            self._assembly.leave_out(name, error)
 
     def _at_fence(self) -> bool:
         fence, gather = self.fence, self._assembly.gather

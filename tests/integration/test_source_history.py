@@ -12,10 +12,10 @@ import pytest
 from cdc_core.errors import Refused
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint
-from cdc_core.source import server
+from cdc_core.source import server, stream
 from cdc_core.source.start import find_start
 from cdc_core.windows import from_us
-from tests.integration.source_origin import Origin
+from tests.integration.source_origin import Origin, read_to
 from tests.refusals import refusal
 
 
@@ -251,3 +251,64 @@ def test_a_definition_known_before_its_table_was_left_out_for_a_time_does_not_co
         assert rows(last) == [("t", {"id": 3, "b": 4, "a": 5})]
     finally:
         origin.execute("SET GLOBAL binlog_row_metadata = FULL")
+
+
+UNLOGGED = ("SET sql_log_bin = 0", "ALTER TABLE t MODIFY a INT AFTER b", "SET sql_log_bin = 1")
+SWAPPED = "INSERT INTO t (id, a, b) VALUES (3, 10, 20)"
+
+
+def test_a_table_altered_past_the_log_is_read_right_or_refused_after_a_restart(origin: Origin, names: bool) -> None:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)", "CREATE TABLE u (id INT PRIMARY KEY)")
+    start = origin.end()
+    origin.execute("INSERT INTO t VALUES (1, 2, 3)")
+    first = read(origin, start)
+    place = replace(start, position=first[-1].end)
+    origin.execute(*UNLOGGED, SWAPPED, "INSERT INTO u VALUES (4)")
+    if names:
+        assert rows(read(origin, place, *first)) == [("t", {"id": 3, "b": 20, "a": 10}), ("u", {"id": 4})]
+        return
+    error = refusal(lambda: read(origin, place, *first))
+    assert (type(error), error.code) == (Refused, "binlog.schema_mismatch")
+    assert "sql_log_bin" in error.what
+    assert "b int, a int" in error.what
+    known = [one for block in first for one in block.definitions]
+    left_out = origin.drain(place, history=known, on_unreadable="isolate")
+    assert rows(left_out) == [("u", {"id": 4})]
+    assert list(left_out[-1].isolated) == [f"{origin.name}.t"]
+
+
+def test_a_table_altered_past_the_log_is_noticed_while_its_rows_are_read(
+    origin: Origin, names: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "VERIFY_S", 0.0)
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)")
+    with origin.stream(origin.end(), on_unlogged_change="record") as opened:
+        origin.execute("INSERT INTO t VALUES (1, 2, 3)")
+        found = read_to(opened, origin.end().position)
+        # Logged changes, several at once, are none.
+        origin.execute("ALTER TABLE t ADD c INT", "ALTER TABLE t DROP c", "INSERT INTO t VALUES (2, 2, 3)")
+        found += read_to(opened, origin.end().position)
+        origin.execute(*UNLOGGED, SWAPPED)
+        if names:
+            found += read_to(opened, origin.end().position)
+            assert rows(found)[-1] == ("t", {"id": 3, "b": 20, "a": 10})
+        else:
+            error = refusal(lambda: read_to(opened, origin.end().position))
+            assert error.code == "binlog.schema_mismatch"
+        assert len(rows(found)) == 2 + names
+
+
+def test_a_default_altered_past_the_log_is_refused(origin: Origin) -> None:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, a INT DEFAULT 5)", "SET GLOBAL binlog_row_image = MINIMAL")
+    try:
+        start = origin.end()
+        first = read(origin, start)
+        origin.execute("CREATE TABLE elsewhere (id INT PRIMARY KEY)")
+        first = [*first, *read(origin, start)]
+        origin.execute("SET sql_log_bin = 0", "ALTER TABLE t ALTER a SET DEFAULT 7")
+        origin.execute("SET binlog_row_image = MINIMAL", "INSERT INTO t (id) VALUES (1)")
+        error = refusal(lambda: read(origin, replace(start, position=first[-1].end), *first))
+        assert error.code == "binlog.row_image"
+        assert "sql_log_bin" in error.what
+    finally:
+        origin.execute("SET GLOBAL binlog_row_image = FULL")
