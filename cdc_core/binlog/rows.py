@@ -306,7 +306,8 @@ def _patched(
                 where=where(update),
                 code="binlog.partial_update",
                 remedy="SET GLOBAL binlog_row_image = FULL, or binlog_row_value_options = '', on the source (and in "
-                "sessions that set them), then start after this transaction with a full sync of the table",
+                "sessions that set them), then start after this transaction with a full sync of the table; or go on "
+                "without the table until then: tables.on_unreadable: isolate",
             )
         before, after = places.before_offset[i, update], places.offset[i, at]
         old = buffer[before : before + places.before_length[i, update]].tobytes()

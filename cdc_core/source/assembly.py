@@ -290,7 +290,7 @@ class Assembly:
 
     def _close(self, next_file: str = "") -> None:
         """Ends the block; the next one begins where it ended."""
-        block = self.gather.block(next_file, lambda name, error: self._isolates(name, error, f"{self.gather.begin}"))
+        block = self.gather.block(next_file, lambda name, error, begin: self._isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned)
         self.ready.append(block)

@@ -25,7 +25,7 @@ from cdc_core.binlog.rows_event import UPDATE, RowsEvent
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
 from cdc_core.model.block import Block, Entries, EntryKind, TableRows
-from cdc_core.model.position import Position
+from cdc_core.model.position import OFFSET_BITS, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
     FILE,
@@ -52,6 +52,7 @@ ISOLATED = "table isolated"
 Name = tuple[str, str]
 
 Longs = npt.NDArray[np.int64]
+Isolates = Callable[[Name, LockstepError, Position], bool]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -68,6 +69,10 @@ class TableUse:
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrow", staged_schema(self.schema))
         object.__setattr__(self, "row_bytes", 1 + 4 * len(self.schema.columns))
+
+    @property
+    def name(self) -> Name:
+        return self.schema.database, self.schema.table
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,9 +390,9 @@ class Gather:
     def note(self, text: str) -> None:
         self._notes.append(text)
 
-    def block(self, next_file: str = "", isolates: Callable[[Name, LockstepError], bool] = lambda *_: False) -> Block:
+    def block(self, next_file: str = "", isolates: Isolates = lambda *_: False) -> Block:
         """What was gathered, decoded. next_file: the block ends with a rotation to it. isolates: whether to leave out a
-        table that cannot be decoded.
+        table that cannot be decoded, from a transaction on.
 
         A file may end right where the last block ended (the server stopped, or crashed, and began a new one): then the
         block has one entry of no bytes. Raises what decode_rows raises.
@@ -424,23 +429,54 @@ class Gather:
         _require_partition(entries, self.begin.offset, self.end, f"{self._source}, {self.begin}")
         return Block(self._source, self.begin, end, entries, tuple(tables), dict(self._passed), tuple(self._notes))
 
-    def _all_decoded(self, gtid: pa.StringArray, isolates: Callable[[Name, LockstepError], bool]) -> list[TableRows]:
-        decoded: list[tuple[Name, int, TableRows | None]] = []
-        gone: set[Name] = set()
-        for use, events in self._by_table():
-            name = (use.schema.database, use.schema.table)
-            table: TableRows | None = None
-            try:
-                table = self._decoded(use, events, gtid)
-            except (DataAtRisk, Refused) as error:
-                if not isolates(name, error):
-                    raise
-                gone.add(name)
-            decoded.append((name, len(events), table))
-        for name, count, _ in decoded:
-            if name in gone:
-                self.pass_over(ISOLATED, count)
-        return [table for name, _, table in decoded if table is not None and name not in gone]
+    def _all_decoded(self, gtid: pa.StringArray, isolates: Isolates) -> list[TableRows]:
+        """Of a table that cannot be decoded, and is left out, the transactions before the first that cannot."""
+        parts = [(use, events, self._tried(use, events, gtid)) for use, events in self._by_table()]
+        since: dict[Name, int] = {}
+        errors: dict[Name, LockstepError] = {}
+        for use, events, found in parts:
+            if not isinstance(found, TableRows):
+                seq, name = self._undecodable_since(use, events, gtid), use.name
+                if seq <= since.get(name, seq):
+                    since[name], errors[name] = seq, found
+        for name, error in errors.items():
+            begin = Position(self.begin.timeline, self.begin.file, since[name] & ((1 << OFFSET_BITS) - 1))
+            if not isolates(name, error, begin):
+                raise error
+        decoded = []
+        for use, events, found in parts:
+            if use.name in since:
+                before = events[self._seqs(events) < since[use.name]]
+                self.pass_over(ISOLATED, len(events) - len(before))
+                if not len(before):
+                    continue
+                found = self._decoded(use, before, gtid)
+            assert isinstance(found, TableRows)
+            decoded.append(found)
+        return decoded
+
+    def _tried(self, use: TableUse, events: Longs, gtid: pa.StringArray) -> TableRows | LockstepError:
+        try:
+            return self._decoded(use, events, gtid)
+        except (DataAtRisk, Refused) as error:
+            return error
+
+    def _undecodable_since(self, use: TableUse, events: Longs, gtid: pa.StringArray) -> int:
+        """The order key of the first transaction that cannot be decoded, of events that cannot all be."""
+        seqs = self._seqs(events)
+        distinct = np.unique(seqs)
+        good, bad = -1, len(distinct) - 1
+        while bad - good > 1:
+            middle = (good + bad) // 2
+            if isinstance(self._tried(use, events[seqs <= distinct[middle]], gtid), TableRows):
+                good = middle
+            else:
+                bad = middle
+        return int(distinct[bad])
+
+    def _seqs(self, events: Longs) -> Longs:
+        found: Longs = self._entries["seq"][self._rows["entry"][events]]
+        return found
 
     def _gtid_texts(self) -> pa.StringArray:
         """Of each entry, "" where there is none."""

@@ -312,6 +312,7 @@ def test_a_difference_from_a_value_that_the_log_lacks_stops_with_the_options_to_
         decode_rows(schema_of(table, None), table, RowImages.of(rows))
     assert stopped.value.code == "binlog.partial_update"
     assert "binlog_row_value_options" in stopped.value.remedy
+    assert "on_unreadable: isolate" in stopped.value.remedy
 
 
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])

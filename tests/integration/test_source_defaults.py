@@ -171,6 +171,23 @@ def test_a_default_is_that_of_the_moment_where_somebody_read_in_time_and_refused
     assert "isolate" in error.remedy
 
 
+def test_a_table_is_left_out_from_the_transaction_that_cannot_be_read_and_not_before(origin: Origin) -> None:
+    start = origin.end()
+    with origin.session() as run:
+        run("CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 5)", *insert(1, "FULL"))
+        run("CREATE TABLE u (id INT PRIMARY KEY)", "INSERT INTO u VALUES (7)", *insert(2, "FULL"))
+        here = origin.end().position
+        run(*insert(3), *insert(4, "FULL"), "INSERT INTO u VALUES (8)", "ALTER TABLE t ALTER c SET DEFAULT 7")
+    blocks = origin.drain(start, on_unreadable="isolate")
+    found = [
+        (row["_cdc_op"], row["id"])
+        for block in blocks for part in block.tables for row in part.rows.to_pylist()
+    ]  # fmt: skip
+    assert sorted(found) == [("c", 1), ("c", 2), ("c", 7), ("c", 8), ("u", 1), ("u", 2)]
+    assert sum(block.passed.get("table isolated", 0) for block in blocks) == 4
+    assert blocks[-1].isolated[f"{origin.name}.t"].startswith(f"since {here}: ")
+
+
 def test_a_clock_that_stepped_back_keeps_no_default_from_being_known(origin: Origin) -> None:
     start = origin.end()
     with origin.session() as run:
