@@ -237,8 +237,9 @@ class Tables(_Model):
     columns: Columns = Field(default_factory=Columns, description="columns that are left out or masked")
     on_unlogged_change: Literal["stop", "record"] = Field(
         "stop",
-        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, cascading foreign keys of servers "
-        "that do not log them): stop, or record 'needs re-sync' in manifest or log and go on",
+        description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a column or a table that was "
+        "dropped and is created again, cascading foreign keys of servers that do not log them): stop, or record 'needs "
+        "re-sync' in manifest or log and go on",
     )
     on_definition: Literal["drop", "note"] = Field(
         "drop",
@@ -247,8 +248,9 @@ class Tables(_Model):
     )
     on_truncate: Literal["unlogged", "stage"] = Field(
         "unlogged",
-        description="TRUNCATE TABLE: an unlogged change like others, or staged as a change of its own (t), which "
-        "exports follow, and targets as their tables' on_truncate says",
+        description="TRUNCATE TABLE, and a table that is created again after it was dropped: an unlogged change like "
+        "others, or staged as a change of its own (t), which exports follow, and targets as their tables' on_truncate "
+        "says",
     )
     on_unreadable: Literal["stop", "isolate"] = Field(
         "stop",

@@ -143,7 +143,10 @@ class History:
         guarded: IF NOT EXISTS.
         """
         last = self._last(name, place.seq - 1)
-        return last is not None and (last.gone or not guarded)
+        if last is None or last.gone:
+            return last is not None
+        # The log of another server may repeat what was read in that of the one before.
+        return not guarded and last.seq >> _TIMELINE == place.seq >> _TIMELINE
 
     def existed(self, name: Table, place: Place) -> bool:
         """Whether a table of that name is known to be there just before a place."""
