@@ -269,12 +269,11 @@ def _rename(read: Reader, database: str) -> Statement:
 
 
 def _vacated(pairs: list[Table]) -> tuple[Table, ...]:
-    """Old and new names in turn."""
-    left: dict[Table, None] = {}
-    for old, new in zip(pairs[::2], pairs[1::2], strict=True):
-        left[old] = None
-        left.pop(new, None)
-    return tuple(left)
+    """Old and new names in turn: names that had a table before, and have none after."""
+    olds, news = pairs[::2], pairs[1::2]
+    had = [old for i, old in enumerate(olds) if old not in news[:i]]
+    last = {name: i for i, pair in enumerate(zip(olds, news, strict=True)) for name in pair}
+    return tuple(name for name in had if olds[last[name]] == name)
 
 
 def _truncate(read: Reader, database: str) -> Statement:

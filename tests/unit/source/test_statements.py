@@ -172,3 +172,42 @@ def test_the_xid_is_the_same_text_in_every_statement_form() -> None:
 def test_first_words_are_on_one_line_and_cut() -> None:
     assert first_words(b"UPDATE  t\n SET a = 1") == "UPDATE t SET a = 1"
     assert len(first_words(b"x" * 5000)) == 201
+
+
+@pytest.mark.parametrize(
+    ("clauses", "dropped", "perhaps", "added"),
+    [
+        ("DROP a", ["a"], [], []),
+        ("DROP COLUMN `key`, DROP KEY k, DROP INDEX i, DROP PRIMARY KEY", ["key"], [], []),
+        ("DROP COLUMN IF EXISTS a, DROP FOREIGN KEY f, DROP CONSTRAINT c, DROP CHECK d", [], ["a"], []),
+        ("ADD a INT DEFAULT (1, 2), ADD INDEX (a), ADD UNIQUE u (a), ADD CONSTRAINT c CHECK (a > 0)", [], [], ["a"]),
+        ("ADD (a INT, b DECIMAL(3, 2) COMMENT 'c, d', PRIMARY KEY (a, b)), ADD d INT", [], [], ["a", "b", "d"]),
+        ("ADD COLUMN IF NOT EXISTS (a ENUM('x','y'), b INT)", [], [], ["a", "b"]),
+        ("CHANGE a b INT, CHANGE COLUMN c C INT, RENAME COLUMN d TO e", ["a", "d"], [], ["b", "e"]),
+        ("DROP a, ADD a INT NULL FIRST, MODIFY b INT, RENAME INDEX i TO j, ENGINE=InnoDB", ["a"], [], ["a"]),
+        ("DROP PARTITION p0, ALTER c SET DEFAULT 5, ADD PARTITION (PARTITION p VALUES LESS THAN (1))", [], [], []),
+    ],
+)
+def test_an_alter_names_the_columns_that_it_drops_and_adds(
+    clauses: str, dropped: list[str], perhaps: list[str], added: list[str]
+) -> None:
+    found = classify(f"ALTER TABLE t {clauses}".encode(), "db").columns
+    assert found is not None
+    assert (found.dropped, found.perhaps_dropped, found.added, found.moved) == (dropped, perhaps, added, False)
+
+
+@pytest.mark.parametrize(
+    ("sql", "vacated"),
+    [
+        ("DROP TABLE a, o.b", ["db.a", "o.b"]),
+        ("RENAME TABLE t TO old", ["db.t"]),
+        ("RENAME TABLE t TO x, u TO t, x TO u", []),
+        ("RENAME TABLE t TO old, ghost TO t", ["db.ghost"]),
+        ("ALTER TABLE t RENAME TO o.t", ["db.t"]),
+        ("ALTER TABLE t RENAME COLUMN a TO b", []),
+        ("ALTER TABLE t ADD a INT, RENAME t", []),
+        ("CREATE TABLE t (a INT)", []),
+    ],
+)
+def test_a_statement_names_the_tables_that_are_not_there_after_it(sql: str, vacated: list[str]) -> None:
+    assert sorted(".".join(name) for name in classify(sql.encode(), "db").vacates) == vacated
