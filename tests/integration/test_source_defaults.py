@@ -171,6 +171,42 @@ def test_a_default_is_that_of_the_moment_where_somebody_read_in_time_and_refused
     assert "isolate" in error.remedy
 
 
+WAYS = (
+    "INSERT INTO t (id) VALUES (1)",
+    "INSERT INTO t (id, c) VALUES (2, DEFAULT)",
+    "INSERT INTO t (id, c) VALUES (3, 8), (4, DEFAULT)",
+    "INSERT INTO t (id) SELECT 5",
+    "REPLACE INTO t (id) VALUES (6)",
+    "INSERT INTO t (id) VALUES (7) ON DUPLICATE KEY UPDATE c = 1",
+    "INSERT IGNORE INTO t (id, n) VALUES (8, NULL), (9, 'far too long')",
+    "INSERT INTO t SET id = 10, c = c + 1",
+)
+
+
+@pytest.mark.parametrize("trigger", ["", "SET NEW.c = NEW.c + 100, NEW.n = CONCAT(COALESCE(NEW.n, ''), 'x')"])
+def test_every_way_to_insert_leaves_the_same_defaults(origin: Origin, trigger: str) -> None:
+    start = origin.end()
+    with origin.session() as run:
+        run(
+            *FREE, "CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 5, n CHAR(4) NOT NULL, "
+            "a BIGINT NOT NULL AUTO_INCREMENT UNIQUE, e ENUM('p', 'q') NOT NULL, u TIMESTAMP NULL DEFAULT NULL ON "
+            "UPDATE CURRENT_TIMESTAMP)",
+        )  # fmt: skip
+        if trigger:
+            run(f"CREATE TRIGGER b BEFORE INSERT ON t FOR EACH ROW {trigger}")
+        run("SET binlog_row_image = MINIMAL", *WAYS, "SET binlog_row_image = FULL", "UPDATE t SET changed = -1")
+    assert require_equal(drain(origin, start)) == 10
+
+
+def test_a_table_made_from_a_query_has_the_defaults_of_its_other_columns(origin: Origin) -> None:
+    start = origin.end()
+    with origin.session() as run:
+        run("SET binlog_row_image = MINIMAL")
+        run("CREATE TABLE t (id INT PRIMARY KEY, changed INT, c INT NOT NULL DEFAULT 5) SELECT 1 AS id, 'x' AS more")
+        run("SET binlog_row_image = FULL", "UPDATE t SET changed = -1")
+    assert require_equal(drain(origin, start)) == 1
+
+
 def test_a_table_is_left_out_from_the_transaction_that_cannot_be_read_and_not_before(origin: Origin) -> None:
     start = origin.end()
     with origin.session() as run:
