@@ -38,13 +38,22 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
     Raises RetryLater (source.connection_lost), Refused (source.missing_grant).
     """
     mariadb = "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower()
+    rows = query(connection, _COLUMNS, (table.database, table.table))
+    declared = {_text(name) for name, _, default in rows if default is not None}
     literal = {
         _text(name)
-        for name, extra, default in query(connection, _COLUMNS, (table.database, table.table))
+        for name, extra, default in rows
         if "DEFAULT_GENERATED" not in _text(extra or "").upper()
         and (default is None or not mariadb or _LITERAL.match(_text(default)))
     }
     wanted = [column for column in table.columns if not column.generated and column.name in literal]
+    if mariadb:
+        # Without a default MariaDB stores the first member of an ENUM, and a zero TIMESTAMP; but '' and the present
+        # time where the table has a BEFORE INSERT trigger.
+        wanted = [
+            one for one in wanted
+            if one.type.base not in ("enum", "timestamp") or one.nullable or one.name in declared
+        ]  # fmt: skip
     record = _record(connection, table.database, table.table)
     found: dict[str, str | None] = {}
     asked: list[Column] = []
