@@ -21,7 +21,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import LockstepError
+from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -123,9 +123,14 @@ class SourceStream:
         history.early_defaults = image != "FULL"
         self._names_logged = metadata == "FULL"
         history.early = metadata != "FULL" or history.early_defaults
-        if history.early or self._start.file == end_position(control, self._start.timeline).file:
-            # Just before the start: the statement that begins there may define a table.
-            history.begin(table_schemas(control, self._tables.captures), Place(self._start.seq - 1, self._start))
+        # Just before the start: the statement that begins there may define a table.
+        place = Place(self._start.seq - 1, self._start)
+        if history.early:
+            history.begin(table_schemas(control, self._tables.captures), place)
+            return
+        with suppress(RetryLater):  # names that are not asked for now come with the rows of their tables
+            if self._start.file == end_position(control, self._start.timeline).file:
+                history.begin(table_schemas(control, self._tables.captures), place)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
