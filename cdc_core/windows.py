@@ -15,6 +15,8 @@ with warnings.catch_warnings():
     from croniter import CroniterBadDateError, croniter
 
 MICROSECONDS = 1_000_000
+CLOCK_TOLERANCE_US = 60 * MICROSECONDS
+"""Clocks that differ by less are taken for equal; a time that is further ahead of a clock is not believed."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

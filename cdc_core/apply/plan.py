@@ -32,7 +32,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun, plan_path
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.windows import from_us
+from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ def _plan(
     known = meta.run(run_id)
     sources = [source.name for source in pipeline.sources]
     view = meta.plan_view(run_id, sources, [target.name for target in targets], window)
-    require_staged(view, sources, window)
+    require_staged(view, sources, window, now_us=meta.now_us())
     for source in sources:
         require_chain(view, source)
         require_seeded(store, source, [target.name for target in targets])
@@ -157,12 +157,14 @@ def _plan(
     return plan
 
 
-def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None) -> None:
+def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None, *, now_us: int) -> None:
     if window is None:
         return
     for source in sources:
         checkpoint = view.checkpoints.get(source)
         watermark_us = checkpoint.watermark_us if checkpoint is not None else 0
+        if watermark_us > now_us + CLOCK_TOLERANCE_US:
+            watermark_us = 0  # it came of a clock that was ahead
         if watermark_us < window[1]:
             reached = f"only up to {from_us(watermark_us).isoformat()}" if watermark_us else "not at all yet"
             raise RetryLater(

@@ -189,7 +189,7 @@ def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
         schemas=meta.schemas(sorted({file.schema_id for of_batch in files.values() for file in of_batch})),
     )
     if selection.end_us is not None:
-        require_staged(view, sources, (selection.start_us or 0, selection.end_us))
+        require_staged(view, sources, (selection.start_us or 0, selection.end_us), now_us=meta.now_us())
     if selection.batches is None:  # else they were planned before, over a chain that was whole
         for source in sources:
             require_chain(view, source, whole=False)

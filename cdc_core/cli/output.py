@@ -129,6 +129,8 @@ def moment(moment_us: int) -> str:
 
 def duration(seconds: float) -> str:
     """A time span for people."""
+    if seconds <= -0.5:
+        return f"-{duration(-seconds)}"
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -43,6 +43,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +54,9 @@ FRUITLESS = 3
 
 ADVICE_S = 600.0
 """How often it is looked how near the position is to what the server purges next."""
+
+CLOCK_S = 30.0
+"""How often the clocks of server and meta are asked: they can be set while we read."""
 
 POLL_S = 0.2
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
@@ -124,6 +128,9 @@ class Extractor:
         self._lease_error: LockstepError | None = None
         self._undone: set[int] = set()
         self._advice_due_s = 0.0
+        self._clock_us = 0
+        self._clock_due_s = 0.0
+        self._clocks_differ = False
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
@@ -164,7 +171,7 @@ class Extractor:
             stored = recover(self._meta, self._store, self._lease)
             address, self._control, known = hosts.connect(source, stored, self._environ)
             opened.callback(self._control.close)
-            self._clock_us = _clock_us(self._control)
+            self._read_clock(self._control)
             policy = pipeline.tables.on_unlogged_change
             for unlogged in require_logged_cascades(
                 self._control, self._capture.captures, known, source=source.name, on_unlogged_change=policy
@@ -276,11 +283,18 @@ class Extractor:
         started_s = time.monotonic()
         fence: Position | None = None
         asked_now = until_us is None
-        self._clock_us = self._asked(_clock_us) or self._clock_us
+        self._clock_due_s = 0.0
         while True:
-            now_us = self._clock_us + time.monotonic_ns() // 1000
+            now_us = self._now_us()
             if until_us is None:
                 until_us = now_us
+            staged_us = self._stager.reached.watermark_us
+            if not self._stager.trust_watermark(now_us):
+                log.warning(
+                    "%s: staged up to %s, by clocks that were ahead: it is %s. What is complete must be found out "
+                    "again, and what comes is staged in no earlier window",
+                    self._source.name, from_us(staged_us).isoformat(), from_us(now_us).isoformat(),
+                )  # fmt: skip
             if fence is None and now_us >= until_us:
                 fence = self._asked(self._end_of_log)
                 if fence is not None:
@@ -304,6 +318,24 @@ class Extractor:
                 return self._result(done=False)
             if waited and fence is None and budget_s is not None:
                 return self._result(done=False)
+
+    def _now_us(self) -> int:
+        """The lesser of the clocks of server and meta: one of them alone may be ahead without harm."""
+        if time.monotonic() >= self._clock_due_s:
+            self._asked(self._read_clock)
+        return self._clock_us + time.monotonic_ns() // 1000
+
+    def _read_clock(self, control: pymysql.Connection) -> None:
+        server_us, meta_us = server.now_us(control), self._meta.now_us()
+        self._clock_us = min(server_us, meta_us) - time.monotonic_ns() // 1000
+        self._clock_due_s = time.monotonic() + CLOCK_S
+        if abs(server_us - meta_us) > CLOCK_TOLERANCE_US and not self._clocks_differ:
+            log.warning(
+                "%s: the clock of the source is at %s, and that of meta at %s: the earlier one decides which window a "
+                "change belongs to, and when a window is over. Set the wrong one right (NTP)",
+                self._source.name, from_us(server_us).isoformat(), from_us(meta_us).isoformat(),
+            )  # fmt: skip
+        self._clocks_differ = abs(server_us - meta_us) > CLOCK_TOLERANCE_US
 
     def _warn_of_purge(self) -> None:
         """Says, now and then, when the server is about to purge what was not staged yet."""
@@ -392,11 +424,6 @@ class Extractor:
             before.take_waits + ring.take_waits,
             before.losses + (0 if self._stream is None else self._stream.losses),
         )
-
-
-def _clock_us(control: pymysql.Connection) -> int:
-    """What the server's clock is ahead of our monotonic one."""
-    return server.now_us(control) - time.monotonic_ns() // 1000
 
 
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:

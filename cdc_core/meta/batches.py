@@ -18,7 +18,7 @@ from cdc_core.meta import leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease
 from cdc_core.model.batch import Manifest
-from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.position import Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
 _ack, _batch, _file, _schema, _definition, _lease = (
@@ -44,6 +44,8 @@ def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
         gtid_set=row.gtid_set,
         server=row.server,
         watermark_us=row.watermark_us,
+        fingerprint=None if row.fingerprint is None else Fingerprint.from_json(json.loads(row.fingerprint)),
+        floor_us=row.floor_us,
     )
 
 
@@ -228,6 +230,8 @@ def _broken(manifest: Manifest, why: str) -> DataAtRisk:
 
 
 def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: Checkpoint) -> None:
+    watermark_us, before_us = to.watermark_us, stored.watermark_us if stored is not None else 0
+    taken_back = to.floor_us >= before_us  # it came of a clock that was ahead
     values = {
         "timeline": to.position.timeline,
         "file": to.position.file,
@@ -235,9 +239,11 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
         "seq": to.position.seq,
         "gtid_set": to.gtid_set,
         "server": to.server,
-        "watermark_us": max(to.watermark_us, stored.watermark_us if stored is not None else 0),
+        "watermark_us": watermark_us if taken_back else max(watermark_us, before_us),
+        "floor_us": to.floor_us,
         "epoch": lease.epoch,
         "updated_us": now_us(connection),
+        "fingerprint": None if to.fingerprint is None else json.dumps(to.fingerprint.to_json()),
     }
     if stored is None:
         connection.execute(insert(_ack).values(source=lease.source, pipeline=lease.pipeline, **values))

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from cdc_core.errors import Refused
 from cdc_core.meta import batches, forget, leases, migrate, runs, views
-from cdc_core.meta.database import Database, parse, require_file
+from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RingDepth, RunRow, Status
 from cdc_core.meta.states import RecordState
@@ -109,6 +109,10 @@ class Meta:
             self.release_lease(lease)
 
     # Positions and batches
+
+    def now_us(self) -> int:
+        """The database's clock, µs UTC."""
+        return self._database.read(now_us)
 
     def checkpoint(self, source: str) -> Checkpoint | None:
         """Up to where a source is staged; None for one that was never extracted."""

@@ -23,18 +23,29 @@ from typing import Literal
 from uuid import UUID
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
-from cdc_core.binlog.events import Event, EventType, parse_query, parse_rotate, parse_xa_prepare, type_name
+from cdc_core.binlog.events import (
+    TRACE_BYTES,
+    Event,
+    EventType,
+    crc_of,
+    folded,
+    parse_query,
+    parse_rotate,
+    parse_xa_prepare,
+    type_name,
+)
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
 from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
-from cdc_core.model.block import Block, EntryKind
+from cdc_core.model.block import NO_TRACE, Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
 from cdc_core.source.gather import (
     ISOLATED,
     NOT_INCLUDED,
+    NOT_TRACED,
     Gather,
     Groups,
     Held,
@@ -43,6 +54,7 @@ from cdc_core.source.gather import (
     Name,
     RowEvents,
     TableUse,
+    Trace,
 )
 from cdc_core.source.history import Place
 from cdc_core.source.shelf import Pile, Shelf
@@ -70,6 +82,7 @@ _GTID_HEAD = struct.Struct("<x16sq17xIHB")
 _LOGICAL_TIMESTAMPS = 2
 _COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
+_BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
@@ -133,6 +146,8 @@ class Assembly:
         undone: set[int] | None = None,
     ) -> None:
         self.mariadb = False
+        self.format_crc = 0
+        """Of the file that the next event lies in; 0 while it is not known."""
         self.gather = Gather(source, begin)
         self.ready: list[Block] = []
         self.held: dict[str, Pile] = {}
@@ -152,6 +167,8 @@ class Assembly:
         self._end = begin.offset
         self._cut = begin.offset
         """Where a piece that leaves now ends."""
+        self.trace = NOT_TRACED
+        """Up to the last event that was fed."""
         self._group: _Group | None = None
         self._shelf = Shelf()
         self._sids: dict[bytes, str] = {}
@@ -168,11 +185,19 @@ class Assembly:
             self._switch(parse_rotate(event).file)
             return
         self._end = self._cut = event.start + event.header.length
+        self._trace_event(event)
         if self._group is not None:
             self._group.events += 1
         yield from self._dispatch(event) or ()
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
+
+    def _trace_event(self, event: Event) -> None:
+        """The trace begins with each group, goes on behind it, and begins again where it grows too long."""
+        begin, crc = self.trace
+        if begin == NO_TRACE or event.header.type in _BEGINS or self._end - begin > TRACE_BYTES:
+            begin, crc = event.start, 0
+        self.trace = (begin, folded(crc, crc_of(event)))
 
     @property
     def between_groups(self) -> bool:
@@ -182,6 +207,7 @@ class Assembly:
     def take(self, groups: Groups) -> None:
         """Whole ordinary groups at once, while no group is open: what the lane has found."""
         self._end = groups.reached
+        self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.gather.extend(groups)
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
@@ -203,6 +229,7 @@ class Assembly:
         events: int,
         ordinal: int,
         left_out: int,
+        trace: Trace,
         end: int,
     ) -> None:
         """The next `events` of the open group, up to `end`: table maps, which left it with `maps` by id, and row
@@ -210,6 +237,7 @@ class Assembly:
         group = self._group
         assert group is not None
         self._end = self._cut = end
+        self.trace = trace
         group.events += events
         group.ordinal = ordinal
         group.maps.update(maps)
@@ -236,6 +264,7 @@ class Assembly:
                 return None
             self._group.rows.cut(0)
         self._group = None
+        self.trace = NOT_TRACED
         self._end = self.gather.end
         return self.gather.begin
 
@@ -285,6 +314,7 @@ class Assembly:
             # The server crashed while it wrote the group, and so never committed it.
             self._require_undoable(self._group, "its file ends in it, because the server crashed")
             log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
+            self.trace = NOT_TRACED  # the server may cut off what it never committed
             self._drop(self._group)
         self._close(file)
 
@@ -292,12 +322,14 @@ class Assembly:
         """Ends the block; the next one begins where it ended."""
         block = self.gather.block(next_file, lambda name, error, begin: self._isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
-        block = replace(block, isolated=dict(self._tables.isolated), definitions=learned)
+        block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.ready.append(block)
         self.gather = Gather(self._source, block.end, self.gather)
         if next_file:
             self._file = next_file
             self._end = FIRST_OFFSET
+            self.trace = NOT_TRACED
+            self.format_crc = 0
 
     def _rotate(self, event: Event) -> None:
         self._pass_outside(event)
@@ -309,7 +341,7 @@ class Assembly:
                 f"{type_name(event.header.type)} stands in the one that began at {self._group.start}",
                 self._where(event),
             )
-        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1)
+        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
 
     # Groups
 
@@ -394,7 +426,7 @@ class Assembly:
             rows = kept
         self.gather.add(
             kind, end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
-            rows=rows,
+            rows=rows, trace=self.trace,
         )  # fmt: skip
         for rule, count in group.passed.items():
             self.gather.pass_over(rule, count)

@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,9 +30,16 @@ _AS_ROOT = ("--user=root",) if os.geteuid() == 0 else ()
 
 class MySql(SqlServer):
     @classmethod
-    def start(cls, directory: Path | str | None = None, *, server_id: int = 1, options: Options | None = None) -> Self:
+    def start(
+        cls,
+        directory: Path | str | None = None,
+        *,
+        server_id: int = 1,
+        options: Options | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Self:
         """A server that answers; `options` are those of mysqld without the dashes, None for one without a value."""
-        return cls(**start(_flavor(), directory, server_id, options or {}))
+        return cls(**start(_flavor(), directory, server_id, options or {}, env))
 
     @staticmethod
     def version() -> tuple[int, ...]:

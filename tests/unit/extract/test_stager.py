@@ -56,13 +56,17 @@ class House:
         self.meta = Meta.open(self.pipeline.meta.url)
         self.lease = self.meta.acquire_lease("shop", "shop", holder, ttl_s=60)
         self.acknowledged: list[AckPoint] = []
-        self.stager = Stager(
+        self.directory = directory
+        self.stager = self.new_stager(self.meta.checkpoint("shop") or Checkpoint(START, watermark_us=NOON))
+
+    def new_stager(self, start: Checkpoint) -> Stager:
+        return Stager(
             self.pipeline,
             store=self.store,
             meta=self.meta,
             lease=self.lease,
-            start=self.meta.checkpoint("shop") or Checkpoint(START, watermark_us=NOON),
-            scratch=directory,
+            start=start,
+            scratch=self.directory,
             acknowledge=self.acknowledged.append,
         )
 
