@@ -173,7 +173,7 @@ class Bench:
             batch = orders(np.arange(low, min(low + 5 * BATCH, rows)), 1)
             self.load(opened(pipeline(SEED, "row", 1, self.place)), [batch])
         self.query(
-            f"INSERT INTO {SEED}._lockstep_tombstone SELECT 'orders_0', CONCAT('-', id), _cdc_version "
+            f"INSERT INTO {SEED}._lockstep_tombstone_orders_0 SELECT -id, _cdc_version "
             f"FROM {SEED}.orders_0 WHERE id % 100 = 0"
         )
 
@@ -187,13 +187,11 @@ class Bench:
             names = ", ".join([*COLUMNS, *(["_cdc_version"] if way.store == "row" else [])])
             self.query(f"INSERT INTO {FRESH}.{name} ({names}) SELECT {names} FROM {mine}")
             if way.store == "table":
-                self.query(
-                    f"INSERT INTO {FRESH}._lockstep_version SELECT '{name}', CAST(id AS CHAR), _cdc_version FROM {mine}"
-                )
+                self.query(f"INSERT INTO {FRESH}._lockstep_version_{name} SELECT id, _cdc_version FROM {mine}")
             if way.store:
                 self.query(
-                    f"INSERT INTO {FRESH}._lockstep_tombstone SELECT '{name}', row_key, version "
-                    f"FROM {SEED}._lockstep_tombstone WHERE -row_key % {way.shards} = {number}"
+                    f"INSERT INTO {FRESH}._lockstep_tombstone_{name} SELECT id, _cdc_version "
+                    f"FROM {SEED}._lockstep_tombstone_orders_0 WHERE -id % {way.shards} = {number}"
                 )
 
     def settle(self) -> None:

@@ -18,7 +18,7 @@ from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
 from cdc_core.target.facts import TableFacts, table_facts
 from cdc_core.target.load import Layout, LoadFile, Unfit
-from cdc_core.target.prepare import prepare
+from cdc_core.target.prepare import prepare, tombstones_table, versions_table
 from cdc_core.target.write import ShardWrite, Transact, write_shard
 
 SHOP = (
@@ -99,22 +99,22 @@ class Table:
     def rows(self, what: str = "id, code, n") -> list[tuple[Any, ...]]:
         return self.query(f"SELECT {what} FROM {self.facts.name} ORDER BY {', '.join(self.key)}")
 
+    @property
+    def beside(self) -> list[str]:
+        """The tables of versions and tombstones beside the table, that of truncates last."""
+        table = self.facts.table
+        names = [tombstones_table(table), *([versions_table(table)] if self.facts.beside else []), "_lockstep_truncate"]
+        return [f"{self.facts.database}.{name}" for name in names]
+
     def clear(self) -> None:
         """Empties the table and its tombstones: cheaper than a new database."""
-        beside = ["_lockstep_tombstone", *(["_lockstep_version"] if self.facts.beside else [])]
-        for name in (self.facts.name, *(f"{self.facts.database}.{name}" for name in beside)):
+        for name in (self.facts.name, *self.beside):
             self.query(f"DELETE FROM {name}")
 
     def everything(self) -> list[list[tuple[Any, ...]]]:
         """All that writes leave behind, but the ledger: rows with their versions, and tombstones."""
         names = ", ".join(f"`{column.name}`" for column in self.facts.columns)
-        return [
-            self.rows(names),
-            *(
-                self.query(f"SELECT * FROM {self.facts.database}.{name} ORDER BY table_name, row_key")
-                for name in ("_lockstep_tombstone", *(["_lockstep_version"] if self.facts.beside else []))
-            ),
-        ]
+        return [self.rows(names), *(self.query(f"SELECT * FROM {name} ORDER BY 1, 2") for name in self.beside)]
 
 
 @contextmanager
@@ -135,6 +135,6 @@ def target_table(
         cursor.execute("SET GLOBAL local_infile = ON")
         cursor.execute(definition.format(name=f"{database}.t"))
         found = table_facts(connection, database, ["t"])["t"]
-        facts = prepare(connection, replace(found, beside=store == "table", keyless=not key))
+        facts = prepare(connection, replace(found, key=tuple(key), beside=store == "table", keyless=not key))
         yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)
         cursor.execute(f"DROP DATABASE {database}")

@@ -14,10 +14,10 @@ import pymysql
 from cdc_core.apply.guard import newer_or_equal_sql
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.staged import SEQ, SOURCE
-from cdc_core.target.facts import TableFacts
+from cdc_core.target.facts import VERSION_COLUMN, TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.multiset import marks_of
-from cdc_core.target.versions import beside, on_key, row_version, table_literal, table_name, tombstones_name
+from cdc_core.target.versions import beside, on_key, row_version, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
 """same: as it should be. newer: a later change stands there (or its tombstone). missing: an upserted row is not
@@ -39,19 +39,19 @@ def outcomes(
         file.add(rows)
         load(cursor, facts, file)
         version = row_version(facts)
-        mine, theirs = newer_or_equal_sql("_l._v", version), newer_or_equal_sql("d.version", "_l._v")
+        mine, theirs = newer_or_equal_sql("_l._v", version), newer_or_equal_sql(f"d.{VERSION_COLUMN}", "_l._v")
         first_key = f"r.{target_name(facts, layout.key[0])}"
         cursor.execute(
             f"SELECT _l._n, CASE "
             f"WHEN {first_key} IS NULL AND _l._o <> 'u' THEN '{SAME}' "
-            f"WHEN {first_key} IS NULL THEN IF(d.version IS NOT NULL AND {theirs}, '{NEWER}', '{MISSING}') "
+            f"WHEN {first_key} IS NULL THEN IF(d.{VERSION_COLUMN} IS NOT NULL AND {theirs}, '{NEWER}', '{MISSING}') "
             f"WHEN NOT {mine} THEN '{NEWER}' "
             f"WHEN _l._o <> 'u' THEN IF({version} = _l._v, '{SAME}', '{LEFT_BEHIND}') "
             f"WHEN NOT {version} <=> _l._v THEN '{OLDER}' "
             f"WHEN {_all_equal(facts, file)} THEN '{SAME}' ELSE '{DIFFERS}' END "
             f"FROM {TEMPORARY} _l LEFT JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
-            f"{beside(facts)} LEFT JOIN {tombstones_name(facts)} d "
-            f"ON d.table_name = {table_literal(facts)} AND d.row_key = _l._k"
+            f"{beside(facts, layout.key)} LEFT JOIN {tombstones_name(facts)} d "
+            f"ON {on_key(facts, layout.key, right='d')}"
         )
         for number, outcome in cursor.fetchall():
             found[number - 1] = str(outcome)

@@ -28,6 +28,7 @@ from cdc_core.target.facts import (
     table_facts,
     written_columns,
 )
+from cdc_core.target.keys import coarser_columns
 from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
@@ -155,7 +156,8 @@ def _inspect(
                     narrower=rule.on_row_error == "quarantine",
                 )
             assert facts is not None  # require_table has refused it
-            facts = replace(facts, keyless=not key, beside=bool(key) and rule.guard.store == "table")
+            facts = replace(facts, key=tuple(key), keyless=not key, beside=bool(key) and rule.guard.store == "table")
+            facts = replace(facts, coarser=bool(coarser_columns(facts, schemas)))
             require_store(connection, facts)
             yield place, facts
         require_grants(connection, found.values(), temporary_in=database, where=where)

@@ -65,15 +65,18 @@ class UniqueKey:
 @dataclass(frozen=True)
 class TableFacts:
     """A target table as its server describes it. beside: versions of its rows are kept in a table of their own.
-    keyless: its rows have no key, and so no versions."""
+    key: the columns that tell its rows apart, as the rows name them. keyless: its rows have no key, and so no versions.
+    coarser: it may hold keys for equal that the source tells apart."""
 
     database: str
     table: str
     columns: tuple[TargetColumn, ...]
     unique_keys: tuple[UniqueKey, ...]
     triggers: tuple[str, ...] = ()
+    key: tuple[str, ...] = ()
     beside: bool = False
     keyless: bool = False
+    coarser: bool = False
 
     @property
     def name(self) -> str:
@@ -141,13 +144,18 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
     }
 
 
+def declared_text(declared: str, charset: str | None, collation: str | None) -> str:
+    """Type, character set and collation as a column's definition has them."""
+    return declared + (f" CHARACTER SET {charset} COLLATE {collation}" if charset else "")
+
+
 def _column(
     name: str, declared: str, charset: str | None, collation: str | None, nullable: str, default: Any, extra: str
 ) -> TargetColumn:
     words = (extra or "").lower()
     # MySQL writes DEFAULT_GENERATED for an expression default; MariaDB writes "STORED GENERATED" or "VIRTUAL ...".
     generated = "virtual generated" in words or "stored generated" in words
-    full = declared + (f" CHARACTER SET {charset} COLLATE {collation}" if charset else "")
+    full = declared_text(declared, charset, collation)
     optional = nullable == "YES" or default is not None or generated or "auto_increment" in words
     return TargetColumn(
         name,

@@ -1,47 +1,54 @@
 """What Lockstep adds to a target: a version beside each row, tombstones of deleted keys, and the ledger.
 
     <table>._cdc_version         VARBINARY, invisible: SELECT * does not show it, INSERT need not name it
-    <database>._lockstep_version     instead of it, for tables with guard.store: table: one row per row of theirs
-    <database>._lockstep_tombstone   one row per deleted key, so that a late insert cannot revive it; and one for all
-                                     the keys of a table that was truncated
+    <database>._lockstep_version_<table>     instead of it, with guard.store: table: the version of each row, by key
+    <database>._lockstep_tombstone_<table>   one row per deleted key, so that a late insert cannot revive it
+    <database>._lockstep_truncate    one row per table that was truncated: a tombstone of all of its keys
     <database>._lockstep_mark        instead of both, for tables without a key: up to which batch of each source they
                                      have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows
+
+Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
+are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
+columns have been altered since, the tables beside it are rebuilt to match.
 
 Preparing twice, or by two at once, is the same as once.
 """
 
 from __future__ import annotations
 
+import hashlib
 import logging
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pymysql
 
-from cdc_core.apply.guard import VERSION_BYTES
-from cdc_core.errors import Refused
-from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied, quote, table_facts
+from cdc_core.apply.guard import VERSION_BYTES, newer_or_equal_sql
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, declared_text, denied, quote, table_facts
 
 log = logging.getLogger(__name__)
 
-TOMBSTONES = "_lockstep_tombstone"
-ALL_KEYS = "X'FF'"
-"""The row_key of a table's last truncate: no text of a key is that."""
+TRUNCATES = "_lockstep_truncate"
 LEDGER = "_lockstep_ledger"
-VERSIONS = "_lockstep_version"
 MARKS = "_lockstep_mark"
 KEY_BYTES = 512
 """Longest key text kept as it is; a longer one is kept as its SHA-256 (target.text)."""
+LOCK_WAIT_S = 600
+_NAME_CHARS = 64
 _DUPLICATE_COLUMN = 1060
+_UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
+"""Types that a primary key takes only by a prefix; MariaDB has unique keys over whole ones."""
 
-_CREATE_VERSIONS = f"""
-CREATE TABLE IF NOT EXISTS {{database}}.{{table}} (
+_CREATE_TRUNCATES = f"""
+CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  row_key VARBINARY({KEY_BYTES}) NOT NULL,
   version VARBINARY({VERSION_BYTES}) NOT NULL,
-  PRIMARY KEY (table_name, row_key)
-) ENGINE=InnoDB COMMENT='Lockstep: {{comment}}'
+  PRIMARY KEY (table_name)
+) ENGINE=InnoDB COMMENT='Lockstep: the last truncate of each table'
 """
 _CREATE_LEDGER = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
@@ -66,13 +73,30 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
 """
 
 
+def tombstones_table(table: str) -> str:
+    """The table of a table's tombstones, in the same database."""
+    return _beside("_lockstep_tombstone_", table)
+
+
+def versions_table(table: str) -> str:
+    """The table of the versions of a table's rows (guard.store: table), in the same database."""
+    return _beside("_lockstep_version_", table)
+
+
+def _beside(prefix: str, table: str) -> str:
+    name = prefix + table
+    if len(name) > _NAME_CHARS:
+        name = prefix + hashlib.sha256(table.encode()).hexdigest()[:40]
+    return name
+
+
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
 
-    Raises Refused (target.grant, target.prepare, target.guard_store).
+    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy).
     """
     try:
-        with connection.cursor() as cursor:
+        with connection.cursor() as cursor, _strict(cursor):
             there = _ours(cursor, facts)
             _require_store(cursor, facts, there)
             _create_missing(cursor, facts, there)
@@ -91,10 +115,38 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
                 f"The table cannot be prepared: {error.args[-1]}.",
                 where=facts.name,
                 code="target.prepare",
-                remedy="see what the server says, or add the invisible column and the two tables by hand "
+                remedy="see what the server says, or add the invisible column and the tables by hand "
                 "(docs/errors.md has the statements)",
             ) from None
-    return replace(table_facts(connection, facts.database, [facts.table])[facts.table], beside=facts.beside)
+    found = table_facts(connection, facts.database, [facts.table])[facts.table]
+    return replace(found, beside=facts.beside, key=facts.key, coarser=facts.coarser)
+
+
+@contextmanager
+def _strict(cursor: Any) -> Iterator[None]:
+    """Key columns are copied as the table has them, zero dates too, and no value is changed on the way."""
+    cursor.execute("SELECT @@sql_mode")
+    before = cursor.fetchone()[0]
+    cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'")
+    try:
+        yield
+    finally:
+        cursor.execute("SET SESSION sql_mode = %s", (before,))
+
+
+def lock_table(cursor: Any, facts: TableFacts) -> str:
+    """Takes the lock by which runs that write to a table take turns; its name. Raises RetryLater (target.busy)."""
+    name = "lockstep:" + hashlib.sha256(facts.name.encode()).hexdigest()[:40]
+    cursor.execute("SELECT GET_LOCK(%s, %s)", (name, LOCK_WAIT_S))
+    row = cursor.fetchone()
+    if not row or row[0] != 1:
+        raise RetryLater(
+            f"Another run has been writing this table for more than {LOCK_WAIT_S} s.",
+            where=facts.name,
+            code="target.busy",
+            remedy="wait for that run, or end it; then run this task again",
+        )
+    return name
 
 
 def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
@@ -103,40 +155,109 @@ def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> Non
         _require_store(cursor, facts, _ours(cursor, facts))
 
 
-def _ours(cursor: Any, facts: TableFacts) -> set[str]:
-    """The tables of Lockstep that are there."""
+Ours = Mapping[str, Mapping[str, str]]
+"""The tables of Lockstep that are there: for each the declared types of its columns."""
+
+
+def _ours(cursor: Any, facts: TableFacts) -> Ours:
+    names = (TRUNCATES, LEDGER, MARKS, tombstones_table(facts.table), versions_table(facts.table))
     cursor.execute(
-        "SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN (%s, %s, %s, %s)",
-        (facts.database, TOMBSTONES, LEDGER, VERSIONS, MARKS),
+        "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME "
+        f"FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN ({', '.join(['%s'] * len(names))})",
+        (facts.database, *names),
     )
-    return {row[0] for row in cursor.fetchall()}
+    found: dict[str, dict[str, str]] = {}
+    for table, column, declared, charset, collation in cursor.fetchall():
+        found.setdefault(table, {})[column.lower()] = declared_text(declared, charset, collation)
+    return found
 
 
-def _create_missing(cursor: Any, facts: TableFacts, there: set[str]) -> None:
-    wanted = {} if facts.keyless else {TOMBSTONES: "versions of deleted keys"}
-    if facts.beside:
-        wanted[VERSIONS] = "versions of rows in tables that have no column for them"
+def _create_missing(cursor: Any, facts: TableFacts, there: Ours) -> None:
     database = quote(facts.database)
-    for name, comment in wanted.items():
-        if name not in there:
-            cursor.execute(_CREATE_VERSIONS.format(database=database, table=name, comment=comment))
-    if facts.keyless and MARKS not in there:
-        cursor.execute(_CREATE_MARKS.format(database=database))
     if LEDGER not in there:
         cursor.execute(_CREATE_LEDGER.format(database=database))
+    if facts.keyless:
+        if MARKS not in there:
+            cursor.execute(_CREATE_MARKS.format(database=database))
+        return
+    if TRUNCATES not in there:
+        cursor.execute(_CREATE_TRUNCATES.format(database=database))
+    _create_by_key(cursor, facts, tombstones_table(facts.table), "versions of deleted keys", there)
+    if facts.beside:
+        _create_by_key(cursor, facts, versions_table(facts.table), "versions of rows", there)
 
 
-def _require_store(cursor: Any, facts: TableFacts, there: set[str]) -> None:
+def indexable(facts: TableFacts, key: Sequence[str]) -> bool:
+    """Whether an ordinary index takes the whole key."""
+    return all(facts.by_name[name.lower()].type.base not in _UNINDEXED for name in key)
+
+
+def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, there: Ours) -> None:
+    """The table `name`, with the key columns as the target table has them."""
+    columns = [facts.by_name[one.lower()] for one in facts.key]
+    wanted = {column.name.lower(): column.declared for column in columns}
+    found = {column: declared for column, declared in there.get(name, {}).items() if column != VERSION_COLUMN}
+    if found == wanted:
+        return
+    names = [quote(column.name) for column in columns]
+    unique = "PRIMARY KEY" if indexable(facts, facts.key) else "UNIQUE KEY"
+    create = (
+        f"CREATE TABLE IF NOT EXISTS {quote(facts.database)}.{{}} ("
+        f"{', '.join(f'{quote(column.name)} {column.declared} NOT NULL' for column in columns)}, "
+        f"{VERSION_COLUMN} VARBINARY({VERSION_BYTES}) NOT NULL, {unique} ({', '.join(names)})"
+        f") ENGINE=InnoDB ROW_FORMAT=DYNAMIC COMMENT='Lockstep: {comment}'"
+    )
+    if not found:
+        cursor.execute(create.format(quote(name)))
+        return
+    if found.keys() != wanted.keys():
+        raise Refused(
+            f"{name} is by the key ({', '.join(found)}); the key of {facts.name} is ({', '.join(wanted)}) now.",
+            where=facts.name,
+            code="target.key",
+            remedy=f"set the key back; or drop {facts.database}.{name}, if no batch from before the change of the key "
+            "will be replayed into the table",
+        )
+    _rebuild(cursor, facts, name, create, names)
+
+
+def _rebuild(cursor: Any, facts: TableFacts, name: str, create: str, names: list[str]) -> None:
+    """Copies `name` to key columns as they are declared now. Keys that have become equal keep the newest version."""
+    log.info("%s: rebuilding %s, whose key columns have been altered", facts.name, name)
+    database, new, old = (
+        quote(facts.database),
+        quote(_beside("_lockstep_n_", name)),
+        quote(_beside("_lockstep_o_", name)),
+    )
+    lock = lock_table(cursor, facts)
+    try:
+        cursor.execute(f"DROP TABLE IF EXISTS {database}.{new}")
+        cursor.execute(create.format(new))
+        both = ", ".join([*names, VERSION_COLUMN])
+        newer = newer_or_equal_sql(f"o.{VERSION_COLUMN}", f"{new}.{VERSION_COLUMN}")
+        cursor.execute(
+            f"INSERT INTO {database}.{new} ({both}) SELECT {both} FROM {database}.{quote(name)} o "
+            f"ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = IF({newer}, o.{VERSION_COLUMN}, {new}.{VERSION_COLUMN})"
+        )
+        cursor.execute(f"DROP TABLE IF EXISTS {database}.{old}")
+        cursor.execute(
+            f"RENAME TABLE {database}.{quote(name)} TO {database}.{old}, {database}.{new} TO {database}.{quote(name)}"
+        )
+        cursor.execute(f"DROP TABLE {database}.{old}")
+    finally:
+        cursor.execute("DO RELEASE_LOCK(%s)", (lock,))
+
+
+def _require_store(cursor: Any, facts: TableFacts, there: Ours) -> None:
     if facts.keyless:
         return
+    versions = versions_table(facts.table)
     if facts.beside and facts.versioned:
         raise _moved(facts, VERSION_COLUMN, "row", f"the column {VERSION_COLUMN}")
-    if not facts.beside and VERSIONS in there:
-        cursor.execute(
-            f"SELECT 1 FROM {quote(facts.database)}.{VERSIONS} WHERE table_name = %s LIMIT 1", (facts.table,)
-        )
+    if not facts.beside and versions in there:
+        cursor.execute(f"SELECT 1 FROM {quote(facts.database)}.{quote(versions)} LIMIT 1")
         if cursor.fetchone():
-            raise _moved(facts, VERSIONS, "table", f"its rows of {VERSIONS}")
+            raise _moved(facts, versions, "table", f"the table {versions}")
 
 
 def _moved(facts: TableFacts, kept: str, store: str, away: str) -> Refused:

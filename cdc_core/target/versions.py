@@ -17,7 +17,7 @@ import pymysql
 from cdc_core.apply.guard import newer_or_equal
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
-from cdc_core.target.prepare import ALL_KEYS, TOMBSTONES, VERSIONS
+from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,13 +73,13 @@ def versions_of(
         texts = "".join(f", {as_text(facts, name, as_hex)}" for name, as_hex in columns.items())
         cursor.execute(
             f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher}{texts} FROM {TEMPORARY} _l "
-            f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts)}"
+            f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
         )
         for number, version, order, *values in cursor.fetchall():
             found[number - 1] = Held(bytes(version), fresher=int(order), values=dict(zip(columns, values, strict=True)))
         cursor.execute(
-            f"SELECT _l._n, d.version FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
-            f"ON d.table_name = {table_literal(facts)} AND d.row_key = _l._k"
+            f"SELECT _l._n, d.{VERSION_COLUMN} FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
+            f"ON {on_key(facts, key, right='d')}"
         )
         for number, version in cursor.fetchall():
             held = found[number - 1]
@@ -108,10 +108,7 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
 
 def truncate_of(cursor: Any, facts: TableFacts) -> bytes | None:
     """The version of the last truncate that was applied to the table: a tombstone of all of its keys."""
-    cursor.execute(
-        f"SELECT version FROM {tombstones_name(facts)} "
-        f"WHERE table_name = {table_literal(facts)} AND row_key = {ALL_KEYS}"
-    )
+    cursor.execute(f"SELECT version FROM {truncates_name(facts)} WHERE table_name = {table_literal(facts)}")
     row = cursor.fetchone()
     return bytes(row[0]) if row else None
 
@@ -121,7 +118,11 @@ def table_name(facts: TableFacts) -> str:
 
 
 def tombstones_name(facts: TableFacts) -> str:
-    return f"{quote(facts.database)}.{TOMBSTONES}"
+    return f"{quote(facts.database)}.{quote(tombstones_table(facts.table))}"
+
+
+def truncates_name(facts: TableFacts) -> str:
+    return f"{quote(facts.database)}.{TRUNCATES}"
 
 
 def on_key(facts: TableFacts, key: Sequence[str], left: str = "_l", right: str = "r") -> str:
@@ -130,21 +131,16 @@ def on_key(facts: TableFacts, key: Sequence[str], left: str = "_l", right: str =
 
 def row_version(facts: TableFacts) -> str:
     """The version of the row `r`, an expression; with `beside` in the FROM clause."""
-    return "v.version" if facts.beside else f"r.{VERSION_COLUMN}"
+    return f"v.{VERSION_COLUMN}" if facts.beside else f"r.{VERSION_COLUMN}"
 
 
-def beside(facts: TableFacts) -> str:
-    """What a FROM clause needs behind loaded rows `_l` for `row_version`; "" where the row has it."""
-    return f" LEFT JOIN {versions_name(facts)} v ON {of_table(facts)} AND v.row_key = _l._k" if facts.beside else ""
+def beside(facts: TableFacts, key: Sequence[str]) -> str:
+    """What a FROM clause needs after loaded rows `_l` for `row_version`; "" where the row has it."""
+    return f" LEFT JOIN {versions_name(facts)} v ON {on_key(facts, key, right='v')}" if facts.beside else ""
 
 
 def versions_name(facts: TableFacts) -> str:
-    return f"{quote(facts.database)}.{VERSIONS}"
-
-
-def of_table(facts: TableFacts) -> str:
-    """Rows of the table in the table of versions `v`. Hexadecimal, lest a name be read as anything else."""
-    return f"v.table_name = {table_literal(facts)}"
+    return f"{quote(facts.database)}.{quote(versions_table(facts.table))}"
 
 
 def table_literal(facts: TableFacts) -> str:
@@ -169,4 +165,6 @@ def classify(held: Held, version: bytes, *, upsert: bool, born: bool, by_column:
         return (UPDATE, "") if held.fresher > 0 else (STALE, "the target's freshness column is greater")
     if not newer_or_equal(version, held.row):
         return STALE, "the target has a newer version of the row"
+    if not upsert and version == held.row:
+        return STALE, "the same change has given the row a key that is equal in the target"
     return (UPDATE, "") if upsert else (DELETE, "")

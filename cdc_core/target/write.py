@@ -4,6 +4,7 @@
     lock     a named lock per table, so that two runs take turns; then the rows' own locks
     truncate rows older than a truncate are deleted, and a tombstone for all keys is left
     complete values that the log did not carry are taken from the target's own row; without one the write is refused
+    twins    of rows whose keys are equal in the table the newest counts (target.keys)
     guard    rows older than the target's row or tombstone are taken out: stale
     delete   rows, and leave tombstones: also for keys that are not there, so that a late insert finds them
     upsert   INSERT ... ON DUPLICATE KEY UPDATE, each row guarded once more
@@ -24,7 +25,6 @@ in another shard.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import random
 import time
@@ -40,6 +40,7 @@ from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
 from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied
+from cdc_core.target.keys import require_own_rows, settle_twins, spelled_apart
 from cdc_core.target.load import (
     EMPTIED,
     MAX_UNFIT,
@@ -55,7 +56,7 @@ from cdc_core.target.load import (
     row_error,
     target_name,
 )
-from cdc_core.target.prepare import ALL_KEYS, LEDGER
+from cdc_core.target.prepare import LEDGER, lock_table
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import (
     beside,
@@ -65,6 +66,7 @@ from cdc_core.target.versions import (
     table_name,
     tombstones_name,
     truncate_of,
+    truncates_name,
     versions_name,
 )
 
@@ -83,7 +85,6 @@ _ROW_ERRORS = frozenset({1048, 1264, 1265, 1292, 1364, 1366, 1406, 1411, 1526, 1
 """Besides PyMySQL's DataError and IntegrityError: check constraints, SIGNAL in a trigger, partitions, and the like."""
 _DUPLICATE = 1062
 ATTEMPTS = 6
-LOCK_WAIT_S = 600
 
 
 class _Collision(Exception):
@@ -171,7 +172,7 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transa
         with connection.cursor() as cursor:
             create_temporary(cursor, write.facts, file.layout)
             unfit = load(cursor, write.facts, file, tolerant=write.quarantine)
-            lock = _lock(cursor, write.facts)
+            lock = lock_table(cursor, write.facts)
             careful = False
             while True:
                 try:
@@ -194,32 +195,21 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transa
         connection.close()
 
 
-def _lock(cursor: Any, facts: TableFacts) -> str:
-    name = "lockstep:" + hashlib.sha256(facts.name.encode()).hexdigest()[:40]
-    cursor.execute("SELECT GET_LOCK(%s, %s)", (name, LOCK_WAIT_S))
-    row = cursor.fetchone()
-    if not row or row[0] != 1:
-        raise RetryLater(
-            f"Another run has been writing this table for more than {LOCK_WAIT_S} s.",
-            where=facts.name,
-            code="target.busy",
-            remedy="wait for that run, or end it; then run this task again",
-        )
-    return name
-
-
 def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> WriteCounts:
     facts, key = write.facts, file.layout.key
     table, tombstones = table_name(facts), tombstones_name(facts)
-    joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}{beside(facts)}"
+    joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}{beside(facts, key)}"
     version = row_version(facts)
     fresh = target_name(facts, write.freshness) if write.freshness else None
     replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
     by_version = newer_or_equal_sql("_l._v", version)
-    wins = replaces if fresh is None else f"IF(_l._o = '{UPSERT}', {replaces}, {by_version})"
+    # A delete and a row of one version are the two sides of one change, to a key that is equal in the table.
+    removes = f"({by_version} AND NOT _l._v <=> {version})"
+    wins = f"IF(_l._o = '{UPSERT}', {replaces}, {removes})"
     equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
     state = f"IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})"
     special = f"(_l._o <> '{UPSERT}' OR _l._a IS NOT NULL OR {state} <> {THERE})"
+    twins = settle_twins(cursor, facts, key, stale=STALE)
     if file.truncates:
         _truncate(cursor, facts)
     # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
@@ -232,10 +222,9 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         ]
         cursor.execute(f"UPDATE {joined} SET {', '.join(own)} WHERE _l._a IS NOT NULL")
     if marked:
-        cursor.execute(f"UPDATE {joined} SET _l._s = {state} WHERE {special}")
-    place = f"d.table_name = {table_literal(facts)}"
-    by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON {place} AND d.row_key = _l._k"
-    late = f"NOT {newer_or_equal_sql('_l._v', 'd.version')}"
+        cursor.execute(f"UPDATE {joined} SET _l._s = {state} WHERE {special} AND _l._s <> {STALE}")
+    by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON {on_key(facts, key, right='d')}"
+    late = f"NOT {newer_or_equal_sql('_l._v', f'd.{VERSION_COLUMN}')}"
     cursor.execute(f"SELECT COUNT(*), COALESCE(SUM({late}), 0) FROM {by_tombstone} FOR UPDATE")
     buried, refused = cursor.fetchone()
     if refused:
@@ -244,20 +233,23 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     if truncated is not None:
         older = f"NOT {newer_or_equal_sql('_l._v', _literal(truncated))}"
         cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {older}")
+    if facts.coarser:
+        require_own_rows(cursor, facts, key, twins=twins, stale=STALE)
     if file.absent:
         _require_complete(cursor, facts)
     states = states_of(cursor)
     # Rows that leave the shard go in a second pass, unless their unique values stand in the way of this one.
     goes = (REMOVE, LEFT) if careful or not write.ledger else (REMOVE,)
     removed = f"_l._o IN ({', '.join(repr(op) for op in goes)})"
+    keys = [target_name(facts, name) for name in key]
+    both, loaded = ", ".join([*keys, VERSION_COLUMN]), ", ".join([*(f"_l.{name}" for name in keys), "_l._v"])
     if any(states.get((op, state)) for op in goes for state in (NEW, THERE)):
         if any(states.get((op, THERE)) for op in goes):
             gone = "r, v" if facts.beside else "r"
             cursor.execute(f"DELETE {gone} FROM {joined} WHERE {removed} AND _l._s = {THERE}")
         cursor.execute(
-            f"INSERT INTO {tombstones} (table_name, row_key, version) "
-            f"SELECT {table_literal(facts)}, _l._k, _l._v FROM {TEMPORARY} _l "
-            f"WHERE {removed} AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v"
+            f"INSERT INTO {tombstones} ({both}) SELECT {loaded} FROM {TEMPORARY} _l "
+            f"WHERE {removed} AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
         )
     upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
     if upserts:
@@ -268,9 +260,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
             restore_extra(cursor, facts, file.layout)
         if facts.beside:
             cursor.execute(
-                f"INSERT INTO {versions_name(facts)} (table_name, row_key, version) "
-                f"SELECT {table_literal(facts)}, _l._k, _l._v FROM {TEMPORARY} _l "
-                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE version = _l._v"
+                f"INSERT INTO {versions_name(facts)} ({both}) SELECT {loaded} FROM {TEMPORARY} _l "
+                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
             )
         else:
             _verify(cursor, write, key, upserts, careful=careful)
@@ -297,8 +288,7 @@ def _truncate(cursor: Any, facts: TableFacts) -> None:
     cursor.execute(f"DELETE r FROM {table_name(facts)} r WHERE {newer_or_equal_sql(version, row_version(facts))}")
     log.info("%s: truncated, %d rows removed", facts.name, cursor.rowcount)
     cursor.execute(
-        f"INSERT INTO {tombstones_name(facts)} (table_name, row_key, version) "
-        f"VALUES ({table_literal(facts)}, {ALL_KEYS}, {version}) "
+        f"INSERT INTO {truncates_name(facts)} (table_name, version) VALUES ({table_literal(facts)}, {version}) "
         f"ON DUPLICATE KEY UPDATE version = IF({newer_or_equal_sql(version, 'version')}, {version}, version)"
     )
 
@@ -369,6 +359,12 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     changes += [
         f"{old}.{name} = IF({version} <=> _l._v, _l.{name}, {old}.{name})" for name in names if name not in keys
     ]
+    if spelled_apart(facts, file.layout.key):
+        # The key as it is written now, of the row that has it; another unique value may have led to another row.
+        own = on_key(facts, file.layout.key, right=old)
+        changes += [
+            f"{old}.{name} = IF({version} <=> _l._v AND {own}, _l.{name}, {old}.{name})" for name in sorted(keys)
+        ]
     return [
         f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
         f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l "
@@ -379,7 +375,8 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
 def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     facts, key = write.facts, file.layout.key
     names = [target_name(facts, name) for name in file.layout.columns]
-    values = [target_name(facts, name) for name in file.layout.columns if name not in key]
+    fixed = () if spelled_apart(facts, key) else key
+    values = [target_name(facts, name) for name in file.layout.columns if name not in fixed]
     changes = ", ".join(f"r.{name} = _l.{name}" for name in values)
     chosen = f"_l._o = '{UPSERT}' AND _l._s <> {STALE} {extra}"
     table, same = table_name(facts), on_key(facts, key)

@@ -102,7 +102,7 @@ def test_a_late_insert_does_not_revive_a_deleted_key_and_a_new_one_does(table: T
     assert table.rows() == []
     assert table.write([shop("u", 1, "a", 2, 30)]).written == 1
     assert table.rows() == [(1, "a", 2)]
-    assert table.query(f"SELECT * FROM {table.facts.database}._lockstep_tombstone") == []
+    assert table.query(f"SELECT * FROM {table.facts.database}._lockstep_tombstone_t") == []
 
 
 def test_rows_that_lockstep_never_wrote_are_older_than_any_change(table: Table) -> None:

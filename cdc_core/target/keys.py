@@ -1,0 +1,172 @@
+"""Keys as the target compares them: loaded rows that the source told apart and that are one row in the table.
+
+A key is what the target's columns make of it. 'a' and 'A' are one key in a case-insensitive collation, and so are 'a'
+and 'a ' where the collation pads. Two kinds of source lead to loaded rows with equal keys:
+
+    its keys are compared alike   the row was renamed (UPDATE ... SET k = 'A' WHERE k = 'a'), or deleted and inserted
+                                  again. At most one of the loaded rows is an upsert, and none is newer.
+    its keys are compared finer   two rows of the source would be one row of the table: target.key_collapse. It stops
+                                  the write, since each would overwrite or delete the other.
+
+Of loaded rows with equal keys the newest counts, of equal versions the upsert: the delete of the old name and the
+upsert of the new one are one change. The others are stale.
+
+May assume that temporary tables cannot be read twice in a statement (MySQL).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
+from cdc_core.target.facts import TableFacts
+from cdc_core.target.load import TEMPORARY, shown_key, target_name
+from cdc_core.target.prepare import indexable
+from cdc_core.target.versions import on_key, table_name
+
+TWINS = "_lockstep_twins"
+_ONE_SPELLING = frozenset(INTEGER_BYTES) | BINARY_BASES | {"date", "year", "bit", "uuid", "inet4", "inet6"}
+"""Types whose equal values are staged as equal values."""
+_COLLATED = TEXT_BASES | {"enum", "set"}
+
+
+def spelled_apart(facts: TableFacts, key: Sequence[str]) -> bool:
+    """Whether keys that are equal in the table may differ in staged rows."""
+    return any(facts.by_name[name.lower()].type.base not in _ONE_SPELLING for name in key)
+
+
+def coarser(source: ColumnType, target: ColumnType) -> bool:
+    """Whether the target may hold values of a key column for equal that the source tells apart."""
+    if target.base not in _COLLATED or source.base not in _COLLATED:
+        return False
+    ours, theirs = _plain(source.collation), _plain(target.collation)
+    if ours == theirs or (not _pads(theirs) and theirs.endswith("_bin")):
+        return False
+    return not (theirs.endswith("_bin") and _pads(ours))
+
+
+def _plain(collation: str) -> str:
+    """The collation without the width of its UTF-8, which compares what both can hold alike."""
+    for charset in ("utf8mb3_", "utf8mb4_", "utf8_"):
+        collation = collation.replace(charset, "utf8_") if collation.startswith(charset) else collation
+    return collation
+
+
+def _pads(collation: str) -> bool:
+    """Whether spaces at the end make no difference."""
+    return not ("_0900_" in collation or "_nopad_" in collation or collation in ("", "binary"))
+
+
+def coarser_columns(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
+    """The key columns that the table may compare coarser than a source table does."""
+    found: dict[str, None] = {}
+    for name in facts.key:
+        for schema in schemas:
+            for column in schema.columns:
+                if column.name == name and coarser(column.type, facts.by_name[name.lower()].type):
+                    found[name] = None
+    return tuple(found)
+
+
+def _bytes_of(facts: TableFacts, name: str, row: str) -> str:
+    return f"CAST({row}.{target_name(facts, name)} AS BINARY)"
+
+
+def same_spelling(facts: TableFacts, key: Sequence[str], left: str, right: str) -> str:
+    """SQL: whether equal keys are equal byte by byte, too."""
+    collated = [name for name in key if facts.by_name[name.lower()].type.base in _COLLATED]
+    return " AND ".join(f"{_bytes_of(facts, name, left)} = {_bytes_of(facts, name, right)}" for name in collated) or "1"
+
+
+def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str], *, stale: int) -> bool:
+    """Marks all but one of the loaded rows with equal keys as stale; whether there were any. They are in TWINS then.
+
+    Raises DataAtRisk (target.key_collapse).
+    """
+    if not spelled_apart(facts, key):
+        return False
+    names = ", ".join(f"_l.{target_name(facts, name)}" for name in key)
+    there = " AND ".join(f"_l.{target_name(facts, name)} IS NOT NULL" for name in key)
+    cursor.execute(f"SELECT 1 FROM {TEMPORARY} _l WHERE {there} GROUP BY {names} HAVING COUNT(*) > 1 LIMIT 1")
+    if cursor.fetchone() is None:
+        return False
+    # Of each source by the order of its log, then between sources by time, as versions compare.
+    ranked = (
+        f"SELECT _l._n, {names}, _l._k, _l._o, _l._v, ROW_NUMBER() OVER (PARTITION BY {names}, SUBSTRING(_l._v, 25) "
+        f"ORDER BY SUBSTRING(_l._v, 9, 16) DESC, _l._o = 'u' DESC, _l._n) AS _r FROM {TEMPORARY} _l WHERE {there}"
+    )
+    best = (
+        f"ROW_NUMBER() OVER (PARTITION BY {names} ORDER BY _r > 1, SUBSTRING(_l._v, 1, 8) DESC, "
+        "SUBSTRING(_l._v, 25) DESC, _l._o = 'u' DESC) AS _place"
+    )
+    cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {TWINS}")
+    cursor.execute(
+        f"CREATE TEMPORARY TABLE {TWINS} ENGINE=InnoDB AS SELECT * FROM (SELECT _l.*, {best}, "
+        f"COUNT(*) OVER (PARTITION BY {names}) AS _count FROM ({ranked}) _l) t WHERE t._count > 1"
+    )
+    index = f", ADD INDEX _lockstep_key ({_indexed(facts, key)})" if indexable(facts, key) else ""
+    cursor.execute(f"ALTER TABLE {TWINS} ADD PRIMARY KEY (_n){index}")
+    _require_one_upsert(cursor, facts, key)
+    cursor.execute(
+        f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {TWINS} t ON t._n = _l._n SET _l._s = {stale} WHERE t._place > 1"
+    )
+    return True
+
+
+def _indexed(facts: TableFacts, key: Sequence[str]) -> str:
+    return ", ".join(target_name(facts, name) for name in key)
+
+
+def _require_one_upsert(cursor: Any, facts: TableFacts, key: Sequence[str]) -> None:
+    """An upsert that is not the newest of its key, under another name than the newest, was a row of its own."""
+    texts = [one for one in key if facts.by_name[one.lower()].type.base in _COLLATED]
+    if not texts:
+        return
+    spellings = ", ".join(f"HEX({target_name(facts, one)})" for one in texts)
+    cursor.execute(
+        f"SELECT MIN(IF(_place > 1 AND _o = 'u', _k, NULL)), MIN(IF(_place = 1, _k, NULL)) FROM {TWINS} "
+        f"GROUP BY {_indexed(facts, key)} HAVING SUM(_place > 1 AND _o = 'u') > 0 "
+        f"AND COUNT(DISTINCT IF(_place = 1 OR _o = 'u', CONCAT_WS(',', {spellings}), NULL)) > 1 LIMIT 1"
+    )
+    row = cursor.fetchone()
+    if row is not None:
+        raise key_collapse(facts, bytes(row[0]), bytes(row[1]))
+
+
+def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twins: bool, stale: int) -> None:
+    """No loaded row hits a row of the table under another name, unless one of the loaded rows says what became of that.
+
+    For tables that compare keys coarser than their source. Raises DataAtRisk (target.key_collapse).
+    """
+    known = (
+        f"LEFT JOIN {TWINS} t ON {on_key(facts, key, left='r', right='t')} AND {same_spelling(facts, key, 'r', 't')}"
+        if twins
+        else ""
+    )
+    cursor.execute(
+        f"SELECT _l._k, CONCAT_WS(',', {', '.join(_bytes_of(facts, name, 'r') for name in key)}) FROM {TEMPORARY} _l "
+        f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)} {known} "
+        f"WHERE _l._s <> {stale} AND NOT ({same_spelling(facts, key, '_l', 'r')}) "
+        f"{'AND t._n IS NULL' if twins else ''} LIMIT 1"
+    )
+    row = cursor.fetchone()
+    if row is not None:
+        raise key_collapse(facts, bytes(row[0]), bytes(row[1]))
+
+
+def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:
+    return DataAtRisk(
+        f"The rows with keys {shown_key(one)!r} and {shown_key(other)!r} are two rows of the source and would be one "
+        f"row of {facts.name}, which compares its key in {', '.join(_collations(facts))}.",
+        where=facts.name,
+        code="target.key_collapse",
+        remedy="give the key columns of the target the source's collation, or one that ends in _bin (ALTER TABLE ... "
+        "MODIFY ... COLLATE ...), then run the task again; nothing of this shard was written",
+    )
+
+
+def _collations(facts: TableFacts) -> list[str]:
+    kinds = [facts.by_name[name.lower()].type for name in facts.key]
+    return list(dict.fromkeys(kind.collation for kind in kinds if kind.base in _COLLATED)) or ["its own way"]

@@ -1,0 +1,291 @@
+"""Keys as the target compares them, on real servers: whichever keys its collation, padding or scale holds for equal,
+the target ends with the rows of the source, no older change wins, and writing again changes nothing."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from cdc_core.connections import parse_url
+from cdc_core.target.compare import outcomes
+from cdc_core.target.facts import table_facts
+from cdc_core.target.load import Layout, open_session
+from cdc_core.target.prepare import prepare
+from cdc_core.target.text import version_hex
+from cdc_core.target.versions import STALE, classify, versions_of
+from tests.target_rows import Table, Winner, record_batch, target_table
+
+SERVERS = ("mariadb_target", "mysql9")
+PROPERTY = settings(
+    deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], print_blob=True
+)
+
+
+@pytest.fixture(params=SERVERS)
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A type of key. declared: with {ci} and {cs} for the server's newest collations, {nopad} for one by bytes."""
+
+    name: str
+    declared: str
+    arrow: pa.DataType
+    values: tuple[Any, ...]
+    read: str = "k"
+
+
+TEXTS = (
+    *("a", "A", "á", "Á", "a ", "a  ", "ß", "ss", "SS", "ẞ", "1", "01", "1.0", "", " ", "a\0", "\0"),
+    *("İ", "i", "I", "ı", "æ", "ae", "a\t", "A,b", "a\\", "ÿ"),
+)
+LATIN = tuple(text for text in TEXTS if all(ord(char) < 256 for char in text))
+KINDS = (
+    Kind("ci", "VARCHAR(10) COLLATE {ci}", pa.string(), TEXTS),
+    Kind("cs", "VARCHAR(10) COLLATE {cs}", pa.string(), TEXTS),
+    Kind("general", "VARCHAR(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci", pa.string(), TEXTS),
+    Kind("unicode", "VARCHAR(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci", pa.string(), TEXTS),
+    Kind("turkish", "VARCHAR(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_turkish_ci", pa.string(), TEXTS),
+    Kind("padded_bin", "VARCHAR(10) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin", pa.string(), TEXTS),
+    Kind("nopad_bin", "VARCHAR(10) CHARACTER SET utf8mb4 COLLATE {nopad}", pa.string(), TEXTS),
+    Kind("german2", "VARCHAR(10) CHARACTER SET latin1 COLLATE latin1_german2_ci", pa.string(), LATIN),
+    Kind("char", "CHAR(4) COLLATE {ci}", pa.string(), TEXTS),
+    Kind("binary", "VARBINARY(10)", pa.binary(), tuple(text.encode() for text in TEXTS)),
+    Kind("decimal", "DECIMAL(6,2)", pa.decimal128(6, 2), ("1", "1.0", "01.00", "-0", "0", "1.005", "-1")),
+    Kind("double", "DOUBLE", pa.float64(), (0.0, -0.0, 1.0, 1e300, 0.1, 1 / 3)),
+    Kind("float", "FLOAT", pa.float32(), (0.0, -0.0, 1.0, 0.1, 16777217.0), "CAST(k AS DOUBLE)"),
+    Kind("datetime", "DATETIME(1)", pa.timestamp("us"),
+         ("2024-01-01 00:00:00.04", "2024-01-01", "2024-01-01 00:00:00.1")),
+    Kind("time", "TIME(1)", pa.string(), ("00:00:00.04", "00:00:00", "-00:00:00.1", "24:00:00"), "CAST(k AS CHAR)"),
+    Kind("enum", "ENUM('b', 'a', 'ß', '1') COLLATE {ci}", pa.string(), ("b", "B", "a", "A", "ß", "1", 1, 2)),
+    Kind("set", "SET('x', 'y') COLLATE {ci}", pa.string(), ("x", "X", "y", "x,y", "y,x", "")),
+    Kind("int", "INT", pa.int32(), (1, "1", "01", "1.4", -1, 0)),
+)  # fmt: skip
+
+
+def collations(server: Any) -> dict[str, str]:
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT VERSION()")
+        maria = "MariaDB" in cursor.fetchone()[0]
+    if maria:
+        return {"ci": "utf8mb4_uca1400_ai_ci", "cs": "utf8mb4_uca1400_as_cs", "nopad": "utf8mb4_nopad_bin"}
+    return {"ci": "utf8mb4_0900_ai_ci", "cs": "utf8mb4_0900_as_cs", "nopad": "utf8mb4_0900_bin"}
+
+
+@dataclass
+class World:
+    """A source table on the server itself, so that the server says which rows there can be, and shards of a target."""
+
+    table: Table
+    source: str
+    kind: Kind
+    shards: list[Table]
+    by: str
+    session: pymysql.Connection[Any]
+    changes: list[list[tuple[str, Any, Any]]] = field(default_factory=list)
+
+    def clear(self) -> None:
+        self.table.query(f"DELETE FROM {self.source}")
+        for shard in self.shards:
+            shard.clear()
+
+    def rows(self, name: str) -> list[tuple[Any, ...]]:
+        return self.table.query(f"SELECT {self.kind.read}, j, s, v FROM {name}")
+
+    def apply(self, action: str, key: Any, to: Any, j: int, s: int, v: int) -> tuple[str, Any, Any] | None:
+        """The change that the source makes, as (op, before, after); None for one that it refuses."""
+        with self.table.connection.cursor() as cursor:
+            where = f"FROM {self.source} WHERE k = %s AND j = %s"
+            try:
+                cursor.execute(f"SELECT {self.kind.read}, j, s, v {where}", (key, j))
+                before = cursor.fetchall()
+                if action == "insert":
+                    cursor.execute(f"INSERT INTO {self.source} (k, j, s, v) VALUES (%s, %s, %s, %s)", (key, j, s, v))
+                elif not before:
+                    return None
+                elif action == "delete":
+                    cursor.execute(f"DELETE {where}", (key, j))
+                    return "d", before[0], None
+                else:
+                    cursor.execute(
+                        f"UPDATE {self.source} SET k = %s, s = %s, v = %s WHERE k = %s AND j = %s", (to, s, v, key, j)
+                    )
+                # The server may have rounded or cut the key.
+                cursor.execute(f"SELECT {self.kind.read}, j, s, v FROM {self.source} WHERE v = %s", (v,))
+                after = cursor.fetchone()
+            except pymysql.err.MySQLError:
+                return None
+        if after is None:
+            return None
+        return ("c", None, after) if action == "insert" else ("u", before[0], after)
+
+    def shard_of(self, row: tuple[Any, ...]) -> int:
+        if self.by == "key":
+            return sum(str(row[0]).encode()) % len(self.shards)
+        return int(row[2]) % len(self.shards)
+
+    def winners(self, numbered: Sequence[tuple[int, tuple[str, Any, Any]]]) -> list[list[Winner]]:
+        """By shard, with a departure from each shard that a row was in and is not now; as merge and filter do."""
+        last: dict[Any, tuple[int, str, Any]] = {}
+        places: dict[Any, set[int]] = {}
+        for seq, (_, before, after) in numbered:
+            if before is not None:
+                places.setdefault(before[:2], set()).add(self.shard_of(before))
+                if after is None or before[:2] != after[:2]:
+                    last[before[:2]] = (seq, "d", before)
+            if after is not None:
+                last[after[:2]] = (seq, "u", after)
+        found: list[list[Winner]] = [[] for _ in self.shards]
+        for key, (seq, op, row) in last.items():
+            values = dict(zip("kjsv", row, strict=True))
+            own = self.shard_of(row)
+            found[own].append(Winner(op, values, (seq, seq, 0, "one")))
+            for left in places.get(key, set()) - {own}:
+                found[left].append(Winner("x", values, (seq, seq, 0, "one")))
+        return found
+
+    def run(self, numbered: Sequence[tuple[int, tuple[str, Any, Any]]]) -> None:
+        by_shard = self.winners(numbered)
+        kept: list[list[Winner]] = []
+        with tempfile.TemporaryDirectory() as scratch:
+            for shard, winners in zip(self.shards, by_shard, strict=True):
+                kept.append(self._filtered(shard, winners, Path(scratch)))
+            for shard, winners in zip(self.shards, kept, strict=True):
+                counts = shard.write(winners, run="r")
+                assert counts.written + counts.stale + counts.absent == sum(one.op != "x" for one in winners)
+            for shard, winners in zip(self.shards, kept, strict=True):
+                shard.write([one for one in winners if one.op == "x"], run="r", ledger=False)
+            for shard, winners in zip(self.shards, kept, strict=True):
+                if winners:
+                    rows = record_batch(winners, shard.columns)
+                    layout = Layout(shard.key, tuple(shard.columns))
+                    found = outcomes(self.session, shard.facts, rows, layout, scratch=Path(scratch))
+                    assert set(found) <= {"same", "newer"}, list(zip(winners, found, strict=True))
+
+    def _filtered(self, shard: Table, winners: list[Winner], scratch: Path) -> list[Winner]:
+        judged = [one for one in winners if one.op != "x"]
+        if not judged:
+            return winners
+        rows = record_batch(judged, shard.columns)
+        held = versions_of(self.session, shard.facts, rows, key=shard.key, freshness=None, scratch=scratch)
+        versions = [bytes.fromhex(one) for one in version_hex(rows).to_pylist()]
+        stale = {
+            id(one)
+            for one, had, version in zip(judged, held, versions, strict=True)
+            if classify(had, version, upsert=one.op == "u", born=False, by_column=False)[0] == STALE
+        }
+        return [one for one in winners if id(one) not in stale]
+
+    def everything(self) -> list[Any]:
+        return [shard.everything() for shard in self.shards]
+
+    def equal(self) -> None:
+        found = [row for shard in self.shards for row in self.rows(shard.facts.name)]
+        assert sorted(map(repr, found)) == sorted(map(repr, self.rows(self.source)))
+        for number, shard in enumerate(self.shards):
+            assert all(self.shard_of(row) == number for row in self.rows(shard.facts.name))
+
+
+@pytest.fixture
+def worlds(server: Any) -> Iterator[Callable[[Kind, str, str], World]]:
+    """Worlds by kind of key, guard.store and shard key, made when first asked for, and empty."""
+    made: dict[tuple[str, str, str], World] = {}
+    words = collations(server)
+    with (
+        target_table(server) as any_table,
+        open_session(parse_url(server.url, where="test"), any_table.facts.database, where="test") as session,
+    ):
+        connection, database = any_table.connection, any_table.facts.database
+
+        def world(kind: Kind, store: str, by: str) -> World:
+            at = (kind.name, store, by)
+            if at not in made:
+                names = [f"{name}{len(made)}" for name in ("src", "a", *(["b"] if by != "none" else []))]
+                for name in names:
+                    any_table.query(
+                        f"CREATE TABLE {database}.{name} (k {kind.declared.format(**words)} NOT NULL, "
+                        "j INT NOT NULL, s INT NOT NULL, v INT, PRIMARY KEY (k, j))"
+                    )
+                found = table_facts(connection, database, names[1:])
+                columns = {"k": kind.arrow, "j": pa.int32(), "s": pa.int32(), "v": pa.int32()}
+                shards = []
+                for name in names[1:]:
+                    facts = replace(found[name], key=("k", "j"), beside=store == "table")
+                    shards.append(Table(any_table.server, connection, prepare(connection, facts), columns, ("k", "j")))
+                made[at] = World(any_table, f"{database}.{names[0]}", kind, shards, by, session)
+            made[at].clear()
+            return made[at]
+
+        yield world
+
+
+OPS = st.lists(
+    st.tuples(
+        st.sampled_from(["insert", "insert", "update", "update", "delete"]),
+        st.integers(0, 30), st.integers(0, 30), st.integers(0, 1), st.integers(0, 1),
+    ),
+    min_size=1, max_size=14,
+)  # fmt: skip
+
+
+def _ends_as_the_source(
+    worlds: Callable[[Kind, str, str], World], kind: Kind, store: str, by: str, ops: Any, data: st.DataObject
+) -> None:
+    world = worlds(kind, store, by)
+    low, few = data.draw(st.integers(0, len(kind.values) - 1)), data.draw(st.integers(1, 4))
+    value = lambda n: kind.values[(low + n % few) % len(kind.values)]  # noqa: E731
+    changes = []
+    for v, (action, key, to, j, s) in enumerate(ops, 1):
+        change = world.apply(action, value(key), value(to), j, s, v)
+        if change is not None:
+            changes.append((v, change))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(changes)), max_size=3)))
+    runs = [changes[a:b] for a, b in zip([0, *cuts], [*cuts, len(changes)], strict=True) if a < b]
+    for run in runs:
+        world.run(run)
+    world.equal()
+    before = world.everything()
+    for again in data.draw(st.lists(st.sampled_from(runs), max_size=3)) if runs else []:
+        world.run(again)
+        world.equal()
+    assert world.everything() == before
+    for shard in world.shards:
+        shard.clear()
+    for run in data.draw(st.permutations(runs)):
+        world.run(run)
+    world.equal()
+
+
+@given(
+    kind=st.sampled_from(KINDS),
+    store=st.sampled_from(["row", "table"]),
+    by=st.sampled_from(["none", "key", "row"]),
+    ops=OPS,
+    data=st.data(),
+)
+@settings(PROPERTY, max_examples=30)
+def test_whatever_keys_are_equal_the_target_ends_as_the_source(
+    worlds: Callable[[Kind, str, str], World], kind: Kind, store: str, by: str, ops: Any, data: st.DataObject
+) -> None:
+    _ends_as_the_source(worlds, kind, store, by, ops, data)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+@given(store=st.sampled_from(["row", "table"]), by=st.sampled_from(["none", "key", "row"]), ops=OPS, data=st.data())
+@settings(PROPERTY, max_examples=100)
+def test_each_kind_of_key_at_length(
+    worlds: Callable[[Kind, str, str], World], kind: Kind, store: str, by: str, ops: Any, data: st.DataObject
+) -> None:
+    _ends_as_the_source(worlds, kind, store, by, ops, data)
