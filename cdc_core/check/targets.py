@@ -15,6 +15,7 @@ from cdc_core.config import Pipeline, Target
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
+from cdc_core.target.faults import translating
 
 
 def identity(connection: pymysql.Connection[Any]) -> str:
@@ -39,7 +40,7 @@ def check_target(
         for number, reference in enumerate(target.connections):
             place = subject if len(target.connections) == 1 else f"{subject}, server {number}"
             connection = opened.enter_context(connected(findings, place, reference, environ))
-            servers.append(identity(connection) if connection is not None else None)
+            servers.append(_identity(connection, place, findings) if connection is not None else None)
             if connection is not None:
                 _bulk_load(connection, place, findings)
     if None in servers:
@@ -50,10 +51,22 @@ def check_target(
             _logical_table(pipeline, target, name, schemas, looped, environ, findings)
 
 
+def _identity(connection: pymysql.Connection[Any], place: str, findings: Findings) -> str | None:
+    def look() -> str:
+        with translating(place):
+            return identity(connection)
+
+    return findings.attempt(f"{place}: identity", look)
+
+
 def _bulk_load(connection: pymysql.Connection[Any], place: str, findings: Findings) -> None:
+    def allowed() -> None:
+        with translating(place):
+            require_server(connection, where=place)
+
     findings.attempt(
         f"{place}: bulk load",
-        lambda: require_server(connection, where=place),
+        allowed,
         lambda _: "LOAD DATA LOCAL INFILE is allowed",
     )
 

@@ -28,7 +28,9 @@ from cdc_core.target.facts import (
     table_facts,
     written_columns,
 )
+from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
+from cdc_core.target.limits import require_engine, require_room
 from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
@@ -92,6 +94,18 @@ def open_destination(
     first schema's. Raises what sharding, facts.require_* and prepare raise; `lockstep check` calls it with
     ready=False.
     """
+    with translating(f"target {target.name}, {logical}"):
+        return _opened(target, logical, schemas, key, ready, environ)
+
+
+def _opened(
+    target: Target,
+    logical: str,
+    schemas: Sequence[TableSchema],
+    key: Sequence[str] | None,
+    ready: bool,
+    environ: Mapping[str, str] | None,
+) -> Destination:
     places = shard_tables(target, logical)
     rule = target.table(logical)
     assert rule is not None  # shard_tables has refused it
@@ -114,7 +128,7 @@ def open_destination(
                 require_server(connection, where=f"{reference} ({server})")
                 shards += [
                     Shard(place, server, facts)
-                    for place, facts in _inspect(connection, mine, schemas, key, rule, reference)
+                    for place, facts in _inspect(connection, mine, schemas, key, rule, reference, ready=ready)
                 ]
                 if ready:
                     shards = [
@@ -140,6 +154,8 @@ def _inspect(
     key: Sequence[str],
     rule: TargetTable,
     where: str,
+    *,
+    ready: bool,
 ) -> Iterator[tuple[ShardTable, TableFacts]]:
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
@@ -158,7 +174,11 @@ def _inspect(
             assert facts is not None  # require_table has refused it
             facts = replace(facts, key=tuple(key), keyless=not key, beside=bool(key) and rule.guard.store == "table")
             facts = replace(facts, coarser=bool(coarser_columns(facts, schemas)))
+            require_engine(connection, facts)
             require_store(connection, facts)
+            if not ready:
+                names = dict.fromkeys(name for schema in schemas for name in written_columns(facts, schema))
+                require_room(connection, facts, tuple(names))
             yield place, facts
         require_grants(connection, found.values(), temporary_in=database, where=where)
 

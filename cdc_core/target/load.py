@@ -25,14 +25,14 @@ import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
 from cdc_core.connections import Server, connect
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk
 from cdc_core.model.staged import OP, TRUNCATE, lacking
-from cdc_core.target.facts import TableFacts, quote
+from cdc_core.target.facts import TableFacts, TargetColumn, quote
+from cdc_core.target.faults import LOCAL_INFILE, number_of, translated
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
 
 TEMPORARY = "_lockstep_load"
-_LOCAL_INFILE_OFF = frozenset({1148, 3948, 4166})
 EMPTIED = "e"
 """Operation: a truncate, counted in another shard."""
 _SHOWN = 120
@@ -134,12 +134,22 @@ class LoadFile:
 def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     """The empty temporary table, replacing one of an earlier attempt."""
     cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {TEMPORARY}")
-    own = [f"{target_name(facts, name)} {facts.by_name[name.lower()].declared} NULL" for name in layout.columns]
+    own = [column_sql(facts.by_name[name.lower()]) for name in layout.columns]
     cursor.execute(
         f"CREATE TEMPORARY TABLE {TEMPORARY} (_n BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, "
         f"_k VARBINARY({KEY_BYTES}) NULL, _o CHAR(1) CHARACTER SET ascii NULL, _v VARBINARY({VERSION_BYTES}) NULL, "
         f"_s TINYINT NOT NULL DEFAULT 0, _a MEDIUMTEXT CHARACTER SET ascii NULL, {', '.join(own)}) ENGINE=InnoDB"
     )
+
+
+def column_sql(column: TargetColumn) -> str:
+    """A column as a temporary table has it: of the same type, nullable where a server allows that."""
+    return f"{quote(column.name)} {column.declared} {'NOT NULL' if reserved(column) else 'NULL'}"
+
+
+def reserved(column: TargetColumn) -> bool:
+    """InnoDB takes FTS_DOC_ID, its own name for the rows of a full-text index, in no other form than this."""
+    return column.name == "FTS_DOC_ID"
 
 
 def is_absent(layout: Layout, name: str) -> str:
@@ -184,6 +194,9 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             # '0' would become 2000.
             fields.append(f"@c{number}")
             settings.append(f"{column} = LPAD(@c{number}, 4, '0')")
+        elif reserved(facts.by_name[name.lower()]):
+            fields.append(f"@c{number}")
+            settings.append(f"{column} = COALESCE(@c{number}, 0)")
         else:
             fields.append(column)
     # The path is ours (a scratch directory); a quote or backslash in it would still end the literal.
@@ -195,13 +208,8 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             f"({', '.join(fields)}) SET {', '.join(settings)}"
         )
     except pymysql.err.MySQLError as error:
-        if error.args[0] in _LOCAL_INFILE_OFF:
-            raise Refused(
-                f"The server does not allow LOAD DATA LOCAL INFILE: {error.args[-1]}.",
-                where=facts.name,
-                code="target.local_infile",
-                remedy="SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file",
-            ) from None
+        if number_of(error) in LOCAL_INFILE:
+            raise translated(error, where=facts.name) from None
         raise
     loaded = cursor.rowcount
     cursor.execute("SHOW WARNINGS" if tolerant else "SHOW WARNINGS LIMIT 20")

@@ -29,10 +29,11 @@ from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
 from cdc_core.model.staged import TRUNCATE
 from cdc_core.target.facts import TableFacts, quote
-from cdc_core.target.load import EMPTIED, TEMPORARY, LoadFile, row_error, target_name
+from cdc_core.target.faults import is_row_error
+from cdc_core.target.load import EMPTIED, TEMPORARY, LoadFile, column_sql, row_error, target_name
 from cdc_core.target.prepare import MARKS
 from cdc_core.target.versions import as_text, table_literal, table_name
-from cdc_core.target.write import NEW, REMOVE, STALE, UPSERT, ShardWrite, is_row_error, note, states_of
+from cdc_core.target.write import NEW, REMOVE, STALE, UPSERT, ShardWrite, note, states_of
 
 _LINES, _NET, _HAD, _NOW, _KEPT = (f"_lockstep_{name}" for name in ("lines", "net", "had", "now", "kept"))
 _TABLES = {
@@ -150,7 +151,7 @@ def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {_KEPT}")
         cursor.execute(
             f"CREATE TEMPORARY TABLE {_KEPT} (_lockstep_stays BOOL, "
-            f"{', '.join(f'{quote(column.name)} {column.declared} NULL' for column in whole)}) ENGINE=InnoDB"
+            f"{', '.join(column_sql(column) for column in whole)}) ENGINE=InnoDB"
         )
         cursor.execute(
             f"INSERT INTO {_KEPT} (_lockstep_stays, {names}) "

@@ -28,7 +28,8 @@ import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES, newer_or_equal_sql
 from cdc_core.errors import Refused, RetryLater
-from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, declared_text, denied, quote, table_facts
+from cdc_core.target.facts import VERSION_COLUMN, TableFacts, declared_text, quote, table_facts
+from cdc_core.target.faults import is_row_error, known, number_of, translated
 
 log = logging.getLogger(__name__)
 
@@ -108,9 +109,9 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
                 f"ADD COLUMN {VERSION_COLUMN} VARBINARY({VERSION_BYTES}) INVISIBLE"
             )
     except pymysql.err.MySQLError as error:
-        if error.args[0] in DENIED:
-            raise denied(error, where=facts.name) from None
-        if error.args[0] != _DUPLICATE_COLUMN:
+        if number_of(error) != _DUPLICATE_COLUMN:
+            if known(error) and not is_row_error(error):
+                raise translated(error, where=facts.name) from error
             raise Refused(
                 f"The table cannot be prepared: {error.args[-1]}.",
                 where=facts.name,

@@ -36,10 +36,11 @@ import pymysql
 
 from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql
 from cdc_core.connections import Server
-from cdc_core.errors import DataAtRisk, InternalError, RetryLater
+from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
-from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied
+from cdc_core.target.facts import VERSION_COLUMN, TableFacts
+from cdc_core.target.faults import is_row_error, known, transient, translated
 from cdc_core.target.keys import require_own_rows, settle_twins, spelled_apart
 from cdc_core.target.load import (
     EMPTIED,
@@ -78,11 +79,6 @@ NEW, STALE, THERE, EQUAL = 0, 1, 2, 3
 ordinary case and not marked; the target is newer; the target has the row; it has the row in this very version (upserts
 only, which are written again all the same)."""
 
-_DEADLOCKS = frozenset({1205, 1213})
-_GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055})
-_PASSING = frozenset({3, 1021, 1114, 1040, 1290, 1836, 3100})
-_ROW_ERRORS = frozenset({1048, 1264, 1265, 1292, 1364, 1366, 1406, 1411, 1526, 1644, 1690, 3140, 3819, 4025})
-"""Besides PyMySQL's DataError and IntegrityError: check constraints, SIGNAL in a trigger, partitions, and the like."""
 _DUPLICATE = 1062
 ATTEMPTS = 6
 
@@ -135,31 +131,16 @@ def write_shard(
 ) -> ShardResult:
     """Writes a load file to its table; safe to repeat. transact: what is done in the transaction; None: as above.
 
-    Raises DataAtRisk (target.row_error, target.unique_conflict, target.absent_values), Refused (target.grant),
-    RetryLater (target.busy, target.unavailable). Whatever is raised, nothing was written, except when the connection
+    Raises DataAtRisk (target.row_error, target.unique_conflict, target.absent_values, target.key_collapse), and what
+    target.faults makes of the server's errors. Whatever is raised, nothing was written, except when the connection
     broke during the commit: then it may have been, and repeating finds it so.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
             return _attempt(server, write, file, transact or _transaction)
         except pymysql.err.MySQLError as error:
-            number = error.args[0] if error.args else 0
-            if number in DENIED:
-                raise denied(error, where=write.facts.name) from None
-            if number not in _DEADLOCKS | _GONE | _PASSING:
-                raise InternalError(
-                    f"The target does not understand a statement: {error.args[-1]} ({number}).",
-                    where=f"{server}, {write.facts.name}",
-                    code="target.statement",
-                    remedy="report it with the server's version and the table's definition; nothing was written",
-                ) from error
-            if attempt == ATTEMPTS or number in _PASSING:
-                raise RetryLater(
-                    f"The table could not be written in {attempt} attempt(s): {error.args[-1]}.",
-                    where=f"{server}, {write.facts.name}",
-                    code="target.busy" if number in _DEADLOCKS else "target.unavailable",
-                    remedy="run the task again; if it stays so, look for long transactions and at the server's log",
-                ) from error
+            if attempt == ATTEMPTS or not transient(error):
+                raise translated(error, where=f"{server}, {write.facts.name}") from error
             wait_s = min(0.1 * 2**attempt, 5.0) * (0.5 + random.random())
             log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, error, attempt + 1, wait_s)
             pause(wait_s)
@@ -335,11 +316,6 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
         raise row_error(write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number})") from error
 
 
-def is_row_error(error: pymysql.err.MySQLError) -> bool:
-    """Whether the statement failed for a row that the table does not take."""
-    return error.args[0] in _ROW_ERRORS or isinstance(error, pymysql.err.DataError | pymysql.err.IntegrityError)
-
-
 def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     """The version goes first: assignments run from left to right, so that each other column sees who won.
 
@@ -404,7 +380,7 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
             for statement in statements(low, high):
                 cursor.execute(statement)
         except pymysql.err.MySQLError as error:
-            if error.args[0] in _DEADLOCKS | _GONE | _PASSING:
+            if known(error) and not is_row_error(error):
                 raise
             middle = (low + high) // 2
             if low == high:

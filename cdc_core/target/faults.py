@@ -1,0 +1,141 @@
+"""Errors of a target's server, by their number, as errors of ours: one table for every job and every preflight.
+
+An error of a server never leaves a job as it is. Its class says how to recover: RetryLater is worth an automatic retry,
+Refused needs an operator, DataAtRisk a look at the row. A number that the table does not have is InternalError: we sent
+a statement that the server does not take, and nobody foresaw why.
+
+Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the client's; the servers share the rest.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pymysql
+
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+
+BUSY = frozenset({1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572})
+"""Lock waits, deadlocks, a definition that changed meanwhile, a transaction that a replication group rolled back."""
+GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 4031})
+"""The connection broke, or someone ended it or its statement; another attempt on a new connection may go through."""
+PASSING = (
+    frozenset({3, 23, 24, 28, 1021, 1026, 1114})  # disk and files
+    | {1037, 1038, 1040, 1041, 1135, 1203, 1226}  # memory, threads, connections
+    | {1047, 1290, 1792, 1836, 3100, 3168, 3598}  # read-only, offline, not in its cluster
+    | {1969, 3024}  # a limit on the time of statements
+)
+"""The server takes no writes now."""
+DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1396, 1410})
+ALTERED = frozenset({1049, 1051, 1054, 1091, 1146, 1932})
+"""A database, table or column that was there when the job looked."""
+LIMITS = (
+    frozenset({1117, 1118, 1163})  # columns, row size
+    | {1069, 1070, 1071, 1170}  # keys
+    | {1059, 1060, 1103, 1113, 1166, 1167}  # names
+    | {1074, 1153, 1197, 1301, 1534}  # lengths, packets, the log of a transaction
+)
+"""Row size, number of columns, length of keys, reserved names, size of a packet or of a transaction's log."""
+WRAPPED = frozenset({1005, 1030})
+"""A statement that an engine refused, by the engine's own number in the text: of the operating system, where memory,
+files or disk are used up, or of a limit."""
+_USED_UP = frozenset({12, 23, 24, 28, 122, 135, 136})
+_ENGINES_NUMBER = re.compile(r"(?:errno:|[Ee]rror) (\d+)")
+ENGINE = frozenset({1031, 1286, 1289, 1785, 1787, 3161})
+"""An engine that is missing, disabled, or not transactional where GTIDs ask for it."""
+LOCAL_INFILE = frozenset({1148, 2068, 3948, 4166})
+ROW = (
+    frozenset({1022, 1062, 1451, 1452, 1526, 1977, 3819, 4025})  # keys, partitions, checks
+    | {1048, 1263, 1264, 1265, 1292, 1364, 1365, 1366, 1367, 1406, 1411, 1416, 1441, 1690, 4078}  # values
+    | {3140, 3141, 3156}  # JSON
+    | {1644}  # SIGNAL in a trigger
+)
+"""A row that the table does not take: a value, a check, a partition, a trigger's SIGNAL."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Fault:
+    kind: type[LockstepError]
+    code: str
+    what: str
+    remedy: str
+
+
+_TABLE: tuple[tuple[Iterable[int], _Fault], ...] = (
+    (BUSY, _Fault(RetryLater, "target.busy", "The target is busy", "run the task again; if it stays so, look for long "
+                  "transactions on the target")),
+    (GONE | PASSING, _Fault(RetryLater, "target.unavailable", "The target does not take statements now",
+                            "run the task again once the server is whole; look at its log, its disk and whether it is "
+                            "read-only")),
+    (DENIED, _Fault(Refused, "target.grant", "The target refused a statement",
+                    "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, CREATE TEMPORARY TABLES on the target's "
+                    "databases to the pipeline's account")),
+    (ALTERED, _Fault(RetryLater, "target.altered", "The target's table was altered while the job worked",
+                     "run the task again, which looks at the table once more; if it stays so, run `lockstep check`")),
+    (LIMITS, _Fault(Refused, "target.limit", "The table leaves too little under the server's limits for what Lockstep "
+                    "adds to it",
+                    "guard.store: table adds no column; otherwise make the longest columns TEXT or BLOB, rename the "
+                    "column that the message names, raise the limit that it names, or leave the table out of the "
+                    "target's tables")),
+    (ENGINE, _Fault(Refused, "target.engine", "The table's storage engine cannot be written in a transaction",
+                    "ALTER TABLE ... ENGINE=InnoDB")),
+    (LOCAL_INFILE, _Fault(Refused, "target.local_infile", "The server does not allow LOAD DATA LOCAL INFILE",
+                          "SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file")),
+    (ROW, _Fault(DataAtRisk, "target.row_error", "A row does not fit the target table",
+                 "change the target's column or constraint so that it takes what the source holds, then run the task "
+                 "again")),
+)  # fmt: skip
+_BY_NUMBER = {number: fault for numbers, fault in _TABLE for number in numbers}
+
+
+def number_of(error: pymysql.err.MySQLError) -> int:
+    """The server's number; where an engine refused, that of the error which it means."""
+    number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+    if number in WRAPPED:
+        match = _ENGINES_NUMBER.search(str(error.args[-1]))
+        return 1021 if match and int(match[1]) in _USED_UP else 1118 if number == 1005 else number
+    return number
+
+
+def known(error: pymysql.err.MySQLError) -> bool:
+    return number_of(error) in _BY_NUMBER
+
+
+def transient(error: pymysql.err.MySQLError) -> bool:
+    """Whether another attempt at once may go through."""
+    return number_of(error) in BUSY | GONE
+
+
+def is_row_error(error: pymysql.err.MySQLError) -> bool:
+    """Whether the statement failed for a row that the table does not take."""
+    return number_of(error) in ROW or (
+        isinstance(error, pymysql.err.DataError | pymysql.err.IntegrityError) and not known(error)
+    )
+
+
+def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
+    """The error of ours for one of a server."""
+    number, text = number_of(error), str(error.args[-1] if error.args else error).rstrip(".")
+    fault = _BY_NUMBER.get(number)
+    if fault is None and is_row_error(error):
+        fault = _BY_NUMBER[1062]
+    if fault is None:
+        return InternalError(
+            f"The target does not understand a statement: {text} ({number}).",
+            where=where,
+            code="target.statement",
+            remedy="report it with the server's version and the table's definition; nothing was written",
+        )
+    return fault.kind(f"{fault.what}: {text} ({number}).", where=where, code=fault.code, remedy=fault.remedy)
+
+
+@contextmanager
+def translating(where: str) -> Iterator[None]:
+    """Around statements to a target: an error of its server leaves as one of ours."""
+    try:
+        yield
+    except pymysql.err.MySQLError as error:
+        raise translated(error, where=where) from error

@@ -1,0 +1,60 @@
+"""What a target table must leave to us: an engine that can roll back, and columns, bytes and names under its limits.
+
+Limits are asked of the server itself, with tables that only this session sees and that hold no row: the one into which
+rows are loaded, and a copy of the table with the column that is added to it. So every limit is the server's own, and
+nothing of the target changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import pymysql
+
+from cdc_core.apply.guard import VERSION_BYTES
+from cdc_core.errors import Refused
+from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
+from cdc_core.target.faults import translating
+from cdc_core.target.load import TEMPORARY, Layout, column_sql, create_temporary
+
+_COPY = "_lockstep_copy"
+
+
+def require_engine(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
+    """Raises Refused (target.engine) for a table that cannot be written in a transaction, and for a view."""
+    with connection.cursor() as cursor:
+        cursor.execute(
+            "SELECT t.ENGINE, t.TABLE_TYPE, e.TRANSACTIONS FROM information_schema.TABLES t "
+            "LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE "
+            "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s",
+            (facts.database, facts.table),
+        )
+        row = cursor.fetchone()
+    if row is None or row[2] == "YES":
+        return
+    engine, kind, _ = row
+    shown = f"has the storage engine {engine}" if engine else f"is a {str(kind).lower()}"
+    raise Refused(
+        f"{facts.name} {shown}, which cannot roll back: a write that fails half-way would leave its rows.",
+        where=facts.name,
+        code="target.engine",
+        remedy=f"ALTER TABLE {quote(facts.database)}.{quote(facts.table)} ENGINE=InnoDB"
+        if engine
+        else "name a table, not a view",
+    )
+
+
+def require_room(connection: pymysql.Connection[Any], facts: TableFacts, columns: Sequence[str]) -> None:
+    """columns: what is written, as the rows name them. Raises Refused (target.limit), and what a server's error is."""
+    with translating(facts.name), connection.cursor() as cursor:
+        cursor.execute(f"USE {quote(facts.database)}")
+        create_temporary(cursor, facts, Layout(facts.key, tuple(columns)))
+        cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
+        if not (facts.beside or facts.keyless or facts.versioned):
+            own = ", ".join(column_sql(column) for column in facts.columns)
+            cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {_COPY}")
+            cursor.execute(
+                f"CREATE TEMPORARY TABLE {_COPY} ({own}, {VERSION_COLUMN} VARBINARY({VERSION_BYTES})) ENGINE=InnoDB"
+            )
+            cursor.execute(f"DROP TEMPORARY TABLE {_COPY}")

@@ -1,0 +1,275 @@
+"""What a target table must leave to us, and what its server's errors mean, on real servers: known before anything is
+written, and never an error of a server as it is."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from cdc_core.config import Target
+from cdc_core.connections import connect, parse_url
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.target.destination import Destination, open_destination
+from cdc_core.target.faults import translating
+from spark_jobs.failures import carried, found
+from tests.target_rows import Table, Winner
+
+
+@pytest.fixture(params=("mariadb_target", "mysql9"))
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database of one test."""
+
+    server: Any
+    name: str
+    connection: pymysql.Connection[Any]
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        with self.connection.cursor() as cursor:
+            cursor.execute(sql)
+            return list(cursor.fetchall())
+
+    def opened(
+        self,
+        columns: dict[str, str],
+        definition: str,
+        *,
+        key: str | None = "id",
+        store: str = "row",
+        ready: bool = False,
+    ) -> Destination:
+        """The table `t`, made anew by the definition, as a target of a source table with these columns."""
+        self.query("DROP VIEW IF EXISTS t")
+        self.query("DROP TABLE IF EXISTS t")
+        self.query(definition)
+        rule: dict[str, Any] = {"table": "t", "database": self.name, "guard": {"store": store}}
+        if key is None:
+            rule["no_key"] = "rows"
+        target = Target.model_validate({"name": "one", "connections": ["env:TARGET"], "tables": {"*": rule}})
+        made = [
+            Column(name, parse_column_type(kind, charset="utf8mb4" if "char" in kind else ""), nullable=name != key,
+                   key_part=1 if name == key else None)
+            for name, kind in columns.items()
+        ]  # fmt: skip
+        schema = TableSchema("shop", "t", tuple(made))
+        environ = {"TARGET": self.server.url}
+        return open_destination(target, "shop.t", [schema], key=schema.key, ready=ready, environ=environ)
+
+
+@pytest.fixture
+def place(server: Any) -> Iterator[Place]:
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+        cursor.execute("SET GLOBAL local_infile = ON")
+        cursor.execute(f"USE {name}")
+        yield Place(server, name, connection)
+        cursor.execute(f"DROP DATABASE {name}")
+
+
+ID = {"id": "int", "v": "int"}
+
+
+def test_tables_that_cannot_roll_back_are_refused_with_a_key_and_without(place: Place) -> None:
+    engines = {row[0] for row in place.query("SELECT ENGINE FROM information_schema.ENGINES WHERE SUPPORT <> 'NO'")}
+    assert {"MyISAM", "MEMORY", "CSV"} <= engines
+    for engine in sorted({"MyISAM", "MEMORY", "CSV", "Aria", "ARCHIVE"} & engines):
+        for ready in (False, True):
+            with pytest.raises(Refused, match=engine) as caught:
+                place.opened(
+                    ID, f"CREATE TABLE t (id INT NOT NULL, v INT NOT NULL) ENGINE={engine}", key=None, ready=ready
+                )
+            assert caught.value.code == "target.engine"
+            if engine not in ("CSV", "ARCHIVE"):
+                with pytest.raises(Refused, match=engine) as caught:
+                    place.opened(ID, f"CREATE TABLE t (id INT PRIMARY KEY, v INT) ENGINE={engine}", ready=ready)
+                assert caught.value.code == "target.engine"
+                assert "ENGINE=InnoDB" in caught.value.remedy
+    assert place.opened(
+        ID, "CREATE TABLE t (id INT PRIMARY KEY, v INT) ENGINE=InnoDB PARTITION BY HASH(id) PARTITIONS 2"
+    )
+
+
+def test_a_view_is_refused(place: Place) -> None:
+    place.query("CREATE TABLE base (id INT PRIMARY KEY, v INT)")
+    with pytest.raises(Refused) as caught:
+        place.opened(ID, "CREATE VIEW t AS SELECT * FROM base", key=None)
+    assert caught.value.code == "target.engine"
+
+
+WIDE = {"id": "int", **{f"c{n}": "tinyint" for n in range(1016)}}
+LONG = {"id": "int", "a": "varchar(16000)", "b": "varchar(380)"}
+
+
+def definition(columns: dict[str, str]) -> str:
+    return f"CREATE TABLE t ({', '.join(f'{name} {kind}' for name, kind in columns.items())}, PRIMARY KEY (id))"
+
+
+@pytest.mark.parametrize("columns", [WIDE, LONG, ID | {"_v": "int"}], ids=["columns", "row size", "names"])
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_a_table_that_leaves_no_space_for_what_we_add_is_refused_before_anything_is_written(
+    place: Place, columns: dict[str, str], store: str
+) -> None:
+    with pytest.raises(Refused) as caught:
+        place.opened(columns, definition(columns), store=store)
+    assert (caught.value.code, caught.value.where) == ("target.limit", f"{place.name}.t")
+    assert place.query("SHOW TABLES") == [("t",)]
+    assert place.query("SHOW COLUMNS FROM t LIKE '\\_cdc%'") == []
+
+
+def test_a_column_that_does_not_fit_into_the_table_any_more_is_refused_by_a_job_too(place: Place) -> None:
+    for columns in (WIDE, LONG):
+        with pytest.raises(Refused) as caught:
+            place.opened(columns, definition(columns), ready=True)
+        assert caught.value.code == "target.limit"
+
+
+def test_as_wide_as_a_table_can_be_it_is_taken(place: Place) -> None:
+    columns = dict(list(WIDE.items())[:1000])
+    for store in ("row", "table"):
+        for ready in (False, True):
+            assert place.opened(columns, definition(columns), store=store, ready=ready)
+
+
+def winners(*ids: int, seq: int = 1, op: str = "u") -> list[Winner]:
+    return [Winner(op, {"id": number, "v": seq, "FTS_DOC_ID": number}, (seq, seq, 0, "one")) for number in ids]
+
+
+def test_the_reserved_column_of_full_text_indexes_is_written_as_any_other(place: Place) -> None:
+    columns = ID | {"FTS_DOC_ID": "bigint unsigned"}
+    for store in ("row", "table"):
+        made = place.opened(
+            columns,
+            "CREATE TABLE t (id INT PRIMARY KEY, v INT, FTS_DOC_ID BIGINT UNSIGNED NOT NULL)",
+            store=store, ready=True,
+        )  # fmt: skip
+        [shard] = made.shards
+        kinds = {"id": pa.int32(), "v": pa.int32(), "FTS_DOC_ID": pa.uint64()}
+        table = Table(shard.server, place.connection, shard.facts, kinds)
+        table.write(winners(1, 2))
+        table.write([*winners(1, seq=2, op="d"), *winners(2, seq=2)])
+        assert place.query("SELECT id, v, FTS_DOC_ID FROM t") == [(2, 2, 2)]
+
+
+def test_the_version_of_a_source_that_is_itself_a_target_is_left_out(place: Place) -> None:
+    """A cascade: its column is ours, and means another thing in each table."""
+    columns = ID | {"_cdc_version": "varbinary(84)"}
+    for ready in (False, True):
+        made = place.opened(columns, "CREATE TABLE t (id INT PRIMARY KEY, v INT)", ready=ready)
+        assert made.columns == ("id", "v")
+    made = place.opened(columns, "CREATE TABLE t (id INT PRIMARY KEY, v INT, _cdc_version VARBINARY(84) INVISIBLE)")
+    assert made.columns == ("id", "v")
+
+
+@contextmanager
+def another(place: Place) -> Iterator[Callable[[str], Any]]:
+    with place.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"USE {place.name}")
+        yield cursor.execute
+
+
+STATEMENTS: list[tuple[str, type[LockstepError], str]] = [
+    ("SELECT * FROM gone", RetryLater, "target.altered"),
+    ("SELECT gone FROM t", RetryLater, "target.altered"),
+    ("INSERT INTO nowhere.t VALUES (1)", RetryLater, "target.altered"),
+    (f"CREATE TEMPORARY TABLE w ({', '.join(f'c{n} INT' for n in range(1018))})", Refused, "target.limit"),
+    ("CREATE TEMPORARY TABLE w (a VARCHAR(16000), b VARCHAR(400)) CHARACTER SET utf8mb4", Refused, "target.limit"),
+    ("CREATE TEMPORARY TABLE w (FTS_DOC_ID INT) ENGINE=InnoDB", Refused, "target.limit"),
+    ("CREATE TEMPORARY TABLE w (a INT, a INT)", Refused, "target.limit"),
+    ("CREATE TABLE w (a VARCHAR(3000) PRIMARY KEY) CHARACTER SET utf8mb4 ENGINE=InnoDB", Refused, "target.limit"),
+    (f"CREATE TABLE {'w' * 65} (a INT)", Refused, "target.limit"),
+    ("CREATE TABLE w (a INT) ENGINE=Nonesuch", Refused, "target.engine"),
+    ("INSERT INTO t VALUES (1, 1), (1, 2)", DataAtRisk, "target.row_error"),
+    ("INSERT INTO t VALUES (1, 'x')", DataAtRisk, "target.row_error"),
+    ("INSERT INTO t VALUES (1, 99999999999)", DataAtRisk, "target.row_error"),
+    ("INSERT INTO t VALUES (NULL, 1)", DataAtRisk, "target.row_error"),
+    ("INSERT INTO t VALUES (1, -1)", DataAtRisk, "target.row_error"),
+    ("INSERT INTO t VALUES (1, 13)", DataAtRisk, "target.row_error"),
+    ("SELECT FROM", InternalError, "target.statement"),
+]
+
+
+def test_each_error_of_a_server_is_one_of_ours_by_the_way_to_recover(place: Place) -> None:
+    place.query("CREATE TABLE t (id INT PRIMARY KEY, v INT, CHECK (v >= 0))")
+    place.query(
+        "CREATE TRIGGER tr BEFORE INSERT ON t FOR EACH ROW "
+        "IF NEW.v = 13 THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'no'; END IF"
+    )
+    wrong = []
+    with another(place) as run:
+        run("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION'")
+        for statement, kind, code in STATEMENTS:
+            with pytest.raises(LockstepError) as caught, translating("here"):
+                run(statement)
+            if (type(caught.value), caught.value.code) != (kind, code):
+                wrong.append((statement[:60], caught.value))
+    assert wrong == []
+
+
+def test_a_lock_that_is_held_a_broken_connection_and_a_time_limit_are_worth_another_attempt(place: Place) -> None:
+    place.query("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    place.query("INSERT INTO t VALUES (1, 1)")
+    mariadb = "MariaDB" in place.query("SELECT VERSION()")[0][0]
+    limit = "SET SESSION max_statement_time = 0.01" if mariadb else "SET SESSION max_execution_time = 10"
+    heavy = "SELECT COUNT(*) FROM information_schema.COLLATIONS a, information_schema.COLLATIONS b, " \
+            "information_schema.COLLATIONS c, information_schema.COLLATIONS d"  # fmt: skip
+    place.query("BEGIN")
+    place.query("SELECT * FROM t FOR UPDATE")
+    with another(place) as run:
+        run("SET SESSION innodb_lock_wait_timeout = 1")
+        with pytest.raises(RetryLater) as caught, translating("here"):
+            run("UPDATE t SET v = 2")
+        assert caught.value.code == "target.busy"
+        run(limit)
+        with pytest.raises(RetryLater) as caught, translating("here"):
+            run(heavy)
+        assert caught.value.code == "target.unavailable"
+        run("SET SESSION TRANSACTION READ ONLY")
+        with pytest.raises(RetryLater) as caught, translating("here"):
+            run("UPDATE t SET v = 2")
+        assert caught.value.code == "target.unavailable"
+    place.query("ROLLBACK")
+    with place.server.connect() as connection, connection.cursor() as cursor:
+        place.query(f"KILL {connection.thread_id()}")
+        with pytest.raises(RetryLater) as caught, translating("here"):
+            cursor.execute("SELECT 1")
+        assert caught.value.code == "target.unavailable"
+
+
+def test_an_account_without_privileges_is_refused(place: Place) -> None:
+    user = place.name
+    place.query("CREATE TABLE t (id INT PRIMARY KEY)")
+    place.query(f"CREATE USER '{user}'@'%' IDENTIFIED BY 'Secret-1'")
+    place.query(f"GRANT SELECT ON {place.name}.* TO '{user}'@'%'")
+    try:
+        lesser = replace(parse_url(place.server.url, where="test"), user=user, password="Secret-1")
+        with connect(lesser, where="test") as connection, connection.cursor() as cursor:
+            with pytest.raises(Refused) as caught, translating("here"):
+                cursor.execute(f"DELETE FROM {place.name}.t")
+            assert caught.value.code == "target.grant"
+    finally:
+        place.query(f"DROP USER '{user}'@'%'")
+
+
+def test_an_error_of_a_server_crosses_from_a_worker_as_one_of_ours(place: Place) -> None:
+    with pytest.raises(Exception, match=r"target\.altered") as caught, carried():
+        place.query("SELECT * FROM gone")
+    error = found(caught.value)
+    assert isinstance(error, RetryLater)
+    assert error.code == "target.altered"
+    with pytest.raises(pymysql.err.ProgrammingError) as bare:
+        place.query("SELECT * FROM gone")
+    error = found(bare.value)
+    assert isinstance(error, RetryLater)
