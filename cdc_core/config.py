@@ -260,7 +260,8 @@ class Tables(_Model):
 
 
 class Route(_Model):
-    """Source tables that become one logical table; several routes that match one table feed each of theirs."""
+    """Source tables that become one logical table; several routes that match one table feed each of theirs. Where
+    several tables feed one, their keys must be apart (`shared_keys` of the target's tables)."""
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
     to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> take groups of `match`")
@@ -344,8 +345,8 @@ class Guard(_Model):
 
     store: Literal["row", "table"] = Field(
         "row",
-        description="row: in the invisible column _cdc_version of the table; table: in _lockstep_version beside it, "
-        "for tables that must not be altered (slower). Not to be changed once rows are there",
+        description="row: in the invisible column _cdc_version of the table; table: in _lockstep_version_<table> "
+        "beside it, for tables that must not be altered (slower). Not to be changed once rows are there",
     )
 
 
@@ -372,6 +373,11 @@ class TargetTable(_Model):
         "stop",
         description="a staged TRUNCATE (tables.on_truncate): stop the run; remove the rows that are older, of a table "
         "that one source table feeds; or leave the rows where they are",
+    )
+    shared_keys: Literal["stop", "newest"] = Field(
+        "stop",
+        description="rows of two source tables, or sources, that feed this table under one key: stop the run; or hold "
+        "them for one row, of which the newest change counts, be it a delete",
     )
     freshness: str | None = Field(
         None, description="column that the source raises with each change, such as update_time"

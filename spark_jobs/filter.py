@@ -24,20 +24,21 @@ from pyspark.sql import types as T  # noqa: N812
 from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, TRUNCATE
 from cdc_core.target.destination import Destination, Sessions
+from cdc_core.target.keys import shared_key
 from cdc_core.target.load import EMPTIED
-from cdc_core.target.text import version_hex
+from cdc_core.target.text import row_keys, version_hex
 from cdc_core.target.versions import ABSENT, DELETE, INSERT, REVIVED, STALE, UPDATE, classify, versions_of
 from cdc_core.target.whereabouts import ASTRAY, LINKS, Settled, settle
 from cdc_core.target.write import LEFT, UPSERT
 from spark_jobs.columns import CLASS, REASON, SHARD, Work, c, map_in_arrow
 from spark_jobs.failures import carried, found
 from spark_jobs.job import Job, each_table, leave, log, run
-from spark_jobs.merge import BORN, MOVED
+from spark_jobs.merge import BORN, LIVE, MOVED
 from spark_jobs.session import size_shuffles
 from spark_jobs.unfinished import end_writes
 
 MOVE = "moved"
-_MERGES_OWN = (MOVED, LINKS, ASTRAY)
+_MERGES_OWN = (MOVED, LINKS, ASTRAY, LIVE)
 Batches = Iterable[pa.RecordBatch]
 
 
@@ -67,12 +68,23 @@ def _classifier(destination: Destination) -> Work:
                     classes = [INSERT if op == UPSERT else DELETE for op in batch.column(OP).to_pylist()]
                     yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
                 elif batch.num_rows:
+                    _require_one_live(destination, batch)
                     settled = settle(destination, sessions, Path(scratch), batch)
                     yield _judged(destination, sessions, Path(scratch), settled)
                     if destination.moving:
                         yield from _departures(destination, settled)
 
     return work
+
+
+def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
+    """Raises DataAtRisk (target.shared_key) for rows that two source tables have under one key."""
+    if not destination.shared:
+        return
+    several = batch.filter(pc.greater(batch.column(LIVE), 1))
+    if several.num_rows:
+        key = row_keys(several.slice(0, 1), destination.key)[0].as_py()
+        raise shared_key(destination.logical, key.encode(), where=destination.target)
 
 
 def _judged(destination: Destination, sessions: Sessions, scratch: Path, settled: Settled) -> pa.RecordBatch:

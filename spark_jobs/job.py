@@ -11,7 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -103,7 +103,17 @@ class Job:
         return tuple(last.values())
 
     def destination(self, table: MergeTable) -> Destination:
-        return open_destination(self.target, table.table, self.current_schemas(table), key=table.key, ready=True)
+        found = open_destination(self.target, table.table, self.current_schemas(table), key=table.key, ready=True)
+        return replace(found, shared=self.shared(table))
+
+    def shared(self, table: MergeTable) -> bool:
+        """Whether several source tables may feed the table and must not share keys: each row says its own."""
+        names = {schema.name for schema in self.schemas(table)}
+        return (
+            bool(table.key)
+            and table.shared_keys == "stop"
+            and not all(self.pipeline.feeds_alone(name, table.table) for name in names)
+        )
 
     def clear(self, folder: str) -> None:
         for info in list(self.store.list(folder + "/")):

@@ -14,7 +14,8 @@ Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete, t truncat
 `_cdc_row`, `_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (a change of the run gave the key life).
 Where a target's shard key is not part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row
 had before, and `_cdc_astray`: some change of it did not say what that was. Where rows without all values came under a
-new key, `_cdc_links` of those that still lack some.
+new key, `_cdc_links` of those that still lack some. Where several source tables feed the table, `_cdc_origin`
+(apply.guard), `_cdc_origins`, those that ended without a row under the key, and `_cdc_live`, how many have one.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cdc_core.apply.guard import ORIGIN_BYTES
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
@@ -43,6 +45,7 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
+from cdc_core.target.text import ORIGIN, ORIGINS
 from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
@@ -51,7 +54,7 @@ from spark_jobs.multiset import NET, batch_of_file, each_copy, nets
 from spark_jobs.session import size_shuffles
 from spark_jobs.sides import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 
-BORN, MOVED = "_cdc_born", "_cdc_moved"
+BORN, MOVED, LIVE = "_cdc_born", "_cdc_moved", "_cdc_live"
 _WINNER = "_cdc_winner"
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
 
@@ -64,15 +67,18 @@ def winners(
     moving: Sequence[str] = (),
     sources: int = 1,
     fill: Sequence[str] = (),
+    shared: bool = False,
 ) -> DataFrame:
     """The last change of each key, with `_cdc_changes`, `_cdc_key_changes`, `_cdc_truncates` and `_cdc_lost` (changes
     that do not say their key) of the key.
 
     changes: staged columns, the row's already unified to `columns`. moving: shard keys outside the key.
-    fill: columns that some change lacks and an older one may have.
+    fill: columns that some change lacks and an older one may have. shared: changes have `_cdc_origin`; of rows that
+    several source tables have under one key, a live one comes before those that were deleted.
     """
     sides = split(changes, columns, key, moving)
-    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, LACKS)])
+    origin = [ORIGIN] if shared else []
+    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, LACKS, *origin)])
     order = F.struct(c(SEQ), c(ROW))
     totals = [
         F.count(F.lit(1)).alias(COUNTS[0]),
@@ -91,16 +97,22 @@ def winners(
         moved = (c(OP) == UPDATE) & ~c(BEFORE, name).eqNullSafe(c(name))
         sides = sides.withColumn(_was(at), F.when(c(OP) == DELETE, c(name)).when(moved, c(BEFORE, name)))
     by_source = [c(SOURCE)] if sources > 1 else []
+    by_source += [c(name) for name in origin]
     last = sides.groupBy(*keys(columns, key), *by_source).agg(F.max_by(payload, order).alias(_WINNER), *totals)
-    if sources > 1:
-        between = F.struct(c(_WINNER, TS), c(_WINNER, SOURCE))
+    if by_source:
+        live = c(_WINNER, OP) != DELETE
+        between = F.struct(*([live] if shared else []), c(_WINNER, TS), c(_WINNER, SOURCE), *origin)
         last = last.groupBy(*[c(name) for name in key_names(key)]).agg(
             F.max_by(c(_WINNER), between).alias(_WINNER),
             *[F.sum(c(name)).alias(name) for name in COUNTS],
             *[F.max(c(name)).alias(name) for name in (BORN, ASTRAY)],
             *([F.max_by(c(LINKS), between).alias(LINKS)] if linked else []),
+            *([F.sum(live.cast("bigint")).alias(LIVE)] if shared else []),
+            *([F.collect_set(F.when(~live, c(ORIGIN))).alias(ORIGINS)] if shared else []),
             *[
-                F.max_by(c(filled(at)), F.when(c(filled(at)).isNotNull(), between)).alias(filled(at))
+                F.max_by(c(filled(at)), between if shared else F.when(c(filled(at)).isNotNull(), between)).alias(
+                    filled(at)
+                )
                 for at in range(len(fill))
             ],
             *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(moving))],
@@ -125,8 +137,15 @@ def winners(
         c(BORN),
         *(places if moving else []),
         *([F.when(absent.isNotNull(), c(LINKS)).alias(LINKS)] if linked else []),
+        *([c(_WINNER, ORIGIN).alias(ORIGIN), _ended().alias(ORIGINS), c(LIVE)] if shared else []),
         *[c(name) for name in COUNTS],
     )
+
+
+def _ended() -> Column:
+    """The origins of a key that ended with a delete, but the winner's; null where there are none."""
+    others = F.array_sort(F.array_except(c(ORIGINS), F.array(c(_WINNER, ORIGIN))))
+    return F.when(F.size(others) > 0, F.concat_ws(",", others))
 
 
 def _last_value(name: str, order: Column) -> Column:
@@ -166,10 +185,17 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
             *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW, LITERAL)],
             _lacking(columns, schema),
             *([] if table.key else [batch_of_file()]),
+            *([_origin(schema).alias(ORIGIN)] if job.shared(table) else []),
         )
         found = part if found is None else found.unionByName(part)
     assert found is not None  # a table of a plan has files
     return found
+
+
+def _origin(schema: TableSchema) -> Column:
+    """As apply.guard.origin_name has it."""
+    name = F.concat_ws("/", c(SOURCE), F.lit(schema.name))
+    return F.substring(F.sha2(name, 256), 1, ORIGIN_BYTES)
 
 
 def _lacking(columns: T.StructType, schema: TableSchema) -> Column:
@@ -269,6 +295,7 @@ def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: D
         moving=moving_keys(job, table),
         sources=len(sources),
         fill=fill,
+        shared=job.shared(table),
     )
 
 

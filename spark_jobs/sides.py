@@ -28,6 +28,7 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
+from cdc_core.target.text import ORIGIN
 from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.columns import c
 
@@ -85,7 +86,7 @@ def split(changes: DataFrame, columns: T.StructType, key: Sequence[str], moving:
         *[F.when(old, c(BEFORE, field.name)).otherwise(c(field.name)).alias(field.name) for field in columns],
         c(BEFORE),
         F.when(old, F.lit(DELETE)).otherwise(c(OP)).alias(OP),
-        *[c(name) for name in (TS, SOURCE, SEQ, ROW)],
+        *[c(name) for name in (TS, SOURCE, SEQ, ROW, *([ORIGIN] if ORIGIN in changes.columns else []))],
         F.when(F.size(literal) > 0, literal).alias(LITERAL),
         F.when(old, before).otherwise(own).alias(LACKS),
         *([F.when(~old, c(LINKS)).alias(LINKS)] if LINKS in changes.columns else []),

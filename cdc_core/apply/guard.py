@@ -6,10 +6,12 @@ A version is bytes, kept in the target beside the row and in the tombstone of a 
     seq            8 bytes, big-endian     `_cdc_seq`
     row            8 bytes, big-endian     `_cdc_row`
     source         UTF-8 text              `_cdc_source`
+    origin         a zero byte, 8 letters  of rows that several source tables feed: which one (see ORIGIN)
 
 Two changes of one source compare by (seq, row): the order of its log, whatever its clock did. Changes of different
 sources compare by (commit_ts_us, source). Empty bytes stand for a row that Lockstep never wrote, older than all.
-Equal counts as newer, so that writing a change again is the same as writing it once.
+Source and origin are one name here. Equal counts as newer, so that writing a change again is the same as writing it
+once.
 
 Between sources the order is only as good as their clocks: when a source's clock steps back, and another source
 wrote the same key in between, there is no order that both rules agree on. Sources that share keys need a clock
@@ -20,6 +22,7 @@ The Python functions here and the SQL they generate are twins: the tests compare
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 
@@ -28,6 +31,9 @@ import numpy.typing as npt
 
 VERSION_BYTES = 84
 """Width of the VARBINARY column: 24 bytes of numbers and a source name, which has at most 48 (config.NAME)."""
+ORIGIN_BYTES = 8
+"""A name's length, after its zero byte: a hash of the source and its table. Only tables that several source tables feed
+have origins. Rows that two of them have under one key are two rows, which the target cannot hold."""
 _NUMBERS = struct.Struct(">qqq")
 _SEQ = 8
 _SOURCE = 24
@@ -41,16 +47,39 @@ class Version:
     seq: int
     row: int
     source: str
+    origin: str = ""
 
 
 def encode(version: Version) -> bytes:
-    return _NUMBERS.pack(version.commit_ts_us, version.seq, version.row) + version.source.encode()
+    origin = b"\0" + version.origin.encode() if version.origin else b""
+    return _NUMBERS.pack(version.commit_ts_us, version.seq, version.row) + version.source.encode() + origin
 
 
 def decode(raw: bytes) -> Version:
     """The parts of a version that is not empty."""
     commit_ts_us, seq, row = _NUMBERS.unpack_from(raw)
-    return Version(commit_ts_us, seq, row, raw[_SOURCE:].decode())
+    source, _, origin = raw[_SOURCE:].decode().partition("\0")
+    return Version(commit_ts_us, seq, row, source, origin)
+
+
+def origin_name(source: str, table: str) -> str:
+    """The origin of the rows of a source's table (`database.table`)."""
+    return hashlib.sha256(f"{source}/{table}".encode()).hexdigest()[:ORIGIN_BYTES]
+
+
+def other_origin(a: bytes, b: bytes) -> bool:
+    """Whether both versions say their origins, and these differ."""
+    return _origin(a) != _origin(b) and b"" not in (_origin(a), _origin(b))
+
+
+def _origin(raw: bytes) -> bytes:
+    return raw[-ORIGIN_BYTES:] if raw[-ORIGIN_BYTES - 1 : -ORIGIN_BYTES] == b"\0" and len(raw) > _SOURCE else b""
+
+
+def other_origin_sql(a: str, b: str) -> str:
+    """The same as a SQL expression; never null. `a` must not be null."""
+    said = [f"SUBSTRING({one}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({one}) > {_SOURCE}" for one in (a, b)]
+    return f"COALESCE({said[0]} AND {said[1]} AND RIGHT({a}, {ORIGIN_BYTES}) <> RIGHT({b}, {ORIGIN_BYTES}), FALSE)"
 
 
 def encode_numbers(

@@ -263,7 +263,7 @@ def _merge_table(
 ) -> MergeTable:
     rule = target.table(table)
     assert rule is not None  # else its files would not be here
-    found = MergeTable(table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate)
+    found = MergeTable(table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate, rule.shared_keys)
     if found.absent_rows and rule.on_row_error == "quarantine":
         raise Refused(
             f"{found.absent_rows} changes of {table!r} do not have all of their values: each rests upon the one before "

@@ -259,5 +259,6 @@ def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> N
                 where=f"targets.{target}",
                 code="plan.purged",
                 remedy="fill its tables by other means (a dump of the source, or of a target that has them, with "
-                f"_cdc_version and _lockstep_tombstone), then say so: lockstep stage purge PIPELINE --seeded {target}",
+                "_cdc_version and _lockstep_tombstone_*), then say so: "
+                f"lockstep stage purge PIPELINE --seeded {target}",
             )

@@ -16,6 +16,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
+from cdc_core.target.keys import coarser_columns
 
 
 def identity(connection: pymysql.Connection[Any]) -> str:
@@ -88,8 +89,20 @@ def _logical_table(
         for shard in destination.shards:
             if shard.place.connection in looped:
                 require_no_loop(pipeline, shard.place)
+        columns = dict.fromkeys(one for shard in destination.shards for one in coarser_columns(shard.facts, schemas))
+        if columns:
+            findings.warn(
+                subject,
+                f"it compares the key column(s) {', '.join(columns)} in a coarser way than the source: rows whose "
+                "keys are equal for it stop the run (target.key_collapse)",
+                "give the columns the source's collation, or one that ends in _bin, unless no such rows can be",
+            )
         return len(destination.shards)
 
-    findings.attempt(
-        f"target {target.name}: {name}", look, lambda count: f"{count} table(s) with the columns and key of the source"
-    )
+    subject = f"target {target.name}: {name}"
+    feeding = len({(schema.database, schema.table) for schema in schemas})
+    policy = target.table(name)
+    apart = f"; keys of its {feeding} source tables must be apart" if feeding > 1 else ""
+    if policy is not None and policy.shared_keys == "newest":
+        apart = ""
+    findings.attempt(subject, look, lambda count: f"{count} table(s) with the columns and key of the source{apart}")

@@ -40,12 +40,13 @@ class MergeTable:
     """One logical table to merge: files in stream order, and the key columns that identify a row; () where each is
     what its columns are, and equal ones are counted.
 
-    on_truncate: as in config.TargetTable."""
+    on_truncate, shared_keys: as in config.TargetTable."""
 
     table: str
     key: tuple[str, ...]
     files: tuple[StagedFile, ...]
     on_truncate: str = "stop"
+    shared_keys: str = "stop"
 
     @property
     def rows(self) -> int:
@@ -174,6 +175,7 @@ class RunPlan:
                                 tuple(table["key"]),
                                 tuple(StagedFile(**file) for file in table["files"]),
                                 table.get("on_truncate", "stop"),
+                                table.get("shared_keys", "stop"),
                             )
                             for table in one["tables"]
                         ),

@@ -2,8 +2,9 @@
 
 It may assume patterns that compile and routes whose groups exist (the pipeline file was parsed). It must keep true
 that the same name always gets the same answer, that rows are dropped or changed only by a rule of the pipeline that
-matches their table, that each row dropped is counted, and that a system schema is captured only by a pattern that names
-it. The rules work in this order: processors, conditions on rows, columns left out or masked; then rows are routed.
+matches their table, that each row dropped is counted, that a system schema is captured only by a pattern that names it,
+and our own tables of a target never. The rules work in this order: processors, conditions on rows, columns left out or
+masked; then rows are routed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Step(Protocol):
 
 
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
+OWN_PREFIX = "_lockstep_"
+"""Tables that Lockstep keeps in the databases of a target, which may be another pipeline's source."""
 
 _LITERAL_SCHEMA = re.compile(r"\^?(\w+)(?:\\\.|\[\.\])")
 """The head of a pattern that names a schema letter by letter: `mysql\\.` or `mysql[.]`, not `.*` or `(a|b)`."""
@@ -82,7 +85,7 @@ class Capture:
         include = self.tables.include
         if database.lower() in SYSTEM_SCHEMAS:
             include = tuple(pattern for pattern in include if named_schema(pattern) == database.lower())
-        if not any(re.fullmatch(pattern, name) for pattern in include):
+        if table.lower().startswith(OWN_PREFIX) or not any(re.fullmatch(pattern, name) for pattern in include):
             return ()
         if any(re.fullmatch(pattern, name) for pattern in self.tables.exclude):
             return ()

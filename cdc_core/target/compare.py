@@ -45,7 +45,7 @@ def outcomes(
             f"SELECT _l._n, CASE "
             f"WHEN {first_key} IS NULL AND _l._o <> 'u' THEN '{SAME}' "
             f"WHEN {first_key} IS NULL THEN IF(d.{VERSION_COLUMN} IS NOT NULL AND {theirs}, '{NEWER}', '{MISSING}') "
-            f"WHEN NOT {mine} THEN '{NEWER}' "
+            f"WHEN NOT {mine} THEN '{NEWER}'"
             f"WHEN _l._o <> 'u' THEN IF({version} = _l._v, '{SAME}', '{LEFT_BEHIND}') "
             f"WHEN NOT {version} <=> _l._v THEN '{OLDER}' "
             f"WHEN {_all_equal(facts, file)} THEN '{SAME}' ELSE '{DIFFERS}' END "

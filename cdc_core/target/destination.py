@@ -48,7 +48,8 @@ class Shard:
 @dataclass(frozen=True, slots=True)
 class Destination:
     """See the module's docstring. columns: what is written, key columns included, as the rows name them. key: () where
-    rows have none, and each is what its columns are."""
+    rows have none, and each is what its columns are. shared: several source tables may feed the table, and must
+    not share keys."""
 
     target: str
     logical: str
@@ -56,10 +57,11 @@ class Destination:
     key: tuple[str, ...]
     columns: tuple[str, ...]
     shards: tuple[Shard, ...]
+    shared: bool = False
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.key, self.columns)
+        return Layout(self.key, self.columns, self.shared)
 
     @property
     def quarantine(self) -> bool:

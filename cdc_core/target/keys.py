@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from cdc_core.apply.guard import ORIGIN_BYTES, other_origin_sql
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
 from cdc_core.target.facts import TableFacts
@@ -154,6 +155,25 @@ def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twin
     row = cursor.fetchone()
     if row is not None:
         raise key_collapse(facts, bytes(row[0]), bytes(row[1]))
+
+
+def of_another_table(loaded: str, version: str) -> str:
+    """SQL: whether the row with this version comes from another source table than the loaded row, which did not end
+    there in the same run."""
+    ended = f"FIND_IN_SET(RIGHT({version}, {ORIGIN_BYTES}), COALESCE({loaded}._p, ''))"
+    return f"({other_origin_sql(f'{loaded}._v', version)} AND NOT COALESCE({ended}, FALSE))"
+
+
+def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
+    """The error for rows of two source tables that feed one logical table under one key."""
+    return DataAtRisk(
+        f"Two source tables that feed {logical!r} both have a row with the key {shown_key(key)}: the target holds one.",
+        where=where,
+        code="target.shared_key",
+        remedy="route the source tables to tables of their own; or let `key` name columns that tell them apart, such "
+        "as a tenant; or set shared_keys: newest for the table, if both mean the same row; nothing of this shard was "
+        "written",
+    )
 
 
 def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:

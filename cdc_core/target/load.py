@@ -5,7 +5,8 @@ the fastest way in. LOCAL turns errors into warnings, so any warning at all refu
 would have bent is found here, with its key and column, before anything is written.
 
 Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation, `_v` version, `_s` state,
-`_a` for a row whose values the log did not all carry a text of 0 and 1, 1 for each column of the layout that is
+`_p` where several source tables feed the table: those that had a row under the key and have deleted it; `_a` for a row
+whose values the log did not all carry a text of 0 and 1, 1 for each column of the layout that is
 absent; then the row's own under the target's names and types, all nullable.
 """
 
@@ -30,7 +31,7 @@ from cdc_core.model.staged import OP, TRUNCATE, lacking
 from cdc_core.target.facts import TableFacts, TargetColumn, quote
 from cdc_core.target.faults import LOCAL_INFILE, number_of, translated
 from cdc_core.target.prepare import KEY_BYTES
-from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
+from cdc_core.target.text import ORIGINS, column_text, escaped, is_bytes, joined, row_keys, version_hex
 
 TEMPORARY = "_lockstep_load"
 EMPTIED = "e"
@@ -68,10 +69,12 @@ def open_session(server: Server, database: str, *, where: str) -> pymysql.Connec
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns a load carries, named as the rows name them; `key` among them, () where rows have none."""
+    """Which columns a load carries, named as the rows name them; `key` among them, () where rows have none. shared: the
+    rows say from which source tables they come."""
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
+    shared: bool = False
 
 
 class LoadFile:
@@ -108,6 +111,8 @@ class LoadFile:
         upserts = pc.equal(ops, "u")
         self.truncates |= bool(pc.any(pc.is_in(ops, pa.array([TRUNCATE, EMPTIED]))).as_py())
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
+        if self.layout.shared:
+            fields.append(batch.column(ORIGINS).cast(pa.string()))
         for name in self.layout.columns:
             text = column_text(batch, name)
             if self.layout.key and name not in self.layout.key and batch.num_rows > upserts.true_count:
@@ -138,7 +143,8 @@ def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     cursor.execute(
         f"CREATE TEMPORARY TABLE {TEMPORARY} (_n BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, "
         f"_k VARBINARY({KEY_BYTES}) NULL, _o CHAR(1) CHARACTER SET ascii NULL, _v VARBINARY({VERSION_BYTES}) NULL, "
-        f"_s TINYINT NOT NULL DEFAULT 0, _a MEDIUMTEXT CHARACTER SET ascii NULL, {', '.join(own)}) ENGINE=InnoDB"
+        f"_s TINYINT NOT NULL DEFAULT 0, _a MEDIUMTEXT CHARACTER SET ascii NULL, "
+        f"{'_p TEXT CHARACTER SET ascii NULL, ' if layout.shared else ''}{', '.join(own)}) ENGINE=InnoDB"
     )
 
 
@@ -180,7 +186,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     file.flush()
     if tolerant:
         cursor.execute(f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
-    fields, settings = ["_k", "_o", "@_v", "_a"], ["_v = UNHEX(@_v)"]
+    fields, settings = ["_k", "_o", "@_v", "_a", *(["_p"] if file.layout.shared else [])], ["_v = UNHEX(@_v)"]
     for number, name in enumerate(file.layout.columns):
         column = target_name(facts, name)
         base = facts.by_name[name.lower()].type.base

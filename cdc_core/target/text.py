@@ -25,6 +25,10 @@ from cdc_core.apply.guard import encode_numbers
 from cdc_core.model.staged import LITERAL, ROW, SEQ, SOURCE, TS
 from cdc_core.target.prepare import KEY_BYTES
 
+ORIGIN, ORIGINS = "_cdc_origin", "_cdc_origins"
+"""Of merged rows of a table that several source tables feed: the one that this row comes from (apply.guard), and those
+that have deleted their row under the key in the same run, separated by commas."""
+
 _HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), dtype=np.uint16)
 _SPECIAL = np.zeros(256, dtype=bool)
 _SPECIAL[[0, 9, 10, 92]] = True
@@ -150,7 +154,12 @@ def version_hex(rows: pa.RecordBatch) -> pa.StringArray:
     sources = rows.column(SOURCE)
     coded = sources if pa.types.is_dictionary(sources.type) else sources.dictionary_encode()
     names = pa.array([name.encode().hex().upper() for name in coded.dictionary.to_pylist()], pa.string())
-    return pc.binary_join_element_wise(head, names.take(coded.indices), "")
+    if ORIGIN not in rows.schema.names:
+        return pc.binary_join_element_wise(head, names.take(coded.indices), "")
+    origins = rows.column(ORIGIN).dictionary_encode()
+    tails = pa.array(["00" + name.encode().hex().upper() for name in origins.dictionary.to_pylist()], pa.string())
+    tail = pc.fill_null(tails.take(origins.indices), "")
+    return pc.binary_join_element_wise(head, names.take(coded.indices), tail, "")
 
 
 def _ints(values: pa.Array) -> npt.NDArray[np.int64]:

@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.apply.guard import newer_or_equal
+from cdc_core.apply.guard import newer_or_equal, other_origin
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
@@ -157,7 +157,8 @@ def classify(held: Held, version: bytes, *, upsert: bool, born: bool, by_column:
     born:      the row came to life within the run (insert, snapshot, arrival under this key).
     by_column: the table has a freshness column. It rules upserts over a row; deletes and tombstones go by version.
     """
-    if held.tombstone is not None and not newer_or_equal(version, held.tombstone):
+    buried = held.tombstone is not None and not other_origin(version, held.tombstone)
+    if buried and held.tombstone is not None and not newer_or_equal(version, held.tombstone):
         return STALE, "the key was deleted by a newer change"
     if held.row is None:
         return (INSERT if born else REVIVED, "") if upsert else (ABSENT, "")

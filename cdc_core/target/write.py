@@ -34,14 +34,14 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql
+from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.connections import Server
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts
 from cdc_core.target.faults import is_row_error, known, transient, translated
-from cdc_core.target.keys import require_own_rows, settle_twins, spelled_apart
+from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
 from cdc_core.target.load import (
     EMPTIED,
     MAX_UNFIT,
@@ -206,6 +206,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         cursor.execute(f"UPDATE {joined} SET _l._s = {state} WHERE {special} AND _l._s <> {STALE}")
     by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON {on_key(facts, key, right='d')}"
     late = f"NOT {newer_or_equal_sql('_l._v', f'd.{VERSION_COLUMN}')}"
+    if file.layout.shared:
+        late = f"({late} AND NOT {other_origin_sql('_l._v', f'd.{VERSION_COLUMN}')})"
     cursor.execute(f"SELECT COUNT(*), COALESCE(SUM({late}), 0) FROM {by_tombstone} FOR UPDATE")
     buried, refused = cursor.fetchone()
     if refused:
@@ -214,6 +216,8 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     if truncated is not None:
         older = f"NOT {newer_or_equal_sql('_l._v', _literal(truncated))}"
         cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {older}")
+    if file.layout.shared:
+        _require_one_origin(cursor, write, joined, version)
     if facts.coarser:
         require_own_rows(cursor, facts, key, twins=twins, stale=STALE)
     if file.absent:
@@ -260,6 +264,14 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     if write.ledger:
         note(cursor, write, counts)
     return counts
+
+
+def _require_one_origin(cursor: Any, write: ShardWrite, joined: str, version: str) -> None:
+    """No loaded row hits a row of another source table. Raises DataAtRisk (target.shared_key)."""
+    cursor.execute(f"SELECT _l._k FROM {joined} WHERE _l._s <> {STALE} AND {of_another_table('_l', version)} LIMIT 1")
+    row = cursor.fetchone()
+    if row is not None:
+        raise shared_key(write.logical, bytes(row[0]), where=write.facts.name)
 
 
 def _truncate(cursor: Any, facts: TableFacts) -> None:

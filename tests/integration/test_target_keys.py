@@ -16,8 +16,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cdc_core.connections import parse_url
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.schema import parse_column_type
 from cdc_core.target.compare import outcomes
 from cdc_core.target.facts import table_facts
+from cdc_core.target.keys import coarser
 from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare
 from cdc_core.target.text import version_hex
@@ -289,3 +292,112 @@ def test_each_kind_of_key_at_length(
     worlds: Callable[[Kind, str, str], World], kind: Kind, store: str, by: str, ops: Any, data: st.DataObject
 ) -> None:
     _ends_as_the_source(worlds, kind, store, by, ops, data)
+
+
+def folding(server: Any, store: str) -> Any:
+    """A target in a case-insensitive collation, of a source whose collation keeps its keys apart."""
+    shape = f"CREATE TABLE {{name}} (k VARCHAR(10) COLLATE {collations(server)['ci']} PRIMARY KEY, v INT)"
+    return target_table(server, shape, {"k": pa.string(), "v": pa.int32()}, ("k",), store=store)
+
+
+def row(op: str, k: str, v: int) -> Winner:
+    return Winner(op, {"k": k, "v": v}, (v, v, 0, "one"))
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_rows_that_the_source_keeps_apart_and_the_target_does_not_stop_the_write(server: Any, store: str) -> None:
+    with folding(server, store) as table:
+        finer = replace(table, facts=replace(table.facts, coarser=True))
+        finer.write([row("u", "a", 1), row("u", "B", 1)])
+        before = finer.everything()
+        for rows in (
+            [row("u", "A", 2)],  # a second row
+            [row("u", "A", 2), row("u", "a", 3)],  # two in one run
+            [row("d", "A", 3)],  # a second row that has come and gone since
+            [row("u", "C", 2), row("d", "c", 3)],  # two of which the older stays
+        ):
+            with pytest.raises(DataAtRisk) as caught:
+                finer.write(rows)
+            assert caught.value.code == "target.key_collapse"
+            assert finer.everything() == before
+        # The same row under another name.
+        finer.write([row("d", "a", 4), row("u", "A", 4)])
+        finer.write([row("u", "b", 6), row("d", "B", 5)])
+        assert finer.rows("k, v") == [("A", 4), ("b", 6)]
+        finer.write([row("d", "A", 7), row("d", "a", 8)])
+        assert finer.rows("k, v") == [("b", 6)]
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_the_way_out_that_a_collapse_names_works(server: Any, store: str) -> None:
+    with folding(server, store) as table:
+        finer = replace(table, facts=replace(table.facts, coarser=True))
+        finer.write([row("u", "a", 1), row("d", "x", 1)])
+        with pytest.raises(DataAtRisk, match="_bin"):
+            finer.write([row("u", "A", 2)])
+        table.query(f"ALTER TABLE {table.facts.name} MODIFY k VARCHAR(10) COLLATE utf8mb4_bin NOT NULL")
+        found = table_facts(table.connection, table.facts.database, ["t"])["t"]
+        facts = prepare(table.connection, replace(found, key=("k",), beside=table.facts.beside))
+        apart = replace(table, facts=facts)
+        assert apart.write([row("u", "A", 2), row("u", "x", 0), row("u", "a", 0)]).stale == 2
+        assert apart.rows("k, v") == [("A", 2), ("a", 1)]
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_versions_follow_a_key_that_is_altered_and_the_newest_of_those_that_fall_together_stays(
+    server: Any, store: str
+) -> None:
+    shape = "CREATE TABLE {name} (k VARCHAR(4) COLLATE utf8mb4_bin PRIMARY KEY, v INT)"
+    with target_table(server, shape, {"k": pa.string(), "v": pa.int32()}, ("k",), store=store) as table:
+        table.write([row("d", "a", 5), row("d", "A", 9), row("u", "b", 3), row("d", "b2", 3)])
+        table.query(f"ALTER TABLE {table.facts.name} MODIFY k VARCHAR(40) COLLATE {collations(server)['ci']} NOT NULL")
+        found = table_facts(table.connection, table.facts.database, ["t"])["t"]
+        facts = prepare(table.connection, replace(found, key=("k",), beside=table.facts.beside))
+        altered = replace(table, facts=facts)
+        assert altered.write([row("u", "a", 8)]).stale == 1
+        assert altered.write([row("u", "B", 2)]).stale == 1
+        assert altered.write([row("u", "a", 10)]).written == 1
+        assert altered.write([row("u", "b" * 40, 1)]).written == 1
+        assert prepare(table.connection, facts) == facts
+        assert len(table.query(f"SHOW TABLES FROM {facts.database} LIKE '\\_lockstep\\_%'")) == 4 - (store == "row")
+
+
+def test_a_key_over_other_columns_than_versions_are_kept_by_is_refused(server: Any) -> None:
+    shape = "CREATE TABLE {name} (a INT PRIMARY KEY, b INT NOT NULL UNIQUE)"
+    with target_table(server, shape, {"a": pa.int32(), "b": pa.int32()}, ("a",)) as table:
+        with pytest.raises(Refused, match="_lockstep_tombstone_t") as caught:
+            prepare(table.connection, replace(table.facts, key=("b",)))
+        assert caught.value.code == "target.key"
+        table.query(f"DROP TABLE {table.beside[0]}")
+        prepare(table.connection, replace(table.facts, key=("b",)))
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "expected"),
+    [
+        ("utf8mb4_0900_ai_ci", "utf8mb4_0900_ai_ci", False),
+        ("utf8mb3_general_ci", "utf8mb4_general_ci", False),
+        ("utf8mb4_0900_as_cs", "utf8mb4_0900_ai_ci", True),
+        ("utf8mb4_0900_ai_ci", "utf8mb4_uca1400_ai_ci", True),
+        ("utf8mb4_bin", "utf8mb4_general_ci", True),
+        ("utf8mb4_general_ci", "utf8mb4_bin", False),
+        ("utf8mb4_0900_ai_ci", "utf8mb4_bin", True),
+        ("utf8mb4_0900_ai_ci", "utf8mb4_nopad_bin", False),
+        ("utf8mb4_nopad_bin", "utf8mb4_0900_bin", False),
+        ("latin1_swedish_ci", "utf8mb4_bin", False),
+    ],
+)
+def test_which_collations_may_hold_more_keys_for_equal(source: str, target: str, expected: bool) -> None:
+    kinds = [parse_column_type("varchar(9)", charset=one.split("_")[0], collation=one) for one in (source, target)]
+    assert coarser(*kinds) is expected
+
+
+def test_columns_of_an_equal_key_that_only_the_target_has_stay_when_the_key_is_spelled_anew(server: Any) -> None:
+    for store in ("row", "table"):
+        shape = f"CREATE TABLE {{name}} (k VARCHAR(10) COLLATE {collations(server)['ci']} PRIMARY KEY, v INT, own INT)"
+        with target_table(server, shape, {"k": pa.string(), "v": pa.int32()}, ("k",), store=store) as table:
+            table.write([row("u", "a", 1)])
+            table.query(f"UPDATE {table.facts.name} SET own = 7")
+            counts = table.write([row("d", "a", 2), row("u", "A", 2)])
+            assert (counts.written, counts.stale) == (1, 1)
+            assert table.rows("k, v, own") == [("A", 2, 7)]

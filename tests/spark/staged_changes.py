@@ -102,9 +102,11 @@ class Stage:
         keys: Mapping[str, Sequence[str]],
         targets: Sequence[str] = ("shards",),
         on_truncate: str = "stop",
+        shared_keys: str = "stop",
     ) -> RunPlan:
         tables = tuple(
-            MergeTable(table, tuple(keys[table]), tuple(files), on_truncate) for table, files in self.files.items()
+            MergeTable(table, tuple(keys[table]), tuple(files), on_truncate, shared_keys)
+            for table, files in self.files.items()
         )
         batches = tuple(sorted({file.batch_id for files in self.files.values() for file in files}))
         plan = RunPlan(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import random
 import uuid
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from cdc_core.config import Pipeline, Quality, parse
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
+from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.objects import open_store
 from spark_jobs import failures
 from spark_jobs.columns import SHARD
@@ -53,10 +54,20 @@ class Line:
 
     def run(self, *changes: Change, quality: bool = False) -> RunPlan:
         """A run over these changes alone."""
+        return self.run_of({"shop.orders": changes}, quality=quality)
+
+    def run_of(self, changes: Mapping[str, Sequence[Change]], *, quality: bool = False) -> RunPlan:
+        """A run over changes of several source tables that feed shop.orders, by the source table's name."""
         self.stage.begin_again()
-        self.stage.add("shop.orders", ORDERS, changes)
-        on_truncate = self.pipeline.target("shards").tables["*"].on_truncate
-        plan = self.stage.plan(f"run{len(self.runs)}", {"shop.orders": ["id"]}, on_truncate=on_truncate)
+        for name, some in changes.items():
+            self.stage.add("shop.orders", replace(ORDERS, table=name.partition(".")[2]), some)
+        rule = self.pipeline.target("shards").tables["*"]
+        plan = self.stage.plan(
+            f"run{len(self.runs)}",
+            {"shop.orders": ["id"]},
+            on_truncate=rule.on_truncate,
+            shared_keys=rule.shared_keys,
+        )
         self.runs.append(plan)
         self.again(plan, quality=quality)
         return plan
@@ -558,3 +569,95 @@ def test_a_truncate_removes_what_is_older_in_every_shard_and_no_older_change_com
         assert line.rows() == left
     line.run(order("c", 3, 3, "anew", 50))
     assert line.rows() == left | {"1.1": [(3, 3, "anew"), *left["1.1"]]}
+
+
+def fed_by_two(line: Line, shared_keys: str = "stop") -> None:
+    data = line.pipeline.model_dump()
+    data["routes"] = [{"match": r"shop\.p[12]", "to": "shop.orders"}]
+    data["targets"][0]["tables"]["*"]["shared_keys"] = shared_keys
+    line.pipeline = Pipeline.model_validate(data)
+
+
+def test_rows_of_two_source_tables_under_one_key_stop_the_run_and_none_is_lost(line: Line) -> None:
+    fed_by_two(line)
+    line.run_of({"shop.p1": [order("c", 1, 1, "a", 10)], "shop.p2": [order("c", 2, 1, "b", 11)]}, quality=True)
+    before = line.everything()
+    for changes in (
+        {"shop.p2": [order("c", 1, 1, "b", 20)]},  # p1 has that key
+        {"shop.p2": [order("d", 1, 1, "b", 20)]},  # one that came and went between two runs
+        {"shop.p1": [order("c", 9, 1, "x", 20)], "shop.p2": [order("c", 9, 1, "y", 21)]},  # both in one run
+    ):
+        with pytest.raises(DataAtRisk, match="Two source tables") as caught:
+            line.run_of(changes)
+        assert caught.value.code == "target.shared_key"
+        assert line.everything() == before
+
+
+def test_a_row_that_moves_from_one_source_table_to_another_stays(line: Line) -> None:
+    fed_by_two(line)
+    line.run_of({"shop.p1": [order("c", 1, 1, "a", 10), order("c", 2, 1, "b", 11)]})
+    moved = line.run_of(
+        {  # copied to the archive first, and deleted first
+            "shop.p2": [order("c", 1, 1, "a", 20), order("c", 2, 1, "b", 23)],
+            "shop.p1": [order("d", 1, 1, "a", 21), order("d", 2, 1, "b", 22)],
+        },
+        quality=True,
+    )
+    line.adds_up(moved)
+    assert line.rows() == {"0.1": [(1, 1, "a"), (2, 1, "b")]}
+    before = line.everything()
+    line.again(moved, quality=True)
+    assert line.everything() == before
+    line.run_of({"shop.p2": [order("u", 1, 1, "z", 30, code="a"), order("d", 2, 1, "b", 31)]}, quality=True)
+    assert line.rows() == {"0.1": [(1, 1, "z")]}
+
+
+def test_keys_that_mean_the_same_row_in_two_source_tables_may_be_shared(line: Line) -> None:
+    fed_by_two(line, "newest")
+    line.run_of({"shop.p1": [order("c", 1, 1, "a", 10)], "shop.p2": [order("c", 1, 1, "b", 11)]}, quality=True)
+    assert line.rows() == {"0.1": [(1, 1, "b")]}
+    line.run_of({"shop.p1": [order("d", 1, 1, "a", 12)]}, quality=True)
+    assert line.rows() == {}
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_keys_that_the_target_holds_for_equal_are_one_row_in_every_job(line: Line, store: str) -> None:
+    """As shop.orders, with a text key in a case-insensitive collation and the shard key outside of it."""
+    data = line.pipeline.model_dump()
+    data["targets"][0]["tables"]["*"]["guard"] = {"store": store}
+    line.pipeline = Pipeline.model_validate(data)
+    collation = "utf8mb4_uca1400_ai_ci"
+    names = [f"{line.prefix}_{d}.orders_{t}" for d in (0, 1) for t in (0, 1)]
+    for name in names:
+        line.query(f"DROP TABLE {name}")
+        line.query(f"CREATE TABLE {name} (k VARCHAR(9) COLLATE {collation} PRIMARY KEY, customer INT NOT NULL)")
+    column = Column("k", parse_column_type("varchar(9)", charset="utf8mb4", collation=collation), False, 1)
+    schema = TableSchema("shop", "orders", (column, Column("customer", parse_column_type("int"), False)))
+
+    def run(*changes: Change) -> RunPlan:
+        line.stage.begin_again()
+        line.stage.add("shop.orders", schema, changes)
+        plan = line.stage.plan(f"run{len(line.runs)}", {"shop.orders": ["k"]})
+        line.runs.append(plan)
+        line.again(plan, quality=True)
+        line.adds_up(plan)
+        return plan
+
+    def k(op: str, key: str, customer: int, seq: int, /, **before: Any) -> Change:
+        row = {"k": key, "customer": customer}
+        return Change(op, row, seq, before={**row, **before} if op == "u" else None)
+
+    def rows() -> list[tuple[Any, ...]]:
+        return sorted(row for name in names for row in line.query(f"SELECT k, customer FROM {name}"))
+
+    run(k("c", "a", 1, 10), k("c", "x", 1, 11), k("c", "m", 2, 12))
+    renamed = run(
+        k("u", "A", 1, 20, k="a"), k("d", "x", 1, 21), k("c", "X", 1, 22), k("u", "M", 1, 23, k="m", customer=2)
+    )
+    assert rows() == [("A", 1), ("M", 1), ("X", 1)]
+    run(k("u", "A", 2, 30, customer=1), k("u", "X", 3, 31, customer=1), k("u", "x", 1, 32, k="X", customer=3))
+    now = rows()
+    assert now == [("A", 2), ("M", 1), ("x", 1)]
+    for plan in (renamed, *line.runs, renamed):
+        line.again(plan, quality=True)
+        assert rows() == now

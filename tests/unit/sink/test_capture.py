@@ -45,6 +45,11 @@ def test_a_system_schema_is_captured_by_a_pattern_that_names_it(pattern: str) ->
     assert not capture.captures("sys", "user")
 
 
+@pytest.mark.parametrize("name", ["_lockstep_ledger", "_lockstep_tombstone_orders", "_LOCKSTEP_MARK"])
+def test_what_lockstep_keeps_in_a_target_that_is_a_source_is_not_captured(name: str) -> None:
+    assert not Capture(Tables(include=(r"shop\..*",))).captures("shop", name)
+
+
 def test_a_table_without_a_route_has_its_own_name() -> None:
     assert Capture(Tables(include=(r"shop\..*",))).route("shop", "orders") == ("shop.orders",)
 
