@@ -79,7 +79,7 @@ def _classifier(destination: Destination) -> Work:
 
 def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
     """Raises DataAtRisk (target.shared_key) for rows that two source tables have under one key."""
-    if not destination.shared:
+    if not destination.shared or LIVE not in batch.schema.names:
         return
     several = batch.filter(pc.greater(batch.column(LIVE), 1))
     if several.num_rows:

@@ -37,6 +37,8 @@ have origins. Rows that two of them have under one key are two rows, which the t
 _NUMBERS = struct.Struct(">qqq")
 _SEQ = 8
 _SOURCE = 24
+_UNTOLD = _SOURCE + 1 + ORIGIN_BYTES
+"""No version up to this length says its origin: a source's name is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +75,14 @@ def other_origin(a: bytes, b: bytes) -> bool:
 
 
 def _origin(raw: bytes) -> bytes:
-    return raw[-ORIGIN_BYTES:] if raw[-ORIGIN_BYTES - 1 : -ORIGIN_BYTES] == b"\0" and len(raw) > _SOURCE else b""
+    # Shorter ones have numbers there, and longer ones without an origin a name, which holds no zero byte.
+    said = len(raw) > _UNTOLD and raw[-ORIGIN_BYTES - 1] == 0
+    return raw[-ORIGIN_BYTES:] if said else b""
 
 
 def other_origin_sql(a: str, b: str) -> str:
     """The same as a SQL expression; never null. `a` must not be null."""
-    said = [f"SUBSTRING({one}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({one}) > {_SOURCE}" for one in (a, b)]
+    said = [f"SUBSTRING({one}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({one}) > {_UNTOLD}" for one in (a, b)]
     return f"COALESCE({said[0]} AND {said[1]} AND RIGHT({a}, {ORIGIN_BYTES}) <> RIGHT({b}, {ORIGIN_BYTES}), FALSE)"
 
 

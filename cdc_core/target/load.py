@@ -112,7 +112,9 @@ class LoadFile:
         self.truncates |= bool(pc.any(pc.is_in(ops, pa.array([TRUNCATE, EMPTIED]))).as_py())
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         if self.layout.shared:
-            fields.append(batch.column(ORIGINS).cast(pa.string()))
+            # A run of before, whose write is ended, may have had no origins.
+            here = ORIGINS in batch.schema.names
+            fields.append(batch.column(ORIGINS).cast(pa.string()) if here else pa.nulls(batch.num_rows, pa.string()))
         for name in self.layout.columns:
             text = column_text(batch, name)
             if self.layout.key and name not in self.layout.key and batch.num_rows > upserts.true_count:

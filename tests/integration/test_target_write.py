@@ -15,7 +15,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.apply.guard import Version, decode, encode, may_replace_sql, newer_or_equal, newer_or_equal_sql
+from cdc_core.apply.guard import (
+    Version,
+    decode,
+    encode,
+    may_replace_sql,
+    newer_or_equal,
+    newer_or_equal_sql,
+    other_origin,
+    other_origin_sql,
+)
 from cdc_core.connections import connect
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.target import load as load_module
@@ -42,7 +51,8 @@ def table(server: Any, request: pytest.FixtureRequest) -> Iterator[Table]:
 
 NUMBERS = st.sampled_from([0, 1, 2, 255, 256, 2**31, 2**62, 2**63 - 1]) | st.integers(0, 2**63 - 1)
 VERSIONS = st.builds(Version, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["a", "A", "ab", "b", "x" * 48]))
-RAW = st.builds(encode, VERSIONS) | st.just(b"")
+TOLD = st.builds(Version, NUMBERS, NUMBERS, st.integers(0, 300), st.sampled_from(["a", "x" * 10]), st.just("0123abcd"))
+RAW = st.builds(encode, VERSIONS | TOLD) | st.just(b"")
 
 
 @given(pairs=st.lists(st.tuples(RAW, RAW), min_size=1, max_size=100))
@@ -52,12 +62,15 @@ def test_python_and_sql_decide_alike(server: Any, pairs: list[tuple[bytes, bytes
         f"SELECT {at} AS n, CAST(X'{a.hex()}' AS BINARY) AS a, CAST(X'{b.hex()}' AS BINARY) AS b"
         for at, (a, b) in enumerate(pairs)
     )
-    sql = f"SELECT {newer_or_equal_sql('v.a', 'v.b')}, {may_replace_sql('v.a', 'v.b')} FROM ({rows}) v ORDER BY v.n"
+    origins = other_origin_sql("v.a", "v.b")
+    sql = (
+        f"SELECT {newer_or_equal_sql('v.a', 'v.b')}, {may_replace_sql('v.a', 'v.b')}, {origins} "
+        f"FROM ({rows}) v ORDER BY v.n"
+    )
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute(sql)
         found = [tuple(map(bool, row)) for row in cursor.fetchall()]
-    expected = [newer_or_equal(a, b) for a, b in pairs]
-    assert found == [(one, one) for one in expected]
+    assert found == [(newer_or_equal(a, b), newer_or_equal(a, b), other_origin(a, b)) for a, b in pairs]
 
 
 def test_a_null_version_is_older_than_any_in_sql_too(server: Any) -> None:

@@ -6,13 +6,31 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.apply.guard import VERSION_BYTES, Version, decode, encode, encode_numbers, newer_or_equal
+from cdc_core.apply.guard import (
+    VERSION_BYTES,
+    Version,
+    decode,
+    encode,
+    encode_numbers,
+    newer_or_equal,
+    origin_name,
+    other_origin,
+)
 
 NUMBERS = st.integers(0, 2**63 - 1)
-VERSIONS = st.builds(Version, NUMBERS, NUMBERS, NUMBERS, st.sampled_from(["a", "b", "shop_eu", "x" * 48]))
+SOURCES = st.sampled_from(["a", "b", "shop_eu", "x" * 9, "x" * 10, "x" * 48])
+ORIGINS = st.sampled_from(["", origin_name("a", "shop.p1"), origin_name("a", "shop.p2")])
+VERSIONS = st.builds(Version, NUMBERS, NUMBERS, NUMBERS, SOURCES)
+TOLD = st.builds(Version, NUMBERS, NUMBERS, st.integers(0, 300), SOURCES, ORIGINS)
 
 
-@given(VERSIONS)
+@given(TOLD, TOLD)
+def test_origins_differ_where_both_versions_say_theirs(a: Version, b: Version) -> None:
+    assert other_origin(encode(a), encode(b)) is (bool(a.origin and b.origin) and a.origin != b.origin)
+    assert not other_origin(encode(a), b"")
+
+
+@given(VERSIONS | TOLD)
 def test_a_version_survives_its_bytes_and_fits_the_column(version: Version) -> None:
     raw = encode(version)
     assert decode(raw) == version
