@@ -401,3 +401,14 @@ def test_columns_of_an_equal_key_that_only_the_target_has_stay_when_the_key_is_s
             counts = table.write([row("d", "a", 2), row("u", "A", 2)])
             assert (counts.written, counts.stale) == (1, 1)
             assert table.rows("k, v, own") == [("A", 2, 7)]
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_a_row_that_came_under_an_equal_key_by_the_change_that_left_the_shard_stays(server: Any, store: str) -> None:
+    with folding(server, store) as table:
+        table.write([row("d", "X", 2), row("u", "x", 2)])
+        before = table.everything()
+        table.write([row("x", "X", 2)], ledger=False)
+        assert table.write([row("d", "X", 2)]).stale == 1
+        assert table.everything() == before
+        assert table.rows("k, v") == [("x", 2)]
