@@ -12,19 +12,16 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.apply.guard import newer_or_equal_sql
-from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.staged import SEQ, SOURCE
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.multiset import marks_of
-from cdc_core.target.versions import beside, on_key, row_version, table_literal, table_name, tombstones_name
+from cdc_core.target.versions import beside, equal_sql, on_key, row_version, table_literal, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
 """same: as it should be. newer: a later change stands there (or its tombstone). missing: an upserted row is not
 there. differs: the row has our version and other values. older: the row is older than what was written.
 left behind: a deleted or moved row is still there."""
-
-_AS_BYTES = TEXT_BASES | {"enum", "set"}
 
 
 def outcomes(
@@ -71,10 +68,6 @@ def _all_equal(facts: TableFacts, file: LoadFile) -> str:
     """What the row lacks stayed as it was in the target, and is nobody's to compare."""
     terms = []
     for name in file.layout.columns:
-        column = target_name(facts, name)
-        if facts.by_name[name.lower()].type.base in _AS_BYTES:
-            equal = f"CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY)"
-        else:
-            equal = f"r.{column} <=> _l.{column}"
+        equal = equal_sql(facts, name)
         terms.append(f"({equal} OR {is_absent(file.layout, name)})" if name in file.absent else equal)
     return " AND ".join(terms)

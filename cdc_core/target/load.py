@@ -44,12 +44,53 @@ SESSION = (
     # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
     "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_ENGINE_SUBSTITUTION'",
     "SET SESSION time_zone = '+00:00'",
+    # What `init_connect` or the server's defaults may have made of the connection's own charset and collation.
+    "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
     # Parents and children arrive in transactions of their own; the source has checked them.
     "SET SESSION foreign_key_checks = 0",
+    "SET SESSION unique_checks = 1",
     # No gap locks: shards of one database share the tombstone table. Our own runs exclude each other by a named lock.
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION TRANSACTION READ WRITE",
     "SET SESSION innodb_lock_wait_timeout = 30",
+    # For the metadata lock of a table that somebody alters; the default is a year.
+    "SET SESSION lock_wait_timeout = 60",
+    # Some of the warnings about a value that was changed are notes.
+    "SET SESSION sql_notes = 1",
+    # `_n` counts the lines of the file.
+    "SET SESSION auto_increment_increment = 1, auto_increment_offset = 1",
+    # `_n IS NULL` finds what a LEFT JOIN did not, and not the last row inserted.
+    "SET SESSION sql_auto_is_null = 0",
+    "SET SESSION sql_safe_updates = 0",
+    "SET SESSION sql_select_limit = 18446744073709551615",
+    "SET SESSION sql_big_selects = 1",
 )
+"""The settings of each session at a target, so that nothing depends on the server's own. None needs a privilege."""
+
+_SESSION_WHERE_KNOWN = (
+    # With it off, null in a TIMESTAMP NOT NULL becomes the present time.
+    "SET SESSION explicit_defaults_for_timestamp = 1",
+    "SET SESSION check_constraint_checks = 1",
+    "SET SESSION max_statement_time = 0",
+)
+_NOT_SETTABLE = frozenset({1193, 1227, 1229, 1238})
+"""No such variable, no privilege, global only, read only."""
+
+
+def set_session(cursor: Any) -> None:
+    """The settings of SESSION, and of those variables that only some servers have or let an account set."""
+    for statement in SESSION:
+        cursor.execute(statement)
+    for statement in _SESSION_WHERE_KNOWN:
+        _set_if_possible(cursor, statement)
+
+
+def _set_if_possible(cursor: Any, statement: str) -> None:
+    try:
+        cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        if error.args[0] not in _NOT_SETTABLE:
+            raise
 
 
 def open_session(server: Server, database: str, *, where: str) -> pymysql.Connection[Any]:
@@ -58,8 +99,7 @@ def open_session(server: Server, database: str, *, where: str) -> pymysql.Connec
     try:
         connection.select_db(database)
         with connection.cursor() as cursor:
-            for statement in SESSION:
-                cursor.execute(statement)
+            set_session(cursor)
     except BaseException:
         connection.close()
         raise
@@ -169,7 +209,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     """
     file.flush()
     if tolerant:
-        cursor.execute(f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
+        _set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
     fields, settings = ["_k", "_o", "@_v", "_a"], ["_v = UNHEX(@_v)"]
     for number, name in enumerate(file.layout.columns):
         column = target_name(facts, name)
@@ -204,13 +244,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             ) from None
         raise
     loaded = cursor.rowcount
-    cursor.execute("SHOW WARNINGS" if tolerant else "SHOW WARNINGS LIMIT 20")
-    warnings = cursor.fetchall()
-    unfit: dict[int, str] = {}
-    for warning in warnings:
-        if not tolerant or len(warnings) >= _MAX_ERROR_COUNT or not _row_number(warning):
-            raise _bent(cursor, facts, warning)
-        unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
+    unfit = _unfit_rows(cursor, facts, tolerant=tolerant)
     if loaded != file.rows:
         raise DataAtRisk(
             f"The server took {loaded} of {file.rows} rows.",
@@ -219,6 +253,28 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             remedy="run the task again; if it stays so, keep the run's files and report it",
         )
     return remove(cursor, facts, unfit) if unfit else []
+
+
+def _unfit_rows(cursor: Any, facts: TableFacts, *, tolerant: bool) -> dict[int, str]:
+    """Line numbers of the rows that the server had to change to load them, with the reason of each.
+
+    Raises DataAtRisk (target.row_error) unless `tolerant`, and where the server keeps fewer warnings than it counts
+    (max_error_count, which MySQL lets only SESSION_VARIABLES_ADMIN set).
+    """
+    cursor.execute("SHOW COUNT(*) WARNINGS")
+    (count,) = cursor.fetchone()
+    if not count:
+        return {}
+    cursor.execute("SHOW WARNINGS" if tolerant else "SHOW WARNINGS LIMIT 20")
+    warnings = cursor.fetchall()
+    unfit: dict[int, str] = {}
+    for warning in warnings:
+        if not tolerant or count > len(warnings) or not _row_number(warning):
+            raise _bent(cursor, facts, warning)
+        unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
+    if not unfit:
+        raise row_error(facts, None, f"the server warns of {count} values, and its max_error_count lets it name none")
+    return unfit
 
 
 def remove(cursor: Any, facts: TableFacts, unfit: Mapping[int, str]) -> list[Unfit]:
