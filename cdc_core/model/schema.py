@@ -138,6 +138,12 @@ def type_of(kind: pa.DataType) -> ColumnType:
 
 _TYPE = re.compile(r"^\s*([a-zA-Z0-9_]+)\s*(?:\((.*)\))?\s*(.*)$", re.DOTALL)
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
+_UNESCAPED = re.compile(r"''|\\([\\0nr])")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What servers write in a label's place for a quote, a backslash, NUL and line ends."""
+    return {None: "'", "0": "\0", "n": "\n", "r": "\r"}.get(match[1], match[1])
 
 
 def parse_column_type(text: str, *, charset: str = "", collation: str = "") -> ColumnType:
@@ -153,7 +159,7 @@ def parse_column_type(text: str, *, charset: str = "", collation: str = "") -> C
     arguments = match[2] or ""
     unsigned = "unsigned" in match[3].lower() or "zerofill" in match[3].lower()
     if base in ("enum", "set"):
-        labels = tuple(label.replace("''", "'") for label in _LABEL.findall(arguments))
+        labels = tuple(_UNESCAPED.sub(_unescaped, label) for label in _LABEL.findall(arguments))
         return ColumnType(base, labels=labels, charset=charset, collation=collation)
     if base == "decimal":
         numbers = [int(part) for part in arguments.split(",") if part.strip()]
