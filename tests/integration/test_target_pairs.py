@@ -1,4 +1,4 @@
-"""Every pair of types that target.pairs allows keeps all values; every one that it refuses names an ALTER that helps."""
+"""Pairs of types that target.pairs allows keep all values; for each that it refuses it names an ALTER that helps."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def same(source: ColumnType, target: str, value: Any, found: str) -> bool:
     if isinstance(value, dt.datetime):
         return dt.datetime.fromisoformat(found).replace(tzinfo=value.tzinfo) == value
     if source.base == "time":
-        return found.rstrip("0").rstrip(".") == value.rstrip("0").rstrip(".")
+        return found.partition(".")[0] == value.partition(".")[0] and found.startswith(value)
     return found == str(value)
 
 
