@@ -5,6 +5,7 @@ The rows go up as for a write. Text is compared byte by byte, whatever the colla
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.apply.guard import newer_or_equal_sql
+from cdc_core.model.schema import ColumnType
 from cdc_core.model.staged import SEQ, SOURCE
-from cdc_core.target.facts import TableFacts
+from cdc_core.target.facts import TableFacts, declaration
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.multiset import marks_of
 from cdc_core.target.versions import beside, equal_sql, on_key, row_version, table_literal, table_name, tombstones_name
@@ -31,6 +33,7 @@ def outcomes(
     if facts.keyless:
         return _reached(connection, facts, rows)
     found = [""] * rows.num_rows
+    facts, layout = _documents_as_text(facts), replace(layout, documents=frozenset())
     with connection.cursor() as cursor, LoadFile(scratch, layout) as file:
         create_temporary(cursor, facts, layout)
         file.add(rows)
@@ -54,6 +57,18 @@ def outcomes(
             found[number - 1] = str(outcome)
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
     return found
+
+
+def _documents_as_text(facts: TableFacts) -> TableFacts:
+    """JSON columns are compared as the texts that source and target print."""
+    text = ColumnType("longtext", charset="utf8mb4", collation="utf8mb4_bin")
+    return replace(
+        facts,
+        columns=tuple(
+            replace(one, type=text, declared=declaration(text)) if one.type.base == "json" else one
+            for one in facts.columns
+        ),
+    )
 
 
 def _reached(connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch) -> list[str]:

@@ -22,12 +22,14 @@ from cdc_core.connections import Server, connect, resolve
 from cdc_core.errors import LockstepError, Refused, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.facts import (
+    UNAVAILABLE,
     TableFacts,
     loaded_columns,
     require_grants,
     require_server,
     table_facts,
     table_problems,
+    unavailable,
 )
 from cdc_core.target.load import Layout, open_session, set_session
 from cdc_core.target.prepare import prepare, require_store
@@ -57,7 +59,9 @@ class Destination:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.key, self.columns)
+        facts = self.shards[0].facts
+        documents = (name for name in self.columns if facts.by_name[name.lower()].type.base == "json")
+        return Layout(self.key, self.columns, frozenset(documents))
 
     @property
     def quarantine(self) -> bool:
@@ -122,15 +126,18 @@ def open_destination(
                 with connection.cursor() as cursor:
                     set_session(cursor)
                 require_server(connection, where=f"{reference} ({server})")
+                shards += [
+                    Shard(place, server, facts)
+                    for place, facts in _inspect(
+                        connection, mine, schemas, key, rule, reference, problems, partial=partial
+                    )
+                ]
             except LockstepError as error:
                 problems.append(error)
-                continue
-            shards += [
-                Shard(place, server, facts)
-                for place, facts in _inspect(
-                    connection, mine, schemas, key, rule, reference, problems, ready=ready, partial=partial
-                )
-            ]
+            except pymysql.err.MySQLError as error:
+                if (error.args[0] if error.args else 0) not in UNAVAILABLE:
+                    raise
+                problems.append(unavailable(error, where=f"{reference} ({server})"))
         if problems:
             raise combined(problems)
         if ready:
@@ -156,7 +163,6 @@ def _inspect(
     where: str,
     problems: list[LockstepError],
     *,
-    ready: bool,
     partial: bool,
 ) -> Iterator[tuple[ShardTable, TableFacts]]:
     """The tables that are there; what is wrong with them, and with those that are not, is added to `problems`."""

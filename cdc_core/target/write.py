@@ -39,7 +39,7 @@ from cdc_core.connections import Server
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
-from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied, written_columns
+from cdc_core.target.facts import DENIED, UNAVAILABLE, VERSION_COLUMN, TableFacts, denied, written_columns
 from cdc_core.target.load import (
     EMPTIED,
     MAX_UNFIT,
@@ -80,7 +80,7 @@ only, which are written again all the same)."""
 
 _DEADLOCKS = frozenset({1205, 1213})
 _GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055})
-_PASSING = frozenset({3, 1021, 1114, 1040, 1290, 1836, 3100})
+_PASSING = UNAVAILABLE - _GONE | {3, 1021, 1114, 1040}
 _ROW_ERRORS = frozenset({1048, 1264, 1265, 1292, 1364, 1366, 1406, 1411, 1526, 1644, 1690, 3140, 3819, 4025})
 """Besides PyMySQL's DataError and IntegrityError: check constraints, SIGNAL in a trigger, partitions, and the like."""
 _DUPLICATE = 1062

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -92,10 +93,9 @@ def test_rows_are_set_aside_by_an_account_without_privileges_of_an_administrator
                 "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, CREATE TEMPORARY TABLES "
                 f"ON {table.facts.database}.* TO lean"
             )
-            object.__setattr__(table.server, "user", "lean")
-            object.__setattr__(table.server, "password", "x")
+            lean = replace(table, server=replace(table.server, user="lean", password="x"))
             rows = [shop("u", 1, "much too long for this column", 1, 1), shop("u", 2, "b", 2, 1)]
-            counts = table.write(rows, quarantine=True)
+            counts = lean.write(rows, quarantine=True)
             assert (counts.written, counts.quarantined) == (1, 1)
             assert table.rows() == [(2, "b", 2)]
         finally:
