@@ -43,8 +43,7 @@ def exact_numbers(text: pa.StringArray) -> Exact:
     suspects = np.flatnonzero(np.asarray(pc.fill_null(pc.match_substring_regex(text, _SUSPECT), False)))
     numbers: dict[int, tuple[Number, ...]] = {}
     changed: list[str] = []
-    for row in suspects:
-        document = text[int(row)].as_py()
+    for row, document in zip(suspects, text.take(pa.array(suspects)).to_pylist(), strict=True):
         found = list(_decimals(document))
         if found:
             numbers[int(row)] = tuple((path, scale) for _, _, path, scale in found)

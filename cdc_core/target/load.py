@@ -267,7 +267,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             ) from None
         raise
     loaded = cursor.rowcount
-    unfit = _unfit_rows(cursor, facts, tolerant=tolerant)
+    unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
     if loaded != file.rows:
         raise DataAtRisk(
             f"The server took {loaded} of {file.rows} rows.",
@@ -282,7 +282,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     return remove(cursor, facts, unfit) if unfit else []
 
 
-def _unfit_rows(cursor: Any, facts: TableFacts, *, tolerant: bool) -> dict[int, str]:
+def _unfit_rows(cursor: Any, facts: TableFacts, layout: Layout, *, tolerant: bool) -> dict[int, str]:
     """Line numbers of the rows that the server had to change to load them, with the reason of each.
 
     Raises DataAtRisk (target.row_error) unless `tolerant`, and where the server keeps fewer warnings than it counts
@@ -297,7 +297,7 @@ def _unfit_rows(cursor: Any, facts: TableFacts, *, tolerant: bool) -> dict[int, 
     unfit: dict[int, str] = {}
     for warning in warnings:
         if not tolerant or count > len(warnings) or not _row_number(warning):
-            raise _bent(cursor, facts, warning)
+            raise _bent(cursor, facts, layout, warning)
         unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
     if not unfit:
         raise row_error(facts, None, f"the server warns of {count} values, and its max_error_count lets it name none")
@@ -327,10 +327,19 @@ def _row_number(warning: Sequence[Any]) -> int:
     return int(match[1] or match[2]) if match else 0
 
 
-def _bent(cursor: Any, facts: TableFacts, warning: Sequence[Any]) -> DataAtRisk:
-    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (_row_number(warning),))
+def _bent(cursor: Any, facts: TableFacts, layout: Layout, warning: Sequence[Any]) -> DataAtRisk:
+    enums = [name for name in layout.columns if facts.by_name[name.lower()].type.base == "enum"]
+    indexes = "".join(f", {target_name(facts, name)} + 0" for name in enums)
+    cursor.execute(f"SELECT _k{indexes} FROM {TEMPORARY} WHERE _n = {_row_number(warning)}")
     row = cursor.fetchone()
-    return row_error(facts, row[0] if row else None, f"{warning[2]} ({warning[1]})")
+    reason = f"{warning[2]} ({warning[1]})"
+    for name, index in zip(enums, row[1:] if row else (), strict=False):
+        if index == 0:
+            reason = (
+                f"{name} is not a label of the target's ENUM; an empty value is the error value (index 0) that the "
+                "source keeps of an insert it could not take, and a VARCHAR column takes it"
+            )
+    return row_error(facts, row[0] if row else None, reason)
 
 
 def shown_key(key: bytes) -> str:

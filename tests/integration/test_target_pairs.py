@@ -325,3 +325,14 @@ def test_a_value_that_a_charset_lacks_is_never_written_as_another(server: Any) -
             with pytest.raises(DataAtRisk):
                 table.write([Winner("u", {"id": 1, "v": text}, (1, 1, 0, "one"))])
         assert table.rows("id") == []
+
+
+def test_the_error_value_of_an_enum_is_named_as_what_it_is(server: Any) -> None:
+    columns = {"id": pa.int64(), "e": pa.string()}
+    with target_table(server, "CREATE TABLE {name} (id BIGINT PRIMARY KEY, e ENUM('a','b'))", columns) as table:
+        with pytest.raises(DataAtRisk, match=r"error value .*VARCHAR") as caught:
+            table.write([Winner("u", {"id": 7, "e": ""}, (1, 1, 0, "one"))])
+        assert "key 7" in caught.value.what
+    with target_table(server, "CREATE TABLE {name} (id BIGINT PRIMARY KEY, e VARCHAR(1))", columns) as table:
+        table.write([Winner("u", {"id": 7, "e": ""}, (1, 1, 0, "one"))])
+        assert table.rows("e") == [("",)]
