@@ -27,6 +27,7 @@ class TargetColumn:
     """A column of a target table. `declared` is the server's own text of the type, charset and collation.
 
     optional: a row can be inserted without naming it (nullable, a default, auto_increment, or generated).
+    counted:  AUTO_INCREMENT.
     """
 
     name: str
@@ -36,6 +37,13 @@ class TargetColumn:
     optional: bool
     generated: bool
     invisible: bool
+    counted: bool = False
+
+    @property
+    def replaces_null(self) -> bool:
+        """Whether the server stores another value for null, without a word: the next number, or the present time
+        (MariaDB). Any other NOT NULL column refuses a row that has null."""
+        return not self.nullable and (self.counted or self.type.base == "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,6 +157,7 @@ def _column(
         optional,
         generated,
         "invisible" in words,
+        "auto_increment" in words,
     )
 
 
@@ -319,7 +328,7 @@ def _column_problem(
             remedy=f"make {column.name} a generated column of the target, or drop it there; or SET GLOBAL "
             "binlog_row_image = FULL on the source and bring the table by a full copy",
         )
-    elif not problem and column.nullable and not there.nullable:
+    elif not problem and column.nullable and there.replaces_null:
         problem = pairs.NULLS
     if not problem or (narrower and pairs.reported(problem, there.type)):
         return None

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType
 
 SHORTER, SMALLER, NEGATIVE = "it is shorter", "it has a smaller range", "it takes no negative numbers"
-TIMESTAMP_RANGE, CHARSET, NULLS = "TIMESTAMP has a smaller range", "its charset lacks characters", "it takes no null"
+TIMESTAMP_RANGE, CHARSET = "TIMESTAMP has a smaller range", "its charset lacks characters"
+NULLS = "it replaces null by a value of its own"
 DIFFER, DIGITS, FRACTION = "the types differ", "it has fewer digits", "it has fewer fractional digits"
 SPACES = "a CHAR column cuts spaces off the end"
-_REPORTED = frozenset({SHORTER, SMALLER, NEGATIVE, TIMESTAMP_RANGE, CHARSET, NULLS})
+_REPORTED = frozenset({SHORTER, SMALLER, NEGATIVE, TIMESTAMP_RANGE, CHARSET})
 
 Rule = Callable[[ColumnType, ColumnType], str]
 """The problem of a pair of types, source and target; "" where every value arrives as it is."""
@@ -31,9 +32,9 @@ def problem(source: ColumnType, target: ColumnType) -> str:
 
 
 def reported(found: str, target: ColumnType) -> bool:
-    """Whether the server reports each value that this problem is about. It rounds fractions, cuts spaces off a CHAR's
-    end, and may replace null in a TIMESTAMP by the present time, without a word."""
-    return found in _REPORTED and target.base != "char" and not (found == NULLS and target.base == "timestamp")
+    """Whether the server reports each value that this problem is about. It rounds fractions, and cuts spaces off
+    a CHAR, without a word."""
+    return found in _REPORTED and target.base != "char"
 
 
 def widened(source: ColumnType, target: ColumnType, *, mariadb: bool) -> ColumnType:

@@ -223,23 +223,25 @@ def test_a_missing_table_is_refused_with_a_create_table_that_helps(server: Any) 
         assert create_table(name, schema, ["id"], mariadb=mariadb) in caught.value.remedy
 
 
-def test_a_column_that_takes_no_null_is_refused_where_the_source_has_some(server: Any) -> None:
-    with target_table(
-        server, "CREATE TABLE {name} (id INT PRIMARY KEY, ts TIMESTAMP NOT NULL, n INT NOT NULL)"
-    ) as table:
-        columns = (Column("id", kind("int"), nullable=False, key_part=1), Column("ts", kind("timestamp")))
-        for narrower in (False, True):  # MariaDB stores the present time for null, without a word
-            with pytest.raises(Refused, match="takes no null") as caught:
-                require_table(
-                    table.facts,
-                    TableSchema("s", "t", (*columns, Column("n", kind("int")))),
-                    ["id"],
-                    name="t",
-                    narrower=narrower,
-                )
-            assert len(caught.value.parts) == (0 if narrower else 2)
-            for part in caught.value.parts:
-                table.query(part.remedy)
+def test_a_column_that_replaces_null_is_refused_where_the_source_may_have_some(server: Any) -> None:
+    definition = (
+        "CREATE TABLE {name} (id INT PRIMARY KEY, ts TIMESTAMP NOT NULL DEFAULT '2020-01-01 00:00:00', "
+        "n INT NOT NULL AUTO_INCREMENT UNIQUE, plain INT NOT NULL)"
+    )
+    names = {"ts": "timestamp", "n": "int", "plain": "int"}
+    id = Column("id", kind("int"), nullable=False, key_part=1)
+    with target_table(server, definition) as table:
+        for narrower in (False, True):
+            nullable = TableSchema("s", "t", (id, *(Column(name, kind(one)) for name, one in names.items())))
+            with pytest.raises(Refused, match="replaces null") as caught:
+                require_table(table.facts, nullable, ["id"], name="t", narrower=narrower)
+            assert len(caught.value.parts) == 2
+        filled = TableSchema("s", "t", (id, *(Column(name, kind(one), nullable=False) for name, one in names.items())))
+        require_table(table.facts, filled, ["id"], name="t")
+        for part in caught.value.parts:
+            table.query(part.remedy)
+        facts = table_facts(table.connection, table.facts.database, ["t"])["t"]
+        require_table(facts, nullable, ["id"], name="t")
 
 
 CHARACTERS = {
