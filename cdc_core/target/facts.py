@@ -246,10 +246,10 @@ def table_problems(
                     remedy=f"give {one.name} a default, or allow null",
                 )
             )
-    if freshness is not None and freshness.lower() not in known:
+    if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
         found.append(
             Refused(
-                f"The freshness column {freshness!r} is not a column of {schema.name}.",
+                f"The freshness column {freshness!r} is not a column of both {schema.name} and {facts.name}.",
                 where=name,
                 code="target.column",
                 remedy="name a column of the source in targets.*.tables.*.freshness, or leave the key out",

@@ -11,12 +11,12 @@ import pyarrow as pa
 import pytest
 
 from cdc_core.config import Target, TargetTable
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.target.destination import open_destination
+from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.load import open_session
-from tests.target_rows import Winner, shop, target_table
+from tests.target_rows import Table, Winner, shop, target_table
 
 HOSTILE = {
     "sql_mode": "'ANSI_QUOTES,PIPES_AS_CONCAT,NO_BACKSLASH_ESCAPES,NO_ZERO_DATE,PAD_CHAR_TO_FULL_LENGTH'",
@@ -111,17 +111,41 @@ def test_a_table_whose_own_defaults_the_server_would_refuse_today_is_prepared(se
         table.query(f"ALTER TABLE {table.facts.name} DROP COLUMN _cdc_version")
         columns = {"id": "int", "ts": "timestamp", "d": "date"}
         schema = TableSchema(
-            table.facts.database,
+            "s",
             "t",
             tuple(
                 Column(name, parse_column_type(kind), nullable=name == "d", key_part=1 if name == "id" else None)
                 for name, kind in columns.items()
             ),
         )
-        rule = TargetTable(database=table.facts.database)
-        target = Target(name="copy", connections=["env:COPY"], tables={schema.name: rule})
-        found = open_destination(target, schema.name, [schema], ready=True, environ={"COPY": server.url})
-        assert found.shards[0].facts.versioned
+        assert opened(table, schema, server.url).shards[0].facts.versioned
+
+
+def opened(table: Table, schema: TableSchema, url: str, *, ready: bool = True) -> Destination:
+    rule = TargetTable(database=table.facts.database)
+    target = Target(name="copy", connections=["env:COPY"], tables={schema.name: rule})
+    return open_destination(target, schema.name, [schema], ready=ready, environ={"COPY": url})
+
+
+def test_a_server_that_takes_no_writes_now_is_tried_again_and_written_when_it_does(server: Any) -> None:
+    schema = TableSchema("s", "t", (Column("id", parse_column_type("int"), nullable=False, key_part=1),))
+    with target_table(server, "CREATE TABLE {name} (id INT PRIMARY KEY)") as table:
+        table.query("CREATE USER lean IDENTIFIED BY 'x'")
+        table.query("GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, CREATE TEMPORARY TABLES ON *.* TO lean")
+        table.query(f"ALTER TABLE {table.facts.name} DROP COLUMN _cdc_version")
+        lean = f"mysql://lean:x@{server.host}:{server.port}"
+        try:
+            for setting, url in (("read_only", lean), ("super_read_only", server.url)):
+                with with_globals(server, {setting: "1"}) as known:
+                    for ready in (False, True) if known else ():
+                        with pytest.raises(RetryLater) as caught:
+                            opened(table, schema, url, ready=ready)
+                        assert caught.value.code == "target.unavailable"
+                table.query("SET GLOBAL read_only = 0")  # the one switches the other on
+            assert opened(table, schema, lean).shards[0].facts.versioned
+        finally:
+            table.query("SET GLOBAL read_only = 0")
+            table.query("DROP USER lean")
 
 
 def test_a_target_that_logs_statements_is_refused(server: Any) -> None:
