@@ -11,13 +11,14 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc_core.apply.plan import keys_apart
 from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import LockstepError, UsageError
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
@@ -94,26 +95,20 @@ class Job:
             paths = [self.store.spark_uri(file.path) for file in table.files if file.schema_id == schema.id]
             yield schema, self.spark.read.schema(staged_struct(schema)).parquet(*paths)
 
-    def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
-        """The last definition of each source table that feeds the logical one."""
-        last: dict[tuple[str, str], TableSchema] = {}
-        for file in table.files:
-            schema = self.plan.schemas[file.schema_id]
-            last[file.batch_id.partition("/")[0], schema.name] = schema
-        return tuple(last.values())
-
     def destination(self, table: MergeTable) -> Destination:
-        found = open_destination(self.target, table.table, self.current_schemas(table), key=table.key, ready=True)
-        return replace(found, shared=self.shared(table))
+        return open_destination(
+            self.target,
+            table.table,
+            self.plan.current_schemas(table),
+            key=table.key,
+            ready=True,
+            partial=table.absent_rows > 0,
+            shared=self.shared(table),
+        )
 
     def shared(self, table: MergeTable) -> bool:
         """Whether several source tables may feed the table and must not share keys: each row says its own."""
-        names = {schema.name for schema in self.schemas(table)}
-        return (
-            bool(table.key)
-            and table.shared_keys == "stop"
-            and not all(self.pipeline.feeds_alone(name, table.table) for name in names)
-        )
+        return keys_apart(self.pipeline, table.table, table.key, table.shared_keys, self.schemas(table))
 
     def clear(self, folder: str) -> None:
         for info in list(self.store.list(folder + "/")):

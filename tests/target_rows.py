@@ -17,7 +17,7 @@ from cdc_core.connections import Server, parse_url
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import absent_text
 from cdc_core.target.facts import TableFacts, table_facts
-from cdc_core.target.load import Layout, LoadFile, Unfit
+from cdc_core.target.load import Layout, LoadFile, Unfit, set_session
 from cdc_core.target.prepare import prepare, tombstones_table, versions_table
 from cdc_core.target.write import ShardWrite, Transact, write_shard
 
@@ -82,7 +82,8 @@ class Table:
         transact: Transact | None = None,
         **options: Any,
     ) -> WriteCounts:
-        layout = Layout(self.key, tuple(self.columns))
+        documents = (name for name in self.columns if self.facts.by_name[name.lower()].type.base == "json")
+        layout = Layout(self.key, tuple(self.columns), documents=frozenset(documents))
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout) as file:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))
@@ -134,6 +135,7 @@ def target_table(
         cursor.execute("SET sql_mode = ''")
         cursor.execute("SET GLOBAL local_infile = ON")
         cursor.execute(definition.format(name=f"{database}.t"))
+        set_session(cursor)
         found = table_facts(connection, database, ["t"])["t"]
         facts = prepare(connection, replace(found, key=tuple(key), beside=store == "table", keyless=not key))
         yield Table(parse_url(sandbox.url, where="test"), connection, facts, columns, key)

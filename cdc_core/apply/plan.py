@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.retention import require_seeded, require_unpurged
@@ -278,6 +278,17 @@ def _merge_table(
 
 def _in_use(files: Sequence[StagedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:
     return [schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in files)]
+
+
+def keys_apart(
+    pipeline: Pipeline, table: str, key: Sequence[str], shared_keys: str, schemas: Iterable[TableSchema]
+) -> bool:
+    """Whether several source tables may feed the logical table and must not share keys: each row says its own.
+
+    schemas: of the source tables that feed it now. shared_keys: as in config.TargetTable.
+    """
+    alone = all(pipeline.feeds_alone(schema.name, table) for schema in schemas)
+    return bool(key) and shared_keys == "stop" and not alone
 
 
 def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:

@@ -1,4 +1,6 @@
-"""Preflight of a target: its servers, and for each logical table every shard of it."""
+"""Preflight of a target: its servers, and for each logical table every shard of it. What a target must be is one list
+(target.destination.open_destination); `lockstep check` asks it of all captured tables, a plan of those of its run.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +10,12 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.apply.plan import key_of
+from cdc_core.apply.plan import key_of, keys_apart
 from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
+from cdc_core.errors import LockstepError, combined
+from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
@@ -52,6 +56,54 @@ def check_target(
             _logical_table(pipeline, target, name, schemas, looped, environ, findings)
 
 
+def require_target(
+    pipeline: Pipeline, plan: RunPlan, target_name: str, environ: Mapping[str, str] | None = None
+) -> None:
+    """Asks the target all that the jobs of the run will need, for all of its tables, before the first of them starts.
+
+    Raises one error that says everything which is wrong (errors.combined).
+    """
+    target = pipeline.target(target_name)
+    problems: list[LockstepError] = []
+    for table in plan.merge_set(plan.target(target_name).merge_set).tables:
+        if target.table(table.table) is not None and table.files:
+            schemas = plan.current_schemas(table)
+            try:
+                open_destination(
+                    target,
+                    table.table,
+                    schemas,
+                    key=table.key,
+                    ready=False,
+                    partial=table.absent_rows > 0,
+                    shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
+                    environ=environ,
+                )
+            except LockstepError as error:
+                problems.append(error)
+                if error.retriable:
+                    break  # a server that cannot be reached says the same of every table
+    if problems:
+        raise combined(problems)
+
+
+def require_any_target(
+    pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
+) -> dict[str, LockstepError]:
+    """require_target for each target that has batches: the errors of those that fail, by name, while others can go on.
+    Where none can, raises the errors of all."""
+    asked = [one.target for one in plan.targets if one.batches]
+    failed: dict[str, LockstepError] = {}
+    for name in asked:
+        try:
+            require_target(pipeline, plan, name, environ)
+        except LockstepError as error:
+            failed[name] = error
+    if failed and len(failed) == len(asked):
+        raise combined(list(failed.values()))
+    return failed
+
+
 def _identity(connection: pymysql.Connection[Any], place: str, findings: Findings) -> str | None:
     def look() -> str:
         with translating(place):
@@ -85,7 +137,8 @@ def _logical_table(
 
     def look() -> int:
         key = key_of(target, name, schemas)
-        destination = open_destination(target, name, schemas, key=key, ready=False, environ=environ)
+        shared = policy is not None and keys_apart(pipeline, name, key, policy.shared_keys, schemas)
+        destination = open_destination(target, name, schemas, key=key, ready=False, shared=shared, environ=environ)
         for shard in destination.shards:
             if shard.place.connection in looped:
                 require_no_loop(pipeline, shard.place)

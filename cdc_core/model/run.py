@@ -152,6 +152,14 @@ class RunPlan:
     def target(self, name: str) -> TargetRun:
         return next(one for one in self.targets if one.target == name)
 
+    def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
+        """The last definition of each source table that feeds the logical one."""
+        last: dict[tuple[str, str], TableSchema] = {}
+        for file in table.files:
+            schema = self.schemas[file.schema_id]
+            last[file.batch_id.partition("/")[0], schema.name] = schema
+        return tuple(last.values())
+
     def claimed(self, target: str) -> tuple[str, ...]:
         """The batches whose consume records the run moves."""
         return () if self.replay else self.target(target).batches

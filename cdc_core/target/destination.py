@@ -6,10 +6,11 @@ never in a file).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec
 
 import numpy as np
 import numpy.typing as npt
@@ -18,20 +19,20 @@ import pymysql
 
 from cdc_core.config import Target, TargetTable
 from cdc_core.connections import Server, connect, resolve
-from cdc_core.errors import Refused
+from cdc_core.errors import LockstepError, Refused, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.facts import (
     TableFacts,
+    loaded_columns,
     require_grants,
     require_server,
-    require_table,
     table_facts,
-    written_columns,
+    table_problems,
 )
-from cdc_core.target.faults import translating
+from cdc_core.target.faults import translated, translating
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import require_engine, require_room
-from cdc_core.target.load import Layout, open_session
+from cdc_core.target.load import Layout, documents_of, open_session, set_session
 from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
@@ -61,7 +62,9 @@ class Destination:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.key, self.columns, self.shared)
+        return Layout(
+            self.key, self.columns, shared=self.shared, documents=documents_of(self.shards[0].facts, self.columns)
+        )
 
     @property
     def quarantine(self) -> bool:
@@ -88,26 +91,19 @@ def open_destination(
     *,
     key: Sequence[str] | None = None,
     ready: bool,
+    partial: bool = False,
+    shared: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Destination:
     """Looks at every physical table, and with `ready` adds what Lockstep needs there.
 
+    This is the one list of what a target must be: `lockstep check` and the plan of a run ask it with ready=False, the
+    Spark jobs with ready=True. All that is wrong is raised as one error (errors.combined).
+
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
-    first schema's. Raises what sharding, facts.require_* and prepare raise; `lockstep check` calls it with
-    ready=False.
+    first schema's. partial: row images leave columns out. shared: as in Destination. Raises what sharding, facts.*,
+    limits.* and prepare raise, and what target.faults makes of errors of the servers.
     """
-    with translating(f"target {target.name}, {logical}"):
-        return _opened(target, logical, schemas, key, ready, environ)
-
-
-def _opened(
-    target: Target,
-    logical: str,
-    schemas: Sequence[TableSchema],
-    key: Sequence[str] | None,
-    ready: bool,
-    environ: Mapping[str, str] | None,
-) -> Destination:
     places = shard_tables(target, logical)
     rule = target.table(logical)
     assert rule is not None  # shard_tables has refused it
@@ -122,26 +118,56 @@ def _opened(
     if rule.sharding is not None and rule.sharding.function == "python":
         shard_function(rule.sharding)
     shards: list[Shard] = []
-    for number, reference in enumerate(target.connections):
-        mine = [place for place in places if place.connection == number]
-        if mine:
+    problems: list[LockstepError] = []
+    with ExitStack() as opened:
+        sessions: dict[int, pymysql.Connection[Any]] = {}
+        for number, reference in enumerate(target.connections):
+            mine = [place for place in places if place.connection == number]
+            if not mine:
+                continue
             server = resolve(reference, environ)
-            with connect(server, where=reference) as connection:
+            try:
+                connection = sessions[number] = opened.enter_context(connect(server, where=reference))
+                with connection.cursor() as cursor:
+                    set_session(cursor)
                 require_server(connection, where=f"{reference} ({server})")
                 shards += [
                     Shard(place, server, facts)
-                    for place, facts in _inspect(connection, mine, schemas, key, rule, reference, ready=ready)
+                    for place, facts in _inspect(
+                        connection,
+                        mine,
+                        schemas,
+                        key,
+                        rule,
+                        reference,
+                        problems,
+                        ready=ready,
+                        partial=partial,
+                        shared=shared,
+                    )
                 ]
-                if ready:
-                    shards = [
-                        replace(shard, facts=prepare(connection, shard.facts)) if shard.place in mine else shard
-                        for shard in shards
-                    ]
+            except LockstepError as error:
+                problems.append(error)
+            except pymysql.err.MySQLError as error:
+                problems.append(translated(error, where=f"{reference} ({server})"))
+        if problems:
+            raise combined(problems)
+        if ready:
+            with translating(f"target {target.name}, {logical}"):
+                shards = [
+                    replace(shard, facts=prepare(sessions[shard.place.connection], shard.facts)) for shard in shards
+                ]
     columns: dict[str, None] = {}
     for schema in schemas:
-        columns |= dict.fromkeys(written_columns(shards[0].facts, schema))
+        columns |= dict.fromkeys(loaded_columns(shards[0].facts, schema))
     return Destination(
-        target.name, logical, rule, key, tuple(columns), tuple(sorted(shards, key=lambda shard: shard.place.shard))
+        target.name,
+        logical,
+        rule,
+        key,
+        tuple(columns),
+        tuple(sorted(shards, key=lambda shard: shard.place.shard)),
+        shared,
     )
 
 
@@ -156,33 +182,66 @@ def _inspect(
     key: Sequence[str],
     rule: TargetTable,
     where: str,
+    problems: list[LockstepError],
     *,
     ready: bool,
+    partial: bool,
+    shared: bool,
 ) -> Iterator[tuple[ShardTable, TableFacts]]:
+    """The tables that are there; what is wrong with them, and with those that are not, is added to `problems`.
+
+    Raises LockstepError, or an error of the server, where it takes nothing now: then nobody need ask further.
+    """
+    mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
         found = table_facts(connection, database, [place.table for place in here])
         for place in here:
             facts = found.get(place.table)
-            for schema in schemas:
-                facts = require_table(
+            for schema in schemas[: None if facts else 1]:
+                problems += table_problems(
                     facts,
                     schema,
                     key,
                     name=place.name,
                     freshness=rule.freshness,
                     narrower=rule.on_row_error == "quarantine",
+                    partial=partial,
+                    mariadb=mariadb,
                 )
-            assert facts is not None  # require_table has refused it
-            facts = replace(facts, key=tuple(key), keyless=not key, beside=bool(key) and rule.guard.store == "table")
-            facts = replace(facts, coarser=bool(coarser_columns(facts, schemas)))
-            require_engine(connection, facts)
-            require_store(connection, facts)
-            if not ready:
-                names = dict.fromkeys(name for schema in schemas for name in written_columns(facts, schema))
-                require_room(connection, facts, tuple(names))
+            if facts is not None:
+                facts = replace(
+                    facts, key=tuple(key), keyless=not key, beside=bool(key) and rule.guard.store == "table"
+                )
+                found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, schemas)))
+        sound = [one for one in found.values() if _collect(problems, require_engine, connection, one)]
+        granted = _collect(problems, require_grants, connection, sound, temporary_in=database, where=where)
+        for place in here:
+            if place.table not in found:
+                continue
+            facts = found[place.table]
+            _collect(problems, require_store, connection, facts)
+            if granted and facts in sound and not ready:
+                names = dict.fromkeys(name for schema in schemas for name in loaded_columns(facts, schema))
+                _collect(problems, require_room, connection, facts, tuple(names), shared=shared)
             yield place, facts
-        require_grants(connection, found.values(), temporary_in=database, where=where)
+
+
+Rules = ParamSpec("Rules")
+
+
+def _collect(
+    problems: list[LockstepError], check: Callable[Rules, None], *arguments: Rules.args, **options: Rules.kwargs
+) -> bool:
+    """Whether a check found nothing. What it finds is added, unless it is the server that takes nothing now."""
+    try:
+        check(*arguments, **options)
+    except LockstepError as error:
+        if error.retriable:
+            raise
+        problems.append(error)
+        return False
+    return True
 
 
 class Sessions:

@@ -20,7 +20,7 @@ from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, R
 
 BUSY = frozenset({1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572})
 """Lock waits, deadlocks, a definition that changed meanwhile, a transaction that a replication group rolled back."""
-GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 4031})
+GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031})
 """The connection broke, or someone ended it or its statement; another attempt on a new connection may go through."""
 PASSING = (
     frozenset({3, 23, 24, 28, 1021, 1026, 1114})  # disk and files
@@ -29,6 +29,8 @@ PASSING = (
     | {1969, 3024}  # a limit on the time of statements
 )
 """The server takes no writes now."""
+PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "CREATE TEMPORARY TABLES")
+"""All that an account needs on the databases of a target."""
 DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1396, 1410})
 ALTERED = frozenset({1049, 1051, 1054, 1091, 1146, 1932})
 """A database, table or column that was there when the job looked."""
@@ -67,12 +69,12 @@ class _Fault:
 _TABLE: tuple[tuple[Iterable[int], _Fault], ...] = (
     (BUSY, _Fault(RetryLater, "target.busy", "The target is busy", "run the task again; if it stays so, look for long "
                   "transactions on the target")),
-    (GONE | PASSING, _Fault(RetryLater, "target.unavailable", "The target does not take statements now",
-                            "run the task again once the server is whole; look at its log, its disk and whether it is "
-                            "read-only")),
+    (GONE | PASSING, _Fault(RetryLater, "target.unavailable", "The target takes no writes now",
+                            "run the task again once the server can be written; if it stays so, look at its log and "
+                            "its disk, and see whether it is a read-only replica (read_only, super_read_only) and the "
+                            "connection should lead to another")),
     (DENIED, _Fault(Refused, "target.grant", "The target refused a statement",
-                    "GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, CREATE TEMPORARY TABLES on the target's "
-                    "databases to the pipeline's account")),
+                    f"GRANT {', '.join(PRIVILEGES)} ON the target's databases to the pipeline's account")),
     (ALTERED, _Fault(RetryLater, "target.altered", "The target's table was altered while the job worked",
                      "run the task again, which looks at the table once more; if it stays so, run `lockstep check`")),
     (LIMITS, _Fault(Refused, "target.limit", "The table leaves too little under the server's limits for what Lockstep "
@@ -102,6 +104,11 @@ def number_of(error: pymysql.err.MySQLError) -> int:
 
 def known(error: pymysql.err.MySQLError) -> bool:
     return number_of(error) in _BY_NUMBER
+
+
+def denied(error: pymysql.err.MySQLError) -> bool:
+    """Whether the account lacks a privilege for the statement."""
+    return number_of(error) in DENIED
 
 
 def transient(error: pymysql.err.MySQLError) -> bool:

@@ -66,7 +66,8 @@ def coarser_columns(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[
     for name in facts.key:
         for schema in schemas:
             for column in schema.columns:
-                if column.name == name and coarser(column.type, facts.by_name[name.lower()].type):
+                there = facts.by_name.get(name.lower())
+                if there is not None and column.name == name and coarser(column.type, there.type):
                     found[name] = None
     return tuple(found)
 
@@ -102,13 +103,14 @@ def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str], *, stale: i
         f"ROW_NUMBER() OVER (PARTITION BY {names} ORDER BY _r > 1, SUBSTRING(_l._v, 1, 8) DESC, "
         "SUBSTRING(_l._v, 25) DESC, _l._o = 'u' DESC) AS _place"
     )
+    # With its indexes at once: ALTER TABLE would commit the transaction, even for a temporary table.
+    index = f", INDEX _lockstep_key ({_indexed(facts, key)})" if indexable(facts, key) else ""
     cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {TWINS}")
     cursor.execute(
-        f"CREATE TEMPORARY TABLE {TWINS} ENGINE=InnoDB AS SELECT * FROM (SELECT _l.*, {best}, "
-        f"COUNT(*) OVER (PARTITION BY {names}) AS _count FROM ({ranked}) _l) t WHERE t._count > 1"
+        f"CREATE TEMPORARY TABLE {TWINS} (PRIMARY KEY (_n){index}) ENGINE=InnoDB AS "
+        f"SELECT * FROM (SELECT _l.*, {best}, COUNT(*) OVER (PARTITION BY {names}) AS _count FROM ({ranked}) _l) t "
+        "WHERE t._count > 1"
     )
-    index = f", ADD INDEX _lockstep_key ({_indexed(facts, key)})" if indexable(facts, key) else ""
-    cursor.execute(f"ALTER TABLE {TWINS} ADD PRIMARY KEY (_n){index}")
     _require_one_upsert(cursor, facts, key)
     cursor.execute(
         f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {TWINS} t ON t._n = _l._n SET _l._s = {stale} WHERE t._place > 1"

@@ -16,7 +16,8 @@ from cdc_core.apply.guard import VERSION_BYTES
 from cdc_core.errors import Refused
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
 from cdc_core.target.faults import translating
-from cdc_core.target.load import TEMPORARY, Layout, column_sql, create_temporary
+from cdc_core.target.load import TEMPORARY, Layout, column_sql, create_temporary, documents_of, target_name
+from cdc_core.target.prepare import indexable
 
 _COPY = "_lockstep_copy"
 
@@ -45,16 +46,24 @@ def require_engine(connection: pymysql.Connection[Any], facts: TableFacts) -> No
     )
 
 
-def require_room(connection: pymysql.Connection[Any], facts: TableFacts, columns: Sequence[str]) -> None:
-    """columns: what is written, as the rows name them. Raises Refused (target.limit), and what a server's error is."""
+def require_room(
+    connection: pymysql.Connection[Any], facts: TableFacts, columns: Sequence[str], *, shared: bool = False
+) -> None:
+    """Raises Refused (target.limit), and what target.faults makes of other errors.
+
+    columns: what is loaded, as the rows name them. shared: as in load.Layout.
+    """
     with translating(facts.name), connection.cursor() as cursor:
         cursor.execute(f"USE {quote(facts.database)}")
-        create_temporary(cursor, facts, Layout(facts.key, tuple(columns)))
+        layout = Layout(facts.key, tuple(columns), shared=shared, documents=documents_of(facts, columns))
+        create_temporary(cursor, facts, layout)
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
         if not (facts.beside or facts.keyless or facts.versioned):
-            own = ", ".join(column_sql(column) for column in facts.columns)
+            key = {name.lower() for name in facts.key if indexable(facts, facts.key)}
+            own = [column_sql(column, key=column.name.lower() in key) for column in facts.columns]
+            own.append(f"{VERSION_COLUMN} VARBINARY({VERSION_BYTES})")
+            if key:  # a server may want one of each table (sql_require_primary_key)
+                own.append(f"PRIMARY KEY ({', '.join(target_name(facts, name) for name in facts.key)})")
             cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {_COPY}")
-            cursor.execute(
-                f"CREATE TEMPORARY TABLE {_COPY} ({own}, {VERSION_COLUMN} VARBINARY({VERSION_BYTES})) ENGINE=InnoDB"
-            )
+            cursor.execute(f"CREATE TEMPORARY TABLE {_COPY} ({', '.join(own)}) ENGINE=InnoDB")
             cursor.execute(f"DROP TEMPORARY TABLE {_COPY}")

@@ -19,8 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -94,10 +93,11 @@ def _beside(prefix: str, table: str) -> str:
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
 
-    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy).
+    The connection has the settings of load.set_session: key columns are copied as the table has them, zero dates too.
+    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable).
     """
     try:
-        with connection.cursor() as cursor, _strict(cursor):
+        with connection.cursor() as cursor:
             there = _ours(cursor, facts)
             _require_store(cursor, facts, there)
             _create_missing(cursor, facts, there)
@@ -121,18 +121,6 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
             ) from None
     found = table_facts(connection, facts.database, [facts.table])[facts.table]
     return replace(found, beside=facts.beside, key=facts.key, coarser=facts.coarser)
-
-
-@contextmanager
-def _strict(cursor: Any) -> Iterator[None]:
-    """Key columns are copied as the table has them, zero dates too, and no value is changed on the way."""
-    cursor.execute("SELECT @@sql_mode")
-    before = cursor.fetchone()[0]
-    cursor.execute("SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES'")
-    try:
-        yield
-    finally:
-        cursor.execute("SET SESSION sql_mode = %s", (before,))
 
 
 def lock_table(cursor: Any, facts: TableFacts) -> str:

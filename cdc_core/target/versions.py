@@ -15,6 +15,7 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.apply.guard import newer_or_equal, other_origin
+from cdc_core.model.schema import TEXT_BASES
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
@@ -106,6 +107,17 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
     return f"CAST({column} AS CHAR)"
 
 
+_AS_BYTES = TEXT_BASES | {"enum", "set"}
+
+
+def equal_sql(facts: TableFacts, name: str) -> str:
+    """Whether the row `r` has the very value of the loaded row `_l`: text byte by byte, whatever the collation."""
+    column = target_name(facts, name)
+    if facts.by_name[name.lower()].type.base in _AS_BYTES:
+        return f"(CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY))"
+    return f"(r.{column} <=> _l.{column})"
+
+
 def truncate_of(cursor: Any, facts: TableFacts) -> bytes | None:
     """The version of the last truncate that was applied to the table: a tombstone of all of its keys."""
     cursor.execute(f"SELECT version FROM {truncates_name(facts)} WHERE table_name = {table_literal(facts)}")
@@ -134,9 +146,9 @@ def row_version(facts: TableFacts) -> str:
     return f"v.{VERSION_COLUMN}" if facts.beside else f"r.{VERSION_COLUMN}"
 
 
-def beside(facts: TableFacts, key: Sequence[str]) -> str:
-    """What a FROM clause needs after loaded rows `_l` for `row_version`; "" where the row has it."""
-    return f" LEFT JOIN {versions_name(facts)} v ON {on_key(facts, key, right='v')}" if facts.beside else ""
+def beside(facts: TableFacts, key: Sequence[str], row: str = "_l") -> str:
+    """What a FROM clause needs after rows `row` for `row_version`; "" where the row has it."""
+    return f" LEFT JOIN {versions_name(facts)} v ON {on_key(facts, key, row, 'v')}" if facts.beside else ""
 
 
 def versions_name(facts: TableFacts) -> str:

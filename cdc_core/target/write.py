@@ -39,8 +39,8 @@ from cdc_core.connections import Server
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts
-from cdc_core.target.faults import is_row_error, known, transient, translated
+from cdc_core.target.facts import VERSION_COLUMN, TableFacts, written_columns
+from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
 from cdc_core.target.load import (
     EMPTIED,
@@ -55,12 +55,14 @@ from cdc_core.target.load import (
     open_session,
     remove,
     row_error,
+    shown_key,
     target_name,
 )
 from cdc_core.target.prepare import LEDGER, lock_table
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import (
     beside,
+    equal_sql,
     on_key,
     row_version,
     table_literal,
@@ -250,6 +252,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
             )
         else:
             _verify(cursor, write, key, upserts, careful=careful)
+        _verify_generated(cursor, facts, file)
         if buried:
             cursor.execute(f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}")
     counts = WriteCounts(
@@ -278,8 +281,11 @@ def _truncate(cursor: Any, facts: TableFacts) -> None:
     """Removes all rows that are older than the truncate, and leaves a tombstone for every key."""
     cursor.execute(f"SELECT _v FROM {TEMPORARY} WHERE _o IN ('{TRUNCATE}', '{EMPTIED}')")
     version = _literal(cursor.fetchone()[0])
-    cursor.execute(f"DELETE r FROM {table_name(facts)} r WHERE {newer_or_equal_sql(version, row_version(facts))}")
+    older = newer_or_equal_sql(version, row_version(facts))
+    cursor.execute(f"DELETE r FROM {table_name(facts)} r{beside(facts, facts.key, row='r')} WHERE {older}")
     log.info("%s: truncated, %d rows removed", facts.name, cursor.rowcount)
+    if facts.beside:
+        cursor.execute(f"DELETE v FROM {versions_name(facts)} v WHERE {older}")
     cursor.execute(
         f"INSERT INTO {truncates_name(facts)} (table_name, version) VALUES ({table_literal(facts)}, {version}) "
         f"ON DUPLICATE KEY UPDATE version = IF({newer_or_equal_sql(version, 'version')}, {version}, version)"
@@ -310,8 +316,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
         for statement in _upsert_sql(write, file, ""):
             cursor.execute(statement)
     except pymysql.err.MySQLError as error:
-        number = error.args[0]
-        if number == _DUPLICATE and not careful and needs_care(write.facts, file.layout):
+        if number_of(error) == _DUPLICATE and not careful and needs_care(write.facts, file.layout):
             raise _Collision from None
         if not is_row_error(error):
             raise
@@ -325,7 +330,9 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
             raise _UnfitRows(found) from error
         cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found, default=0),))
         row = cursor.fetchone()
-        raise row_error(write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number})") from error
+        raise row_error(
+            write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number_of(error)})"
+        ) from error
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
@@ -338,7 +345,7 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     if facts.beside:
         return _upsert_beside(write, file, extra)
     fresh = target_name(facts, write.freshness) if write.freshness else None
-    names = [target_name(facts, name) for name in file.layout.columns]
+    names = [target_name(facts, name) for name in written_columns(facts, file.layout.columns)]
     keys = {target_name(facts, name) for name in file.layout.key}
     old = table_name(facts)
     version = f"{old}.{VERSION_COLUMN}"
@@ -351,7 +358,8 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
         # The key as it is written now, of the row that has it; another unique value may have led to another row.
         own = on_key(facts, file.layout.key, right=old)
         changes += [
-            f"{old}.{name} = IF({version} <=> _l._v AND {own}, _l.{name}, {old}.{name})" for name in sorted(keys)
+            f"{old}.{name} = IF({version} <=> _l._v AND {own}, _l.{name}, {old}.{name})"
+            for name in sorted(keys.intersection(names))
         ]
     return [
         f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
@@ -362,9 +370,10 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
 
 def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     facts, key = write.facts, file.layout.key
-    names = [target_name(facts, name) for name in file.layout.columns]
+    written = written_columns(facts, file.layout.columns)
+    names = [target_name(facts, name) for name in written]
     fixed = () if spelled_apart(facts, key) else key
-    values = [target_name(facts, name) for name in file.layout.columns if name not in fixed]
+    values = [target_name(facts, name) for name in written if name not in fixed]
     changes = ", ".join(f"r.{name} = _l.{name}" for name in values)
     chosen = f"_l._o = '{UPSERT}' AND _l._s <> {STALE} {extra}"
     table, same = table_name(facts), on_key(facts, key)
@@ -396,7 +405,7 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
                 raise
             middle = (low + high) // 2
             if low == high:
-                found[low] = f"{error.args[-1]} ({error.args[0]})"
+                found[low] = f"{error.args[-1]} ({number_of(error)})"
             else:
                 ranges += [(middle + 1, high), (low, middle)]
     return found
@@ -420,6 +429,30 @@ def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *,
         remedy="look for triggers of the target that change rows, or keys that are equal in the target's collation "
         "only; nothing of this shard was written",
     )
+
+
+def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
+    """Columns that the target computes have the values that the source's have."""
+    layout = file.layout
+    for name in layout.columns:
+        if facts.by_name[name.lower()].generated and name not in layout.key:
+            same = equal_sql(facts, name)
+            if name in file.absent:
+                same = f"({same} OR {is_absent(layout, name)})"
+            cursor.execute(
+                f"SELECT _l._k FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
+                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND NOT {same} LIMIT 1"
+            )
+            row = cursor.fetchone()
+            if row:
+                raise DataAtRisk(
+                    f"The target computes another value of {name} than the source has, in the row with key "
+                    f"{shown_key(bytes(row[0]))}.",
+                    where=facts.name,
+                    code="target.generated",
+                    remedy=f"compare the expressions of {name} on both; make it a plain column of the target, or drop "
+                    "it there if it is generated on the source; nothing of this shard was written",
+                )
 
 
 def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> None:

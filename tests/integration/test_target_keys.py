@@ -329,6 +329,31 @@ def test_rows_that_the_source_keeps_apart_and_the_target_does_not_stop_the_write
 
 
 @pytest.mark.parametrize("store", ["row", "table"])
+def test_a_write_with_a_renamed_row_that_fails_later_leaves_nothing(server: Any, store: str) -> None:
+    shape = (
+        f"CREATE TABLE {{name}} (k VARCHAR(10) COLLATE {collations(server)['ci']} PRIMARY KEY, v INT, CHECK (v < 9))"
+    )
+    with target_table(server, shape, {"k": pa.string(), "v": pa.int32()}, ("k",), store=store) as table:
+        table.write([row("u", "a", 1), row("u", "x", 1)])
+        before = table.everything()
+        with pytest.raises(DataAtRisk) as caught:
+            table.write([row("d", "a", 2), row("u", "A", 2), row("d", "x", 2), row("u", "z", 9)])
+        assert caught.value.code == "target.row_error"
+        assert table.everything() == before
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_a_truncate_removes_what_is_older_wherever_versions_are_kept(server: Any, store: str) -> None:
+    with folding(server, store) as table:
+        table.query(f"INSERT INTO {table.facts.name} (k, v) VALUES ('own', 0)")
+        table.write([row("u", "a", 1), row("u", "b", 5)])
+        table.write([Winner("t", {"k": None, "v": None}, (3, 3, 0, "one")), row("u", "C", 4)])
+        assert table.rows("k, v") == [("b", 5), ("C", 4)]
+        assert table.write([row("u", "A", 2)]).stale == 1
+        assert table.write([row("u", "A", 6)]).written == 1
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
 def test_the_way_out_that_a_collapse_names_works(server: Any, store: str) -> None:
     with folding(server, store) as table:
         finer = replace(table, facts=replace(table.facts, coarser=True))
