@@ -181,6 +181,7 @@ def test_every_refused_pair_names_an_alter_that_helps(server: Any) -> None:
     """For each source type one table with a column of each refused type: after the ALTERs it is taken."""
     mariadb = "MariaDb" in type(server).__name__
     with target_table(server) as table:
+        table.query("SET SESSION sql_mode = ''")  # a strict MariaDB makes nothing else of a geometry
         for one in EDGES:
             others = [
                 (f"c{n}", other)
