@@ -33,6 +33,9 @@ from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
 
+_ALTER_S = 86_400
+
+
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One physical table on its server."""
@@ -115,9 +118,11 @@ def open_destination(
                     Shard(place, server, facts)
                     for place, facts in _inspect(connection, mine, schemas, key, rule, reference)
                 ]
-                if ready:
+            if ready:
+                # Adding a column may take long on a server that cannot do it in place.
+                with connect(server, where=reference, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S) as altering:
                     shards = [
-                        replace(shard, facts=prepare(connection, shard.facts)) if shard.place in mine else shard
+                        replace(shard, facts=prepare(altering, shard.facts)) if shard.place in mine else shard
                         for shard in shards
                     ]
     columns: dict[str, None] = {}

@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
-from cdc_core.connections import Server, connect
+from cdc_core.connections import SafeConnection, Server, connect
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.staged import OP, TRUNCATE, lacking
 from cdc_core.target.facts import TableFacts, quote
@@ -52,9 +52,11 @@ SESSION = (
 )
 
 
-def open_session(server: Server, database: str, *, where: str) -> pymysql.Connection[Any]:
+def open_session(server: Server, database: str, *, where: str) -> SafeConnection:
     """A connection for bulk work in a database, autocommit on, with the settings of SESSION."""
-    connection = connect(server, where=where, local_infile=True, read_timeout=3600, write_timeout=3600)
+    connection = connect(
+        server, where=where, local_infile=True, read_timeout=3600, write_timeout=3600, statement_timeout_s=86_400
+    )
     try:
         connection.select_db(database)
         with connection.cursor() as cursor:
@@ -189,11 +191,12 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     # The path is ours (a scratch directory); a quote or backslash in it would still end the literal.
     path = str(file.path).replace("\\", "\\\\").replace("'", "''")
     try:
-        cursor.execute(
-            f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {TEMPORARY} CHARACTER SET utf8mb4 "
-            "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
-            f"({', '.join(fields)}) SET {', '.join(settings)}"
-        )
+        with cursor.connection.sending(file.path):
+            cursor.execute(
+                f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {TEMPORARY} CHARACTER SET utf8mb4 "
+                "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
+                f"({', '.join(fields)}) SET {', '.join(settings)}"
+            )
     except pymysql.err.MySQLError as error:
         if error.args[0] in _LOCAL_INFILE_OFF:
             raise Refused(
