@@ -16,16 +16,17 @@ import pymysql
 
 from cdc_core import tls
 from cdc_core.errors import Refused, RetryLater, UsageError
+from cdc_core.model.reference import variable_of
 from cdc_core.mysql_client import SafeConnection
 
 __all__ = [
+    "READ_TIMEOUT_S",
     "SafeConnection",
     "Server",
     "connect",
     "open_connection",
     "parse_options",
     "parse_url",
-    "require_own_variables",
     "resolve",
     "shown",
     "variable_of",
@@ -62,14 +63,6 @@ class Server:
         return f"{self.user}@{self.host}:{self.port}"
 
 
-def variable_of(reference: str) -> str:
-    """The environment variable that holds the URL of a reference."""
-    kind, _, name = reference.partition(":")
-    if kind == "env":
-        return name
-    return "LOCKSTEP_CONN_" + "".join(char if char.isalnum() else "_" for char in name).upper()
-
-
 def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
     """The server behind `env:VAR` or `airflow:CONN_ID`. Raises UsageError (connection.unset, connection.url)."""
     variable = variable_of(reference)
@@ -82,22 +75,6 @@ def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
             remedy=f"export {variable}=mysql://user:password@host:3306 (percent-encode special characters)",
         )
     return parse_url(url, where=reference)
-
-
-def require_own_variables(references: Iterable[str]) -> None:
-    """Two names that are read from one variable would be one server. Raises UsageError (connection.same_variable)."""
-    seen: dict[str, str] = {}
-    for reference in references:
-        other = seen.setdefault(variable_of(reference), reference)
-        if other != reference:
-            raise UsageError(
-                f"{other} and {reference} are both read from the environment variable {variable_of(reference)}, so that "
-                "one would lead to the other's server.",
-                where=reference,
-                code="connection.same_variable",
-                remedy="rename one of them: letters' case and signs other than letters and digits do not tell names "
-                "apart",
-            )
 
 
 def parse_url(url: str, *, where: str) -> Server:

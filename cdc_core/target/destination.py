@@ -32,7 +32,6 @@ from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
-
 _ALTER_S = 86_400
 
 

@@ -8,7 +8,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
-from cdc_core.connections import Server, connect, parse_url, require_own_variables, resolve, variable_of
+from cdc_core.connections import Server, connect, parse_url, resolve, variable_of
 from cdc_core.errors import RetryLater, UsageError
 from examples.sandbox.tls import CERTIFICATE, write_certificate
 from tests.refusals import refusal
@@ -74,18 +74,6 @@ def test_a_server_that_does_not_answer_is_worth_a_retry() -> None:
 def test_time_outs_of_the_url_are_seconds() -> None:
     server = parse_url("mysql://u@h/?connect_timeout=2&read_timeout=0.5", where="env:X")
     assert server.timeouts == {"connect_timeout": 2, "read_timeout": 0.5}
-
-
-@pytest.mark.parametrize(
-    "names",
-    [("airflow:shop-a", "airflow:shop_a"), ("airflow:shop_a", "airflow:SHOP.A"), ("env:LOCKSTEP_CONN_A", "airflow:a")],
-)
-def test_two_names_for_one_variable_are_refused(names: tuple[str, str]) -> None:
-    require_own_variables([names[0], names[0]])
-    error = refusal(lambda: require_own_variables(names))
-    assert error.code == "connection.same_variable"
-    assert names[0] in str(error)
-    assert names[1] in str(error)
 
 
 @pytest.mark.parametrize(
