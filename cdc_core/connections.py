@@ -148,7 +148,7 @@ def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
     SafeConnection raises.
     """
     try:
-        return open_connection(server, where=where, init_command="SET time_zone = '+00:00'", **options)
+        return open_connection(server, where=where, **{"init_command": "SET time_zone = '+00:00'", **options})
     except pymysql.err.MySQLError as error:
         number = error.args[0] if error.args else 0
         text = shown(error).rstrip(".")

@@ -9,7 +9,7 @@ It may assume nothing about the server: somebody may listen in its stead, or sit
 
 What of PyMySQL is private and used here, all checked with 1.1.3:
   overridden  connect, _get_server_information, _request_authentication, _execute_command, _read_packet, _read_bytes,
-              _read_ok_packet, _read_query_result; of MySQLResult: _read_load_local_packet, _read_rowdata_packet
+              _read_ok_packet, _read_query_result, set_character_set; of MySQLResult: _read_load_local_packet, _read_rowdata_packet
   called      _force_close, write_packet, ctx, _sock, _rfile, _connect_attrs, _auth_plugin_name, _read_timeout,
               _local_infile, server_capabilities, server_version, salt, client_flag; _auth: the functions that scramble
 A test runs every login method and every step of a session against it on real servers, so that another version of
@@ -44,6 +44,8 @@ LOGIN_FACTOR = 3
 """The whole login, with TLS, takes at most so many times the time-out of the connect itself."""
 MAX_RESULT_BYTES = 1 << 30
 """Of one statement's answer: what a server may send in one packet at most, and far more than any of ours asks for."""
+_PROTOCOL = 10
+_NEEDED = CLIENT.PROTOCOL_41 | CLIENT.SECURE_CONNECTION | CLIENT.PLUGIN_AUTH
 _MAX_PACKET = (1 << 24) - 1
 _MAX_LOGIN_PACKETS = 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
@@ -88,6 +90,7 @@ class SafeConnection(pymysql.Connection):
     _read_timeout: float | None
     ctx: ssl.SSLContext
     password: bytes
+    protocol_version: int
     salt: bytes
     server_capabilities: int
 
@@ -149,6 +152,8 @@ class SafeConnection(pymysql.Connection):
     def _get_server_information(self) -> None:
         with self._understood():
             super()._get_server_information()  # type: ignore[misc]
+            if self.protocol_version != _PROTOCOL or self.server_capabilities & _NEEDED != _NEEDED:
+                raise ValueError("a greeting of MySQL 4.1 or later")
         if self._tls.mode.insists and not self.server_capabilities & CLIENT.SSL:
             raise Refused(
                 f"The server offers no TLS, which ssl_mode={self._tls.mode.value} requires.",
@@ -184,8 +189,7 @@ class SafeConnection(pymysql.Connection):
             parts += [bytes([len(answer)]), answer]
         if self.db and self.server_capabilities & CLIENT.CONNECT_WITH_DB:
             parts += [_encoded(self.db), b"\0"]
-        if self.server_capabilities & CLIENT.PLUGIN_AUTH:
-            parts += [plugin.encode(), b"\0"]
+        parts += [plugin.encode(), b"\0"]
         if self.server_capabilities & CLIENT.CONNECT_ATTRS:
             pairs = b"".join(_lenenc(text.encode()) for pair in self._connect_attrs.items() for text in pair)
             parts += [_lenenc(pairs)]
@@ -327,6 +331,11 @@ class SafeConnection(pymysql.Connection):
                 code="connection.file_request",
                 remedy="find out what answers at this address: no server does that by mistake. Nothing was sent",
             )
+
+    def set_character_set(self, charset: str, collation: str | None = None) -> None:
+        """As PyMySQL's, which takes any answer at all for OK."""
+        self.query(f"SET NAMES {charset}" + (f" COLLATE {collation}" if collation else ""))
+        self.charset, self.collation = charset, collation
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
         self._received = 0
