@@ -14,7 +14,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -52,6 +53,11 @@ def result_set(rows: list[list[bytes | None]], columns: int) -> bytes:
     parts = [bytes([columns]), *(column(f"c{n}") for n in range(columns)), EOF]
     parts += [b"".join(b"\xfb" if value is None else lenenc(value) for value in row) for row in rows]
     return b"".join(packet(number, part) for number, part in enumerate([*parts, EOF], 1))
+
+
+@cache
+def _key() -> rsa.RSAPrivateKey:
+    return rsa.generate_private_key(public_exponent=65537, key_size=2048)
 
 
 class Wire:
@@ -169,7 +175,7 @@ class FakeServer(Listener):
 
     def __init__(self, login: Login) -> None:
         self.login = login
-        self.key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+        self.key = _key()
         self.decrypted: list[bytes] = []
         super().__init__()
 
@@ -245,13 +251,6 @@ class FakeServer(Listener):
         body = b"\x0a8.0.99\0" + struct.pack("<I", 7) + SALT[:8] + b"\0" + low + b"\xff" + struct.pack("<H", 2) + high
         body += bytes([21]) + bytes(10) + SALT[8:] + b"\0" + self.login.plugin.encode() + b"\0"
         return packet(0, body)
-
-
-@dataclass
-class Session:
-    """One connection through the meddler: the statements that passed, in order."""
-
-    statements: list[str] = field(default_factory=list)
 
 
 class Meddler(Listener):
