@@ -39,6 +39,8 @@ _SHOWN = 120
 MAX_UNFIT = 10_000
 """Rows of a shard that may be set aside in a run; more are no matter of single rows."""
 _MAX_ERROR_COUNT = 65_535
+SILENCE_S, BULK_S = 3600.0, 86_400.0
+"""How long a server may work on a statement without a word, and how long one may take."""
 
 SESSION = (
     # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
@@ -55,7 +57,12 @@ SESSION = (
 def open_session(server: Server, database: str, *, where: str) -> SafeConnection:
     """A connection for bulk work in a database, autocommit on, with the settings of SESSION."""
     connection = connect(
-        server, where=where, local_infile=True, read_timeout=3600, write_timeout=3600, statement_timeout_s=86_400
+        server,
+        where=where,
+        local_infile=True,
+        read_timeout=SILENCE_S,
+        write_timeout=SILENCE_S,
+        statement_timeout_s=BULK_S,
     )
     try:
         connection.select_db(database)
