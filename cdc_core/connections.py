@@ -7,7 +7,8 @@ environment variable LOCKSTEP_CONN_<CONN_ID>, which the Airflow plugin sets for 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -23,7 +24,9 @@ __all__ = [
     "READ_TIMEOUT_S",
     "SafeConnection",
     "Server",
+    "answers",
     "connect",
+    "one_line",
     "open_connection",
     "parse_options",
     "parse_url",
@@ -186,8 +189,38 @@ def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnec
     return SafeConnection(tls=server.tls, where=where, **settings)
 
 
+@contextmanager
+def answers(where: str) -> Iterator[None]:
+    """Around statements and what is made of their answers; a decorator, too.
+
+    A server may answer a question that was not asked: fewer rows or columns, a text for a number, an error that nobody
+    knows. Raises Refused (connection.answer, connection.statement) in place of what Python and PyMySQL raise then.
+    """
+    try:
+        yield
+    except pymysql.err.MySQLError as error:
+        raise Refused(
+            f"The server refused a statement: {shown(error)}.",
+            where=where,
+            code="connection.statement",
+            remedy="see what the server says, and check that it is a MySQL or MariaDB that Lockstep supports",
+        ) from error
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Refused(
+            f"An answer of the server is not one to what was asked ({type(error).__name__}).",
+            where=where,
+            code="connection.answer",
+            remedy="check what stands between us and the server (a proxy may answer in its place) and that it is a "
+            "MySQL or MariaDB that Lockstep supports; if it is, report this with the output of --debug",
+        ) from error
+
+
 def shown(error: pymysql.err.MySQLError) -> str:
-    """What the server says, on one line and no longer than a message may be: it may be anything."""
-    text = str(error.args[-1] if error.args else error)
+    """What the server says, which may be anything, on one line and no longer than a message may be."""
+    return one_line(str(error.args[-1] if error.args else error))
+
+
+def one_line(text: str) -> str:
+    """The text as a message may show it, whoever has written it."""
     text = "".join(char if char.isprintable() else " " for char in text)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

@@ -73,6 +73,8 @@ class Authority:
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
         )
         if hosts:
-            names = [x509.IPAddress(ipaddress.ip_address(one)) if one[0].isdigit() else x509.DNSName(one) for one in hosts]
+            names = [
+                x509.IPAddress(ipaddress.ip_address(one)) if one[0].isdigit() else x509.DNSName(one) for one in hosts
+            ]
             made = made.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return made.sign(_key(self.number), hashes.SHA256()).public_bytes(serialization.Encoding.PEM)

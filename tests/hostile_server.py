@@ -212,7 +212,9 @@ class FakeServer(Listener):
             self.pause(0.2)
             return
         if login.asks:
-            number = self._exchange(wire, number, b"\xfe" + login.asks.encode() + b"\0" + (login.prompt or SALT + b"\0"))
+            number = self._exchange(
+                wire, number, b"\xfe" + login.asks.encode() + b"\0" + (login.prompt or SALT + b"\0")
+            )
         for more in login.more:
             number = self._exchange(wire, number, b"\x01" + more)
             if self.received.endswith(b"\x02") or self.received.endswith(b"\x01"):

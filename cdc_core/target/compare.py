@@ -12,6 +12,7 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.apply.guard import newer_or_equal_sql
+from cdc_core.connections import answers
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.staged import SEQ, SOURCE
 from cdc_core.target.facts import TableFacts
@@ -27,6 +28,7 @@ left behind: a deleted or moved row is still there."""
 _AS_BYTES = TEXT_BASES | {"enum", "set"}
 
 
+@answers("target")
 def outcomes(
     connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch, layout: Layout, *, scratch: Path
 ) -> list[str]:

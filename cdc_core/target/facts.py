@@ -15,6 +15,7 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.schema import (
     BINARY_BASES,
@@ -93,6 +94,7 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+@answers("target")
 def table_facts(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> dict[str, TableFacts]:
     """Facts of those of the named tables that exist, in four queries."""
     if not tables:
@@ -160,6 +162,7 @@ def _column(
     )
 
 
+@answers("target")
 def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
     """Raises Refused (target.local_infile) when bulk loading is off."""
     with connection.cursor() as cursor:
@@ -356,6 +359,7 @@ def _length_problem(source: ColumnType, target: ColumnType, sizes: Mapping[str, 
     return "" if (target.length or 0) >= need else _SHORTER
 
 
+@answers("target")
 def require_grants(
     connection: pymysql.Connection[Any], facts: Iterable[TableFacts], *, temporary_in: str, where: str
 ) -> None:

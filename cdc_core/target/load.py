@@ -24,11 +24,12 @@ import pyarrow.compute as pc
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
-from cdc_core.connections import SafeConnection, Server, connect
+from cdc_core.connections import SafeConnection, Server, answers, connect
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.staged import OP, TRUNCATE, lacking
 from cdc_core.target.facts import TableFacts, quote
 from cdc_core.target.prepare import KEY_BYTES
+from cdc_core.target.server_words import without_values
 from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
 
 TEMPORARY = "_lockstep_load"
@@ -54,6 +55,7 @@ SESSION = (
 )
 
 
+@answers("target")
 def open_session(server: Server, database: str, *, where: str) -> SafeConnection:
     """A connection for bulk work in a database, autocommit on, with the settings of SESSION."""
     connection = connect(
@@ -220,7 +222,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     for warning in warnings:
         if not tolerant or len(warnings) >= _MAX_ERROR_COUNT or not _row_number(warning):
             raise _bent(cursor, facts, warning)
-        unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
+        unfit.setdefault(_row_number(warning), _said(warning))
     if loaded != file.rows:
         raise DataAtRisk(
             f"The server took {loaded} of {file.rows} rows.",
@@ -254,10 +256,14 @@ def _row_number(warning: Sequence[Any]) -> int:
     return int(match[1] or match[2]) if match else 0
 
 
+def _said(warning: Sequence[Any]) -> str:
+    return f"{without_values(int(warning[1]), str(warning[2]))} ({warning[1]})"
+
+
 def _bent(cursor: Any, facts: TableFacts, warning: Sequence[Any]) -> DataAtRisk:
     cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (_row_number(warning),))
     row = cursor.fetchone()
-    return row_error(facts, row[0] if row else None, f"{warning[2]} ({warning[1]})")
+    return row_error(facts, row[0] if row else None, _said(warning))
 
 
 def shown_key(key: bytes) -> str:

@@ -20,6 +20,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
+from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied, quote, table_facts
 
@@ -66,6 +67,7 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
 """
 
 
+@answers("target")
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
 
@@ -97,6 +99,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     return replace(table_facts(connection, facts.database, [facts.table])[facts.table], beside=facts.beside)
 
 
+@answers("target")
 def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
     """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look."""
     with connection.cursor() as cursor:

@@ -124,7 +124,7 @@ def _by_function(values: pa.Array, sharding: Sharding, count: int) -> npt.NDArra
     try:
         shards = np.asarray(work(values, count))
     except Exception as error:  # whatever the user's code raises
-        raise _bad_function(sharding, f"raised {type(error).__name__}: {error}") from error
+        raise _bad_function(sharding, f"raised {type(error).__name__}") from None
     if shards.shape != (len(values),) or not (np.issubdtype(shards.dtype, np.integer) or not len(values)):
         raise _bad_function(sharding, f"gave {shards.dtype} of shape {shards.shape} for {len(values)} keys")
     if len(shards) and not 0 <= shards.min() <= shards.max() < count:

@@ -38,7 +38,9 @@ def attempt(login: Login, host: str = HERE, options: str = "") -> tuple[str, boo
         return error.code, server.knows(PASSWORD)
 
 
-@pytest.mark.parametrize("options", ["ssl_mode=REQUIRED", "ssl_mode=VERIFY_IDENTITY", "ssl_ca={ca}", "ssl_mode=VERIFY_CA&ssl_ca={ca}"])
+@pytest.mark.parametrize(
+    "options", ["ssl_mode=REQUIRED", "ssl_mode=VERIFY_IDENTITY", "ssl_ca={ca}", "ssl_mode=VERIFY_CA&ssl_ca={ca}"]
+)
 @pytest.mark.parametrize("asks", ["", "mysql_clear_password"])
 def test_a_server_that_takes_tls_away_learns_nothing(certificate: Path, options: str, asks: str) -> None:
     chosen = "&" + options.format(ca=certificate / CERTIFICATE)
@@ -78,9 +80,7 @@ def test_a_key_that_the_server_brings_along_gets_no_password_beyond_loopback(met
 @pytest.mark.parametrize("method", [*CLEAR, *FULL])
 def test_tls_with_any_certificate_gets_no_password_where_nobody_asked_for_that(certificate: Path, method: str) -> None:
     login = {**CLEAR, **FULL}[method]
-    with_tls = Login(
-        login.plugin, login.asks, login.more, login.prompt, (certificate / CERTIFICATE, certificate / KEY)
-    )
+    with_tls = Login(login.plugin, login.asks, login.more, login.prompt, (certificate / CERTIFICATE, certificate / KEY))
     assert attempt(with_tls, AWAY) == ("connection.password_withheld", False)
     if method in CLEAR:
         assert attempt(with_tls, AWAY, "&ssl_mode=REQUIRED") == ("connection.password_withheld", False)
@@ -88,7 +88,9 @@ def test_tls_with_any_certificate_gets_no_password_where_nobody_asked_for_that(c
 
 def test_the_hostile_server_would_see_a_password_that_is_sent(certificate: Path) -> None:
     """Else the tests above could not fail: where REQUIRED accepts any server, and on loopback, it does."""
-    with FakeServer(Login("caching_sha2_password", more=(b"\x04",), tls=(certificate / CERTIFICATE, certificate / KEY))) as server:
+    with FakeServer(
+        Login("caching_sha2_password", more=(b"\x04",), tls=(certificate / CERTIFICATE, certificate / KEY))
+    ) as server:
         connect(url(server, AWAY, "&ssl_mode=REQUIRED"), where="x").close()
         assert server.knows(PASSWORD)
     with FakeServer(Login("caching_sha2_password", more=(b"\x04", b"\x03"))) as server:

@@ -18,7 +18,6 @@ import pytest
 
 from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
-from cdc_core.connections import parse_url
 from cdc_core.errors import LockstepError
 from cdc_core.extract import Extractor
 from cdc_core.init import Wishes, draft
@@ -199,9 +198,7 @@ def test_every_step_may_do_every_harm(place: Place, name: str, harm: str) -> Non
 
 @pytest.mark.parametrize("harm", ["silence", "drip", "endless rows"])
 @pytest.mark.parametrize("name", COMMANDS)
-def test_no_command_waits_for_ever(
-    place: Place, name: str, harm: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc_core.connections.STATEMENT_TIMEOUT_S", 2.0)
     monkeypatch.setattr("cdc_core.mysql_client.MAX_RESULT_BYTES", 1 << 20)
     monkeypatch.setattr("cdc_core.target.load.BULK_S", 2.0)
