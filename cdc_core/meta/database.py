@@ -16,6 +16,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -222,6 +223,10 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._refused("meta.unusable", f"cannot make its directory: {error.strerror}") from None
+        with suppress(OSError):  # opening it says what is wrong
+            # It names hosts, tables and keys of rows: for its owner alone. Its log files get the same permissions.
+            if not str(url.database).startswith("file:"):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         # A connection a transaction: nothing is shared with forked processes, and opening a file is cheap.
         engine = create_engine(
             url, poolclass=pool.NullPool, connect_args={"timeout": busy_timeout_s}, hide_parameters=True
