@@ -309,6 +309,19 @@ class SafeConnection(pymysql.Connection):
             remedy="give the account caching_sha2_password, mysql_native_password or ed25519",
         )
 
+    def advice(self) -> tuple[str, str] | None:
+        """What is not safe about this connection, and what to do; None where it is, or nobody can be in between."""
+        if self._tls.mode.verifies or self.unix_socket or is_loopback(self.host):
+            return None
+        remedy = "write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem into the connection"
+        later = "; MySQL's caching_sha2_password will be refused at the first login after a restart of the server"
+        if not self._encrypted:
+            return f"in plain text: who is in between reads and changes all that passes{later}", remedy
+        what = (
+            "encrypted, but the server has not proven who it is: who is in between can read and change all that passes"
+        )
+        return what + ("" if self._tls.mode.insists else later), remedy
+
     # Statements
 
     @contextmanager

@@ -6,6 +6,7 @@ run once to count its steps, then once for each step with a harm.
 
 from __future__ import annotations
 
+import itertools
 import tempfile
 import threading
 import uuid
@@ -168,17 +169,20 @@ def begin(place: Place) -> str:
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_step_may_do_some_harm(place: Place, name: str) -> None:
-    """Each step with two of the harms, all harms in turn."""
+def test_a_server_may_do_harm_at_any_step(place: Place, name: str) -> None:
+    """About nine steps, spread over the session, each with another harm."""
     start = begin(place)
     honest = attempt(COMMANDS[name], place, start, None)
     assert (honest.wrong, honest.code) == ("", "")
+    harms = itertools.cycle(itertools.chain.from_iterable(zip(CLOSING, ANSWERS, strict=True)))
+    shift = 2 * list(COMMANDS).index(name)
     wrong = []
-    for step in range(honest.steps):
-        for harm in (CLOSING[step % len(CLOSING)], ANSWERS[step % len(ANSWERS)]):
-            outcome = attempt(COMMANDS[name], place, start, step, harm)
-            if outcome.wrong:
-                wrong.append(f"{harm} at {step} {str(outcome.met)[:100]!r}: {outcome.wrong}")
+    for step, harm in zip(
+        range(0, honest.steps, max(1, honest.steps // 9)), itertools.islice(harms, shift, None), strict=False
+    ):
+        outcome = attempt(COMMANDS[name], place, start, step, harm)
+        if outcome.wrong:
+            wrong.append(f"{harm} at {step} {str(outcome.met)[:100]!r}: {outcome.wrong}")
     assert wrong == []
 
 
@@ -204,6 +208,6 @@ def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypat
     monkeypatch.setattr("cdc_core.target.load.BULK_S", 2.0)
     start = begin(place)
     steps = attempt(COMMANDS[name], place, start, None).steps
-    for step in (1, steps // 2):
+    for step in (steps // 3,):
         outcome = attempt(COMMANDS[name], place, start, step, harm)
         assert outcome.wrong == "", f"{step} {outcome.met}"

@@ -14,6 +14,7 @@ import pymysql
 import pytest
 
 from cdc_core import connections
+from cdc_core.check.findings import Findings, connected
 from cdc_core.connections import connect, parse_url
 from cdc_core.model.position import Position
 from cdc_core.source.dump import EndOfLog, LogReader
@@ -53,8 +54,11 @@ class Server:
                 cursor.execute(statement)
 
     def at(self, host: str, options: str = "", *, user: str = "", password: str = "") -> connections.Server:
+        return parse_url(self.url(host, options, user=user, password=password), where="env:X")
+
+    def url(self, host: str, options: str = "", *, user: str = "", password: str = "") -> str:
         login = f"{user or self.sql.user}:{password or self.sql.password}"
-        return parse_url(f"mysql://{login}@{host}:{self.sql.port}/?{options}", where="env:X")
+        return f"mysql://{login}@{host}:{self.sql.port}/?{options}"
 
     def account(self, password: str = "pw", more: str = "") -> str:
         """A new account, which the server has never seen log in."""
@@ -105,6 +109,22 @@ def test_what_is_not_said_is_tls_where_the_server_has_it_and_plain_text_on_loopb
     assert encrypted(server.at("127.0.0.1", "ssl_mode=REQUIRED"))
     assert not encrypted(server.at("127.0.0.1"))
     assert not encrypted(server.at(AWAY, "ssl_mode=DISABLED"))
+
+
+def test_who_is_not_verified_beyond_loopback_is_warned_of(server: Server) -> None:
+    connect(server.at("127.0.0.1"), where="x").close()
+    for host, options, said in (
+        (AWAY, "", "has not proven"),
+        (AWAY, "ssl_mode=REQUIRED", "has not proven"),
+        (AWAY, "ssl_mode=DISABLED", "plain text"),
+        (AWAY, f"ssl_ca={server.ours.ca}", ""),
+        ("127.0.0.1", "", ""),
+    ):
+        findings = Findings()
+        with connected(findings, "source shop", "env:DB", {"DB": server.url(host, options)}) as connection:
+            assert connection is not None
+        warned = [one.what for one in findings.made if one.status == "warn"]
+        assert [said in one for one in warned] == ([True] if said else []), (host, options, warned)
 
 
 CERTIFICATES: dict[str, Callable[[Server], tuple[Path, Path]]] = {
