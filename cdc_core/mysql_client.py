@@ -9,7 +9,8 @@ It may assume nothing about the server: somebody may listen in its stead, or sit
 
 What of PyMySQL is private and used here, all checked with 1.1.3:
   overridden  connect, _get_server_information, _request_authentication, _execute_command, _read_packet, _read_bytes,
-              _read_ok_packet, _read_query_result, set_character_set; of MySQLResult: _read_load_local_packet, _read_rowdata_packet
+              _read_ok_packet, _read_query_result, set_character_set; of MySQLResult: _read_load_local_packet,
+              _read_rowdata_packet
   called      _force_close, write_packet, ctx, _sock, _rfile, _connect_attrs, _auth_plugin_name, _read_timeout,
               _local_infile, server_capabilities, server_version, salt, client_flag; _auth: the functions that scramble
 A test runs every login method and every step of a session against it on real servers, so that another version of
@@ -159,8 +160,8 @@ class SafeConnection(pymysql.Connection):
                 f"The server offers no TLS, which ssl_mode={self._tls.mode.value} requires.",
                 where=self._where,
                 code="connection.tls_missing",
-                remedy="turn TLS on at the server (ssl_cert, ssl_key); if it has TLS, something between it and us takes "
-                "it away: find out what. Nothing was sent",
+                remedy="turn TLS on at the server (ssl_cert, ssl_key); if it has TLS, something in between takes it "
+                "away: find out what. Nothing was sent",
             )
 
     def _request_authentication(self) -> None:
@@ -231,8 +232,8 @@ class SafeConnection(pymysql.Connection):
             f"{what.rstrip('.')}.",
             where=self._where,
             code="connection.tls_refused",
-            remedy="check that ssl_ca is the authority that signed the server's certificate, that the certificate names "
-            "the host as the connection does, and that it has not expired; if all of this is right, somebody else "
+            remedy="check that ssl_ca is the authority that signed the server's certificate, that the certificate "
+            "names the host as the connection does, and that it has not expired; if all this is right, somebody else "
             "answers for the server. The password was not sent",
         )
 

@@ -50,7 +50,7 @@ MODE = "ssl_mode"
 
 @dataclass(frozen=True, slots=True)
 class Tls:
-    """ca: path of the CA certificates; "" for the system's, where a certificate is verified. cert, key: of the client."""
+    """ca: path of the CA certificates; "" for those of the system. cert, key: of the client."""
 
     mode: TlsMode
     ca: str = ""

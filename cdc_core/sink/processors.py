@@ -95,7 +95,8 @@ class Process:
             # Its message may quote values of a row: only who asks for debugging sees it.
             log.debug("the processor %s", self.rule.use, exc_info=True)
             place = traceback.extract_tb(error.__traceback__)[-1]
-            why = f"it raised {type(error).__name__} at {Path(place.filename).name}:{place.lineno} (-vv shows the message)"
+            at = f"{Path(place.filename).name}:{place.lineno}"
+            why = f"it raised {type(error).__name__} at {at} (-vv shows the message)"
             raise self._wrong(schema, why) from None
         if not isinstance(made, pa.RecordBatch):
             raise self._wrong(schema, f"it gives {type(made).__name__}, not a RecordBatch")

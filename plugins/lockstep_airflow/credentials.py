@@ -124,8 +124,7 @@ def _options(extra: Mapping[str, Any], where: str) -> dict[str, str]:
             "The extra `ssl` of the Airflow connection has what Lockstep does not know.",
             where=where,
             code="airflow.connection",
-            remedy=f"it is an object of {', '.join(_PROVIDER_SSL)}; what else there is has an extra of its own, such as "
-            "ssl_mode",
+            remedy=f"it is an object of {', '.join(_PROVIDER_SSL)}; all else has an extra of its own, such as ssl_mode",
         )
     for key, value in nested.items():
         name = _PROVIDER_SSL[key]

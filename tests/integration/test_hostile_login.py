@@ -15,7 +15,7 @@ from tests.hostile_server import FakeServer, Login, packet
 from tests.refusals import refusal
 
 PASSWORD = "Pa55-w0rd-of-the-account"
-AWAY, HERE = "0.0.0.0", "127.0.0.1"  # noqa: S104 - leads to this machine, and is not one of its loopback addresses
+AWAY, HERE = "0.0.0.0", "127.0.0.1"
 QUICK = "connect_timeout=0.5&read_timeout=1&write_timeout=1"
 
 
@@ -141,7 +141,9 @@ GREETINGS = {
     "wrong number": packet(3, b"\x0a8.0\0" + bytes(60)),
     "a length that never comes": b"\xff\xff\xff\x00abc",
     "protocol 9": packet(0, b"\x095.0\0" + bytes(60)),
-    "a plugin that is no text": packet(0, b"\x0a8.0\0" + bytes(13) + b"\xff\xff\xff\x02\x00\xff\xff\x15" + bytes(10) + bytes(13) + b"\xff\xfe\x80"),
+    "a plugin that is no text": packet(
+        0, b"\x0a8.0\0" + bytes(13) + b"\xff\xff\xff\x02\x00\xff\xff\x15" + bytes(23) + b"\xff\xfe\x80"
+    ),
 }  # fmt: skip
 
 

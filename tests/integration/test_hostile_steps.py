@@ -170,7 +170,7 @@ def begin(place: Place) -> str:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_server_may_do_harm_at_any_step(place: Place, name: str) -> None:
-    """About nine steps, spread over the session, each with another harm."""
+    """Some five steps, spread over the session, each with another harm."""
     start = begin(place)
     honest = attempt(COMMANDS[name], place, start, None)
     assert (honest.wrong, honest.code) == ("", "")
@@ -178,7 +178,7 @@ def test_a_server_may_do_harm_at_any_step(place: Place, name: str) -> None:
     shift = 2 * list(COMMANDS).index(name)
     wrong = []
     for step, harm in zip(
-        range(0, honest.steps, max(1, honest.steps // 9)), itertools.islice(harms, shift, None), strict=False
+        range(0, honest.steps, max(1, honest.steps // 5)), itertools.islice(harms, shift, None), strict=False
     ):
         outcome = attempt(COMMANDS[name], place, start, step, harm)
         if outcome.wrong:
@@ -200,7 +200,9 @@ def test_every_step_may_do_every_harm(place: Place, name: str, harm: str) -> Non
     assert wrong == []
 
 
-@pytest.mark.parametrize("harm", ["silence", "drip", "endless rows"])
+@pytest.mark.parametrize(
+    "harm", ["silence", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("drip", "endless rows"))]
+)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc_core.connections.STATEMENT_TIMEOUT_S", 2.0)

@@ -45,9 +45,17 @@ def test_options_have_one_meaning(query: str, meaning: str) -> None:
     assert mode(query) == meaning
 
 
-@pytest.mark.parametrize(("host", "meaning"), [("127.0.0.1", "DISABLED"), ("localhost", "DISABLED"),
-                                               ("[::1]", "DISABLED"), ("0.0.0.0", "PREFERRED"),
-                                               ("localhost.example", "PREFERRED"), ("10.0.0.1", "PREFERRED")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("host", "meaning"),
+    [
+        ("127.0.0.1", "DISABLED"),
+        ("localhost", "DISABLED"),
+        ("[::1]", "DISABLED"),
+        ("0.0.0.0", "PREFERRED"),  # noqa: S104
+        ("localhost.example", "PREFERRED"),
+        ("10.0.0.1", "PREFERRED"),
+    ],
+)
 def test_without_options_only_loopback_is_plain_text(host: str, meaning: str) -> None:
     assert mode("", host) == meaning
 
