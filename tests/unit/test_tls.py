@@ -51,7 +51,7 @@ def test_options_have_one_meaning(query: str, meaning: str) -> None:
         ("127.0.0.1", "DISABLED"),
         ("localhost", "DISABLED"),
         ("[::1]", "DISABLED"),
-        ("0.0.0.0", "PREFERRED"),  # noqa: S104
+        ("0.0.0.0", "PREFERRED"),
         ("localhost.example", "PREFERRED"),
         ("10.0.0.1", "PREFERRED"),
     ],

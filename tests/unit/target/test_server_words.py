@@ -23,7 +23,7 @@ from cdc_core.target.server_words import without_values
             "Incorrect string value for column 'n' at row 7",
         ),
         (1292, "Truncated incorrect DOUBLE value: 'canary'", "Truncated incorrect DOUBLE value"),
-        (1411, "Incorrect time value: 'canary' for function str_to_time", "Incorrect time value for function str_to_time"),
+        (1411, "Incorrect time value: 'canary' for function f", "Incorrect time value for function f"),
         (1406, "Data too long for column 'code' at row 1", "Data too long for column 'code' at row 1"),
         (9999, "Something about 'canary' and 'never ends canary", "Something about '…' and '…'"),
         (1062, "Duplicate entry 'canary\n" + "x" * 3000, "Duplicate entry '…'"),
