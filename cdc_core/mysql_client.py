@@ -8,11 +8,11 @@ It may assume nothing about the server: somebody may listen in its stead, or sit
   connection is closed, and OperationalError 2013 (lost connection) is raised, after a bounded time.
 
 What of PyMySQL is private and used here, all checked with 1.1.3:
-  overridden  connect, _get_server_information, _request_authentication, _execute_command, _read_packet, _read_bytes,
+  overridden  connect, _get_server_information, _request_authentication, _execute_command, _read_packet,
               _read_ok_packet, _read_query_result, set_character_set; of MySQLResult: _read_load_local_packet,
               _read_rowdata_packet
-  called      _force_close, write_packet, ctx, _sock, _rfile, _connect_attrs, _auth_plugin_name, _read_timeout,
-              _local_infile, server_capabilities, server_version, salt, client_flag; _auth: the functions that scramble
+  called      _force_close, write_packet, ctx, _sock, _rfile (replaced), _connect_attrs, _auth_plugin_name,
+              _read_timeout, _local_infile, server_capabilities, salt, client_flag; of _auth: what scrambles
 A test runs every login method and every step of a session against it on real servers, so that another version of
 PyMySQL cannot change any of it unnoticed.
 
@@ -21,6 +21,7 @@ The login phase: dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_connect
 
 from __future__ import annotations
 
+import io
 import socket
 import ssl
 import struct
@@ -47,6 +48,7 @@ MAX_RESULT_BYTES = 1 << 30
 """Of one statement's answer: what a server may send in one packet at most, and far more than any of ours asks for."""
 _PROTOCOL = 10
 _NEEDED = CLIENT.PROTOCOL_41 | CLIENT.SECURE_CONNECTION | CLIENT.PLUGIN_AUTH
+_BUFFER_BYTES = 1 << 16
 _MAX_PACKET = (1 << 24) - 1
 _MAX_LOGIN_PACKETS = 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
@@ -99,8 +101,7 @@ class SafeConnection(pymysql.Connection):
         self._tls = tls
         self._where = where
         self._statement_timeout_s = statement_timeout_s
-        self._deadline_s: float | None = None
-        self._received = 0
+        self._incoming = _Incoming()
         self._offered: str | None = None
         self._encrypted = False
         try:
@@ -126,13 +127,12 @@ class SafeConnection(pymysql.Connection):
     def connect(self, sock: Any = None) -> None:
         self._encrypted = False
         self._offered = None
-        self._received = 0
         assert self.connect_timeout is not None
-        self._deadline_s = time.monotonic() + LOGIN_FACTOR * self.connect_timeout
+        self._incoming.deadline_s = time.monotonic() + LOGIN_FACTOR * self.connect_timeout
         try:
             super().connect(sock or self._socket())
         finally:
-            self._deadline_s = None
+            self._incoming.deadline_s = None
 
     def _socket(self) -> socket.socket | None:
         if self.unix_socket:
@@ -151,6 +151,7 @@ class SafeConnection(pymysql.Connection):
         return made
 
     def _get_server_information(self) -> None:
+        self._listen()
         with self._understood():
             super()._get_server_information()  # type: ignore[misc]
             if self.protocol_version != _PROTOCOL or self.server_capabilities & _NEEDED != _NEEDED:
@@ -213,7 +214,7 @@ class SafeConnection(pymysql.Connection):
         raise ValueError("the login does not end")
 
     def _encrypt(self) -> None:
-        self._sock.settimeout(self._left_s())
+        self._sock.settimeout(self._incoming.left_s())
         try:
             self._sock = self.ctx.wrap_socket(self._sock, server_hostname=self.host)
         except ssl.SSLCertVerificationError as error:
@@ -224,7 +225,7 @@ class SafeConnection(pymysql.Connection):
             raise
         except ssl.SSLError as error:
             raise self._tls_refused(f"The TLS handshake failed: {error.reason or error}") from None
-        self._rfile = self._sock.makefile("rb")
+        self._listen()
         self._encrypted = True
 
     def _tls_refused(self, what: str) -> Refused:
@@ -352,9 +353,9 @@ class SafeConnection(pymysql.Connection):
         self.charset, self.collation = charset, collation
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
-        self._received = 0
+        self._incoming.received = 0
         if self._statement_timeout_s is not None:
-            self._deadline_s = time.monotonic() + self._statement_timeout_s
+            self._incoming.deadline_s = time.monotonic() + self._statement_timeout_s
         super()._execute_command(command, sql)  # type: ignore[misc]
 
     def _read_query_result(self, unbuffered: bool = False) -> Any:
@@ -375,62 +376,76 @@ class SafeConnection(pymysql.Connection):
             return super()._read_ok_packet()  # type: ignore[misc]
 
     def _read_packet(self, packet_type: Callable[..., Any] = MysqlPacket) -> Any:
-        with self._understood():
+        try:  # not `with self._understood()`, which would be most of the time that a row takes
             return super()._read_packet(packet_type)  # type: ignore[no-untyped-call]
+        except Exception as error:
+            self._explain(error)
+            raise
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
         """What PyMySQL stumbles over is an answer that is not of the protocol: nothing after it can be understood."""
         try:
             yield
-        except MySQLError as error:
-            if error.args and isinstance(error.args[0], int):
-                raise
-            raise self._lost(str(error)) from error
-        except _STUMBLES as error:
-            raise self._lost(f"it sent what is not of the protocol: {type(error).__name__}") from error
         except Exception as error:
-            if type(error) is Exception:  # as PyMySQL raises it for a packet that is too short
-                raise self._lost(f"it sent what is not of the protocol: {error}") from error
+            self._explain(error)
             raise
+
+    def _explain(self, error: Exception) -> None:
+        """Raises OperationalError in place of what PyMySQL raises for bytes that it does not expect."""
+        if isinstance(error, MySQLError):
+            if not (error.args and isinstance(error.args[0], int)):
+                raise self._lost(str(error)) from error
+        elif isinstance(error, _STUMBLES) or type(error) is Exception:
+            raise self._lost(f"it sent what is not of the protocol: {type(error).__name__}") from error
 
     def _lost(self, why: str) -> OperationalError:
         self._force_close()
         return OperationalError(CR.CR_SERVER_LOST, f"Lost connection to MySQL server ({why})")
 
-    # Bytes
+    def _listen(self) -> None:
+        """From now on bytes come by `_Incoming`, in place of the file that PyMySQL has made of the socket."""
+        deadline_s = self._incoming.deadline_s
+        if self._rfile is not None:
+            self._rfile.close()
+        self._incoming = _Incoming(self._sock, self._read_timeout, deadline_s)
+        self._rfile = io.BufferedReader(self._incoming, _BUFFER_BYTES)
 
-    def _left_s(self) -> float | None:
-        """How long the next receive may wait. Raises OperationalError when the time is over."""
-        if self._deadline_s is None:
-            return self._read_timeout
-        left_s = self._deadline_s - time.monotonic()
+
+class _Incoming(io.RawIOBase):
+    """The bytes of a socket, as long as there is time and they are not too many. Raises OSError, as a socket does.
+
+    It is asked once for each buffer, not for each packet: rows come by the million.
+    """
+
+    def __init__(
+        self, sock: socket.socket | None = None, silence_s: float | None = None, deadline_s: float | None = None
+    ):
+        self._socket = sock
+        self._silence_s = silence_s
+        self.deadline_s = deadline_s
+        self.received = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def left_s(self) -> float | None:
+        """How long the next receive may wait."""
+        if self.deadline_s is None:
+            return self._silence_s
+        left_s = self.deadline_s - time.monotonic()
         if left_s <= 0:
-            raise self._lost("no complete answer in time")
-        return left_s if self._read_timeout is None else min(left_s, self._read_timeout)
+            raise TimeoutError("no complete answer in time")
+        return left_s if self._silence_s is None else min(left_s, self._silence_s)
 
-    def _read_bytes(self, num_bytes: int) -> bytes:
-        self._received += num_bytes
-        if self._received > MAX_RESULT_BYTES:
-            raise self._lost(f"an answer of more than {MAX_RESULT_BYTES} bytes")
-        parts: list[bytes] = []
-        missing = num_bytes
-        while missing:
-            self._sock.settimeout(self._left_s())
-            try:
-                part: bytes = self._rfile.read1(missing)
-            except OSError as error:
-                raise self._lost(str(error)) from None
-            except BaseException:
-                self._force_close()
-                raise
-            if not part:
-                raise self._lost("the server closed it")
-            if len(part) == num_bytes:
-                return part
-            parts.append(part)
-            missing -= len(part)
-        return b"".join(parts)
+    def readinto(self, room: Any) -> int:
+        assert self._socket is not None
+        self._socket.settimeout(self.left_s())
+        size = self._socket.recv_into(room)
+        self.received += size
+        if self.received > MAX_RESULT_BYTES:
+            raise OSError(f"an answer of more than {MAX_RESULT_BYTES} bytes")
+        return size
 
 
 class _Result(MySQLResult):
