@@ -353,4 +353,4 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
 _SHOWN = 200
 _QUOTES = frozenset("'\"`")
 _INTRODUCERS = frozenset({"x", "b", "n"})
-_CLOSE = re.compile(r" ?([.(@]) ?| (?=[),;])")
+_CLOSE = re.compile(r" ?([.@]) ?| (?=[),;])|(?<=\() ")

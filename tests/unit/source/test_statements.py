@@ -217,7 +217,9 @@ def displayed(sql: str | bytes, sql_mode: int = 0) -> str:
 
 def test_a_statement_is_shown_on_one_line_and_cut() -> None:
     assert displayed("ALTER  TABLE t\n ADD COLUMN a INT") == "ALTER TABLE t ADD COLUMN a INT"
-    assert displayed("CREATE TABLE `a b`.t (a DECIMAL(12, 2), b INT);") == "CREATE TABLE a b.t(a DECIMAL(?, ?), b INT);"
+    assert (
+        displayed("CREATE TABLE `a b`.t (a DECIMAL(12, 2), b INT);") == "CREATE TABLE a b.t (a DECIMAL (?, ?), b INT);"
+    )
     assert len(displayed(b"FROB " + b"x" * 5000)) == 201
 
 
