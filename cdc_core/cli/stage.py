@@ -50,7 +50,7 @@ def manifests(pipeline: Pipeline, store: ObjectStore, sources: list[str] | None 
 def ls(
     pipeline: PipelineArgument,
     source: SourceOption = None,
-    files: Annotated[bool, typer.Option("--files", help="Every Parquet file instead of the batches.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="The path of every Parquet file instead.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,6 +59,8 @@ def ls(
     \b
       lockstep stage ls shop
       lockstep stage ls shop --files
+
+    DuckDB, pandas and pyarrow open the paths as they are printed; --json adds table, rows and checksum of each file.
     """
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
@@ -72,12 +74,11 @@ def ls(
     output = Output(as_json)
     if files:
         document["files"] = [
-            {"batch": one.batch_id, "table": part.table, "uri": store.uri_of(part.path), "rows": part.rows,
+            {"batch": one.batch_id, "table": part.table, "path": store.location(part.path), "rows": part.rows,
              "size_bytes": part.size_bytes, "sha256": part.sha256}
             for one in found for part in one.parts
         ]  # fmt: skip
-        rows = [(one["uri"], one["table"], one["rows"], size(one["size_bytes"])) for one in document["files"]]
-        output.answer(document, table(store.uri, ("file", "table", "rows", "size"), rows, numbers=("rows", "size")))
+        output.answer(document, *(_line(one["path"]) for one in document["files"]))
         return
     tables = [(one["table"], one["rows"], one["files"], size(one["size_bytes"])) for one in document["tables"]]
     batches = [
@@ -94,6 +95,11 @@ def ls(
             numbers=("rows", "files", "size"),
         ),
     )
+
+
+def _line(text: str) -> Text:
+    """A line that is never wrapped or cut: a path is there to be copied."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _by_table(found: Iterable[Manifest]) -> list[dict[str, Any]]:
@@ -152,7 +158,7 @@ def show(
         )
     (manifest,) = chosen
     parts = [
-        {"table": part.table, "uri": store.uri_of(part.path), "rows": part.rows, "ops": dict(part.ops),
+        {"table": part.table, "path": store.location(part.path), "rows": part.rows, "ops": dict(part.ops),
          "key_changes": part.key_changes, "size_bytes": part.size_bytes, "sha256": part.sha256,
          "schema_id": part.schema_id}
         for part in manifest.parts

@@ -101,8 +101,8 @@ class FileStore:
     def local_path(self, path: str) -> Path | None:
         return self._local(path)
 
-    def uri_of(self, path: str) -> str:
-        return self._local(path).absolute().as_uri()
+    def location(self, path: str) -> str:
+        return str(self._local(path).absolute())
 
     def spark_uri(self, path: str) -> str:
         return f"file:{self._local(path).absolute()}"

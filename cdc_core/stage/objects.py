@@ -80,8 +80,8 @@ class ObjectStore(Protocol):
     def local_path(self, path: str) -> Path | None:
         """The file of a store that is a directory; None for others."""
 
-    def uri_of(self, path: str) -> str:
-        """For people and for tools that take URIs."""
+    def location(self, path: str) -> str:
+        """Where it is, as DuckDB, pandas and pyarrow open it: an absolute path, or an s3:// URI; nothing is escaped."""
 
     def spark_uri(self, path: str) -> str:
         """As Hadoop's file systems read it: `file:` or `s3a:`, nothing percent-encoded beyond the path itself."""

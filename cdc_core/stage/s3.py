@@ -169,7 +169,7 @@ class S3Store:
     def local_path(self, path: str) -> Path | None:
         return None
 
-    def uri_of(self, path: str) -> str:
+    def location(self, path: str) -> str:
         return f"s3://{self._bucket}/{self._key(path)}"
 
     def spark_uri(self, path: str) -> str:

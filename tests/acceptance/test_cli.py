@@ -13,7 +13,6 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pymysql
@@ -168,7 +167,7 @@ def test_what_is_staged_can_be_listed_shown_and_verified(shop: Any, lockstep: An
     shown = lockstep("stage", "show", "shop.yaml", listed["batches"][-1]["batch"]).document
     assert shown["batch"] == lockstep("stage", "show", "shop.yaml", "last").document["batch"]
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
-    file = Path(unquote(listed["files"][0]["uri"].removeprefix("file://")))
+    file = Path(listed["files"][0]["path"])
     file.write_bytes(file.read_bytes()[:-1])
     broken = lockstep("stage", "verify", "shop.yaml", code=4).document
     assert [one["code"] for one in broken["problems"]] == ["stage.damaged"]
@@ -519,7 +518,7 @@ def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_doe
     copied.execute("SELECT status FROM orders")
     assert [row[0] for row in copied.fetchall()] == ["new"]
     (aside,) = (Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))).glob(
-        f"runs/{done['run_id']}/rejected/quarantine/target=copy/table=*/*.parquet"
+        f"runs/{done['run_id']}/rejected/quarantine/target=copy/cdc_table=*/*.parquet"
     )
     (row,) = pq.read_table(aside).to_pylist()
     assert (row["status"], "status" in row["_cdc_reason"]) == ("paid", True)

@@ -18,7 +18,7 @@ from cdc_core.stage import s3
 from cdc_core.stage.objects import ObjectStore, check_writable, open_store
 
 SPECIAL = [
-    "changes/table=a%2Fb%25/part-1.parquet",
+    "changes/cdc_table=a%2Fb@0025/part-1.parquet",
     "with space/and+plus/and=equals&amp",
     "emoji-😀/ünïcode/名前",
     "quote'and\"double/back\\slash/[glob]*?{x}",
@@ -254,12 +254,12 @@ def test_the_probe_refuses_a_store_that_ignores_the_condition(store):
     assert paths(store) == []
 
 
-def test_uris_name_the_object_for_people_and_for_spark(tmp_path, bucket, s3_server):
+def test_locations_are_printed_as_tools_open_them(tmp_path, bucket, s3_server):
     directory = open_store(f"file://{tmp_path}")
-    assert directory.uri_of("table=a%2Fb/x") == f"file://{tmp_path}/table%3Da%252Fb/x"
-    assert directory.spark_uri("table=a%2Fb/x") == f"file:{tmp_path}/table=a%2Fb/x"
+    assert directory.location("t=a@002fb/x") == f"{tmp_path}/t=a@002fb/x"
+    assert directory.spark_uri("t=a@002fb/x") == f"file:{tmp_path}/t=a@002fb/x"
     in_bucket = open_store(f"s3://{bucket}/pre/", s3_endpoint=s3_server.endpoint)
-    assert in_bucket.uri_of("a b") == f"s3://{bucket}/pre/a b"
+    assert in_bucket.location("a b") == f"s3://{bucket}/pre/a b"
     assert in_bucket.spark_uri("a b") == f"s3a://{bucket}/pre/a b"
 
 

@@ -138,7 +138,7 @@ def test_a_stretch_without_rows_waits_for_the_next_windows_batch(house):
     assert batch.begin.position == START
     assert batch.window_start_us == NOON + MINUTE
     assert batch.passed == {"rule": 3}
-    assert all(f"window={'2026'}" in path for path in house.files())
+    assert all(f"cdc_date={'2026'}" in path for path in house.files())
 
 
 def test_a_batch_without_rows_still_stands_in_the_chain_when_the_position_moved(house):
