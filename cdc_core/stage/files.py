@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import time
 import uuid
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +17,7 @@ from typing import BinaryIO
 from urllib.parse import unquote
 
 from cdc_core.errors import LockstepError, Refused, RetryLater
-from cdc_core.stage.objects import ObjectInfo, checked_path, missing
+from cdc_core.stage.objects import Leftover, ObjectInfo, checked_path, missing
 
 _TEMPORARY = ".tmp-"
 _CHUNK = 1 << 20
@@ -91,12 +90,12 @@ class FileStore:
                     break
                 parent.rmdir()
 
-    def discard_leftovers(self, older_than_s: float) -> int:
-        limit = time.time() - older_than_s
-        old = [i.path for i in self._walk("") if _name(i.path).startswith(_TEMPORARY) and i.modified < limit]
-        for path in old:
-            self.delete(path)
-        return len(old)
+    def leftovers(self) -> Iterator[Leftover]:
+        found = [info for info in self._walk("") if _name(info.path).startswith(_TEMPORARY)]
+        return (Leftover(info.path, info.modified) for info in found)
+
+    def discard(self, leftover: Leftover) -> None:
+        self.delete(leftover.path)
 
     def local_path(self, path: str) -> Path | None:
         return self._local(path)

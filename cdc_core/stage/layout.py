@@ -63,6 +63,11 @@ def horizon_path(source: str) -> str:
     return f"horizons/{segment(source)}.json"
 
 
+def start_path(source: str) -> str:
+    """Where the source's chain of manifests began."""
+    return f"starts/{segment(source)}.json"
+
+
 def manifest_path(source: str, begin: Position) -> str:
     """The commit point of the batch that begins there."""
     return f"{manifests_prefix(source)}{begin.name}.json"

@@ -39,6 +39,19 @@ class Output(Protocol):
     def discard(self) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a killed writer may have left and no listing shows: a temporary file, or an unfinished multipart upload.
+
+    path: of an upload what it would become, of a temporary file its own. upload: the upload's id, "" for a file.
+    modified: as in ObjectInfo; of an upload when it began.
+    """
+
+    path: str
+    modified: float
+    upload: str = ""
+
+
 class ObjectStore(Protocol):
     """See the module's docstring."""
 
@@ -74,8 +87,10 @@ class ObjectStore(Protocol):
     def delete(self, path: str) -> None:
         """Removes; a path that is not there is no error."""
 
-    def discard_leftovers(self, older_than_s: float) -> int:
-        """Removes what killed writers left that no listing shows; returns how many."""
+    def leftovers(self) -> Iterator[Leftover]: ...
+
+    def discard(self, leftover: Leftover) -> None:
+        """Removes it; one that is gone is not an error."""
 
     def local_path(self, path: str) -> Path | None:
         """The file of a store that is a directory; None for others."""
@@ -115,6 +130,16 @@ def checked_path(path: str) -> str:
             remedy="report this; paths are made by cdc_core.stage.layout",
         )
     return path
+
+
+def find(store: ObjectStore, path: str) -> bytes | None:
+    """What a path holds; None where it is not there."""
+    try:
+        return store.get(path)
+    except DataAtRisk as error:
+        if error.code != "stage.missing":
+            raise
+        return None
 
 
 def missing(path: str, where: str) -> DataAtRisk:

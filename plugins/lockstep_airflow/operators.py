@@ -204,6 +204,17 @@ class PurgeOperator(_PipelineOperator):
         return found.to_json() | {"runs": len(found.runs)}
 
 
+class SweepOperator(_PipelineOperator):
+    """Removes what killed extractions left on the stage. XCom: counts by source."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.apply.retention import sweep
+
+        with as_airflow_failures("sweep"), self.rooms() as (pipeline, meta, store):
+            found = sweep(meta, store, pipeline, dry_run=is_dry_run(context))
+        return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
+
+
 class ReadmitOperator(_PipelineOperator):
     """Has an isolated table captured again, while no extractor is at work: until then it is retried."""
 

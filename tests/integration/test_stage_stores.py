@@ -15,6 +15,8 @@ import pytest
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.stage import s3
+from cdc_core.stage.layout import PartName, part_path
+from cdc_core.stage.manifest import sweep
 from cdc_core.stage.objects import ObjectStore, check_writable, open_store
 
 SPECIAL = [
@@ -268,8 +270,10 @@ def test_leftovers_of_killed_writers_are_hidden_and_discarded_when_old(tmp_path)
     store.put("m/1", b"1")
     (tmp_path / "m/.tmp-0123").write_bytes(b"half")
     assert paths(store) == ["m/1"]
-    assert store.discard_leftovers(3600) == 0
-    assert store.discard_leftovers(-1) == 1
+    (left,) = store.leftovers()
+    assert (left.path, left.upload) == ("m/.tmp-0123", "")
+    store.discard(left)
+    store.discard(left)
     assert not (tmp_path / "m/.tmp-0123").exists()
     assert paths(store) == ["m/1"]
 
@@ -277,11 +281,28 @@ def test_leftovers_of_killed_writers_are_hidden_and_discarded_when_old(tmp_path)
 def test_unfinished_multipart_uploads_are_discarded_when_old(bucket, s3_server):
     store = open_store(f"s3://{bucket}/x", s3_endpoint=s3_server.endpoint)
     client = s3_server.client()
-    upload = client.create_multipart_upload(Bucket=bucket, Key="x/part")["UploadId"]
-    client.upload_part(Bucket=bucket, Key="x/part", UploadId=upload, PartNumber=1, Body=b"abc")
-    assert store.discard_leftovers(3600) == 0
-    assert store.discard_leftovers(-3600) == 1
-    assert not client.list_multipart_uploads(Bucket=bucket).get("Uploads")
+
+    def begin(path: str) -> str:
+        upload = client.create_multipart_upload(Bucket=bucket, Key=f"x/{path}")["UploadId"]
+        client.upload_part(Bucket=bucket, Key=f"x/{path}", UploadId=upload, PartNumber=1, Body=b"abc")
+        return path
+
+    ended, live, other = (
+        part_path("t", 0, PartName(*name, 0)) for name in (("shop", 4, 2), ("shop", 4, 3), ("b", 4, 1))
+    )
+    begun = {begin(ended), begin(live), begin(other), begin("runs/r/part")}
+    outside = client.create_multipart_upload(Bucket=bucket, Key="y/part")["UploadId"]
+    assert {one.path for one in store.leftovers()} == begun
+    assert sweep(store, "shop", live_epoch=3).leftovers == ()
+    assert {one.path for one in sweep(store, "shop", live_epoch=3, older_than_s=-3600).leftovers} == {
+        ended,
+        "runs/r/part",
+    }
+    assert {one.path for one in store.leftovers()} == {live, other}
+    for one in store.leftovers():
+        store.discard(one)
+        store.discard(one)
+    assert [one["UploadId"] for one in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [outside]
 
 
 def refusal(store: ObjectStore) -> LockstepError:

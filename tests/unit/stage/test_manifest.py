@@ -11,6 +11,7 @@ from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import Problem, chain, commit, read, sweep, verify
@@ -43,6 +44,7 @@ def write(store, start: int, stop: int, epoch: int = 1, source: str = "shop") ->
 def stage(store, *bounds: int, epoch: int = 1) -> list[Manifest]:
     """Committed batches between the bounds."""
     batches = [write(store, a, b, epoch) for a, b in pairwise(bounds)]
+    starts.put(store, "shop", batches[0].begin)
     assert all(commit(store, batch).ours for batch in batches)
     return batches
 
@@ -106,14 +108,16 @@ def test_a_fork_in_the_chain_is_data_at_risk(store):
 @pytest.mark.parametrize("end", [3, 1])
 def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end):
     manifest = replace(write(store, 3, 5), end=Checkpoint(at(end)))
+    starts.put(store, "shop", manifest.begin)
     commit(store, manifest)
     with pytest.raises(DataAtRisk, match="before it begins") as caught:
         list(chain(store, "shop"))
     assert caught.value.code == "stage.fork"
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"version": 1}', b"\xff", b'{"parts": 3'])
-def test_what_is_no_manifest_is_data_at_risk(store, data):
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 2}', b"\xff", b'{"parts": 3', b"[" * 100_000])
+def test_what_is_not_a_manifest_is_data_at_risk(store, data):
+    starts.put(store, "shop", Checkpoint(at(0)))
     store.put("manifests/shop/0000-0000001-0000000004.json", data)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
@@ -171,6 +175,7 @@ def test_only_a_deep_verify_finds_one_changed_byte(store):
 
 def test_a_deep_verify_counts_rows(store):
     batch = write(store, 0, 3)
+    starts.put(store, "shop", batch.begin)
     commit(store, replace(batch, parts=(replace(batch.parts[0], rows=4),)))
     (problem,) = verify(store, "shop", deep=True)
     assert problem.what.startswith("The part has 3 rows")
@@ -180,11 +185,20 @@ def parts(store) -> set[str]:
     return {info.path for info in store.list("changes/")}
 
 
+def swept(store, **options) -> list[str]:
+    """What a sweep removes: just what it says it would."""
+    said = [info.path for info in sweep(store, "shop", dry_run=True, **options).parts]
+    assert set(said) <= parts(store)
+    assert [info.path for info in sweep(store, "shop", **options).parts] == said
+    assert not set(said) & parts(store)
+    return said
+
+
 def test_a_sweep_removes_the_parts_that_no_manifest_lists(store):
     orphan = write(store, 0, 2, epoch=1)
     listed = stage(store, 0, 3, 5, epoch=2)
     others = [write(store, 0, 2, epoch=1, source=name) for name in ("other", "street")]  # before and behind in order
-    assert sweep(store, "shop", live_epoch=3, older_than_s=-1) == [orphan.parts[0].path]
+    assert swept(store, live_epoch=3, older_than_s=-1) == [orphan.parts[0].path]
     assert parts(store) == {batch.parts[0].path for batch in [*listed, *others]}
     assert verify(store, "shop", deep=True) == []
 
@@ -193,11 +207,11 @@ def test_a_sweep_spares_live_epochs_young_files_and_what_may_still_be_committed(
     stage(store, 0, 3, epoch=1)
     live = write(store, 0, 2, epoch=5)
     paused = write(store, 3, 6, epoch=1)  # its holder lost the lease, and may wake up before anybody commits here
-    assert sweep(store, "shop", live_epoch=5, older_than_s=-1) == []
-    assert sweep(store, "shop", live_epoch=6) == []
+    assert swept(store, live_epoch=5, older_than_s=-1) == []
+    assert swept(store, live_epoch=6) == []
     assert commit(store, paused).ours
     assert verify(store, "shop", deep=True) == []
-    assert sweep(store, "shop", live_epoch=6, older_than_s=-1) == [live.parts[0].path]
+    assert swept(store, live_epoch=6, older_than_s=-1) == [live.parts[0].path]
 
 
 def test_a_sweep_of_a_broken_chain_removes_nothing(store):
@@ -274,7 +288,7 @@ def test_who_knows_only_positions_before_the_horizon_is_refused(store):
 
 def test_a_horizon_that_cannot_be_read_stops_readers(store):
     stage(store, 0, 3)
-    store.put(horizon_path("shop"), b"{}")
+    store.put(horizon_path("shop"), b'{"version": 2}')
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
     assert caught.value.code == "stage.horizon"
