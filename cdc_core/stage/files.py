@@ -8,10 +8,13 @@ start (nobody looks there before a manifest says so), which saves a second copy.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
+import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -21,7 +24,20 @@ from cdc_core.stage.objects import Leftover, ObjectInfo, checked_path, missing
 
 _TEMPORARY = ".tmp-"
 _CHUNK = 1 << 20
+_SYNCED_AT_ONCE = 16
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def _file_system_sync() -> Callable[[int], int] | None:
+    """syncfs(2), which reports what could not be written since Linux 5.8; None before, and elsewhere."""
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if os.uname().sysname != "Linux" or release is None or (int(release[1]), int(release[2])) < (5, 8):
+        return None
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return call if call is None else lambda descriptor: int(call(descriptor))
+
+
+SYNC_FILE_SYSTEM = _file_system_sync()
 
 
 class FileStore:
@@ -48,14 +64,37 @@ class FileStore:
     def open_output(self, paths: Iterable[str], scratch: Path) -> FileOutput:
         for path in paths:
             with contextlib.suppress(FileExistsError), self._writing(path):
-                descriptor = self._open(self._local(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                return FileOutput(self, path, descriptor)
+                local = self._local(path)
+                made = self._make(local.parent, durable=False)
+                return FileOutput(self, path, self._open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL), made)
         raise ValueError("no free name among the given paths")
+
+    def settle(self, paths: Sequence[str]) -> None:
+        """One call for the whole file system where the kernel says what it could not write; else file by file."""
+        if not paths:
+            return
+        with self._writing(paths[0]):
+            if SYNC_FILE_SYSTEM is not None:
+                descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    if SYNC_FILE_SYSTEM(descriptor) == 0:
+                        return
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                finally:
+                    os.close(descriptor)
+            folders = {
+                folder for path in paths for folder in self._local(path).parents if folder.is_relative_to(self.root)
+            }
+            with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
+                for _ in pool.map(_sync, [self._local(path) for path in paths]):
+                    pass
+                for _ in pool.map(_sync, sorted(folders)):
+                    pass
 
     def get(self, path: str) -> bytes:
         try:
             return self._local(path).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise missing(path, self.uri) from None
         except OSError as error:
             raise self._unreadable(path, error) from None
@@ -70,7 +109,7 @@ class FileStore:
     def open_input(self, path: str) -> BinaryIO:
         try:
             return self._local(path).open("rb")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise missing(path, self.uri) from None
         except OSError as error:
             raise self._unreadable(path, error) from None
@@ -145,16 +184,17 @@ class FileStore:
                     raise
         raise AssertionError("unreachable")
 
-    def _make(self, directory: Path) -> None:
-        """Makes a directory durably: each new entry is fsynced in its parent."""
+    def _make(self, directory: Path, *, durable: bool = True) -> Sequence[Path]:
+        """Makes a directory; the parents of those that are new, which `durable` fsyncs, outermost first."""
         if directory.is_dir():
-            return
+            return []
         new = [directory, *directory.parents]
         new = new[: next(i for i, one in enumerate(new) if one.exists())]
         directory.mkdir(parents=True, exist_ok=True)
-        for one in reversed(new):
-            with contextlib.suppress(FileNotFoundError):
-                _sync(one.parent)
+        parents = [one.parent for one in reversed(new)]
+        if durable:
+            _sync_all(parents)
+        return parents
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         top = self.root / prefix.rpartition("/")[0]
@@ -202,12 +242,13 @@ class FileStore:
 
 
 class FileOutput:
-    """An Output that grows in its final place."""
+    """An Output that grows in its final place. made: parents of the directories that were made for it."""
 
-    def __init__(self, store: FileStore, path: str, descriptor: int) -> None:
+    def __init__(self, store: FileStore, path: str, descriptor: int, made: Sequence[Path]) -> None:
         self._store = store
         self._path = path
         self._descriptor = descriptor
+        self._made = made
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data)
@@ -216,14 +257,16 @@ class FileOutput:
                 view = view[os.write(self._descriptor, view) :]
         return len(data)
 
-    def publish(self) -> str:
+    def publish(self, *, settled: bool = True) -> str:
         with self._store._writing(self._path):
-            os.fsync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-            local = self._store.local_path(self._path)
-            assert local is not None
-            _sync(local.parent)
+            if settled:
+                os.fsync(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+            if settled:
+                local = self._store.local_path(self._path)
+                assert local is not None
+                _sync_all([*self._made, local.parent])
         return self._path
 
     def discard(self) -> None:
@@ -237,8 +280,14 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _sync_all(directories: Iterable[Path]) -> None:
+    for one in directories:
+        with contextlib.suppress(FileNotFoundError):  # a deleter removed it, empty: then nothing of ours is in it
+            _sync(one)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -10,7 +10,7 @@ stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), Internal
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -33,8 +33,12 @@ class Output(Protocol):
 
     def write(self, data: bytes | memoryview) -> int: ...
 
-    def publish(self) -> str:
-        """Makes it durable under the first of its names that was free; returns that path."""
+    def publish(self, *, settled: bool = True) -> str:
+        """Makes it durable under the first of its names that was free; returns that path.
+
+        settled: False where `ObjectStore.settle` follows, before anybody is told the path; its file is closed all the
+        same, so that there may be many.
+        """
 
     def discard(self) -> None: ...
 
@@ -73,6 +77,9 @@ class ObjectStore(Protocol):
 
     def open_output(self, paths: Iterable[str], scratch: Path) -> Output:
         """A file to be written under the first free of `paths`; `scratch` is a local directory for what needs one."""
+
+    def settle(self, paths: Sequence[str]) -> None:
+        """Makes durable what was published with settled=False, all of it together."""
 
     def get(self, path: str) -> bytes: ...
 

@@ -145,8 +145,8 @@ def sql(
     Each logical table has two views: `<table>_changes`, every change, and `<table>`, its state. A name `a.b` is the
     quoted view "a.b", and also view b of schema a. Tables whose names differ in letter case only, which DuckDB does not
     tell apart, have the views "<table>~1", "<table>~2" and so on instead. Only the tables whose names occur in the
-    query are prepared. The state of a table of which changes were purged refuses to be read. as_of: both views as they were
-    at a moment.
+    query are prepared. The state of a table of which changes were purged refuses to be read. as_of: both views as they
+    were at a moment.
 
     The query can read the views, and nothing else: no other file, no network; it can write nothing and change no
     setting.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -102,6 +102,9 @@ class S3Store:
 
     def open_output(self, paths: Iterable[str], scratch: Path) -> S3Output:
         return S3Output(self, paths, scratch)
+
+    def settle(self, paths: Sequence[str]) -> None:
+        """A put is durable when it is answered."""
 
     def get(self, path: str) -> bytes:
         with self._calling(path):
@@ -352,7 +355,7 @@ class S3Output:
             self._upload.grown(self._size)
         return len(data)
 
-    def publish(self) -> str:
+    def publish(self, *, settled: bool = True) -> str:
         upload, self._upload = self._upload, None
         if upload is not None and upload.complete(self._size, if_absent=True):
             self._published = upload.path

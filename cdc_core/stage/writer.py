@@ -35,6 +35,9 @@ from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
 
 log = logging.getLogger(__name__)
 
+_PUBLISHED_AT_ONCE = 4
+_SETTLED_ALONE = 32
+"""More parts than that are made durable together: the whole file system's, or a bounded number at a time."""
 _NUMBERS = 10_000
 """Step between the part numbers that one part tries."""
 
@@ -255,13 +258,20 @@ class BatchWriter:
             yield part_path(table, self.window[0], name)
 
     def _publish(self) -> tuple[Part, ...]:
+        """Each is closed and published in one step, so that few files are open at a time; many are settled at once."""
         parts = list(self._parts.values())
-        for part in parts:
+        settled = len(parts) <= _SETTLED_ALONE
+
+        def published(part: _OpenPart) -> str:
             part.file.close()
+            return part.file.publish(settled=settled)
+
         if len(parts) < 2:
-            return tuple(part.listed(part.file.publish()) for part in parts)
-        with ThreadPoolExecutor(min(4, len(parts))) as pool:
-            paths = list(pool.map(lambda part: part.file.publish(), parts))
+            return tuple(part.listed(published(part)) for part in parts)
+        with ThreadPoolExecutor(min(_PUBLISHED_AT_ONCE, len(parts))) as pool:
+            paths = list(pool.map(published, parts))
+        if not settled:
+            self._store.settle(paths)
         return tuple(part.listed(path) for part, path in zip(parts, paths, strict=True))
 
     def _account(self, block: Block) -> None:
