@@ -11,7 +11,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, update
+from sqlalchemy import Connection, Row, exists, insert, select, update
 
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.meta import leases, tables

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -118,6 +119,9 @@ class BatchWriter:
         self._gather_bytes = gather_bytes
         self._scratch = scratch_dir or Path(tempfile.gettempdir())
         self._parts: dict[tuple[str, str], _OpenPart] = {}
+        self._rows = 0
+        self._written_bytes = 0
+        self._pending_bytes = 0
         self._began: float | None = None
         self._done = False
         self._finished: set[str] = set()
@@ -135,12 +139,12 @@ class BatchWriter:
     @property
     def rows(self) -> int:
         """Changes added; one routed to two tables counts twice."""
-        return sum(part.rows for part in self._parts.values())
+        return self._rows
 
     @property
     def size_bytes(self) -> int:
         """Bytes written, plus the weight of the rows gathered for the next row groups."""
-        return sum(part.file.size_bytes + part.file.pending_bytes for part in self._parts.values())
+        return self._written_bytes + self._pending_bytes
 
     @property
     def age_s(self) -> float:
@@ -158,7 +162,10 @@ class BatchWriter:
             self._began = time.monotonic()
         for rows in block.tables:
             if rows.rows.num_rows:
-                self._part_of(rows).add(rows.rows)
+                part = self._part_of(rows)
+                with self._counting(part.file):
+                    part.add(rows.rows)
+                self._rows += rows.rows.num_rows
         self._account(block)
         self._relieve()
         self.position = block.end
@@ -294,8 +301,18 @@ class BatchWriter:
 
     def _relieve(self) -> None:
         """Bounds memory where many tables gather at once."""
-        while sum(part.file.pending_bytes for part in self._parts.values()) > self._gather_bytes:
-            max(self._parts.values(), key=lambda part: part.file.pending_bytes).file.flush()
+        while self._pending_bytes > self._gather_bytes:
+            largest = max(self._parts.values(), key=lambda part: part.file.pending_bytes).file
+            with self._counting(largest):
+                largest.flush()
+
+    @contextmanager
+    def _counting(self, file: PartFile) -> Iterator[None]:
+        """Keeps the totals of all parts, which are asked for at every block: there may be thousands of parts."""
+        written, pending = file.size_bytes, file.pending_bytes
+        yield
+        self._written_bytes += file.size_bytes - written
+        self._pending_bytes += file.pending_bytes - pending
 
     def _wrong(self, what: str) -> InternalError:
         return InternalError(
