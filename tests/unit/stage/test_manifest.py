@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
@@ -292,3 +294,41 @@ def test_a_horizon_that_cannot_be_read_stops_readers(store):
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
     assert caught.value.code == "stage.horizon"
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_sweep_that_is_killed_at_any_step_harms_nothing_and_the_next_one_ends_it(store, step):
+    for _ in range(3):
+        write(store, 0, 2, epoch=1)
+    listed = {part.path for batch in stage(store, 0, 3, 5, epoch=2) for part in batch.parts}
+    store.put(".tmp-0123", b"half")
+    (store.root / "changes/.tmp-4567").write_bytes(b"half")
+
+    class Dying(type(store)):
+        left = step
+
+        def delete(self, path: str) -> None:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            super().delete(path)
+
+    dying = Dying(store.uri)
+    with contextlib.suppress(KeyboardInterrupt):
+        sweep(dying, "shop", live_epoch=3, older_than_s=-1)
+    assert listed <= parts(store)
+    assert verify(store, "shop", deep=True) == []
+    sweep(store, "shop", live_epoch=3, older_than_s=-1)
+    assert parts(store) == listed
+    assert list(store.leftovers()) == []
+    assert sweep(store, "shop", live_epoch=3, older_than_s=-1).parts == ()
+
+
+def test_sweeps_at_the_same_time_remove_the_same_and_nothing_else(store):
+    for _ in range(20):
+        write(store, 0, 2, epoch=1)
+    listed = {part.path for batch in stage(store, 0, 3, 5, epoch=2) for part in batch.parts}
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(sweep, store, "shop", live_epoch=3, older_than_s=-1) for _ in range(4)]:
+            done.result()
+    assert parts(store) == listed
