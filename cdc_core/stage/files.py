@@ -64,9 +64,9 @@ class FileStore:
     def open_output(self, paths: Iterable[str], scratch: Path) -> FileOutput:
         for path in paths:
             with contextlib.suppress(FileExistsError), self._writing(path):
+                self._make(self.root)
                 local = self._local(path)
-                made = self._make(local.parent, durable=False)
-                return FileOutput(self, path, self._open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL), made)
+                return FileOutput(self, path, self._open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=False))
         raise ValueError("no free name among the given paths")
 
     def settle(self, paths: Sequence[str]) -> None:
@@ -82,13 +82,11 @@ class FileStore:
                     raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
                 finally:
                     os.close(descriptor)
-            folders = {
-                folder for path in paths for folder in self._local(path).parents if folder.is_relative_to(self.root)
-            }
+            folders = dict.fromkeys(folder for path in paths for folder in self.folders(path))
             with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
                 for _ in pool.map(_sync, [self._local(path) for path in paths]):
                     pass
-                for _ in pool.map(_sync, sorted(folders)):
+                for _ in pool.map(_sync, folders):
                     pass
 
     def get(self, path: str) -> bytes:
@@ -173,10 +171,17 @@ class FileStore:
             _sync(final.parent)
         return True
 
-    def _open(self, local: Path, flags: int) -> int:
+    def folders(self, path: str) -> Sequence[Path]:
+        """Those that lead to a path, from the root on."""
+        found = [self._local(path).parent]
+        while found[-1] != self.root:
+            found.append(found[-1].parent)
+        return found[::-1]
+
+    def _open(self, local: Path, flags: int, *, durable: bool = True) -> int:
         """Opens, making the directory; again when a deleter removed the empty directory in between."""
         for attempt in range(20):
-            self._make(local.parent)
+            self._make(local.parent, durable=durable)
             try:
                 return os.open(local, flags, 0o644)
             except FileNotFoundError:
@@ -184,17 +189,15 @@ class FileStore:
                     raise
         raise AssertionError("unreachable")
 
-    def _make(self, directory: Path, *, durable: bool = True) -> Sequence[Path]:
-        """Makes a directory; the parents of those that are new, which `durable` fsyncs, outermost first."""
+    def _make(self, directory: Path, *, durable: bool = True) -> None:
+        """Makes a directory; with `durable` each new entry is fsynced in its parent."""
         if directory.is_dir():
-            return []
+            return
         new = [directory, *directory.parents]
         new = new[: next(i for i, one in enumerate(new) if one.exists())]
         directory.mkdir(parents=True, exist_ok=True)
-        parents = [one.parent for one in reversed(new)]
         if durable:
-            _sync_all(parents)
-        return parents
+            _sync_all(one.parent for one in reversed(new))
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         top = self.root / prefix.rpartition("/")[0]
@@ -242,13 +245,12 @@ class FileStore:
 
 
 class FileOutput:
-    """An Output that grows in its final place. made: parents of the directories that were made for it."""
+    """An Output that grows in its final place."""
 
-    def __init__(self, store: FileStore, path: str, descriptor: int, made: Sequence[Path]) -> None:
+    def __init__(self, store: FileStore, path: str, descriptor: int) -> None:
         self._store = store
         self._path = path
         self._descriptor = descriptor
-        self._made = made
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data)
@@ -263,10 +265,8 @@ class FileOutput:
                 os.fsync(self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
-            if settled:
-                local = self._store.local_path(self._path)
-                assert local is not None
-                _sync_all([*self._made, local.parent])
+            if settled:  # whoever made the directories: another source may feed the same table
+                _sync_all(self._store.folders(self._path))
         return self._path
 
     def discard(self) -> None:

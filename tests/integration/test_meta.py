@@ -147,8 +147,8 @@ def test_many_definitions_of_a_batch_are_recorded_once_each_and_again_only_when_
         meta.commit_batch(lease, manifest(number, tables=tables, schemas=schemas))
     every = {one.id: one for one in (*first, *later)}
     assert meta.schemas(sorted(every)) == every
-    with meta._database.engine.connect() as connection:
-        rows = connection.execute(text("SELECT source_table, count(*) FROM schema_version GROUP BY 1")).all()
+    query = text("SELECT source_table, count(*) FROM schema_version GROUP BY 1")
+    rows = meta._database.read(lambda connection: [tuple(row) for row in connection.execute(query)])
     assert sorted(rows) == sorted((f"shop.t{n}", 3 if n % 400 == 0 else 1) for n in range(1200))
 
 
