@@ -31,6 +31,7 @@ __all__ = [
     "parse_options",
     "parse_url",
     "resolve",
+    "sensible",
     "shown",
     "variable_of",
 ]
@@ -190,21 +191,14 @@ def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnec
 
 
 @contextmanager
-def answers(where: str) -> Iterator[None]:
-    """Around statements and what is made of their answers; a decorator, too.
+def sensible(where: str) -> Iterator[None]:
+    """Around what is made of a server's answers; a decorator, too.
 
-    A server may answer a question that was not asked: fewer rows or columns, a text for a number, an error that nobody
-    knows. Raises Refused (connection.answer, connection.statement) in place of what Python and PyMySQL raise then.
+    A server may answer a question that was not asked: fewer rows or columns, a text for a number. Raises Refused
+    (connection.answer) in place of what Python raises then. Errors that the server reports pass.
     """
     try:
         yield
-    except pymysql.err.MySQLError as error:
-        raise Refused(
-            f"The server refused a statement: {shown(error)}.",
-            where=where,
-            code="connection.statement",
-            remedy="see what the server says, and check that it is a MySQL or MariaDB that Lockstep supports",
-        ) from error
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Refused(
             f"An answer of the server is not one to what was asked ({type(error).__name__}).",
@@ -212,6 +206,21 @@ def answers(where: str) -> Iterator[None]:
             code="connection.answer",
             remedy="check what stands between us and the server (a proxy may answer in its place) and that it is a "
             "MySQL or MariaDB that Lockstep supports; if it is, report this with the output of --debug",
+        ) from error
+
+
+@contextmanager
+def answers(where: str) -> Iterator[None]:
+    """`sensible`; and an error that the server reports, untranslated so far, is Refused (connection.statement)."""
+    try:
+        with sensible(where):
+            yield
+    except pymysql.err.MySQLError as error:
+        raise Refused(
+            f"The server refused a statement: {shown(error)}.",
+            where=where,
+            code="connection.statement",
+            remedy="see what the server says, and check that it is a MySQL or MariaDB that Lockstep supports",
         ) from error
 
 

@@ -44,7 +44,7 @@ def from_us(moment_us: int) -> datetime:
 
 
 def window_label(start_us: int) -> str:
-    """`20261121T040000Z`: the window's start as it stands in paths of the stage (no ':', which Hadoop refuses)."""
+    """`20261121T040000Z`: the window's start as it is written in paths of the stage (no ':', which Hadoop refuses)."""
     return from_us(start_us).strftime("%Y%m%dT%H%M%SZ")
 
 

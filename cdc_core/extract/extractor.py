@@ -40,6 +40,7 @@ from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from cdc_core.stage import manifest as manifests
+from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore, open_stage
@@ -236,6 +237,7 @@ class Extractor:
             return moved.start
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
+            start = starts.put(self._store, source.name, start)
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)
         return start
@@ -427,9 +429,10 @@ class Extractor:
 
 
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
-    """The stored checkpoint, after adopting batches whose manifest was written but whose meta row was not.
+    """The stored checkpoint, after adopting what the stage has and meta does not: a start, or batches.
 
-    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none.
+    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none, DataAtRisk
+    (stage.gap, stage.start) when meta knows some that the stage has lost.
     """
     stored = meta.checkpoint(lease.source)
     if stored is None:
@@ -441,7 +444,14 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
                 remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
                 "pipeline an empty stage",
             )
-        return None
+        begun = starts.read(store, lease.source)
+        if begun is not None:
+            log.info("%s: starting where an extractor began before: %s", lease.source, begun.position)
+            meta.advance_watermark(lease, begun)
+        return begun
+    if starts.read(store, lease.source) is None:
+        raise starts.missing_start(store, lease.source)
+    manifests.require_reached(store, lease.source, manifests.newest(store, lease.source), stored.position)
     for manifest in chain(store, lease.source, after=stored.position):
         log.info("%s: adopting the batch %s, staged but not recorded", lease.source, manifest.batch_id)
         meta.commit_batch(lease, manifest)

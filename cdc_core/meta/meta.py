@@ -99,6 +99,10 @@ class Meta:
         """Let the next one in at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
 
+    def live_epoch(self, source: str) -> int:
+        """Epochs of the source below it have ended."""
+        return self._database.read(lambda c: leases.live_epoch(c, source))
+
     @contextmanager
     def holding(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Iterator[None]:
         """The source's lease for the length of a block, in which no extractor is at work. Raises as acquire_lease."""
