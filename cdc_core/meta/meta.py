@@ -17,10 +17,22 @@ from cdc_core.errors import Refused
 from cdc_core.meta import batches, forget, leases, migrate, runs, views
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
-from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RingDepth, RunRow, Status
+from cdc_core.meta.rows import (
+    BatchRow,
+    Claim,
+    FileRow,
+    Lease,
+    LedgerRow,
+    RecordRow,
+    RingDepth,
+    RunRow,
+    SourceCoverage,
+    Status,
+)
 from cdc_core.meta.states import RecordState
 from cdc_core.meta.views import PlanView
 from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -146,14 +158,26 @@ class Meta:
         """
         self._database.write(lambda c: batches.advance_watermark(c, lease, checkpoint))
 
-    def rebuild(self, lease: Lease, manifests: Iterable[Manifest]) -> tuple[Lease, int]:
+    def coverage(self, source: str) -> SourceCoverage:
+        """Whether the source's tables are staged with every row."""
+        return self._database.read(lambda c: batches.coverage(c, source))
+
+    def keep_coverage(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int) -> None:
+        """Keep what was seen of tables until a manifest says it. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: batches.keep_coverage(c, lease, covered, surveyed_seq))
+
+    def rebuild(
+        self, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage] | None = None
+    ) -> tuple[Lease, int]:
         """Restore a source's batches and position from its chain of manifests, given from the first one on.
+
+        purged: the coverage that the horizon kept of manifests before them.
 
         Returns the lease, under an epoch above all of the chain's, and how many batches were missing.
         Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
         """
         chain = tuple(manifests)
-        return self._database.write(lambda c: batches.rebuild(c, lease, chain))
+        return self._database.write(lambda c: batches.rebuild(c, lease, chain, purged or {}))
 
     def batches(
         self, source: str, *, after: Position | None = None, until: Position | None = None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc_core.meta.states import RecordState, RunState
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -43,6 +44,18 @@ class FileRow:
     size_bytes: int
     sha256: str
     absent_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCoverage:
+    """tables: by source table. unstaged: those of which no manifest says it yet.
+
+    surveyed_seq: order key at which every captured table that existed was seen; 0 where there is none.
+    """
+
+    tables: Mapping[str, TableCoverage] = field(default_factory=dict)
+    unstaged: frozenset[str] = frozenset()
+    surveyed_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
