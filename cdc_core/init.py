@@ -17,6 +17,10 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import FoundTable, survey
+from cdc_core.source.survey import proven_empty, rows_before
+
+MOST_TABLES = 10
+"""Named in one warning."""
 
 SERVER_IDS = range(700_000_000, 800_000_000)
 """Where `init` picks a server_id from, at random: far from the small numbers that people give by hand."""
@@ -82,7 +86,14 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     with connections.connect(address, where=wishes.source) as connection:
         facts = server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
-        catalogue = _catalogue(survey(connection, Capture(tables).captures))
+        found = survey(connection, Capture(tables).captures)
+        catalogue = _catalogue(found)
+        kept = {schema.name for schema in catalogue.captured}
+        before = [
+            rows_before(one)
+            for one in found
+            if one.name in kept and not proven_empty(connection, one.database, one.table)
+        ]
         start = ["    start: earliest"]
         shown = "the oldest log that the server has"
         if wishes.start == "latest":
@@ -95,6 +106,11 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     warnings = []
     if not catalogue.captured:
         warnings.append("no table matches yet; those that appear later and match are captured")
+    if before:
+        more = f"; and {len(before) - MOST_TABLES:,} more tables" if len(before) > MOST_TABLES else ""
+        warnings.append(
+            f"{'; '.join(before[:MOST_TABLES])}{more}. docs/tutorial.md, step 4, says how to load them into a target"
+        )
     text = _render(wishes, catalogue, server_id, start)
     config.parse(text, where=f"the draft of {wishes.name}")
     return Draft(

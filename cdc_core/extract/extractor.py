@@ -176,6 +176,7 @@ class Extractor:
             stored = recover(self._meta, self._store, self._lease)
             address, self._control, known = hosts.connect(source, stored, self._environ)
             opened.callback(self._control.close)
+            self._meta.record_retention(self._lease, known.retention_s)
             self._read_clock(self._control)
             policy = pipeline.tables.on_unlogged_change
             for unlogged in require_logged_cascades(

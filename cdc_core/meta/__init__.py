@@ -9,6 +9,7 @@ from cdc_core.meta.overview import Account, Overview, WindowSums
 from cdc_core.meta.rows import (
     BatchRow,
     Claim,
+    Failure,
     FileRow,
     Lease,
     LedgerRow,
@@ -28,6 +29,7 @@ __all__ = [
     "Account",
     "BatchRow",
     "Claim",
+    "Failure",
     "FileRow",
     "Lease",
     "LedgerRow",

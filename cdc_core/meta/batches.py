@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
-from cdc_core.meta import leases, tables
+from cdc_core.meta import failures, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease, SourceCoverage
 from cdc_core.model.batch import Manifest
@@ -22,7 +22,7 @@ from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
-_ack, _batch, _file, _schema, _definition, _lease, _coverage, _failure = (
+_ack, _batch, _file, _schema, _definition, _lease, _coverage = (
     tables.ack_position,
     tables.batch,
     tables.batch_file,
@@ -30,7 +30,6 @@ _ack, _batch, _file, _schema, _definition, _lease, _coverage, _failure = (
     tables.table_definition,
     tables.lease,
     tables.table_coverage,
-    tables.failure,
 )
 _CHUNK = 500
 """Values in one IN list: far below every database's limit."""
@@ -254,8 +253,7 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
         "updated_us": now_us(connection),
         "fingerprint": None if to.fingerprint is None else json.dumps(to.fingerprint.to_json()),
     }
-    over = (_failure.c.pipeline == lease.pipeline) & (_failure.c.task == "extract")
-    connection.execute(delete(_failure).where(over, _failure.c.subject == lease.source))
+    failures.clear(connection, lease.pipeline, failures.EXTRACT, lease.source)
     if stored is None:
         connection.execute(insert(_ack).values(source=lease.source, pipeline=lease.pipeline, **values))
         return

@@ -13,8 +13,8 @@ from types import TracebackType
 
 from sqlalchemy import Connection
 
-from cdc_core.errors import Refused
-from cdc_core.meta import batches, forget, leases, migrate, runs, views
+from cdc_core.errors import LockstepError, Refused
+from cdc_core.meta import batches, failures, forget, leases, migrate, runs, views
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import (
@@ -114,6 +114,10 @@ class Meta:
     def live_epoch(self, source: str) -> int:
         """Epochs of the source below it have ended."""
         return self._database.read(lambda c: leases.live_epoch(c, source))
+
+    def record_retention(self, lease: Lease, retention_s: int) -> None:
+        """How long the source keeps its log; 0: for ever. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: leases.record_retention(c, lease, retention_s))
 
     @contextmanager
     def holding(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Iterator[None]:
@@ -267,6 +271,10 @@ class Meta:
     def record_failure(self, run_id: str, error: str, *, target: str | None = None) -> None:
         """Keep why a task of the run failed; states stay. Does nothing for a run that has committed."""
         self._database.write(lambda c: runs.record_failure(c, run_id, target, error))
+
+    def failed(self, pipeline: str, task: str, subject: str, error: LockstepError) -> None:
+        """Keep an error of a task (extract, plan, run) of a source or run, until the task has succeeded."""
+        self._database.write(lambda c: failures.keep(c, pipeline, task, subject, error))
 
     def purge(self, targets: Sequence[str], batch_ids: Sequence[str]) -> int:
         """COMMITTED → PURGED for all of them and all of these targets; how many records moved. Again: 0, no change.

@@ -139,6 +139,25 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that no success has followed. subject: a source (extract), a run (run), "" (plan).
+
+    first_us, failed_us: the first and the latest time that it came with this code in a row of `times`.
+    """
+
+    task: str
+    subject: str
+    code: str
+    exit_class: str
+    what: str
+    where: str
+    remedy: str
+    first_us: int
+    failed_us: int
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceStatus:
     """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag.
     Below 0 where clocks were ahead: see Checkpoint.floor_us."""
@@ -157,6 +176,10 @@ class SourceStatus:
     size_bytes: int
     notes: tuple[str, ...]
     """Distinct notes of its latest batches, newest first."""
+    retention_s: int = 0
+    """How long the server keeps its log, as of the last extract; 0: for ever, or not known."""
+    partial: Mapping[str, TableCoverage] = field(default_factory=dict)
+    """Source tables of which rows are missing in the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,6 +196,8 @@ class TargetStatus:
     pending: StateCount
     records: Mapping[RecordState, StateCount]
     last_error: str | None
+    oldest_window_us: int | None = None
+    """Start of the oldest window of which the target has not consumed a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,3 +212,4 @@ class Status:
     targets: tuple[TargetStatus, ...]
     runs: tuple[RunRow, ...]
     ledgers: tuple[LedgerRow, ...]
+    failures: tuple[Failure, ...] = ()

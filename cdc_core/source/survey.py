@@ -17,6 +17,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.model.position import Position
+from cdc_core.source.definitions import FoundTable
 from cdc_core.source.facts import Grants, now_us, query
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,12 @@ def survey_tables(
         empty = {name for name, (database, table) in asked.items() if proven_empty(connection, database, table)}
     at_us = now_us(connection)
     return Survey(tables, frozenset(empty), grants.has("SELECT"), end_of_log(), at_us)
+
+
+def rows_before(table: FoundTable) -> str:
+    """What a pipeline that begins now would not capture of a table that has rows."""
+    rows = f"~{table.rows:,} row{'s' if table.rows != 1 else ''}" if table.rows else "rows"
+    return f"{rows} of {table.name} from before the start are not captured"
 
 
 def proven_empty(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
