@@ -120,6 +120,7 @@ def run_document(run: RunRow) -> dict[str, Any]:
         "state": run.state.value,
         "window": [moment(edge) for edge in run.window] if run.window else None,
         "last_error": run.last_error,
+        "airflow_run_id": run.airflow_run_id,
         "updated": moment(run.updated_us),
     }
 

@@ -5,7 +5,7 @@ live only here. Everything goes through `Meta`, whose methods are one transactio
 """
 
 from cdc_core.meta.meta import Meta
-from cdc_core.meta.overview import Account, Overview, WindowSums
+from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
 from cdc_core.meta.rows import (
     BatchRow,
     Claim,
@@ -45,6 +45,7 @@ __all__ = [
     "SourceStatus",
     "StateCount",
     "Status",
+    "TableFreshness",
     "TargetStatus",
     "WindowSums",
 ]

@@ -6,7 +6,7 @@ again or committed (runs), one of `plan` when a run is planned. Nothing else rem
 
 from __future__ import annotations
 
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, and_, delete, insert, select
 
 from cdc_core.errors import LockstepError
 from cdc_core.meta import tables
@@ -22,7 +22,7 @@ _CHARS = 4000
 def keep(connection: Connection, pipeline: str, task: str, subject: str, error: LockstepError) -> None:
     """See Meta.failed."""
     mine = _mine(pipeline, task, subject)
-    known = connection.execute(select(_failure).where(*mine)).one_or_none()
+    known = connection.execute(select(_failure).where(mine)).one_or_none()
     now = now_us(connection)
     same = known is not None and known.code == error.code
     values = {
@@ -35,13 +35,13 @@ def keep(connection: Connection, pipeline: str, task: str, subject: str, error: 
         "failed_us": now,
         "times": known.times + 1 if known is not None and same else 1,
     }
-    connection.execute(delete(_failure).where(*mine))
+    connection.execute(delete(_failure).where(mine))
     connection.execute(insert(_failure).values(pipeline=pipeline, task=task, subject=subject, **values))
 
 
 def clear(connection: Connection, pipeline: str, task: str, subject: str) -> None:
     """The task has succeeded."""
-    connection.execute(delete(_failure).where(*_mine(pipeline, task, subject)))
+    connection.execute(delete(_failure).where(_mine(pipeline, task, subject)))
 
 
 def find(connection: Connection, pipeline: str) -> tuple[Failure, ...]:
@@ -56,5 +56,5 @@ def find(connection: Connection, pipeline: str) -> tuple[Failure, ...]:
     )  # fmt: skip
 
 
-def _mine(pipeline: str, task: str, subject: str) -> tuple[object, ...]:
-    return (_failure.c.pipeline == pipeline, _failure.c.task == task, _failure.c.subject == subject)
+def _mine(pipeline: str, task: str, subject: str) -> ColumnElement[bool]:
+    return and_(_failure.c.pipeline == pipeline, _failure.c.task == task, _failure.c.subject == subject)

@@ -19,7 +19,7 @@ from cdc_core.model.run import WriteCounts
 from tests.dags.made_pipelines import ALERT, staged
 from tests.unit.apply.made_line import WINDOW, Line
 
-OURS = '<script src="trigger.js" defer></script>'
+OURS = '<script src="page.js" defer></script>'
 REPLAY = "cdc_shop_replay"
 
 
@@ -61,7 +61,7 @@ def shop(write_pipeline: Callable[..., Path]) -> Iterator[Line]:
 
 
 def test_who_is_not_logged_in_sees_nothing(client: Callable[..., Any], shop: Line) -> None:
-    for path in ("", "status.json", "style.css", "trigger.js", "ledger/shop/first"):
+    for path in ("", "status.json", "style.css", "page.js", "ledger/shop/first"):
         answer = client().get(f"/lockstep/{path}")
         assert answer.status_code == 401
         assert "shop" not in answer.text
@@ -74,7 +74,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     answer = client("VIEWER").get("/lockstep/")
     assert answer.status_code == 200
     text = " ".join(unescape(re.sub("<[^>]+>", " ", answer.text)).split())
-    for part in ("binlog.000001:3004", "1,234", "The latest run failed", "test", "not taken 0, committed 1, staged 2"):
+    for part in ("binlog.000001:3004", "1,234", "it broke at", "run second", "test", "not taken 0, committed 1, staged 2"):
         assert part in text
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     status = shop.meta.status("shop", ["main"])
