@@ -7,18 +7,23 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pymysql
 
 from cdc_core import config, connections
 from cdc_core.errors import UsageError
+from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import FoundTable, survey
 from cdc_core.source.survey import proven_empty, rows_before
 
+TRIES = 3
 MOST_TABLES = 10
 """Named in one warning."""
 
@@ -89,19 +94,17 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
         found = survey(connection, Capture(tables).captures)
         catalogue = _catalogue(found)
         kept = {schema.name for schema in catalogue.captured}
-        before = [
-            rows_before(one)
-            for one in found
-            if one.name in kept and not proven_empty(connection, one.database, one.table)
-        ]
+        end, empty = _empty_there(connection, [one for one in found if one.name in kept])
+        before = [rows_before(one) for one in found if one.name in kept and one.name not in empty]
         start = ["    start: earliest"]
         shown = "the oldest log that the server has"
         if wishes.start == "latest":
-            end = server.end_position(connection, 0)
             shown = str(end)
+            names = ", ".join(quoted(name) for name in sorted(empty))
+            proven = f", empty: [{names}]" if empty else ""
             start = [
                 "    # The end of the log when this file was made; only changes after it are read.",
-                f"    start: {{position: {{file: {quoted(end.file)}, offset: {end.offset}}}}}",
+                f"    start: {{position: {{file: {quoted(end.file)}, offset: {end.offset}{proven}}}}}",
             ]
     warnings = []
     if not catalogue.captured:
@@ -121,6 +124,19 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
         server_id,
         tuple(warnings),
     )
+
+
+def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTable]) -> tuple[Position, set[str]]:
+    """The end of the log, and the tables that are proven to be empty there: nothing was logged while they were read.
+
+    On a server that is never quiet for so long, none: the first extract looks again.
+    """
+    for _ in range(TRIES):
+        end = server.end_position(connection, 0)
+        empty = {one.name for one in tables if proven_empty(connection, one.database, one.table)}
+        if server.end_position(connection, 0) == end:
+            return end, empty
+    return end, set()
 
 
 def _require_references(wishes: Wishes) -> None:

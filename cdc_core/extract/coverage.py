@@ -6,7 +6,7 @@ only by the caller, once it is durable; until then an extractor that starts agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from cdc_core.meta import SourceCoverage
@@ -62,6 +62,12 @@ class CoverageLog:
                 self._set(table, replace(known, rows=rows))
         if found.complete:
             self.surveyed_seq = seq
+
+    def declared_empty(self, tables: Iterable[str], position: Position, at_us: int) -> None:
+        """Tables that the pipeline file says were empty at the position where a source that is new begins."""
+        for table in tables:
+            if table not in self._known and self._logical(table):
+                self._set(table, TableCoverage(How.EMPTY, position.seq - 1, at_us, str(position)))
 
     def left_out(self, position: Position, at_us: int) -> None:
         """Tables that the pipeline does not capture any more miss changes from here on."""

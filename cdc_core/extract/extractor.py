@@ -24,7 +24,7 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.binlog.warm import warm
-from cdc_core.config import Pipeline
+from cdc_core.config import Pipeline, Start
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.extract.coverage import CoverageLog
@@ -250,6 +250,9 @@ class Extractor:
     def _surveyed(self, start: Checkpoint, known: server.ServerFacts) -> CoverageLog:
         """The coverage of the source's tables, with what the server shows of those that it does not know yet."""
         log_of = CoverageLog(self._meta.coverage(self._source.name), feeds=self._capture.route)
+        begin = self._source.start.position if isinstance(self._source.start, Start) else None
+        if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
+            log_of.declared_empty(begin.empty, start.position, start.watermark_us)
         log_of.left_out(start.position, start.watermark_us)
         found = survey_tables(
             self._control,
