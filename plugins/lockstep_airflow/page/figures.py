@@ -128,9 +128,9 @@ def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> 
             code="internal.unexpected",
             remedy="report the traceback in the web server's log; the pipeline itself is not touched by the page",
         )
-    error = error_document(failed)["error"]
-    problem = error | {"level": "failed", "subject": "meta", "since": "", "times": 1}
-    return entry | {"error": error, "problems": [problem], "attention": [failed.what]}
+    said = error_document(failed)["error"]
+    problem = said | {"level": "failed", "subject": "meta", "since": "", "times": 1}
+    return entry | {"error": said, "problems": [problem], "attention": [failed.what]}
 
 
 def _meta(pipeline: config.Pipeline) -> Meta:
