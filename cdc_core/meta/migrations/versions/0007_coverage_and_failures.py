@@ -7,8 +7,8 @@ from alembic import op
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
-revision = "0006"
-down_revision = "0005"
+revision = "0007"
+down_revision = "0006"
 
 _EXACT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
