@@ -165,7 +165,8 @@ def test_what_happens_to_a_table_in_the_log_makes_it_whole_or_partial(
     )  # fmt: skip
     covered = line.drain()
     assert covered["cut"] is How.TRUNCATED
-    assert covered["dropped"] is How.CREATED
+    assert covered["dropped"] is How.TRUNCATED  # its former rows are removed where the new table begins
+    assert line.ids("dropped") == [6]
     assert covered["renamed"] is covered["other"] is How.UNLOGGED
     assert covered["kept"] is How.EXISTING
     assert covered["copied"] is How.CREATED
