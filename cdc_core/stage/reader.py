@@ -179,7 +179,9 @@ def sql(
             folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
             purged = "" if partial else missing_of(store, manifests_by_source, table)
             reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
-            _views(connection, table, view_names[table], folded, next((pair for pair in reasons.items() if pair[1]), None))
+            _views(
+                connection, table, view_names[table], folded, next((pair for pair in reasons.items() if pair[1]), None)
+            )
             files += [file for group in folded.groups for file in group.files]
         _confine(connection, files)
         try:
