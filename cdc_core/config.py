@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from cdc_core.errors import UsageError
 from cdc_core.model import condition
+from cdc_core.model.reference import same_variable
 from cdc_core.windows import Windows, age_us
 
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
@@ -130,6 +131,11 @@ class StartPosition(_Model):
 
     file: str = Field(description="as SHOW BINARY LOGS prints it")
     offset: int = Field(4, ge=4, description="where an event begins, as SHOW BINLOG EVENTS prints it")
+    empty: tuple[str, ...] = Field(
+        (),
+        description="tables (`database.table`) that had no row there, so that what is staged from there on is all of "
+        "them; `lockstep init` writes those that it has proven. The state of a table with rows from before is partial",
+    )
 
 
 class Start(_Model):
@@ -572,6 +578,14 @@ class Pipeline(_Model):
         for connection, server_id in replicas:
             if replicas.count((connection, server_id)) > 1:
                 raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
+        references = [one for source in self.sources for one in source.connections]
+        references += [one for target in self.targets for one in target.connections]
+        references += [self.tables.columns.salt] if self.tables.columns.salt else []
+        if (same := same_variable(references)) is not None:
+            raise ValueError(
+                f"{same[0]} and {same[1]} are both read from the variable {same[2]}: rename one, for letters' case and "
+                "signs do not tell names apart"
+            )
         return self
 
     @property

@@ -30,7 +30,7 @@ def carried() -> Iterator[None]:
     except errors.LockstepError as error:
         raise _packed(error) from error
     except pymysql.err.MySQLError as error:
-        raise _packed(translated(error, where="target")) from error
+        raise _packed(translated(error, where="target")) from None
 
 
 def _packed(error: errors.LockstepError) -> CarriedError:

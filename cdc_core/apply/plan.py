@@ -28,9 +28,9 @@ from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlanView
-from cdc_core.model.batch import Manifest
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun, plan_path
 from cdc_core.model.schema import TableSchema
+from cdc_core.stage.manifest import parse, require_listed
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
@@ -55,9 +55,9 @@ def plan(
     window:  [start, end) in µs UTC; None takes everything staged.
     targets: names; None for all of the pipeline's.
 
-    Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column,
-    plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs), UsageError (quality.suite,
-    plan.run_id, plan.window, plan.unknown_target).
+    Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
+    (plan.no_key, plan.key_column, plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs),
+    UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target).
     """
     require_suites(pipeline)
     chosen = _checked(pipeline, window, run_id, targets)
@@ -130,6 +130,7 @@ def _plan(
     require_staged(view, sources, window, now_us=meta.now_us())
     for source in sources:
         require_chain(view, source)
+        require_listed(store, source, [batch.begin for batch in meta.batches(source)])
         require_seeded(store, source, [target.name for target in targets])
     require_unpurged(store, sorted(set().union(*view.pending.values())))
     schemas = schemas_of(view, store)
@@ -201,7 +202,7 @@ def schemas_of(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
     manifests = {batch.batch_id: batch.manifest for chain in view.chain.values() for batch in chain}
     for batch_id, files in view.files.items():
         if any(file.schema_id not in found for file in files):
-            found |= Manifest.from_bytes(store.get(manifests[batch_id])).schemas
+            found |= parse(store.get(manifests[batch_id]), manifests[batch_id], store.uri).schemas
     return found
 
 

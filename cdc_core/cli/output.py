@@ -44,7 +44,7 @@ class Output:
         if self.as_json:
             sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n")
         else:
-            self.out.print(*shown, sep="\n")
+            self.out.print(*shown, sep="\n", crop=False)
 
     def note(self, text: str) -> None:
         """A line beside the answer."""

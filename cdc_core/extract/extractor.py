@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -24,12 +24,14 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.binlog.warm import warm
-from cdc_core.config import Pipeline
+from cdc_core.config import Pipeline, Start
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
+from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.lean import lean
 from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
 from cdc_core.meta import Lease, Meta, RingDepth
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
@@ -39,7 +41,9 @@ from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
+from cdc_core.source.survey import survey_tables
 from cdc_core.stage import manifest as manifests
+from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore, open_stage
@@ -80,7 +84,7 @@ class Effort:
 class DrainResult:
     """What a drain has reached. `done`: all that was asked is staged; otherwise call again.
 
-    Counts are totals since the extractor was opened.
+    Counts are totals since the extractor was opened. partial: captured source tables of which rows are missing.
     """
 
     done: bool
@@ -88,6 +92,7 @@ class DrainResult:
     position: Position
     watermark_us: int
     effort: Effort = Effort()
+    partial: Mapping[str, TableCoverage] = field(default_factory=dict)
 
 
 def default_holder() -> str:
@@ -171,6 +176,7 @@ class Extractor:
             stored = recover(self._meta, self._store, self._lease)
             address, self._control, known = hosts.connect(source, stored, self._environ)
             opened.callback(self._control.close)
+            self._meta.record_retention(self._lease, known.retention_s)
             self._read_clock(self._control)
             policy = pipeline.tables.on_unlogged_change
             for unlogged in require_logged_cascades(
@@ -191,7 +197,7 @@ class Extractor:
             opened.callback(self._ring.close)
             self._stager = Stager(
                 pipeline, store=self._store, meta=self._meta, lease=self._lease, start=start, scratch=self._temporary,
-                acknowledge=self._ring.ack, staged=staged, isolated=left_out,
+                acknowledge=self._ring.ack, staged=staged, isolated=left_out, coverage=self._surveyed(start, known),
             )  # fmt: skip
             opened.callback(self._stager.abort)
             lean()
@@ -236,9 +242,29 @@ class Extractor:
             return moved.start
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
+            start = starts.put(self._store, source.name, start)
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)
         return start
+
+    def _surveyed(self, start: Checkpoint, known: server.ServerFacts) -> CoverageLog:
+        """The coverage of the source's tables, with what the server shows of those that it does not know yet."""
+        log_of = CoverageLog(self._meta.coverage(self._source.name), feeds=self._capture.route)
+        begin = self._source.start.position if isinstance(self._source.start, Start) else None
+        if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
+            log_of.declared_empty(begin.empty, start.position, start.watermark_us)
+        log_of.left_out(start.position, start.watermark_us)
+        found = survey_tables(
+            self._control,
+            self._capture.captures,
+            known={table for table, one in log_of.known.items() if one.how is not How.EXISTING},
+            grants=known.grants,
+            end_of_log=lambda: server.end_position(self._control, start.position.timeline),
+        )
+        log_of.survey(found)
+        if log_of.pending:
+            self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed_seq)
+        return log_of
 
     def _release(self, lease: Lease) -> None:
         """A lease that another took over meanwhile, or a meta that is away, is no reason to fail on leaving."""
@@ -411,7 +437,14 @@ class Extractor:
 
     def _result(self, *, done: bool) -> DrainResult:
         durable = self._stager.durable
-        return DrainResult(done, self._stager.staged, durable.position, durable.watermark_us, self._effort())
+        return DrainResult(
+            done,
+            self._stager.staged,
+            durable.position,
+            durable.watermark_us,
+            self._effort(),
+            self._stager.coverage.partial if done else {},
+        )
 
     def _ring_depth(self) -> RingDepth:
         ring = self._ring.stats()
@@ -427,9 +460,10 @@ class Extractor:
 
 
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
-    """The stored checkpoint, after adopting batches whose manifest was written but whose meta row was not.
+    """The stored checkpoint, after adopting what the stage has and meta does not: a start, or batches.
 
-    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none.
+    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none, DataAtRisk
+    (stage.gap, stage.start) when meta knows some that the stage has lost.
     """
     stored = meta.checkpoint(lease.source)
     if stored is None:
@@ -441,7 +475,14 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
                 remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
                 "pipeline an empty stage",
             )
-        return None
+        begun = starts.read(store, lease.source)
+        if begun is not None:
+            log.info("%s: starting where an extractor began before: %s", lease.source, begun.position)
+            meta.advance_watermark(lease, begun)
+        return begun
+    if starts.read(store, lease.source) is None:
+        raise starts.missing_start(store, lease.source)
+    manifests.require_reached(store, lease.source, manifests.newest(store, lease.source), stored.position)
     for manifest in chain(store, lease.source, after=stored.position):
         log.info("%s: adopting the batch %s, staged but not recorded", lease.source, manifest.batch_id)
         meta.commit_batch(lease, manifest)

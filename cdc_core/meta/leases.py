@@ -62,6 +62,11 @@ def renew(connection: Connection, lease: Lease, ttl_s: float, ring: RingDepth) -
     return Lease(lease.source, lease.pipeline, lease.holder, lease.epoch, expires_us)
 
 
+def record_retention(connection: Connection, lease: Lease, retention_s: int) -> None:
+    held(connection, lease)
+    connection.execute(_mine(lease).values(retention_s=retention_s))
+
+
 def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     """The epoch stays: what this holder might still send is refused, because the holder is nobody now."""
     held(connection, lease)
@@ -74,6 +79,14 @@ def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
     epoch = max(lease.epoch, above + 1)
     connection.execute(_mine(lease).values(epoch=epoch))
     return Lease(lease.source, lease.pipeline, lease.holder, epoch, lease.expires_us)
+
+
+def live_epoch(connection: Connection, source: str) -> int:
+    """Epochs below it have ended: nobody holds them, not even a holder whose lease has run out meanwhile."""
+    row = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
+    if row is None:
+        return 0
+    return int(row.epoch) if row.holder else int(row.epoch) + 1
 
 
 def held(connection: Connection, lease: Lease) -> None:

@@ -112,7 +112,7 @@ class Position:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Position:
-        return cls(int(data["timeline"]), str(data["file"]), int(data["offset"]))
+        return cls(data["timeline"], data["file"], data["offset"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +141,7 @@ class Fingerprint:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Fingerprint:
-        numbers = (int(data[name]) for name in ("begin", "end", "crc"))
-        return cls(int(data["format"]), str(data["file"]), *numbers)
+        return cls(data["format"], data["file"], data["begin"], data["end"], data["crc"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,9 +183,9 @@ class Checkpoint:
     def from_json(cls, data: dict[str, Any]) -> Checkpoint:
         return cls(
             Position.from_json(data),
-            gtid_set=str(data.get("gtid_set", "")),
-            server=str(data.get("server", "")),
-            watermark_us=int(data.get("watermark_us", 0)),
-            floor_us=int(data.get("floor_us", 0)),
+            gtid_set=data.get("gtid_set", ""),
+            server=data.get("server", ""),
+            watermark_us=data.get("watermark_us", 0),
+            floor_us=data.get("floor_us", 0),
             fingerprint=Fingerprint.from_json(data["fingerprint"]) if data.get("fingerprint") else None,
         )

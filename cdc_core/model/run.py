@@ -3,10 +3,10 @@
 Files of a run lie under `runs/<run id>/` of the stage:
 
     plan.json                                     RunPlan
-    merged/set=<n>/table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
-    filtered/target=<t>/table=<table>/*.parquet   what will be written, and filtered/target=<t>/counts.json
-    rejected/target=<t>/table=<table>/*.parquet   what will not, with `_cdc_reason`
-    rejected/quarantine/target=<t>/table=<table>/*.parquet   what the target did not take, with `_cdc_reason`
+    merged/set=<n>/cdc_table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
+    filtered/target=<t>/cdc_table=<table>/*.parquet   what will be written, and filtered/target=<t>/counts.json
+    rejected/target=<t>/cdc_table=<table>/*.parquet   what will not, with `_cdc_reason`
+    rejected/quarantine/target=<t>/cdc_table=<table>/*.parquet   what the target did not take, with `_cdc_reason`
     written/target=<t>/counts.json                what each shard's transaction did
     quality/target=<t>/*.json                     results of the expectations
 
@@ -100,7 +100,7 @@ def counts_path(folder: str) -> str:
 
 def table_folder(folder: str, table: str) -> str:
     """The files of one logical table in a merged, filtered or rejected folder."""
-    return f"{folder}/table={segment(table)}"
+    return f"{folder}/cdc_table={segment(table)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -198,6 +198,17 @@ class Column:
     logged: bool = True
 
 
+def _column_json(column: Column) -> dict[str, Any]:
+    """What `asdict` gives, without its copies: a definition is written and hashed often."""
+    found = {name: getattr(column, name) for name in _COLUMN_FIELDS}
+    found["type"] = {name: getattr(column.type, name) for name in _TYPE_FIELDS}
+    return found
+
+
+_COLUMN_FIELDS = tuple(one.name for one in fields(Column))
+_TYPE_FIELDS = tuple(one.name for one in fields(ColumnType))
+
+
 @dataclass(frozen=True)
 class TableSchema:
     """The definition of a source table as of a position of its log."""
@@ -228,7 +239,7 @@ class TableSchema:
         return {
             "database": self.database,
             "table": self.table,
-            "columns": [asdict(column) for column in self.columns],
+            "columns": [_column_json(column) for column in self.columns],
         }
 
     @classmethod

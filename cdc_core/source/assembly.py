@@ -39,6 +39,7 @@ from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import NO_TRACE, Block, EntryKind
+from cdc_core.model.coverage import ANY_TABLE, Happened, TableEvent
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
@@ -58,7 +59,7 @@ from cdc_core.source.gather import (
 )
 from cdc_core.source.history import Place
 from cdc_core.source.shelf import Pile, Shelf
-from cdc_core.source.statements import Action, Statement, classify, first_words
+from cdc_core.source.statements import Action, Statement, classify, shown
 from cdc_core.source.tables import Tables
 
 log = logging.getLogger(__name__)
@@ -84,6 +85,7 @@ _COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
+_SHOWN_ACTIONS = frozenset({Action.DATA, Action.DEFINITION, Action.UNKNOWN})
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 
@@ -96,7 +98,7 @@ class _Group:
     groups of a MariaDB ALTER. undone: will be rolled back, as an earlier reading has shown. ordinal: row events so
     far. pieces: how many PARTs have left. defines: holds DDL of a captured table. marks: savepoint -> how much was held
     when it was set. isolated: ids in `maps` of isolated tables. passed, notes: of its entry, and gone with
-    the group when it is dropped.
+    the group when it is dropped. happened: what its statements did to captured tables, for their coverage.
     """
 
     start: int
@@ -117,6 +119,7 @@ class _Group:
     isolated: set[bytes] = field(default_factory=set)
     passed: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    happened: list[tuple[str, Happened]] = field(default_factory=list)
 
 
 class Assembly:
@@ -416,6 +419,7 @@ class Assembly:
         group.events = 0
         group.passed.clear()
         group.notes.clear()
+        group.happened.clear()
         group.pieces += 1
         self._close()
 
@@ -432,6 +436,8 @@ class Assembly:
             self.gather.pass_over(rule, count)
         for note in group.notes:
             self.gather.note(note)
+        for table, what in group.happened:
+            self.gather.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._place(group)))
 
     def _table_map(self, event: Event) -> None:
         group = self._require_group(event)
@@ -507,7 +513,10 @@ class Assembly:
         statement = classify(
             query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode
         )
-        return self._statement(event, statement, first_words(query.sql, query.client_collation))
+        words = ""
+        if statement.action in _SHOWN_ACTIONS:
+            words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
+        return self._statement(event, statement, words)
 
     def _statement(self, event: Event, statement: Statement, words: str) -> Steps | None:
         group = self._require_group(event)
@@ -581,6 +590,8 @@ class Assembly:
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
         if not why and lived:
             why = "the rows of an earlier table of that name are still staged and in the targets"
+        if (what := _happened(statement, why)) is not None:
+            group.happened += [(name, what) for name in ([ANY_TABLE] if captured is None else captured)]
         if not why and (emptied := [column for columns in change.emptied.values() for column in columns]):
             why = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
         if not why:
@@ -686,3 +697,12 @@ class Assembly:
 
     def _where_of(self, group: _Group) -> str:
         return f"{self._source}, {self._file}:{group.start}"
+
+
+def _happened(statement: Statement, unlogged: str) -> Happened | None:
+    """What a definition did to the rows of the tables that it names."""
+    if unlogged:
+        return Happened.UNLOGGED
+    if statement.verb == "CREATE TABLE":
+        return Happened.CREATED_IF_ABSENT if statement.guarded else Happened.CREATED
+    return Happened.DROPPED if statement.verb in ("DROP TABLE", "DROP DATABASE") else None

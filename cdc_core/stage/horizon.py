@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
 
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Position
+from cdc_core.model.typed import require_types
 from cdc_core.stage.layout import horizon_path
-from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.objects import ObjectStore, find
+from cdc_core.stage.unreadable import other_version
 from cdc_core.windows import from_us
 
 
@@ -23,7 +26,7 @@ from cdc_core.windows import from_us
 class Horizon:
     """position: where the oldest staged batch begins. until_us: end of the last purged window, µs UTC.
     last_batch: id of the last purged batch. targets: those that have all that was purged. tables: purged changes by
-    logical table."""
+    logical table. coverage: of source tables, as the purged manifests say it."""
 
     source: str
     position: Position
@@ -31,39 +34,52 @@ class Horizon:
     last_batch: str
     targets: tuple[str, ...]
     tables: Mapping[str, int]
+    coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.position} (windows up to {from_us(self.until_us).isoformat()})"
 
     def to_bytes(self) -> bytes:
         data = {
+            "version": MANIFEST_VERSION,
             "source": self.source,
             "position": self.position.to_json(),
             "until_us": self.until_us,
             "last_batch": self.last_batch,
             "targets": list(self.targets),
             "tables": dict(self.tables),
+            "coverage": {table: one.to_json() for table, one in self.coverage.items()},
         }
         return json.dumps(data, indent=1, ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Horizon:
-        data: dict[str, Any] = json.loads(raw)
+        data = versioned(raw)
         position = Position.from_json(data["position"])
-        names = data["source"], position, int(data["until_us"]), data["last_batch"]
-        return cls(*names, tuple(data["targets"]), data["tables"])
+        names = data["source"], position, data["until_us"], data["last_batch"]
+        coverage = {table: TableCoverage.from_json(one) for table, one in data.get("coverage", {}).items()}
+        found = cls(*names, tuple(data["targets"]), data["tables"], coverage)
+        require_types(found)
+        return found
 
 
 def read(store: ObjectStore, source: str) -> Horizon | None:
-    """None for a source of which nothing was purged. Raises DataAtRisk (stage.horizon) for any other file there."""
+    """None for a source of which nothing was purged. Raises DataAtRisk (stage.horizon) for any other file there,
+    Refused (stage.version)."""
     path = horizon_path(source)
-    if store.stat(path) is None:
+    data = find(store, path)
+    if data is None:
         return None
     try:
-        return Horizon.from_bytes(store.get(path))
-    except (ValueError, KeyError, TypeError) as error:
+        found = Horizon.from_bytes(data)
+        if found.source != source:
+            raise ValueError(f"it is that of {found.source!r}")
+        return found
+    except UnknownVersion as error:
+        raise other_version(path, store.uri, error) from None
+    except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is no horizon that this version can read: {type(error).__name__}: {error}.",
+            f"{path} is not a horizon that this version can read: {type(error).__name__}: {error}.",
             where=store.uri,
             code="stage.horizon",
             remedy="restore the file from a backup of the stage, or read it with the version that wrote it",

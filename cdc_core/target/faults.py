@@ -16,7 +16,9 @@ from dataclasses import dataclass
 
 import pymysql
 
+from cdc_core.connections import shown
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+from cdc_core.target.server_words import reason
 
 BUSY = frozenset({1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572})
 """Lock waits, deadlocks, a definition that changed meanwhile, a transaction that a replication group rolled back."""
@@ -125,18 +127,20 @@ def is_row_error(error: pymysql.err.MySQLError) -> bool:
 
 def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     """The error of ours for one of a server."""
-    number, text = number_of(error), str(error.args[-1] if error.args else error).rstrip(".")
+    number = number_of(error)
     fault = _BY_NUMBER.get(number)
     if fault is None and is_row_error(error):
         fault = _BY_NUMBER[1062]
     if fault is None:
         return InternalError(
-            f"The target does not understand a statement: {text} ({number}).",
+            f"The target does not understand a statement: {reason(error)}.",
             where=where,
             code="target.statement",
             remedy="report it with the server's version and the table's definition; nothing was written",
         )
-    return fault.kind(f"{fault.what}: {text} ({number}).", where=where, code=fault.code, remedy=fault.remedy)
+    # The texts of the others quote names, which tell what to do, and no values of rows.
+    said = reason(error) if fault.kind is DataAtRisk else f"{shown(error).rstrip('.')} ({error.args[0]})"
+    return fault.kind(f"{fault.what}: {said}.", where=where, code=fault.code, remedy=fault.remedy)
 
 
 @contextmanager
@@ -145,4 +149,4 @@ def translating(where: str) -> Iterator[None]:
     try:
         yield
     except pymysql.err.MySQLError as error:
-        raise translated(error, where=where) from error
+        raise translated(error, where=where) from None

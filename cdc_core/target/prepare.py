@@ -26,9 +26,11 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES, newer_or_equal_sql
+from cdc_core.connections import sensible
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, declared_text, quote, table_facts
 from cdc_core.target.faults import is_row_error, known, number_of, translated
+from cdc_core.target.server_words import reason
 
 log = logging.getLogger(__name__)
 
@@ -90,6 +92,7 @@ def _beside(prefix: str, table: str) -> str:
     return name
 
 
+@sensible("target")
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
 
@@ -111,9 +114,9 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     except pymysql.err.MySQLError as error:
         if number_of(error) != _DUPLICATE_COLUMN:
             if known(error) and not is_row_error(error):
-                raise translated(error, where=facts.name) from error
+                raise translated(error, where=facts.name) from None
             raise Refused(
-                f"The table cannot be prepared: {error.args[-1]}.",
+                f"The table cannot be prepared: {reason(error)}.",
                 where=facts.name,
                 code="target.prepare",
                 remedy="see what the server says, or add the invisible column and the tables by hand "
@@ -138,6 +141,7 @@ def lock_table(cursor: Any, facts: TableFacts) -> str:
     return name
 
 
+@sensible("target")
 def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
     """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look."""
     with connection.cursor() as cursor:

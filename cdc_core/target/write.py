@@ -35,7 +35,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql, other_origin_sql
-from cdc_core.connections import Server
+from cdc_core.connections import Server, sensible
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
@@ -59,6 +59,7 @@ from cdc_core.target.load import (
     target_name,
 )
 from cdc_core.target.prepare import LEDGER, lock_table
+from cdc_core.target.server_words import reason
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import (
     beside,
@@ -123,6 +124,7 @@ Transact = Callable[..., WriteCounts]
 table is locked."""
 
 
+@sensible("target")
 def write_shard(
     server: Server,
     write: ShardWrite,
@@ -142,9 +144,9 @@ def write_shard(
             return _attempt(server, write, file, transact or _transaction)
         except pymysql.err.MySQLError as error:
             if attempt == ATTEMPTS or not transient(error):
-                raise translated(error, where=f"{server}, {write.facts.name}") from error
+                raise translated(error, where=f"{server}, {write.facts.name}") from None
             wait_s = min(0.1 * 2**attempt, 5.0) * (0.5 + random.random())
-            log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, error, attempt + 1, wait_s)
+            log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, reason(error), attempt + 1, wait_s)
             pause(wait_s)
     raise AssertionError("unreachable")
 
@@ -330,9 +332,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
             raise _UnfitRows(found) from error
         cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found, default=0),))
         row = cursor.fetchone()
-        raise row_error(
-            write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number_of(error)})"
-        ) from error
+        raise row_error(write.facts, bytes(row[0]) if row else None, reason(error)) from None
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
@@ -405,7 +405,7 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
                 raise
             middle = (low + high) // 2
             if low == high:
-                found[low] = f"{error.args[-1]} ({number_of(error)})"
+                found[low] = reason(error)
             else:
                 ranges += [(middle + 1, high), (low, middle)]
     return found
