@@ -25,7 +25,7 @@ _EMPTIED = "_cdc_emptied"
 
 def batch_of_file() -> Column:
     """Where the batch of a staged row begins, from the name of its file (stage.layout)."""
-    return F.split(F.col("_metadata.file_name"), "-")[1].cast("bigint").alias(BATCH)
+    return F.split(F.col("_metadata.file_name"), "-")[2].cast("bigint").alias(BATCH)
 
 
 def last_batches(table: MergeTable) -> dict[str, int]:
