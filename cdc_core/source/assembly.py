@@ -17,13 +17,13 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import UUID
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
-from cdc_core.binlog.events import Event, EventType, parse_query, parse_rotate, parse_xa_prepare, type_name
+from cdc_core.binlog.events import Event, EventType, Query, parse_query, parse_rotate, parse_xa_prepare, type_name
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
 from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
@@ -32,6 +32,7 @@ from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
+from cdc_core.source.effects import Effect
 from cdc_core.source.gather import (
     ISOLATED,
     NOT_INCLUDED,
@@ -72,6 +73,10 @@ _COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
+_FLAG_THREAD_SPECIFIC = 0x04
+"""Of a statement that uses temporary tables."""
+_UPDATED_DATABASES = 12
+"""The status variable in which MySQL names the databases that a statement changed; not there when it cannot say."""
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 
 
@@ -109,7 +114,9 @@ class _Group:
 class Assembly:
     """Feed it events in order; take blocks from `ready`.
 
-    triggers:    whether a table has triggers; asked for DML in statement format on tables that are not captured.
+    effects:     which captured tables a statement may change (effects.Effects.of).
+    accept:      file and offset of events that an operator accepts where they would stop the stream.
+    accept_by:   the command with which an operator accepts one, up to the place.
     prepared:    what was prepared before this stream began and not ended before it, by xid; asked once, if at all.
                  None: this is a look at the past for just that. Of all other transactions nothing is read.
     block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
@@ -125,14 +132,20 @@ class Assembly:
         *,
         on_unlogged_change: Literal["stop", "record"],
         on_truncate: Literal["unlogged", "stage"] = "unlogged",
-        triggers: Callable[[str, str], bool],
+        effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
         prepared: Callable[[], Mapping[str, Pile]] | None,
         block_bytes: int,
         on_unreadable: Literal["stop", "isolate"] = "stop",
         on_definition: Literal["drop", "note"] = "drop",
         undone: set[int] | None = None,
+        accept: Iterable[tuple[str, int]] = (),
+        accept_by: str = "lockstep extract PIPELINE --accept",
     ) -> None:
         self.mariadb = False
+        self.lower_case = False
+        """The server compares names of tables in lower case."""
+        self.accepted: set[tuple[str, int]] = set()
+        """Of what is to be accepted: where something was."""
         self.gather = Gather(source, begin)
         self.ready: list[Block] = []
         self.held: dict[str, Pile] = {}
@@ -143,7 +156,10 @@ class Assembly:
         self._on_truncate = on_truncate
         self._on_unreadable = on_unreadable
         self._on_definition = on_definition
-        self._triggers = triggers
+        self._effects = effects
+        self._pending = sorted({Position(begin.timeline, *place) for place in accept})
+        self._accept_by = accept_by
+        self._outermost: Event | None = None
         self._find_prepared = prepared
         self._past = prepared is None
         self._undone = set() if undone is None else undone
@@ -168,9 +184,11 @@ class Assembly:
             self._switch(parse_rotate(event).file)
             return
         self._end = self._cut = event.start + event.header.length
+        self._outermost = event
         if self._group is not None:
             self._group.events += 1
         yield from self._dispatch(event) or ()
+        self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
 
@@ -183,6 +201,7 @@ class Assembly:
         """Whole ordinary groups at once, while no group is open: what the lane has found."""
         self._end = groups.reached
         self.gather.extend(groups)
+        self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
 
@@ -210,6 +229,7 @@ class Assembly:
         group = self._group
         assert group is not None
         self._end = self._cut = end
+        self._require_used()
         group.events += events
         group.ordinal = ordinal
         group.maps.update(maps)
@@ -248,7 +268,9 @@ class Assembly:
     def _dispatch(self, event: Event) -> Steps | None:
         handler = self._handlers.get(event.header.type)
         if handler is None:
-            raise faults.unknown_event(event, self._where(event))
+            self._stop(event, faults.unknown_event(event, self._where(event)))
+            self._pass_unread(event)
+            return None
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
     def _table_of_handlers(self) -> dict[int, Callable[[Event], Steps | None]]:
@@ -273,7 +295,8 @@ class Assembly:
         self._require_group(event)
 
     def _incident(self, event: Event) -> None:
-        raise faults.incident(event, self._where(event))
+        self._stop(event, faults.incident(event, self._where(event)))
+        self._pass_unread(event)
 
     # The file
 
@@ -310,6 +333,13 @@ class Assembly:
                 self._where(event),
             )
         self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1)
+
+    def _pass_unread(self, event: Event) -> None:
+        """An event that was accepted: on its own, the only one of its group, or one of several."""
+        if self._group is None:
+            self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1)
+        else:
+            self._single(self._group)
 
     # Groups
 
@@ -473,11 +503,12 @@ class Assembly:
             event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
         query = parse_query(event)
         statement = classify(
-            query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode
-        )
-        return self._statement(event, statement, first_words(query.sql, query.client_collation))
+            query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
+            lower_case=self.lower_case, temporary=bool(event.header.flags & _FLAG_THREAD_SPECIFIC),
+        )  # fmt: skip
+        return self._statement(event, statement, query, first_words(query.sql, query.client_collation))
 
-    def _statement(self, event: Event, statement: Statement, words: str) -> Steps | None:
+    def _statement(self, event: Event, statement: Statement, query: Query, words: str) -> Steps | None:
         group = self._require_group(event)
         action = statement.action
         if action in (Action.BEGIN, Action.XA_START):
@@ -502,16 +533,19 @@ class Assembly:
             group.rows = self.held.pop(statement.name, group.rows)
             self._drop(group)
         elif action == Action.DATA:
-            self._data(event, group, statement, words)
+            self._data(event, group, statement, query, words)
             self._single(group)
         elif action == Action.DEFINITION:
+            if statement.queries:
+                self._data(event, group, replace(statement, tables=()), query, words)
             if not group.redundant:
                 self._definition(event, group, statement, words)
             self._single(group)
         elif action == Action.HARMLESS:
             self._single(group)
         else:
-            raise faults.unknown_statement(words, self._where(event))
+            self._unknown(event, group, statement, words)
+            self._single(group)
         return None
 
     def _single(self, group: _Group) -> None:
@@ -558,7 +592,7 @@ class Assembly:
             if statement.verb in ("DROP TABLE", "DROP DATABASE"):
                 group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
         elif self._on_unlogged_change == "stop":
-            raise faults.unlogged_change(statement.verb, names, why, words, where)
+            self._stop(event, faults.unlogged_change(statement.verb, names, why, words, where), captured or ())
         else:
             log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
             group.notes.append(f"needs re-sync of table {names}: {why}, at {where}: {words}")
@@ -566,25 +600,95 @@ class Assembly:
     def _truncated(self, statement: Statement, lived: bool) -> TableSchema | None:
         """The definition of the captured table that a TRUNCATE empties, where that is to be staged; or that is empty
         because it is created again."""
-        replaced = statement.verb == "CREATE TABLE" and statement.unlogged != ""
+        replaced = statement.verb == "CREATE OR REPLACE TABLE"
         empties = statement.verb == "TRUNCATE" or lived or replaced
         if not empties or self._on_truncate != "stage" or statement.tables is None:
             return None
         (name,) = statement.tables
         return self._tables.definition(name) if self._tables.captures(*name) else None
 
-    def _data(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
+    def _data(self, event: Event, group: _Group, statement: Statement, query: Query, words: str) -> None:
         """DML as a statement: what it did to rows is not in the log."""
         if self._past:
             return
-        tables = statement.tables
         refused = faults.statement_dml(words, self._where(event))
-        if tables is None or any(self._triggers(*table) for table in tables):
-            raise refused
-        for table in tables:
-            if self._tables.captures(*table) and not self._isolates(table, refused, self._place(group)):
-                raise refused
+        captured = tuple(table for table in statement.tables or () if self._tables.captures(*table))
+        effect = self._effects(statement, _updated_databases(query), self._after())
+        self._leave_out_or_stop(event, group, Effect(tuple({*effect.tables, *captured}), effect.unknown), refused)
         group.passed[STATEMENT_PASSED] += 1
+
+    def _unknown(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
+        """It passes only where it names what is there, and no captured table can be meant."""
+        if self._past:
+            return
+        where = self._where(event)
+        effect = self._effects(statement, None, self._after())
+        if effect.tables or effect.unknown:
+            self._leave_out_or_stop(event, group, effect, faults.unknown_statement(words, where))
+            self._tables.redefined(None, self._placed(group))
+        else:
+            log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
+            group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
+
+    def _leave_out_or_stop(self, event: Event, group: _Group, effect: Effect, error: LockstepError) -> None:
+        """Isolates what a statement may have changed, where the pipeline says so and all of it is known."""
+        captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))
+        if not captured and not effect.unknown:
+            return
+        if effect.unknown and not self._accepts(event):
+            error = type(error)(
+                f"{error.what} Which captured tables it changed cannot be told: {effect.unknown}.",
+                where=error.where, code=error.code, remedy=error.remedy,
+            )  # fmt: skip
+        if effect.unknown or self._accepts(event):
+            self._stop(event, error, [".".join(table) for table in captured] if not effect.unknown else ())
+            return
+        for table in captured:
+            if not self._isolates(table, error, self._place(group)):
+                self._stop(event, error, [".".join(one) for one in captured])
+                return
+
+    def _after(self) -> Position:
+        return Position(self.gather.begin.timeline, self._file, self._end)
+
+    # What an operator accepts
+
+    def _place_of(self, event: Event) -> tuple[str, int]:
+        """Of an event in a compressed transaction: where that one begins."""
+        outer = event if event.start >= 0 or self._outermost is None else self._outermost
+        return outer.file, outer.start
+
+    def _accepts(self, event: Event) -> bool:
+        file, offset = self._place_of(event)
+        return any((one.file, one.offset) == (file, offset) for one in self._pending)
+
+    def _stop(self, event: Event, error: LockstepError, tables: Iterable[str] = ()) -> None:
+        """Raises the error with the way past this place, unless an operator has accepted it: then it is noted.
+
+        tables: captured ones that may have changed; none named: any may have.
+        """
+        if self._past:
+            return
+        file, offset = self._place_of(event)
+        if not self._accepts(event):
+            remedy = f"{error.remedy}. Or accept this place, once you know what it changed: "
+            remedy += f"{self._accept_by} {file}:{offset}"
+            raise type(error)(error.what, where=error.where, code=error.code, remedy=remedy) from None
+        self.accepted.add((file, offset))
+        names = ", ".join(tables) or "any captured table"
+        note = f"needs re-sync of table {names}: {faults.accepted_at(file, offset)}: {error.what} ({error.code})"
+        log.warning("%s: %s", self._source, note)
+        if self._group is None:
+            self.gather.note(note)
+        else:
+            self._group.notes.append(note)
+
+    def _require_used(self) -> None:
+        """An event that was to be accepted and is passed must have been one that stops."""
+        while self._pending and (first := self._pending[0]) < self._after():
+            if (first.file, first.offset) not in self.accepted:
+                raise faults.nothing_to_accept(f"{self._source}, {first.file}:{first.offset}")
+            self._pending.pop(0)
 
     # XA
 
@@ -606,7 +710,7 @@ class Assembly:
             self._find_prepared = None
         found = self.held.pop(xid, None)
         if found is None and not self._past:
-            raise faults.xa_unknown(xid, self._where(event))
+            self._stop(event, faults.xa_unknown(xid, self._where(event)))
         return found or Pile(self._shelf)
 
     # What must hold
@@ -640,7 +744,8 @@ class Assembly:
         return Position(self.gather.begin.timeline, event.file, event.start).seq
 
     def _where(self, event: Event) -> str:
-        return f"{self._source}, {event.file}:{event.start}"
+        file, offset = self._place_of(event)
+        return f"{self._source}, {file}:{offset}"
 
     def _require_group(self, event: Event) -> _Group:
         if self._group is None:
@@ -654,3 +759,9 @@ class Assembly:
 
     def _where_of(self, group: _Group) -> str:
         return f"{self._source}, {self._file}:{group.start}"
+
+
+def _updated_databases(query: Query) -> frozenset[str] | None:
+    """In which alone the statement changed anything; None where the event does not say."""
+    names = query.status.get(_UPDATED_DATABASES, b"")
+    return frozenset(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else None

@@ -29,7 +29,8 @@ from cdc_core.source.assembly import Assembly
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.facts import binlog_files, end_position, facts, query
+from cdc_core.source.effects import Effects
+from cdc_core.source.facts import binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.history import History, Place
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
@@ -62,6 +63,7 @@ class SourceStream:
     history:            what tables were, as blocks have said before (Block.definitions).
     limits:             of the ring; they bound the size of a block.
     undone:             see Assembly; is added to.
+    accept, accept_by:  see Assembly.
     Raises, on entering, what LogReader raises.
     """
 
@@ -81,6 +83,8 @@ class SourceStream:
         limits: Limits | None = None,
         block_bytes: int = BLOCK_BYTES,
         undone: set[int] | None = None,
+        accept: Iterable[tuple[str, int]] = (),
+        accept_by: str = "",
     ) -> None:
         self._source = source
         self._server = server
@@ -94,6 +98,9 @@ class SourceStream:
         self._control: pymysql.Connection | None = None
         self._on_unreadable = on_unreadable
         self._undone = undone
+        self._accept = tuple(accept)
+        self._accept_by = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
+        self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._on_definition = on_definition
         self._history = History(history, self._known, self._behind, self._defaults)
         self._tables = tables = Tables(captures, self._known, isolated, self._history)
@@ -111,8 +118,15 @@ class SourceStream:
         self.losses = 0
         """Connections that were lost and tried again."""
 
+    @property
+    def accepted(self) -> frozenset[tuple[str, int]]:
+        """Of the places to be accepted: those that were reached."""
+        return frozenset(self._assembly.accepted)
+
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start)
+        lower_case = lower_case_names(self._asked())
+        self._assembly.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
         self._begin_history()
         return self
 
@@ -251,8 +265,9 @@ class SourceStream:
         return Assembly(
             self._source.name, begin, tables,
             on_unlogged_change="record" if past else self._on_unlogged_change, on_truncate=self._on_truncate,
-            on_definition=self._on_definition, on_unreadable=self._on_unreadable, triggers=self._triggers,
+            on_definition=self._on_definition, on_unreadable=self._on_unreadable, effects=self._effects.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
+            accept=() if past else self._accept, accept_by=self._accept_by,
         )  # fmt: skip
 
     # What the assembly asks
@@ -270,15 +285,8 @@ class SourceStream:
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)
 
-    def _triggers(self, database: str, table: str) -> bool:
-        return bool(
-            query(
-                self._asked(),
-                "SELECT 1 FROM INFORMATION_SCHEMA.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s "
-                "LIMIT 1",
-                (database, table),
-            )
-        )
+    def _end_of_log(self) -> Position:
+        return end_position(self._asked(), self._start.timeline)
 
     def _prepared(self) -> Mapping[str, Pile]:
         """What was prepared before this stream began and not ended before it: the log before it is read once more."""
@@ -290,6 +298,7 @@ class SourceStream:
             begin, Tables(self._captures, self._known, self._tables.isolated, self._history), past=True
         )
         past.mariadb = self._assembly.mariadb
+        past.lower_case = self._assembly.lower_case
         with closing(self._behind(begin)) as events:
             for event in events:
                 if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:

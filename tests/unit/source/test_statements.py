@@ -36,7 +36,7 @@ def action(sql: str, **options: int) -> Action:
         ("ALTER USER x IDENTIFIED BY 'y'", Action.HARMLESS),
         ("CREATE DATABASE d", Action.HARMLESS),
         ("SET @x = 1", Action.UNKNOWN),
-        ("IMPORT TABLE FROM 'x.sdi'", Action.UNKNOWN),
+        ("IMPORT TABLE FROM 'x.sdi'", Action.DEFINITION),
         ("# Dummy event replacing event type 160 that slave cannot handle.", Action.UNKNOWN),
         ("", Action.UNKNOWN),
     ],
