@@ -82,7 +82,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     with connections.connect(address, where=wishes.source) as connection:
         facts = server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
-        catalogue = _catalogue(survey(connection, Capture(tables).captures))
+        catalogue = _catalogue(survey(connection, Capture(tables, lower_case=facts.lower_case).captures))
         start = ["    start: earliest"]
         shown = "the oldest log that the server has"
         if wishes.start == "latest":

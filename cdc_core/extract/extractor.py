@@ -13,7 +13,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from cdc_core import connections
 from cdc_core.binlog.warm import warm
 from cdc_core.config import Pipeline
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
-from cdc_core.extract import hosts
+from cdc_core.extract import acceptances, hosts
 from cdc_core.extract.lean import lean
 from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
 from cdc_core.meta import Lease, Meta, RingDepth
@@ -107,7 +107,10 @@ class Extractor:
         holder: str | None = None,
         environ: Mapping[str, str] | None = None,
         scratch: Path | None = None,
+        accept: Iterable[tuple[str, int]] = (),
     ) -> None:
+        """accept: file and offset of events that would stop the source, and that an operator accepts."""
+        self._accept = tuple(accept)
         self._pipeline = pipeline
         self._source = pipeline.source(source)
         self._meta = meta
@@ -165,6 +168,8 @@ class Extractor:
             address, self._control, known = hosts.connect(source, stored, self._environ)
             opened.callback(self._control.close)
             self._clock_us = _clock_us(self._control)
+            if known.lower_case != self._capture.lower_case:
+                self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
             policy = pipeline.tables.on_unlogged_change
             for unlogged in require_logged_cascades(
                 self._control, self._capture.captures, known, source=source.name, on_unlogged_change=policy
@@ -174,6 +179,7 @@ class Extractor:
             left_out = isolated(self._store, source.name)
             for note in notes(left_out):
                 log.warning("%s: %s", source.name, note)
+            pending = acceptances.pending(self._accept, start.position, self._store, source.name)
             effort = self._effort()
             # The stream counts what it mends itself; an end that it handed to us is one more.
             self._effort_before = replace(effort, losses=effort.losses + (self._stream is not None))
@@ -202,6 +208,8 @@ class Extractor:
                 history=self._meta.history(source.name),
                 limits=pipeline.limits,
                 undone=self._undone,
+                accept=pending,
+                accept_by=f"lockstep extract {pipeline.pipeline} --source {source.name} --accept",
             )
             opened.enter_context(stream)
             self._stream = stream
@@ -297,6 +305,8 @@ class Extractor:
             passed_window = not asked_now and reached.watermark_us >= until_us
             if (complete or passed_window) and not self._stager.inside_transaction:
                 self._stager.commit(watermark_us=until_us if complete else 0)
+                if self._stream is not None:
+                    self._stream.require_accepted()
                 return self._result(done=True)
             if progress is not None:
                 progress(self._result(done=False))

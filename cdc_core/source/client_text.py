@@ -13,7 +13,8 @@ from cdc_core.binlog.wide import FORMS, wide
 
 UNKNOWN_CHARACTER = "\udcff"
 SWE7 = "swe7"
-"""Its letters lie where ASCII has brackets and braces, so that its names are read only after the signs are found."""
+"""Its letters lie where ASCII has brackets and braces. Servers take these for letters of a name, but do not convert a
+name of seven bits: `t[]` is a table of that name."""
 
 _SECOND_BYTES = {
     "big5": ((0xA1, 0xF9), ((0x40, 0x7E), (0xA1, 0xFE))),
@@ -86,13 +87,6 @@ def _decode_wide(sql: bytes, charset: str) -> str:
         found.append(text if not text.isascii() else UNKNOWN_CHARACTER)
         at += length
     return "".join(found)
-
-
-def swe7_name(text: str) -> str:
-    """A name in swe7, whose bytes were read as ASCII."""
-    table = single_byte(SWE7)
-    assert table is not None
-    return table.decode(text.encode("ascii", "replace")) or UNKNOWN_CHARACTER
 
 
 def is_known(name: str) -> bool:

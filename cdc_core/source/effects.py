@@ -243,7 +243,8 @@ class _Walk:
             for table in statement.tables or ():
                 self._write(table, certain=True)
         # What a definition makes is judged as a definition; its query only reads, if it calls nothing.
-        self._mentioned(mentions, writes=statement.tables is None)
+        runs = mentions.names if statement.action is Action.UNKNOWN else mentions.calls
+        self._mentioned(mentions, runs, writes=statement.tables is None)
 
     def doubt(self, ahead: Statement) -> None:
         """A statement further on in the log may have removed what was not found any more."""
@@ -286,7 +287,8 @@ class _Walk:
                 (database, name) for name in self._present.tables_in(database) if self._captures(database, name)
             }
 
-    def _mentioned(self, mentions: Mentions, *, writes: bool) -> None:
+    def _mentioned(self, mentions: Mentions, runs: frozenset[Table], *, writes: bool) -> None:
+        """writes: each name may be of a table that is written. runs: those that may be of routines."""
         if not mentions.known:
             self._unknown("a name in what it runs cannot be decoded")
         new = mentions.names - (self._named if not writes else frozenset())
@@ -299,7 +301,7 @@ class _Walk:
             elif kind == "VIEW":
                 self._view(name, writes=False)
         routines = self._present.routines()
-        for named in new:
+        for named in runs:
             routine = (named[0], folded(named[1]))
             if routine in routines and routine not in self._run:
                 self._run.add(routine)
@@ -311,7 +313,8 @@ class _Walk:
         if not body:
             self._unknown(f"the account may not see {what} (GRANT SHOW VIEW, TRIGGER and SELECT on all)")
             return
-        self._mentioned(mentioned_in(body, database), writes=True)
+        mentions = mentioned_in(body, database)  # where a procedure may be called without parentheses
+        self._mentioned(mentions, mentions.names, writes=True)
 
     def _write(self, table: Table, *, certain: bool) -> None:
         if table in self._written:
@@ -352,7 +355,8 @@ class _Walk:
         if not definition:
             self._unknown(f"the account may not see the view {'.'.join(view)} (GRANT SHOW VIEW ON *.*)")
             return
-        self._mentioned(mentioned_in(definition, view[0]), writes=writes)
+        mentions = mentioned_in(definition, view[0])
+        self._mentioned(mentions, mentions.calls, writes=writes)
 
 
 class _Ahead:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
-from cdc_core.source.client_text import is_known, swe7_name
+from cdc_core.source.client_text import is_known
 
 ANSI_QUOTES = 1 << 2
 NO_BACKSLASH_ESCAPES = 1 << 20
@@ -79,29 +79,28 @@ def _pattern(*, ansi_quotes: bool, plain_backslash: bool, swe7: bool) -> re.Patt
 def tokens(sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: bool = True) -> list[Token]:
     """All tokens but comments and white space.
 
-    swe7: the text is of that character set, read as ASCII. mariadb_code: `/*M! ... */` is read as statement text.
+    swe7: the text is of that character set. mariadb_code: `/*M! ... */` is read as statement text.
     """
     pattern = _pattern(
         ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES), swe7=swe7
     )
     if not mariadb_code:
         sql = sql.replace(MARIADB_CODE, "/*M ")
-    name = swe7_name if swe7 else str
     found: list[Token] = []
     for match in pattern.finditer(sql):
         group, text = match.lastgroup, match[0]
         if group in ("space", "comment", "code", "end"):
             continue
         if group == "backtick":
-            found.append(Token(Kind.NAME, name(text[1:-1].replace("``", "`"))))
+            found.append(Token(Kind.NAME, text[1:-1].replace("``", "`")))
         elif group == "double" and sql_mode & ANSI_QUOTES:
-            found.append(Token(Kind.NAME, name(text[1:-1].replace('""', '"'))))
+            found.append(Token(Kind.NAME, text[1:-1].replace('""', '"')))
         elif group in ("double", "single"):
             found.append(Token(Kind.STRING, text.lstrip("nN")[1:-1]))
         elif group == "number":
             found.append(Token(Kind.NUMBER, text))
         elif group == "word":
-            found.append(Token(Kind.WORD, name(text)))
+            found.append(Token(Kind.WORD, text))
         else:
             found.append(Token(Kind.SIGN, text))
     return found

@@ -43,16 +43,21 @@ class Mentions:
     """Every name in a text that may be of a table, view or routine: more than there are, never fewer.
 
     names:     `b` in the default database, and each `a.b`.
-    databases: names that stand alone, which may be databases.
+    databases: unqualified names, which may be databases.
+    calls:     those before a parenthesis or after CALL, with what may be their package.
     known:     False where a name holds characters that cannot be told.
     """
 
     names: frozenset[Table] = frozenset()
     databases: frozenset[str] = frozenset()
+    calls: frozenset[Table] = frozenset()
     known: bool = True
 
     def __or__(self, other: Mentions) -> Mentions:
-        return Mentions(self.names | other.names, self.databases | other.databases, self.known and other.known)
+        return Mentions(
+            self.names | other.names, self.databases | other.databases, self.calls | other.calls,
+            self.known and other.known,
+        )  # fmt: skip
 
 
 NOTHING = Mentions()
@@ -185,22 +190,23 @@ def mentions(found: Sequence[Token], database: str) -> Mentions:
     """All names in a text whose default database this is."""
     names: set[Table] = set()
     alone: set[str] = set()
+    calls: set[Table] = set()
     known = True
-    read = Reader(list(found))
-    while not read.done:
-        before = read.peek(-1) if read.at else Reader.END
-        token = read.next()
-        if not token.names and not (token.kind is Kind.NUMBER and _is_dot(before)):
+    for at, token in enumerate(found):
+        if not token.names or (at and _is_sign(found[at - 1], ".")):
             continue
-        known = known and is_known(token.text)
-        follows = _is_dot(read.peek())
-        if follows:
-            names.add((token.text, read.peek(1).text))
-        if not _is_dot(before):
-            names.add((database, token.text))
-            if not follows:
-                alone.add(token.text)
-    return Mentions(frozenset(names), frozenset(alone), known)
+        path, end = [token.text], at + 1
+        while end + 1 < len(found) and _is_sign(found[end], "."):
+            path.append(found[end + 1].text)
+            end += 2
+        known = known and is_known("".join(path))
+        named = {(database, path[0]), *pairwise(path)}
+        names |= named
+        if len(path) == 1:
+            alone.add(token.text)
+        if (end < len(found) and _is_sign(found[end], "(")) or (at and found[at - 1].word == "CALL"):
+            calls |= named
+    return Mentions(frozenset(names), frozenset(alone), frozenset(calls), known)
 
 
 def mentioned_in(text: str, database: str) -> Mentions:
@@ -208,8 +214,8 @@ def mentioned_in(text: str, database: str) -> Mentions:
     return mentions(tokens(text), database) | mentions(tokens(text, ANSI_QUOTES), database)
 
 
-def _is_dot(token: Token) -> bool:
-    return token.kind is Kind.SIGN and token.text == "."
+def _is_sign(token: Token, sign: str) -> bool:
+    return token.kind is Kind.SIGN and token.text == sign
 
 
 def _rollback(read: Reader) -> Statement:

@@ -25,6 +25,7 @@ from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
+from cdc_core.source import faults
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import table_schema, table_schemas
@@ -118,10 +119,11 @@ class SourceStream:
         self.losses = 0
         """Connections that were lost and tried again."""
 
-    @property
-    def accepted(self) -> frozenset[tuple[str, int]]:
-        """Of the places to be accepted: those that were reached."""
-        return frozenset(self._assembly.accepted)
+    def require_accepted(self) -> None:
+        """Raises UsageError (extract.accept) where a place that was to be accepted did not come."""
+        for place in self._accept:
+            if place not in self._assembly.accepted:
+                raise faults.nothing_to_accept(f"{self._source.name}, {place[0]}:{place[1]}")
 
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start)
