@@ -35,15 +35,18 @@ def charset_of(client_collation: int) -> str:
     return collations().get(client_collation, ("", "ascii"))[1]
 
 
-def decode(sql: bytes, client_collation: int) -> str:
-    """The text of a statement; what its character set does not know becomes lone surrogates."""
+def decode(sql: bytes, client_collation: int, *, quotes_by_byte: bool = False) -> str:
+    """The text of a statement; what its character set does not know becomes lone surrogates.
+
+    quotes_by_byte: a backquote is one also where it is the second byte of a character, as MariaDB reads quoted names.
+    """
     charset = charset_of(client_collation)
     if sql.isascii():
         return sql.decode("ascii")
     if charset in UTF8 or charset == BINARY:
         return sql.decode("utf-8", "surrogateescape")
     if charset in FORMS and charset in _wide_clients():
-        return _decode_wide(sql, charset)
+        return _decode_wide(sql, charset, quotes_by_byte=quotes_by_byte)
     table = _single_byte_characters(charset)
     return "".join([table[code] for code in sql])
 
@@ -65,7 +68,7 @@ def _single_byte_characters(charset: str) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _decode_wide(sql: bytes, charset: str) -> str:
+def _decode_wide(sql: bytes, charset: str, *, quotes_by_byte: bool) -> str:
     table = wide(charset)
     assert table is not None
     first, seconds = _SECOND_BYTES.get(charset, ((1, 0), ()))
@@ -74,6 +77,10 @@ def _decode_wide(sql: bytes, charset: str) -> str:
     while at < len(sql):
         if sql[at] < 128:
             found.append(chr(sql[at]))
+            at += 1
+            continue
+        if quotes_by_byte and sql[at + 1 : at + 2] == b"`":
+            found.append(UNKNOWN_CHARACTER)
             at += 1
             continue
         for length in (1, 2, 3, 4):

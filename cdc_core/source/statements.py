@@ -124,17 +124,21 @@ def classify(
     lower_case: the server compares names of tables and databases in lower case; so the names in the answer are.
     temporary:  the event says that the statement uses temporary tables.
     """
-    text = decode(sql, client_collation)
     swe7 = charset_of(client_collation) == SWE7
 
-    def read(*, mariadb_code: bool) -> Statement:
+    def read(text: str, *, mariadb_code: bool = True) -> Statement:
         found = tokens(text, sql_mode or 0, swe7=swe7, mariadb_code=mariadb_code)
         if lower_case:
             found = [replace(one, text=folded(one.text)) if one.names else one for one in found]
         return _classify(found, folded(database) if lower_case else database)
 
-    found = read(mariadb_code=True)
-    if MARIADB_CODE in text and (other := read(mariadb_code=False)) != found:
+    text = decode(sql, client_collation)
+    found = read(text)
+    # Where the servers read the same bytes in two ways, the text does not say which of them has written it.
+    if MARIADB_CODE in text and (other := read(text, mariadb_code=False)) != found:
+        found = _worse(found, other)
+    by_byte = decode(sql, client_collation, quotes_by_byte=True)
+    if by_byte != text and (other := read(by_byte)) != found:
         found = _worse(found, other)
     if temporary and found.verb == "TRUNCATE":
         return Statement(Action.HARMLESS, "TRUNCATE TEMPORARY TABLE")
@@ -142,7 +146,7 @@ def classify(
 
 
 def _worse(one: Statement, other: Statement) -> Statement:
-    """Of the two readings of a statement, where the text does not say which server has written it."""
+    """What holds in both readings of a statement."""
     if one.action is other.action is Action.DEFINITION and (one.tables, one.database) == (other.tables, other.database):
         return one if one.unlogged else other
     if one.action is other.action is Action.HARMLESS:
