@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable
 
-from cdc_core.errors import UsageError
+from cdc_core.errors import LockstepError, UsageError
 from cdc_core.model.position import Position
 from cdc_core.source import faults
 from cdc_core.stage.manifest import chain
@@ -24,7 +24,7 @@ def parse_place(text: str) -> tuple[str, int]:
     try:
         offset = int(digits) if digits.isascii() and digits.isdigit() else -1
         place = Position(0, file, offset)
-    except Exception as error:
+    except (LockstepError, ValueError) as error:
         raise UsageError(
             f"{text!r} is not a place in a log.",
             where="accept",
