@@ -88,7 +88,7 @@ def written(origin: Origin, charset: str, chance: random.Random) -> dict[str, by
             raw = known[letter]
             try:
                 cursor.execute(b"SELECT 1 AS `t" + raw + b"u`" + (b"" if charset == "binary" else b", 2 AS t" + raw))
-                assert cursor.description[0][0] == f"t{letter}u"
+                assert cursor.description[0][0] == f"t{letter}u" or charset == "swe7"
                 if charset not in ("binary", "swe7"):
                     cursor.execute(b"SELECT HEX(CONVERT('" + raw + b"' USING utf8mb4))")
                     assert cursor.fetchall()[0][0].upper() == letter.encode().hex().upper()
@@ -130,22 +130,17 @@ def test_a_name_is_read_in_every_client_character_set(origin: Origin) -> None:
     assert not wrong, wrong
 
 
-@pytest.mark.parametrize("doubled", [False, True])
-def test_a_backquote_inside_a_character_hides_nothing(origin: Origin, doubled: bool) -> None:
-    """MariaDB ends a quoted name at the second byte of some characters unless it is doubled; MySQL does not."""
-    name = "t" + "癭"
-    origin.execute(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)", "CREATE TABLE u (id INT)")
+def test_a_backquote_inside_a_character_hides_nothing(origin: Origin) -> None:
+    """MariaDB 11.4 reads `t癭u` in GBK, where a byte of the second letter is a backquote, as `t癭`; MySQL as it is."""
+    origin.execute("CREATE TABLE `t癭` (id INT PRIMARY KEY)", "CREATE TABLE `t癭u` (id INT PRIMARY KEY)")
+    origin.execute("INSERT INTO `t癭` VALUES (1)", "INSERT INTO `t癭u` VALUES (1)")
     start = origin.end()
     with origin.sql.connect(origin.name, autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute("SET NAMES gbk")
-        quoted = b"`t\xb0\x60" + (b"`" if doubled else b"") + b"`"
-        try:
-            cursor.execute(b"TRUNCATE TABLE " + quoted)
-        except pymysql.err.MySQLError:
-            assert doubled is not origin.mariadb
-            return
+        cursor.execute(b"TRUNCATE TABLE `t\xb0\x60u`")
+    (emptied,) = (table for table in ("t癭", "t癭u") if not origin.rows(table))
     with pytest.raises(DataAtRisk):
-        origin.drain(start, include=[rf"{origin.name}\.t."])
+        origin.drain(start, include=[rf"{origin.name}\.{emptied}"])
 
 
 @pytest.mark.parametrize("charset", ["koi8r", "gbk", "swe7"])
