@@ -45,7 +45,7 @@ from cdc_core.source.gather import (
     RowEvents,
     TableUse,
 )
-from cdc_core.source.history import Place
+from cdc_core.source.history import Change, Place
 from cdc_core.source.shelf import Pile, Shelf
 from cdc_core.source.statements import Action, Statement, classify, first_words
 from cdc_core.source.tables import Tables
@@ -602,7 +602,7 @@ class Assembly:
         because it is created again."""
         replaced = statement.verb == "CREATE OR REPLACE TABLE"
         empties = statement.verb == "TRUNCATE" or lived or replaced
-        if not empties or self._on_truncate != "stage" or statement.tables is None:
+        if not empties or self._on_truncate != "stage" or statement.tables is None or statement.queries:
             return None
         (name,) = statement.tables
         return self._tables.definition(name) if self._tables.captures(*name) else None
@@ -625,7 +625,7 @@ class Assembly:
         effect = self._effects(statement, None, self._after())
         if effect.tables or effect.unknown:
             self._leave_out_or_stop(event, group, effect, faults.unknown_statement(words, where))
-            self._tables.redefined(None, self._placed(group))
+            self._tables.redefined(None, self._placed(group), Change())
         else:
             log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
             group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")

@@ -13,8 +13,8 @@ from cdc_core.binlog.wide import FORMS, wide
 
 UNKNOWN_CHARACTER = "\udcff"
 SWE7 = "swe7"
-"""Its letters lie where ASCII has brackets and braces. Servers take these for letters of a name, but do not convert a
-name of seven bits: `t[]` is a table of that name."""
+"""Its letters are where ASCII has brackets and braces. Servers take these for letters of a name, and convert a quoted
+name, but not an unquoted one: t[] is a table of that name, and `t[]` is tÄÅ."""
 
 _SECOND_BYTES = {
     "big5": ((0xA1, 0xF9), ((0x40, 0x7E), (0xA1, 0xFE))),
@@ -49,6 +49,11 @@ def decode(sql: bytes, client_collation: int, *, quotes_by_byte: bool = False) -
         return _decode_wide(sql, charset, quotes_by_byte=quotes_by_byte)
     table = _single_byte_characters(charset)
     return "".join([table[code] for code in sql])
+
+
+def hides_backquotes(client_collation: int) -> bool:
+    """Whether the second byte of a character may be a backquote."""
+    return charset_of(client_collation) in _SECOND_BYTES
 
 
 @cache
@@ -94,6 +99,13 @@ def _decode_wide(sql: bytes, charset: str, *, quotes_by_byte: bool) -> str:
         found.append(text if not text.isascii() else UNKNOWN_CHARACTER)
         at += length
     return "".join(found)
+
+
+def swe7_name(text: str) -> str:
+    """A quoted name in swe7, whose bytes were read as ASCII."""
+    table = single_byte(SWE7)
+    assert table is not None
+    return table.decode(text.encode("ascii", "replace")) or UNKNOWN_CHARACTER
 
 
 def is_known(name: str) -> bool:

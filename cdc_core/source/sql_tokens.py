@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from enum import Enum
 from functools import cache
 
-from cdc_core.source.client_text import is_known
+from cdc_core.source.client_text import is_known, swe7_name
 
 ANSI_QUOTES = 1 << 2
 NO_BACKSLASH_ESCAPES = 1 << 20
@@ -86,15 +86,16 @@ def tokens(sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: boo
     )
     if not mariadb_code:
         sql = sql.replace(MARIADB_CODE, "/*M ")
+    quoted = swe7_name if swe7 else str
     found: list[Token] = []
     for match in pattern.finditer(sql):
         group, text = match.lastgroup, match[0]
         if group in ("space", "comment", "code", "end"):
             continue
         if group == "backtick":
-            found.append(Token(Kind.NAME, text[1:-1].replace("``", "`")))
+            found.append(Token(Kind.NAME, quoted(text[1:-1].replace("``", "`"))))
         elif group == "double" and sql_mode & ANSI_QUOTES:
-            found.append(Token(Kind.NAME, text[1:-1].replace('""', '"')))
+            found.append(Token(Kind.NAME, quoted(text[1:-1].replace('""', '"'))))
         elif group in ("double", "single"):
             found.append(Token(Kind.STRING, text.lstrip("nN")[1:-1]))
         elif group == "number":

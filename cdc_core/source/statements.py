@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from cdc_core.source.alter import unlogged_by_alter
 from cdc_core.source.alter_columns import ColumnChanges, column_changes
-from cdc_core.source.client_text import SWE7, charset_of, decode, folded, is_known
+from cdc_core.source.client_text import SWE7, charset_of, decode, folded, hides_backquotes, is_known
 from cdc_core.source.sql_tokens import ANSI_QUOTES, MARIADB_CODE, Kind, Reader, Token, tokens
 
 Table = tuple[str, str]
@@ -137,9 +137,10 @@ def classify(
     # Where the servers read the same bytes in two ways, the text does not say which of them has written it.
     if MARIADB_CODE in text and (other := read(text, mariadb_code=False)) != found:
         found = _worse(found, other)
-    by_byte = decode(sql, client_collation, quotes_by_byte=True)
-    if by_byte != text and (other := read(by_byte)) != found:
-        found = _worse(found, other)
+    if hides_backquotes(client_collation) and not text.isascii():
+        by_byte = decode(sql, client_collation, quotes_by_byte=True)
+        if by_byte != text and (other := read(by_byte)) != found:
+            found = _worse(found, other)
     if temporary and found.verb == "TRUNCATE":
         return Statement(Action.HARMLESS, "TRUNCATE TEMPORARY TABLE")
     return found

@@ -145,7 +145,11 @@ class Tables:
 
     def lived(self, statement: Statement, place: Place) -> bool:
         """Whether a CREATE TABLE comes after rows of an earlier table of that name."""
-        if self._history is None or statement.verb not in ("CREATE TABLE", "CREATE OR REPLACE TABLE") or not statement.tables:
+        if (
+            self._history is None
+            or statement.verb not in ("CREATE TABLE", "CREATE OR REPLACE TABLE")
+            or not statement.tables
+        ):
             return False
         return self._history.lived(statement.tables[0], place, guarded=statement.guarded)
 
