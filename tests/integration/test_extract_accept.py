@@ -95,7 +95,19 @@ def by_definition(line: Line) -> None:
     line.origin.execute("TRUNCATE TABLE t")
 
 
-@pytest.mark.parametrize("stop", [by_statement, by_definition])
+def by_compressed_statement(line: Line) -> None:
+    """Inside a compressed transaction, whose event alone has a place. MariaDB compresses the statement itself."""
+    with line.origin.session() as run:
+        if line.origin.mariadb:
+            run("SET GLOBAL log_bin_compress = ON", "SET GLOBAL log_bin_compress_min_len = 10")
+        else:
+            run("SET SESSION binlog_transaction_compression = ON")
+        run("SET SESSION binlog_format = STATEMENT", f"INSERT INTO t VALUES (50, LENGTH('{'x' * 300}'))")
+        if line.origin.mariadb:
+            run("SET GLOBAL log_bin_compress = DEFAULT", "SET GLOBAL log_bin_compress_min_len = DEFAULT")
+
+
+@pytest.mark.parametrize("stop", [by_statement, by_definition, by_compressed_statement])
 def test_an_accepted_event_is_passed_and_noted_and_what_is_after_it_is_staged(
     line: Line, stop: Callable[[Line], None]
 ) -> None:
