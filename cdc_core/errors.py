@@ -7,6 +7,7 @@ Airflow tasks decide by: only `RetryLater` is worth an automatic retry.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import ClassVar
 
 
@@ -29,6 +30,7 @@ class LockstepError(Exception):
         self.where = where
         self.remedy = remedy
         self.code = code
+        self.parts: tuple[LockstepError, ...] = ()
 
     def __str__(self) -> str:
         place = f" [at {self.where}]" if self.where else ""
@@ -74,3 +76,38 @@ class RetryLater(LockstepError):
 
 class InternalError(LockstepError):
     """A rule that Lockstep itself must keep does not hold: a defect of ours. Exit 70."""
+
+
+SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
+"""Worst first: what decides of several errors."""
+
+
+def worst(errors: Sequence[LockstepError]) -> LockstepError:
+    """The first of the gravest class."""
+    ranked = {kind: place for place, kind in enumerate(SEVERITY)}
+    return min(errors, key=lambda error: ranked.get(type(error), 1))
+
+
+def parts_of(error: LockstepError) -> tuple[LockstepError, ...]:
+    """The errors that `combined` made one of; the error itself where it is a single one."""
+    return error.parts or (error,)
+
+
+def combined(errors: Sequence[LockstepError]) -> LockstepError:
+    """One error that says all of several, numbered, on one line. Its class is the gravest, its code the one that all of
+    them have, or `target.several`. parts_of gives them back."""
+    parts = tuple({str(part): part for error in errors for part in parts_of(error)}.values())
+    if len(parts) == 1:
+        return parts[0]
+    grave = worst(parts)
+    what = "; ".join(
+        f"({number}) {one.what.rstrip('.')}" + (f" [at {one.where}]" if one.where and one.where not in one.what else "")
+        for number, one in enumerate(parts, 1)
+    )
+    made = type(grave)(
+        f"{len(parts)} problems: {what}.",
+        code=grave.code if len({one.code for one in parts}) == 1 else "target.several",
+        remedy="; ".join(f"({number}) {one.remedy} ({one.code})" for number, one in enumerate(parts, 1)),
+    )
+    made.parts = parts
+    return made

@@ -24,6 +24,7 @@ from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, spark_job
 from cdc_core.apply.replay import Selection
 from cdc_core.check.loops import require_no_loops
+from cdc_core.check.targets import require_any_target
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import LedgerRow, Meta
@@ -79,19 +80,26 @@ def replay(rooms: Rooms, run_id: str, selection: Selection) -> RunResult:
 def carry_out(rooms: Rooms, plan: RunPlan) -> RunResult:
     """All tasks behind a plan.
 
-    A target that fails does not stop the others; the first error is raised when all have ended.
-    Raises what the tasks raise; Refused (check.loop); RetryLater (run.spark_ended) for a Spark application that says
-    nothing of ours.
+    The targets are asked first whether they can be written. A target that fails, then or later, does not stop the
+    others; the first error is raised when all have ended. Raises
+    what the tasks raise; Refused (check.loop); RetryLater (run.spark_ended) for a Spark application that says nothing
+    of ours.
     """
     run_id = plan.run_id
     require_no_loops(rooms.pipeline, plan, rooms.environ)
     summaries: list[CommitSummary] = []
     errors: list[LockstepError] = []
     lost: list[str] = []
+    failed: dict[str, LockstepError] = {}
     if any(one.batches for one in plan.targets) and not taken_over(rooms.meta, plan):
+        failed = _noted(rooms, run_id, None, lambda: require_any_target(rooms.pipeline, plan, rooms.environ))
         _noted(rooms, run_id, None, lambda: _merge(rooms, plan))
+    for name, refusal in failed.items():
+        log.error("run %s: target %s: %s", run_id, name, refusal)
+        rooms.meta.record_failure(run_id, str(refusal), target=name)
+        errors.append(refusal)
     for one in plan.targets:
-        if one.batches:
+        if one.batches and one.target not in failed:
             try:
                 summaries.append(_noted(rooms, run_id, one.target, lambda: _to_target(rooms, plan, one.target)))  # noqa: B023
             except _TakenOver as taken:
@@ -130,7 +138,7 @@ def _noted(rooms: Rooms, run_id: str, target: str | None, work: Callable[[], Res
 def _merge(rooms: Rooms, plan: RunPlan) -> None:
     for one in plan.merge_sets:
         if one.tables:
-            rooms.began("merge")
+            _tell(rooms, plan.run_id, "merge")
             submit(spark_job("merge", plan.path, rooms.file, rooms.pipeline, merge_set=one.name), rooms)
 
 
@@ -149,7 +157,12 @@ def _begin(rooms: Rooms, plan: RunPlan, target: str, task: str) -> None:
     reason = taken_over(rooms.meta, plan, target)
     if reason:
         raise _TakenOver(reason)
-    rooms.began(f"{target}: {task}")
+    _tell(rooms, plan.run_id, f"{target}: {task}")
+
+
+def _tell(rooms: Rooms, run_id: str, task: str) -> None:
+    log.info("run %s: %s begins; output of Spark goes to %s", run_id, task, rooms.logs)
+    rooms.began(task)
 
 
 def submit(job: SparkJob, rooms: Rooms) -> None:

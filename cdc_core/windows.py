@@ -15,6 +15,8 @@ with warnings.catch_warnings():
     from croniter import CroniterBadDateError, croniter
 
 MICROSECONDS = 1_000_000
+CLOCK_TOLERANCE_US = 60 * MICROSECONDS
+"""Clocks that differ by less are taken for equal; a time that is further ahead of a clock is not believed."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -42,7 +44,7 @@ def from_us(moment_us: int) -> datetime:
 
 
 def window_label(start_us: int) -> str:
-    """`20261121T040000Z`: the window's start as it stands in paths of the stage (no ':', which Hadoop refuses)."""
+    """`20261121T040000Z`: the window's start as it is written in paths of the stage (no ':', which Hadoop refuses)."""
     return from_us(start_us).strftime("%Y%m%dT%H%M%SZ")
 
 

@@ -94,16 +94,15 @@ class Job:
             paths = [self.store.spark_uri(file.path) for file in table.files if file.schema_id == schema.id]
             yield schema, self.spark.read.schema(staged_struct(schema)).parquet(*paths)
 
-    def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
-        """The last definition of each source table that feeds the logical one."""
-        last: dict[tuple[str, str], TableSchema] = {}
-        for file in table.files:
-            schema = self.plan.schemas[file.schema_id]
-            last[file.batch_id.partition("/")[0], schema.name] = schema
-        return tuple(last.values())
-
     def destination(self, table: MergeTable) -> Destination:
-        return open_destination(self.target, table.table, self.current_schemas(table), key=table.key, ready=True)
+        return open_destination(
+            self.target,
+            table.table,
+            self.plan.current_schemas(table),
+            key=table.key,
+            ready=True,
+            partial=table.absent_rows > 0,
+        )
 
     def clear(self, folder: str) -> None:
         for info in list(self.store.list(folder + "/")):

@@ -150,7 +150,7 @@ def _was(at: int) -> str:
 
 def row_columns(job: Job, table: MergeTable) -> T.StructType:
     """The row columns of the merged table. Raises Refused (stage.schema_conflict)."""
-    return unified(table.table, job.current_schemas(table), job.schemas(table))
+    return unified(table.table, job.plan.current_schemas(table), job.schemas(table))
 
 
 def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFrame:
@@ -173,9 +173,9 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
 
 
 def _lacking(columns: T.StructType, schema: TableSchema) -> Column:
-    """The names in `_cdc_absent`, as the unified columns have them. What is computed from other columns and not
-    logged (virtual columns on MariaDB) is written nowhere, and nothing can fill it."""
-    computed = [mark + column.name for column in schema.columns if column.generated for mark in ("", BEFORE_MARK)]
+    """The names in `_cdc_absent`, as the unified columns have them. Nothing can fill a virtual column that MariaDB does
+    not log; where such rows would have to fill a plain column of the target, the target was refused before."""
+    computed = [mark + column.name for column in schema.columns if not column.logged for mark in ("", BEFORE_MARK)]
     names = F.from_json(c(ABSENT), T.ArrayType(T.StringType()))
     if computed:
         names = F.filter(names, lambda name: ~name.isin(computed))
@@ -257,10 +257,10 @@ def _behind_truncates(job: Job, table: MergeTable, changes: DataFrame, truncates
 
 def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> DataFrame:
     sources = {file.batch_id.partition("/")[0] for file in table.files}
-    generated = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if column.generated}
+    unlogged = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if not column.logged}
     fill: list[str] = []
     if table.absent_rows:
-        fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in generated]
+        fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in unlogged]
         changes = through_key_changes(changes, columns, table.key, fill)
     return winners(
         changes,

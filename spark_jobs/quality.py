@@ -163,7 +163,7 @@ def check(job: Job) -> None:
             f"Rows do not meet the expectations of {', '.join(failed)}.",
             where=f"run {job.plan.run_id}, target {job.target.name}",
             code="quality.failed",
-            remedy=f"read {job.store.uri_of(folder)}/report.html, or {failed[0]}.json beside it; the consume records "
+            remedy=f"read {job.store.location(folder)}/report.html, or {failed[0]}.json beside it; the consume records "
             "have not moved",
         )
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage.layout import PartName, part_path
 
 HOUR_US = 3_600_000_000
 START_US = 497_000 * HOUR_US
@@ -51,7 +52,7 @@ def manifest(
     parts = tuple(
         Part(
             table=name,
-            path=f"changes/table={name}/{source}-{begin.seq:019d}-{epoch}-{index:04d}.parquet",
+            path=part_path(name, start_us, PartName(source, begin.seq, epoch, index)),
             rows=count,
             size_bytes=100 * count,
             sha256=f"{index:064x}",

@@ -74,6 +74,8 @@ def block(
         rows=np.array([len(one.changes) if one.rows is None else one.rows for one in made], np.int64),
         size_bytes=np.array([one.size_bytes for one in made], np.int64),
         gtid=pa.array([one.gtid for one in made], pa.string()),
+        trace=starts,
+        trace_crc=np.arange(count, dtype=np.int64) + 1,
     )
     natural = Position(begin.timeline, begin.file, begin.offset + ENTRY_BYTES * count)
     return Block(source, begin, end or natural, entries, _tables(made, source, begin, seqs), passed or {}, notes)

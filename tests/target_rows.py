@@ -82,7 +82,8 @@ class Table:
         transact: Transact | None = None,
         **options: Any,
     ) -> WriteCounts:
-        layout = Layout(self.key, tuple(self.columns))
+        documents = (name for name in self.columns if self.facts.by_name[name.lower()].type.base == "json")
+        layout = Layout(self.key, tuple(self.columns), frozenset(documents))
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), layout) as file:
             for batch in batches:
                 file.add(record_batch(batch, self.columns))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from cdc_core.errors import Refused
 from cdc_core.meta import Meta, PlanView
-from cdc_core.model.batch import Manifest
 from cdc_core.model.run import RunPlan
-from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.manifest import parse
+from cdc_core.stage.objects import ObjectStore, find
 
 
 def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: RunPlan) -> None:
@@ -25,9 +25,12 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
     for source, chain in view.chain.items():
         moved = [batch for batch in chain if batch.batch_id in keyless and batch.begin.timeline]
         for bridge in meta.batches(source) if moved else ():
-            if bridge.begin.timeline == bridge.end.timeline or store.stat(bridge.manifest) is None:
+            if bridge.begin.timeline == bridge.end.timeline:
                 continue
-            until = Manifest.from_bytes(store.get(bridge.manifest)).again_until
+            data = find(store, bridge.manifest)
+            if data is None:  # purged: the plan has seen that every batch from the horizon on has its manifest
+                continue
+            until = parse(data, bridge.manifest, store.uri).again_until
             for batch in moved:
                 if batch.begin.timeline == bridge.end.timeline and batch.begin.seq < until:
                     raise Refused(

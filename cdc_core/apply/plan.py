@@ -28,11 +28,11 @@ from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlanView
-from cdc_core.model.batch import Manifest
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun, plan_path
 from cdc_core.model.schema import TableSchema
+from cdc_core.stage.manifest import parse, require_listed
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.windows import from_us
+from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)
 
@@ -55,9 +55,9 @@ def plan(
     window:  [start, end) in µs UTC; None takes everything staged.
     targets: names; None for all of the pipeline's.
 
-    Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap), Refused (plan.no_key, plan.key_column,
-    plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs), UsageError (quality.suite,
-    plan.run_id, plan.window, plan.unknown_target).
+    Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
+    (plan.no_key, plan.key_column, plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs),
+    UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target).
     """
     require_suites(pipeline)
     chosen = _checked(pipeline, window, run_id, targets)
@@ -127,9 +127,10 @@ def _plan(
     known = meta.run(run_id)
     sources = [source.name for source in pipeline.sources]
     view = meta.plan_view(run_id, sources, [target.name for target in targets], window)
-    require_staged(view, sources, window)
+    require_staged(view, sources, window, now_us=meta.now_us())
     for source in sources:
         require_chain(view, source)
+        require_listed(store, source, [batch.begin for batch in meta.batches(source)])
         require_seeded(store, source, [target.name for target in targets])
     require_unpurged(store, sorted(set().union(*view.pending.values())))
     schemas = schemas_of(view, store)
@@ -157,12 +158,14 @@ def _plan(
     return plan
 
 
-def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None) -> None:
+def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None, *, now_us: int) -> None:
     if window is None:
         return
     for source in sources:
         checkpoint = view.checkpoints.get(source)
         watermark_us = checkpoint.watermark_us if checkpoint is not None else 0
+        if watermark_us > now_us + CLOCK_TOLERANCE_US:
+            watermark_us = 0  # it came of a clock that was ahead
         if watermark_us < window[1]:
             reached = f"only up to {from_us(watermark_us).isoformat()}" if watermark_us else "not at all yet"
             raise RetryLater(
@@ -199,7 +202,7 @@ def schemas_of(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
     manifests = {batch.batch_id: batch.manifest for chain in view.chain.values() for batch in chain}
     for batch_id, files in view.files.items():
         if any(file.schema_id not in found for file in files):
-            found |= Manifest.from_bytes(store.get(manifests[batch_id])).schemas
+            found |= parse(store.get(manifests[batch_id]), manifests[batch_id], store.uri).schemas
     return found
 
 

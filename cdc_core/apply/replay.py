@@ -31,6 +31,7 @@ from cdc_core.model.position import order_key
 from cdc_core.model.run import RunPlan
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.manifest import require_listed
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.windows import from_us
 
@@ -129,8 +130,9 @@ def plan(
     """Choose the batches, register the run, write plan.json; returns the plan.
 
     Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater
-    (plan.not_staged), DataAtRisk (plan.gap), Refused (replay.absent_values, replay.no_key, plan.no_key,
-    plan.key_column, plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs).
+    (plan.not_staged), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
+    (replay.absent_values, replay.no_key, plan.no_key, plan.key_column, plan.key_differs, plan.absent_values,
+    plan.overlap, plan.purged, meta.run_differs).
     """
     require_suites(pipeline)
     check_run_id(run_id)
@@ -140,6 +142,8 @@ def plan(
         if stored.target(selection.target).batches:
             return stored
     view = chosen(meta, pipeline, selection)
+    for source in view.chain:
+        require_listed(store, source, [batch.begin for batch in meta.batches(source)])
     known_horizons = [horizon for source in view.chain if (horizon := horizons.read(store, source)) is not None]
     purged = [horizon.last_batch for horizon in known_horizons if selection.takes_before(horizon)]
     require_unpurged(store, sorted(selection.batches) if selection.batches is not None else purged)
@@ -189,7 +193,7 @@ def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
         schemas=meta.schemas(sorted({file.schema_id for of_batch in files.values() for file in of_batch})),
     )
     if selection.end_us is not None:
-        require_staged(view, sources, (selection.start_us or 0, selection.end_us))
+        require_staged(view, sources, (selection.start_us or 0, selection.end_us), now_us=meta.now_us())
     if selection.batches is None:  # else they were planned before, over a chain that was whole
         for source in sources:
             require_chain(view, source, whole=False)

@@ -10,7 +10,8 @@ In this order, so that a crash between any two steps loses nothing that a reader
     parts, then their manifest    batch by batch: what a manifest names can be found until it is gone
     files of old runs             and then the rows of older ones, by which their files are found
 
-A purge that was killed is finished by the next one. Two at once take turns.
+A purge that was killed is finished by the next one. Two at once take turns, and so do purges and sweeps. A sweep
+removes what attempts that were killed have left on the stage (`stage.manifest.sweep` says what may go).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import Refused, UsageError
+from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Position
@@ -32,7 +33,8 @@ from cdc_core.model.run import RUNS, run_root
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path, manifest_path, manifests_prefix
-from cdc_core.stage.manifest import chain, parse
+from cdc_core.stage.manifest import SWEPT_AFTER_S, Swept, chain, parse
+from cdc_core.stage.manifest import sweep as clear_orphans
 from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -106,6 +108,36 @@ def purge(
                 store.delete(path)
     forgotten = meta.forget_runs(pipeline.pipeline, before_us, dry_run=dry_run)
     return Purged(tuple(found), tuple(runs), batches, forgotten)
+
+
+def sweep(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    *,
+    older_than_s: float = SWEPT_AFTER_S,
+    sources: Sequence[str] | None = None,
+    dry_run: bool = False,
+) -> dict[str, Swept]:
+    """What killed attempts have left of each source, removed from the stage.
+
+    Raises RetryLater (meta.lease_held: a purge, or another sweep), and what the stage raises: nothing of a source is
+    removed whose chain is broken.
+    """
+    names = [source.name for source in pipeline.sources] if sources is None else list(sources)
+
+    def swept(name: str) -> Swept:
+        epoch = meta.live_epoch(name)
+        return clear_orphans(store, name, live_epoch=epoch, older_than_s=older_than_s, dry_run=dry_run)
+
+    if dry_run:
+        return {name: swept(name) for name in names}
+    with _Turn(meta, pipeline) as turn:
+        done = {}
+        for name in names:
+            turn.renew()
+            done[name] = swept(name)
+        return done
 
 
 def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
@@ -214,7 +246,13 @@ def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
     for info in list(store.list(manifests_prefix(horizon.source))):
         if info.path >= end:
             break
-        for part in parse(store.get(info.path), info.path, store.uri).parts:
+        try:
+            parts = parse(store.get(info.path), info.path, store.uri).parts
+        except (DataAtRisk, Refused) as error:
+            # No reader goes there any more; what it might have named is an orphan, which a sweep finds by its name.
+            log.warning("source %s: %s Its parts are left for `lockstep stage sweep`.", horizon.source, error.what)
+            parts = ()
+        for part in parts:
             store.delete(part.path)
         store.delete(info.path)
 

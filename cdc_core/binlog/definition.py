@@ -76,9 +76,8 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
                 "with a full sync of the table",
             )
         kind = found.type if found is not None else _logged_type(table_map, i)
-        columns.append(
-            Column(name, kind, table_map.nullable[i], generated=found.generated if found is not None else False)
-        )
+        computed = {} if found is None else {"generated": found.generated, "logged": found.logged}
+        columns.append(Column(name, kind, table_map.nullable[i], **computed))
     return TableSchema(table_map.database, table_map.table, _with_key(table_map, columns, known))
 
 

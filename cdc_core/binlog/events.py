@@ -9,6 +9,7 @@ Modules of their own: gtid, table_map, rows_event, compressed.
 from __future__ import annotations
 
 import io
+import struct
 import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -147,6 +148,7 @@ class Event:
 
     start:  offset of its first byte in `file`; -1 where it has none (artificial, or inside a payload).
     more:   of a LONG event: what follows `body`, which then is its begin only.
+    crc:    CRC32 of header and body where the log carries it, or the body is not all here; else None: see `crc_of`.
     """
 
     header: Header
@@ -154,6 +156,7 @@ class Event:
     file: str = ""
     start: int = -1
     more: Rest | None = None
+    crc: int | None = None
 
     @property
     def where(self) -> str:
@@ -198,15 +201,16 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
     """
     header = parse_header(data, f"{file}:{start}")
     require_length(header, len(data), f"{file}:{start}")
-    end = len(data)
+    end, crc = len(data), None
     if checksum or header.type == EventType.FORMAT_DESCRIPTION:
         end -= CHECKSUM_SIZE
         if end < HEADER_SIZE:
             raise malformed(f"{type_name(header.type)} has no room for its checksum", f"{file}:{start}")
         verify = checksum or data[end - 1] == 1
         if verify:
-            require_checksum(_crc32(data, end, header), data[end:], header, f"{file}:{start}")
-    return Event(header, data[HEADER_SIZE:end], file, start)
+            crc = _crc32(data, end, header)
+            require_checksum(crc, data[end:], header, f"{file}:{start}")
+    return Event(header, data[HEADER_SIZE:end], file, start, crc=crc)
 
 
 def require_length(header: Header, came: int, where: str) -> None:
@@ -230,6 +234,40 @@ def _crc32(data: bytes, end: int, header: Header) -> int:
     if header.type == EventType.FORMAT_DESCRIPTION and header.flags & FLAG_IN_USE:
         data = data[:17] + bytes([data[17] & ~FLAG_IN_USE]) + data[18:]
     return zlib.crc32(memoryview(data)[:end])
+
+
+_HEADER = struct.Struct("<IBIIIH")
+_CREATED = slice(52, 56)
+"""Of a FORMAT_DESCRIPTION's body: when the server started, which it sends as 0 to a reader that begins later in the
+file; log_pos likewise."""
+
+
+def format_crc(event: Event) -> int:
+    """What a file's FORMAT_DESCRIPTION says of the file, in one number: the same wherever in the file a reader begins,
+    and whether or not the file is still being written. Never 0."""
+    head, body = event.header, event.body
+    said = _HEADER.pack(head.timestamp, head.type, head.server_id, head.length, 0, 0)
+    return zlib.crc32(said + body[: _CREATED.start] + body[_CREATED.stop :]) or 1
+
+
+def crc_of(event: Event) -> int:
+    """CRC32 of an event's header and body, without its checksum: as the log says it, or as its bytes give it."""
+    if event.header.type == EventType.FORMAT_DESCRIPTION:
+        return format_crc(event)
+    if event.crc is not None:
+        return event.crc
+    head = event.header
+    said = _HEADER.pack(head.timestamp, head.type, head.server_id, head.length, head.log_pos, head.flags)
+    return zlib.crc32(event.body, zlib.crc32(said))
+
+
+TRACE_BYTES = 64 << 10
+"""A trace that would be longer begins again at its last event."""
+
+
+def folded(trace_crc: int, crc: int) -> int:
+    """The CRC of a trace with one more event; 0 is that of none."""
+    return (trace_crc * 16_777_619 ^ crc) & 0xFFFFFFFF
 
 
 @dataclass(frozen=True, slots=True)

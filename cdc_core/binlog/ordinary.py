@@ -29,8 +29,8 @@ import numpy as np
 import numpy.typing as npt
 
 from cdc_core.binlog.compiled import inlined, kernel
-from cdc_core.binlog.events import HEADER_SIZE, EventType
-from cdc_core.binlog.framing import little32
+from cdc_core.binlog.events import HEADER_SIZE, TRACE_BYTES, EventType
+from cdc_core.binlog.framing import crc32, little32
 from cdc_core.binlog.rows_event import UPDATE
 
 # mypy: disable-error-code="no-untyped-def,no-untyped-call"
@@ -38,6 +38,7 @@ from cdc_core.binlog.rows_event import UPDATE
 Bytes = npt.NDArray[np.uint8]
 Ints = npt.NDArray[np.int32]
 Longs = npt.NDArray[np.int64]
+Crcs = npt.NDArray[np.uint32]
 
 DONE, UNUSUAL, OPEN, FULL = 0, 1, 2, 3
 """Why a kernel stopped: every event is taken; the next transaction is not ordinary; it is not whole yet; a limit is
@@ -138,7 +139,8 @@ class Limits(NamedTuple):
 
 
 class Entries(NamedTuple):
-    """Columns for what `take_transactions` finds: one element an entry of a block (model.block.Entries)."""
+    """Columns for what `take_transactions` finds: one element an entry of a block (model.block.Entries). The trace is
+    that of its last transaction."""
 
     kind: Longs
     begin: Longs
@@ -146,6 +148,8 @@ class Entries(NamedTuple):
     seq: Longs
     commit_ts_us: Longs
     events: Longs
+    trace: Longs
+    trace_crc: Longs
 
 
 class GtidRuns(NamedTuple):
@@ -189,19 +193,21 @@ class TransactionsTaken(NamedTuple):
 
 
 class RowEventsTaken(NamedTuple):
-    """As TransactionsTaken; ordinal: of the transaction's next row event."""
+    """As TransactionsTaken; ordinal: of the transaction's next row event. trace, trace_crc: up to `reached`."""
 
     why: int
     reached: int
     rows: int
     left_out: int
     ordinal: int
+    trace: int
+    trace_crc: int
 
 
 @kernel
 def take_transactions(
     events: Events, maps: KnownMaps, names: GtidNames, limits: Limits, entries: Entries, runs: GtidRuns,
-    rows: RowEvents, group: int, base_seq: int, end: int, joins: bool,
+    rows: RowEvents, group: int, base_seq: int, end: int, joins: bool, crc_tables: Crcs,
 ) -> TransactionsTaken:  # fmt: skip
     """Takes ordinary transactions from the first event on.
 
@@ -247,6 +253,7 @@ def take_transactions(
             if captured or e or not joins:
                 weight += limits.entry
             n_entries += 1
+        entries.trace[e], entries.trace_crc[e] = _traced(events, i, j, events.start[i], np.int64(0), crc_tables)
         if name >= 0:
             n_runs = _add_gtid(runs, n_runs, e, name, number, names.rows[name, 2] == 1)
         n_rows = n
@@ -259,10 +266,11 @@ def take_transactions(
 
 @kernel
 def take_row_events(
-    events: Events, maps: KnownMaps, limits: Limits, rows: RowEvents, group: int, ordinal: int
+    events: Events, maps: KnownMaps, limits: Limits, rows: RowEvents, group: int, ordinal: int, trace: int,
+    trace_crc: int, crc_tables: Crcs,
 ) -> RowEventsTaken:  # fmt: skip
     """Takes table maps and row events of the open transaction `group` from the first event on, up to its end or until
-    they weigh `limits.weight`. ordinal: of its next row event."""
+    they weigh `limits.weight`. ordinal: of its next row event. trace, trace_crc: up to the first event."""
     j = events.first
     n_rows = 0
     left_out = 0
@@ -288,7 +296,24 @@ def take_row_events(
             why = UNUSUAL
             break
         j += 1
-    return RowEventsTaken(why, j, n_rows, left_out, ordinal)
+    trace, trace_crc = _traced(events, events.first, j, trace, trace_crc, crc_tables)
+    return RowEventsTaken(why, j, n_rows, left_out, ordinal, trace, trace_crc)
+
+
+@inlined
+def _traced(events, first, stop, trace, trace_crc, crc_tables):
+    """A trace of the log with the events first..stop-1, as Assembly makes it (events.crc_of, events.folded)."""
+    for k in range(first, stop):
+        at = events.at[k]
+        if events.start[k] + events.length[k] - trace > TRACE_BYTES:
+            trace = events.start[k]
+            trace_crc = np.int64(0)
+        if events.checksum_size:
+            crc = np.int64(little32(events.buffer, at + events.length[k] - events.checksum_size))
+        else:
+            crc = np.int64(crc32(events.buffer, at, at + events.length[k], crc_tables))
+        trace_crc = (trace_crc * 16_777_619 ^ crc) & 0xFFFFFFFF
+    return trace, trace_crc
 
 
 @inlined

@@ -74,9 +74,9 @@ def _warm_lane() -> None:
     limits = ordinary.Limits(1, 1, 1, 1)
     rows = ordinary.RowEvents(*[numbers] * 7)
     names = ordinary.GtidNames(np.zeros((1, 3), np.int64), numbers)
-    entries, runs = ordinary.Entries(*[numbers] * 6), ordinary.GtidRuns(*[numbers] * 4)
-    ordinary.take_transactions(none, maps, names, limits, entries, runs, rows, 0, 0, 4, False)
-    ordinary.take_row_events(none, maps, limits, rows, 0, 0)
+    entries, runs = ordinary.Entries(*[numbers] * 8), ordinary.GtidRuns(*[numbers] * 4)
+    ordinary.take_transactions(none, maps, names, limits, entries, runs, rows, 0, 0, 4, False, framing.CRC_TABLES)
+    ordinary.take_row_events(none, maps, limits, rows, 0, 0, 0, 0, framing.CRC_TABLES)
     ordinary.pack(data, numbers, numbers, 0, data, 0)
     gtid_text.condensed(gtid_text.written(["a:"], numbers, numbers, numbers))
 

@@ -11,13 +11,11 @@ from typing import Any, Literal, TypeVar
 import pymysql
 
 from cdc_core import connections
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import InternalError, LockstepError, parts_of, worst
 
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
-SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
-"""Worst first: what decides the exit code of a check with several findings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +40,7 @@ class Report:
     def worst(self) -> LockstepError | None:
         """The error that decides; None where nothing failed."""
         errors = [finding.error for finding in self.findings if finding.error is not None]
-        ranked = {kind: place for place, kind in enumerate(SEVERITY)}
-        return min(errors, key=lambda error: ranked.get(type(error), 1), default=None)
+        return worst(errors) if errors else None
 
 
 class Findings:
@@ -59,8 +56,9 @@ class Findings:
         self.made.append(Finding("warn", subject, what, remedy))
 
     def fail(self, subject: str, error: LockstepError) -> None:
-        place = f" [{error.where}]" if error.where and error.where not in subject else ""
-        self.made.append(Finding("fail", subject, error.what + place, error.remedy, error))
+        for one in parts_of(error):
+            place = f" [{one.where}]" if one.where and one.where not in subject else ""
+            self.made.append(Finding("fail", subject, one.what + place, one.remedy, one))
 
     def attempt(self, subject: str, work: Callable[[], T], say: Callable[[T], str] | None = None) -> T | None:
         """The value of `work`, None when it failed. `say` makes the finding of a success; without it there is none."""

@@ -1,4 +1,6 @@
-"""Preflight of a target: its servers, and for each logical table every shard of it."""
+"""Preflight of a target: its servers, and for each logical table every shard of it. What a target must be is one list
+(target.destination.open_destination); `lockstep check` asks it of all captured tables, a plan of those of its run.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +14,8 @@ from cdc_core.apply.plan import key_of
 from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
+from cdc_core.errors import LockstepError, combined
+from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
@@ -48,6 +52,52 @@ def check_target(
         if target.table(name) is not None:
             looped = {number for number, server in enumerate(servers) if server in sources}
             _logical_table(pipeline, target, name, schemas, looped, environ, findings)
+
+
+def require_target(
+    pipeline: Pipeline, plan: RunPlan, target_name: str, environ: Mapping[str, str] | None = None
+) -> None:
+    """Asks the target all that the jobs of the run will need, for all of its tables, before the first of them starts.
+
+    Raises one error that says everything which is wrong (errors.combined).
+    """
+    target = pipeline.target(target_name)
+    problems: list[LockstepError] = []
+    for table in plan.merge_set(plan.target(target_name).merge_set).tables:
+        if target.table(table.table) is not None and table.files:
+            try:
+                open_destination(
+                    target,
+                    table.table,
+                    plan.current_schemas(table),
+                    key=table.key,
+                    ready=False,
+                    partial=table.absent_rows > 0,
+                    environ=environ,
+                )
+            except LockstepError as error:
+                problems.append(error)
+                if error.retriable:
+                    break  # a server that cannot be reached says the same of every table
+    if problems:
+        raise combined(problems)
+
+
+def require_any_target(
+    pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
+) -> dict[str, LockstepError]:
+    """require_target for each target that has batches: the errors of those that fail, by name, while others can go on.
+    Where none can, raises the errors of all."""
+    asked = [one.target for one in plan.targets if one.batches]
+    failed: dict[str, LockstepError] = {}
+    for name in asked:
+        try:
+            require_target(pipeline, plan, name, environ)
+        except LockstepError as error:
+            failed[name] = error
+    if failed and len(failed) == len(asked):
+        raise combined(list(failed.values()))
+    return failed
 
 
 def _bulk_load(connection: pymysql.Connection[Any], place: str, findings: Findings) -> None:

@@ -136,7 +136,7 @@ def describe(name: str, result: DrainResult) -> dict[str, Any]:
 
 
 def _lag_s(result: DrainResult) -> float:
-    return max(0.0, (to_us(datetime.now(UTC)) - result.watermark_us) / 1e6)
+    return (to_us(datetime.now(UTC)) - result.watermark_us) / 1e6
 
 
 class _StopError(Exception):

@@ -57,7 +57,7 @@ def rebuild(
     """
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
-    from cdc_core.stage.manifest import chain
+    from cdc_core.stage.manifest import chain, newest, require_reached
     from cdc_core.stage.objects import open_stage
 
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -71,6 +71,7 @@ def rebuild(
             finally:
                 meta.release_lease(lease)
             stored = meta.checkpoint(name)
+            require_reached(store, name, newest(store, name), stored.position if stored else None)
             done.append((name, added, str(stored.position) if stored else None))
     columns = ("source", "batches restored", "position")
     Output(as_json).answer(

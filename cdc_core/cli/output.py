@@ -17,7 +17,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from cdc_core.errors import LockstepError
+from cdc_core.errors import LockstepError, parts_of
 from cdc_core.windows import from_us
 
 WIDE = 200
@@ -44,7 +44,7 @@ class Output:
         if self.as_json:
             sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n")
         else:
-            self.out.print(*shown, sep="\n")
+            self.out.print(*shown, sep="\n", crop=False)
 
     def note(self, text: str) -> None:
         """A line beside the answer."""
@@ -115,11 +115,12 @@ def print_error(error: LockstepError, *, as_json: bool) -> None:
         Output(as_json=True).answer(error_document(error))
         return
     console = _console(stderr=True)
-    console.print(Text.assemble((f"{error.exit_class}: ", "bold red"), error.what), soft_wrap=True)
-    if error.where:
-        console.print(Text.assemble(("  at   ", "bold"), error.where), soft_wrap=True)
-    console.print(Text.assemble(("  fix  ", "bold green"), error.remedy), soft_wrap=True)
-    console.print(Text(f"  code {error.code} (docs/errors.md)", style="dim"), soft_wrap=True)
+    for one in parts_of(error):
+        console.print(Text.assemble((f"{one.exit_class}: ", "bold red"), one.what), soft_wrap=True)
+        if one.where:
+            console.print(Text.assemble(("  at   ", "bold"), one.where), soft_wrap=True)
+        console.print(Text.assemble(("  fix  ", "bold green"), one.remedy), soft_wrap=True)
+        console.print(Text(f"  code {one.code} (docs/errors.md)", style="dim"), soft_wrap=True)
 
 
 def moment(moment_us: int) -> str:
@@ -129,6 +130,8 @@ def moment(moment_us: int) -> str:
 
 def duration(seconds: float) -> str:
     """A time span for people."""
+    if seconds <= -0.5:
+        return f"-{duration(-seconds)}"
     if seconds < 120:
         return f"{seconds:.0f} s"
     if seconds < 7200:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -21,15 +22,19 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import Output, moment, size, table
 from cdc_core.config import Pipeline
-from cdc_core.errors import DataAtRisk, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.stage.objects import ObjectStore, open_stage
-from cdc_core.windows import age_us, to_us
+from cdc_core.windows import MICROSECONDS, age_us, to_us
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from cdc_core.model.batch import Manifest
+    from cdc_core.model.position import Position
     from cdc_core.stage.as_of import AsOf
+
+_ANSWER_S = 10.0
+"""For how long meta may keep silent before the stage is read without it."""
 
 app = typer.Typer(name="stage", help="The staged files, by manifest.", no_args_is_help=True)
 
@@ -38,19 +43,55 @@ SourceOption = Annotated[
 ]
 
 
-def manifests(pipeline: Pipeline, store: ObjectStore, sources: list[str] | None = None) -> list[Manifest]:
-    """All batches of the sources, each source's in stream order, verified to be a chain."""
-    from cdc_core.stage.manifest import chain
+@dataclass(frozen=True, slots=True)
+class Chains:
+    """Batches by source, each source's in stream order. compared: with what the meta database has recorded."""
+
+    by_source: dict[str, list[Manifest]]
+    compared: bool
+
+    @property
+    def all(self) -> list[Manifest]:
+        return [manifest for chain in self.by_source.values() for manifest in chain]
+
+
+def chains(pipeline: Pipeline, store: ObjectStore, output: Output, sources: list[str] | None = None) -> Chains:
+    """All batches of the sources, verified to be chains that reach as far as meta says.
+
+    Raises DataAtRisk (stage.gap and others).
+    """
+    from cdc_core.stage.manifest import chain, require_reached
 
     names = choose([one.name for one in pipeline.sources], sources, "source")
-    return [manifest for name in names for manifest in chain(store, name)]
+    recorded = _recorded(pipeline, names, output)
+    found = {name: list(chain(store, name)) for name in names}
+    for name, of_source in found.items() if recorded is not None else ():
+        assert recorded is not None
+        require_reached(store, name, of_source[-1] if of_source else None, recorded[name])
+    return Chains(found, recorded is not None)
+
+
+def _recorded(pipeline: Pipeline, names: list[str], output: Output) -> dict[str, Position | None] | None:
+    """Up to where meta has each source; None, after saying so, where it does not answer.
+
+    It is asked before the stage is read: what is recorded is staged, and the stage only grows meanwhile.
+    """
+    from cdc_core.meta import Meta
+
+    try:
+        with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
+            checkpoints = {name: meta.checkpoint(name) for name in names}
+    except LockstepError as error:
+        output.note(f"The end of the stage was not compared with the meta database: {error.what} ({error.code})")
+        return None
+    return {name: None if one is None else one.position for name, one in checkpoints.items()}
 
 
 @app.command()
 def ls(
     pipeline: PipelineArgument,
     source: SourceOption = None,
-    files: Annotated[bool, typer.Option("--files", help="Every Parquet file instead of the batches.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="The path of every Parquet file instead.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -59,25 +100,28 @@ def ls(
     \b
       lockstep stage ls shop
       lockstep stage ls shop --files
+
+    DuckDB, pandas and pyarrow open the paths as they are printed; --json adds table, rows and checksum of each file.
     """
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
-    found = manifests(parsed, store, source)
+    output = Output(as_json)
+    checked = chains(parsed, store, output, source)
+    found = checked.all
     document: dict[str, Any] = {
         "pipeline": parsed.pipeline,
         "stage": store.uri,
         "tables": _by_table(found),
         "batches": [_batch(manifest) for manifest in found],
+        "compared_with_meta": checked.compared,
     }
-    output = Output(as_json)
     if files:
         document["files"] = [
-            {"batch": one.batch_id, "table": part.table, "uri": store.uri_of(part.path), "rows": part.rows,
+            {"batch": one.batch_id, "table": part.table, "path": store.location(part.path), "rows": part.rows,
              "size_bytes": part.size_bytes, "sha256": part.sha256}
             for one in found for part in one.parts
         ]  # fmt: skip
-        rows = [(one["uri"], one["table"], one["rows"], size(one["size_bytes"])) for one in document["files"]]
-        output.answer(document, table(store.uri, ("file", "table", "rows", "size"), rows, numbers=("rows", "size")))
+        output.answer(document, *(_line(one["path"]) for one in document["files"]))
         return
     tables = [(one["table"], one["rows"], one["files"], size(one["size_bytes"])) for one in document["tables"]]
     batches = [
@@ -94,6 +138,11 @@ def ls(
             numbers=("rows", "files", "size"),
         ),
     )
+
+
+def _line(text: str) -> Text:
+    """A line that is never wrapped or cut: a path is there to be copied."""
+    return Text(text, no_wrap=True, overflow="ignore")
 
 
 def _by_table(found: Iterable[Manifest]) -> list[dict[str, Any]]:
@@ -141,7 +190,8 @@ def show(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
-    found = manifests(parsed, store)
+    output = Output(as_json)
+    found = chains(parsed, store, output).all
     chosen = found[-1:] if batch == "last" else [one for one in found if one.batch_id == batch]
     if not chosen:
         raise UsageError(
@@ -152,7 +202,7 @@ def show(
         )
     (manifest,) = chosen
     parts = [
-        {"table": part.table, "uri": store.uri_of(part.path), "rows": part.rows, "ops": dict(part.ops),
+        {"table": part.table, "path": store.location(part.path), "rows": part.rows, "ops": dict(part.ops),
          "key_changes": part.key_changes, "size_bytes": part.size_bytes, "sha256": part.sha256,
          "schema_id": part.schema_id}
         for part in manifest.parts
@@ -183,7 +233,7 @@ def show(
     ]
     shown += [f"left out: {count:,} rows, {rule}" for rule, count in manifest.passed.items()]
     shown += [f"note: {note}" for note in manifest.notes]
-    Output(as_json).answer(document, *shown)
+    output.answer(document, *shown)
 
 
 @app.command()
@@ -238,7 +288,8 @@ def verify(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that the manifests are one chain without gaps, and that every file they list is there.
+    """Prove that the manifests are one chain without gaps that reaches as far as the meta database says, and that every
+    file they list is there.
 
     \b
       lockstep stage verify shop
@@ -251,17 +302,21 @@ def verify(
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
-    problems = [(name, problem) for name in names for problem in look(store, name, deep=deep)]
+    output = Output(as_json)
+    recorded = _recorded(parsed, names, output)
+    ends = dict.fromkeys(names) if recorded is None else recorded
+    problems = [(name, problem) for name in names for problem in look(store, name, deep=deep, recorded=ends[name])]
     document = {
         "pipeline": parsed.pipeline,
         "ok": not problems,
+        "compared_with_meta": recorded is not None,
         "problems": [{"source": name, "code": one.code, "path": one.path, "what": one.what} for name, one in problems],
     }
     rows = [(name, one.what, one.path, one.code) for name, one in problems]
     shown = (
         table("", ("source", "problem", "path", "code"), rows) if rows else "Chain and files are as the manifests say."
     )
-    Output(as_json).answer(document, shown)
+    output.answer(document, shown)
     if problems:
         raise typer.Exit(DataAtRisk.exit_code)
 
@@ -336,6 +391,57 @@ def purge(
         f"files of {len(found.runs)} runs; rows of {found.forgotten_batches} batches and {found.forgotten_runs} runs "
         "in the meta database",
     )
+
+
+@app.command()
+def sweep(
+    pipeline: PipelineArgument,
+    source: SourceOption = None,
+    older_than: Annotated[
+        str, typer.Option("--older-than", metavar="AGE", help="Only what is older, such as 1d, 12h or 90m.")
+    ] = "1d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Remove what killed or aborted extractions left on the stage: files that no batch lists, unfinished uploads.
+
+    
+      lockstep stage sweep shop --dry-run
+      lockstep stage sweep shop
+
+    It may run beside extractors: what one of them may still name stays. Nothing is removed where the chain of manifests
+    is broken; `stage verify` says where. The DAG `cdc_<pipeline>_retention` sweeps after each purge.
+    """
+    from cdc_core.apply import retention
+    from cdc_core.meta import Meta
+
+    _, parsed = load_pipeline(pipeline, pipelines)
+    names = choose([one.name for one in parsed.sources], source, "source")
+    age_s = _age_us(older_than) / MICROSECONDS
+    store = open_stage(parsed.stage)
+    with Meta.open(parsed.meta.url) as meta:
+        found = retention.sweep(meta, store, parsed, older_than_s=age_s, sources=names, dry_run=dry_run)
+    document = {
+        "pipeline": parsed.pipeline,
+        "dry_run": dry_run,
+        "sources": [
+            {
+                "source": name,
+                "parts": [info.path for info in swept.parts],
+                "size_bytes": sum(info.size_bytes for info in swept.parts),
+                "leftovers": [one.path for one in swept.leftovers],
+            }
+            for name, swept in found.items()
+        ],
+    }
+    rows = [
+        (name, len(swept.parts), size(sum(info.size_bytes for info in swept.parts)), len(swept.leftovers))
+        for name, swept in found.items()
+    ]
+    title = "would be removed" if dry_run else "removed"
+    columns = ("source", "files", "size", "unfinished")
+    Output(as_json).answer(document, table(title, columns, rows, numbers=("files", "size", "unfinished")))
 
 
 def _age_us(text: str) -> int:
@@ -414,11 +520,12 @@ def export(
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     moment = _moment(as_of, parsed)
-    rows = write(
-        store, manifests(parsed, store), name, to, key or None, partial=since_horizon, as_of=moment, dropped=dropped
-    )
+    checked = chains(parsed, store, output)
+    rows = write(store, checked.all, name, to, key or None, partial=since_horizon, as_of=moment, dropped=dropped)
     written = to.stat().st_size
-    document = {"table": name, "file": str(to), "rows": rows, "size_bytes": written}
+    document = {
+        "table": name, "file": str(to), "rows": rows, "size_bytes": written, "compared_with_meta": checked.compared,
+    }  # fmt: skip
     output.answer(document, f"{rows:,} rows of {name} in {to} ({size(written)})")
 
 
@@ -438,25 +545,22 @@ def sql(
         FROM shop.orders_changes WHERE order_id = 7 ORDER BY _cdc_seq, _cdc_row'
 
     With --as-of both views are as they were then. DuckDB runs inside this command and reads only the files that the
-    manifests list.
+    manifests list: a query can read no other file, write none and change no setting.
     """
-    from cdc_core.stage.manifest import chain
     from cdc_core.stage.reader import sql as ask
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
-    answer = ask(
-        store,
-        {source.name: list(chain(store, source.name)) for source in parsed.sources},
-        query,
-        as_of=_moment(as_of, parsed),
-    )
+    output = Output(as_json)
+    checked = chains(parsed, store, output)
+    answer = ask(store, checked.by_source, query, as_of=_moment(as_of, parsed))
     columns, rows = answer.column_names, [list(row.values()) for row in answer.to_pylist()]
     if len(set(columns)) < len(columns):  # to_pylist keeps one of the columns that share a name
         rows = [list(row) for row in zip(*(column.to_pylist() for column in answer.columns), strict=True)]
     numbers = {field.name for field in answer.schema if _is_number(str(field.type))}
     cells = [[_value(value) for value in row] for row in rows]
-    Output(as_json).answer({"columns": columns, "rows": rows}, table("", columns, cells, numbers=numbers))
+    document = {"columns": columns, "rows": rows, "compared_with_meta": checked.compared}
+    output.answer(document, table("", columns, cells, numbers=numbers))
 
 
 def _value(value: object) -> Text:

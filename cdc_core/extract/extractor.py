@@ -40,9 +40,11 @@ from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from cdc_core.stage import manifest as manifests
+from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)
 
@@ -53,6 +55,9 @@ FRUITLESS = 3
 
 ADVICE_S = 600.0
 """How often it is looked how near the position is to what the server purges next."""
+
+CLOCK_S = 30.0
+"""How often the clocks of server and meta are asked: they can be set while we read."""
 
 POLL_S = 0.2
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
@@ -127,6 +132,9 @@ class Extractor:
         self._lease_error: LockstepError | None = None
         self._undone: set[int] = set()
         self._advice_due_s = 0.0
+        self._clock_us = 0
+        self._clock_due_s = 0.0
+        self._clocks_differ = False
         self._fruitless = (Position(0, "none.000000", FIRST_OFFSET), 0)
 
     def __enter__(self) -> Extractor:
@@ -167,7 +175,7 @@ class Extractor:
             stored = recover(self._meta, self._store, self._lease)
             address, self._control, known = hosts.connect(source, stored, self._environ)
             opened.callback(self._control.close)
-            self._clock_us = _clock_us(self._control)
+            self._read_clock(self._control)
             if known.lower_case != self._capture.lower_case:
                 self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
             policy = pipeline.tables.on_unlogged_change
@@ -237,6 +245,7 @@ class Extractor:
             return moved.start
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
+            start = starts.put(self._store, source.name, start)
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)
         return start
@@ -284,11 +293,18 @@ class Extractor:
         started_s = time.monotonic()
         fence: Position | None = None
         asked_now = until_us is None
-        self._clock_us = self._asked(_clock_us) or self._clock_us
+        self._clock_due_s = 0.0
         while True:
-            now_us = self._clock_us + time.monotonic_ns() // 1000
+            now_us = self._now_us()
             if until_us is None:
                 until_us = now_us
+            staged_us = self._stager.reached.watermark_us
+            if not self._stager.trust_watermark(now_us):
+                log.warning(
+                    "%s: staged up to %s, by clocks that were ahead: it is %s. What is complete must be found out "
+                    "again, and what comes is staged in no earlier window",
+                    self._source.name, from_us(staged_us).isoformat(), from_us(now_us).isoformat(),
+                )  # fmt: skip
             if fence is None and now_us >= until_us:
                 fence = self._asked(self._end_of_log)
                 if fence is not None:
@@ -314,6 +330,24 @@ class Extractor:
                 return self._result(done=False)
             if waited and fence is None and budget_s is not None:
                 return self._result(done=False)
+
+    def _now_us(self) -> int:
+        """The lesser of the clocks of server and meta: one of them alone may be ahead without harm."""
+        if time.monotonic() >= self._clock_due_s:
+            self._asked(self._read_clock)
+        return self._clock_us + time.monotonic_ns() // 1000
+
+    def _read_clock(self, control: pymysql.Connection) -> None:
+        server_us, meta_us = server.now_us(control), self._meta.now_us()
+        self._clock_us = min(server_us, meta_us) - time.monotonic_ns() // 1000
+        self._clock_due_s = time.monotonic() + CLOCK_S
+        if abs(server_us - meta_us) > CLOCK_TOLERANCE_US and not self._clocks_differ:
+            log.warning(
+                "%s: the clock of the source is at %s, and that of meta at %s: the earlier one decides which window a "
+                "change belongs to, and when a window is over. Set the wrong one right (NTP)",
+                self._source.name, from_us(server_us).isoformat(), from_us(meta_us).isoformat(),
+            )  # fmt: skip
+        self._clocks_differ = abs(server_us - meta_us) > CLOCK_TOLERANCE_US
 
     def _warn_of_purge(self) -> None:
         """Says, now and then, when the server is about to purge what was not staged yet."""
@@ -404,15 +438,11 @@ class Extractor:
         )
 
 
-def _clock_us(control: pymysql.Connection) -> int:
-    """What the server's clock is ahead of our monotonic one."""
-    return server.now_us(control) - time.monotonic_ns() // 1000
-
-
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
-    """The stored checkpoint, after adopting batches whose manifest was written but whose meta row was not.
+    """The stored checkpoint, after adopting what the stage has and meta does not: a start, or batches.
 
-    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none.
+    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none, DataAtRisk
+    (stage.gap, stage.start) when meta knows some that the stage has lost.
     """
     stored = meta.checkpoint(lease.source)
     if stored is None:
@@ -424,7 +454,14 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
                 remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
                 "pipeline an empty stage",
             )
-        return None
+        begun = starts.read(store, lease.source)
+        if begun is not None:
+            log.info("%s: starting where an extractor began before: %s", lease.source, begun.position)
+            meta.advance_watermark(lease, begun)
+        return begun
+    if starts.read(store, lease.source) is None:
+        raise starts.missing_start(store, lease.source)
+    manifests.require_reached(store, lease.source, manifests.newest(store, lease.source), stored.position)
     for manifest in chain(store, lease.source, after=stored.position):
         log.info("%s: adopting the batch %s, staged but not recorded", lease.source, manifest.batch_id)
         meta.commit_batch(lease, manifest)

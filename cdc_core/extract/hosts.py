@@ -66,7 +66,7 @@ def bridge(
     pipeline: Pipeline, lease: Lease, stored: Checkpoint, moved: Failover, left_out: Mapping[str, str]
 ) -> Manifest:
     """A batch without files, from where the log of one server was left to where that of another goes on."""
-    window = pipeline.windows.containing(stored.watermark_us)
+    window = pipeline.windows.containing(max(stored.watermark_us, stored.floor_us))
     return Manifest(
         pipeline=pipeline.pipeline,
         source=lease.source,

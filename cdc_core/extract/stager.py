@@ -28,6 +28,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.writer import BatchWriter
+from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)
 
@@ -79,7 +80,8 @@ class Stager:
         self.staged = staged
         self._isolated = dict(isolated or {})
         self._writer: BatchWriter | None = None
-        self._window = self._windows.containing(start.watermark_us)
+        self._window = self._windows.containing(max(start.watermark_us, start.floor_us))
+        self._now_us = 0
         self._opened_s = time.monotonic()
         self._inside_transaction = False
         self._last_point: AckPoint | None = None
@@ -93,20 +95,32 @@ class Stager:
     def add(self, block: Block, *, now_us: int) -> None:
         """Take a block that begins where the last one ended; commits batches as windows end and limits are reached.
 
-        now_us: the server's clock: commit times ahead of it (a session can set them) count as now.
+        now_us: the clock (Extractor): commit times ahead of it count as now; a session can set them, and a server's
+        clock can be wrong.
         """
-        times = np.minimum(block.entries.commit_ts_us, now_us)
+        self._now_us = now_us
+        seen = np.minimum(block.entries.commit_ts_us, now_us)
         if self._inside_transaction:
-            times[0] = 0  # all pieces of a transaction stay in the window of its first
-        times = np.maximum.accumulate(np.maximum(times, self.reached.watermark_us))
+            seen[0] = 0  # all pieces of a transaction stay in the window of its first
+        seen = np.maximum.accumulate(np.maximum(seen, self.reached.watermark_us))
+        times = np.maximum(seen, self.reached.floor_us)  # windows never go back, or they were no ranges of positions
         first = 0
         while first < len(times):
             if times[first] >= self._window[1]:
                 self._enter_window(int(times[first]))
             stop = int(np.searchsorted(times, self._window[1]))
-            self._append(block.slice(first, stop), int(times[stop - 1]))
+            self._append(block.slice(first, stop), int(seen[stop - 1]))
             first = stop
         self.tick()
+
+    def trust_watermark(self, now_us: int) -> bool:
+        """Whether the watermark is not ahead of the clock. One that is came of a clock that was wrong, and is taken
+        back: nothing is known to be complete but what the next `commit` says. Windows go on from where they are."""
+        if self.reached.watermark_us <= now_us + CLOCK_TOLERANCE_US:
+            return True
+        self.durable = self.durable.distrusted()
+        self.reached = self.reached.distrusted()
+        return False
 
     def _enter_window(self, moment_us: int) -> None:
         """A stretch without rows waits for the next window's batch; rows do not."""
@@ -136,7 +150,12 @@ class Stager:
         self._inside_transaction = block.entries.kind[last] == EntryKind.PART
         self._last_point = AckPoint(block.end.file, block.end.offset, int(block.entries.commit_ts_us[last]))
         self._gtids += condensed(block.entries.gtid)
-        self.reached = replace(self.reached, position=block.end, watermark_us=watermark_us)
+        self.reached = replace(
+            self.reached,
+            position=block.end,
+            watermark_us=watermark_us,
+            fingerprint=block.fingerprint(self.reached.fingerprint),
+        )
 
     def _full(self) -> bool:
         writer, limits = self._writer, self._pipeline.limits
@@ -192,6 +211,9 @@ class Stager:
 
     def _commit_batch(self, writer: BatchWriter, end: Checkpoint) -> Manifest:
         manifest = writer.finish(end)
+        if manifest.window_start_us > self._now_us + CLOCK_TOLERANCE_US and manifest.rows:
+            manifest = replace(manifest, notes=(*manifest.notes, _ahead(manifest, self._now_us)))
+            log.warning("%s: %s", manifest.source, manifest.notes[-1])
         if self._isolated:
             manifest = replace(manifest, isolated=self._isolated, notes=(*manifest.notes, *notes(self._isolated)))
         committed = manifests.commit(self._store, manifest)
@@ -215,6 +237,14 @@ class Stager:
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
+
+
+def _ahead(manifest: Manifest, now_us: int) -> str:
+    return (
+        f"staged at {from_us(now_us).isoformat()} in the window that begins at "
+        f"{from_us(manifest.window_start_us).isoformat()}, for the clocks of source and meta were ahead before, and "
+        "windows do not go back: a run applies it when that window ends, or now without a window"
+    )
 
 
 def chain_moved(manifest: Manifest) -> RetryLater:

@@ -11,14 +11,14 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import Connection, Row, exists, func, insert, select, update
+from sqlalchemy import Connection, Row, exists, insert, select, update
 
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.meta import leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease
 from cdc_core.model.batch import Manifest
-from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.position import Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
 _ack, _batch, _file, _schema, _definition, _lease = (
@@ -44,6 +44,8 @@ def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
         gtid_set=row.gtid_set,
         server=row.server,
         watermark_us=row.watermark_us,
+        fingerprint=None if row.fingerprint is None else Fingerprint.from_json(json.loads(row.fingerprint)),
+        floor_us=row.floor_us,
     )
 
 
@@ -228,6 +230,8 @@ def _broken(manifest: Manifest, why: str) -> DataAtRisk:
 
 
 def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: Checkpoint) -> None:
+    watermark_us, before_us = to.watermark_us, stored.watermark_us if stored is not None else 0
+    taken_back = to.floor_us >= before_us  # it came of a clock that was ahead
     values = {
         "timeline": to.position.timeline,
         "file": to.position.file,
@@ -235,9 +239,11 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
         "seq": to.position.seq,
         "gtid_set": to.gtid_set,
         "server": to.server,
-        "watermark_us": max(to.watermark_us, stored.watermark_us if stored is not None else 0),
+        "watermark_us": watermark_us if taken_back else max(watermark_us, before_us),
+        "floor_us": to.floor_us,
         "epoch": lease.epoch,
         "updated_us": now_us(connection),
+        "fingerprint": None if to.fingerprint is None else json.dumps(to.fingerprint.to_json()),
     }
     if stored is None:
         connection.execute(insert(_ack).values(source=lease.source, pipeline=lease.pipeline, **values))
@@ -320,12 +326,22 @@ def _insert(connection: Connection, manifest: Manifest) -> None:
 
 def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
     """Where two tables are one name (`a.b`.`c` and `a`.`b.c`), the first is kept: the other is asked for again."""
+    known: set[tuple[str, int]] = set()
+    seqs = sorted({one.seq for one in manifest.definitions})
+    for start in range(0, len(seqs), _CHUNK):
+        rows = select(_definition.c.source_table, _definition.c.since_seq).where(
+            _definition.c.source == manifest.source, _definition.c.since_seq.in_(seqs[start : start + _CHUNK])
+        )
+        known |= {(row.source_table, row.since_seq) for row in connection.execute(rows)}
+    new = []
     for one in manifest.definitions:
-        key = {"source": manifest.source, "source_table": one.schema.name, "since_seq": one.seq}
-        same = [_definition.c[name] == value for name, value in key.items()]
-        if connection.execute(select(_definition.c.source).where(*same)).first() is None:
+        key = (one.schema.name, one.seq)
+        if key not in known:
+            known.add(key)
             text = json.dumps(one.to_json(), ensure_ascii=False)
-            connection.execute(insert(_definition).values(**key, definition=text))
+            new.append({"source": manifest.source, "source_table": key[0], "since_seq": one.seq, "definition": text})
+    if new:
+        connection.execute(insert(_definition), new)
 
 
 def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:
@@ -340,20 +356,24 @@ def _insert_schemas(connection: Connection, manifest: Manifest) -> None:
     first: dict[str, int] = {}
     for part in manifest.parts:
         first[part.schema_id] = min(part.min_seq, first.get(part.schema_id, part.min_seq))
+    names = sorted({manifest.schemas[schema_id].name for schema_id in first})
+    known: dict[str, list[tuple[int, str]]] = defaultdict(list)
+    for start in range(0, len(names), _CHUNK):
+        rows = select(_schema.c.source_table, _schema.c.first_seq, _schema.c.schema_id).where(
+            _schema.c.source == manifest.source, _schema.c.source_table.in_(names[start : start + _CHUNK])
+        )
+        for row in connection.execute(rows):
+            known[row.source_table].append((row.first_seq, row.schema_id))
+    new = []
     for schema_id, first_seq in sorted(first.items(), key=lambda item: item[1]):
         schema = manifest.schemas[schema_id]
-        mine = (_schema.c.source == manifest.source) & (_schema.c.source_table == schema.name)
-        latest = select(func.max(_schema.c.first_seq)).where(mine, _schema.c.first_seq <= first_seq).scalar_subquery()
-        in_force = connection.execute(
-            select(_schema.c.schema_id).where(mine, _schema.c.first_seq == latest)
-        ).scalar_one_or_none()
-        if in_force != schema_id:
-            connection.execute(
-                insert(_schema).values(
-                    source=manifest.source,
-                    source_table=schema.name,
-                    first_seq=first_seq,
-                    schema_id=schema_id,
-                    definition=json.dumps(schema.to_json(), ensure_ascii=False),
-                )
-            )
+        earlier = [one for one in known[schema.name] if one[0] <= first_seq]
+        if not earlier or max(earlier)[1] != schema_id:
+            known[schema.name].append((first_seq, schema_id))
+            definition = json.dumps(schema.to_json(), ensure_ascii=False)
+            new.append(
+                {"source": manifest.source, "source_table": schema.name, "first_seq": first_seq,
+                 "schema_id": schema_id, "definition": definition}
+            )  # fmt: skip
+    if new:
+        connection.execute(insert(_schema), new)

@@ -76,6 +76,14 @@ def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
     return Lease(lease.source, lease.pipeline, lease.holder, epoch, lease.expires_us)
 
 
+def live_epoch(connection: Connection, source: str) -> int:
+    """Epochs below it have ended: nobody holds them, not even a holder whose lease has run out meanwhile."""
+    row = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
+    if row is None:
+        return 0
+    return int(row.epoch) if row.holder else int(row.epoch) + 1
+
+
 def held(connection: Connection, lease: Lease) -> None:
     """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when it is another's by now."""
     row = connection.execute(select(_lease).where(_lease.c.source == lease.source).with_for_update()).one_or_none()

@@ -15,7 +15,7 @@ from sqlalchemy import Connection
 
 from cdc_core.errors import Refused
 from cdc_core.meta import batches, forget, leases, migrate, runs, views
-from cdc_core.meta.database import Database, parse, require_file
+from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RingDepth, RunRow, Status
 from cdc_core.meta.states import RecordState
@@ -99,6 +99,10 @@ class Meta:
         """Let the next one in at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
 
+    def live_epoch(self, source: str) -> int:
+        """Epochs of the source below it have ended."""
+        return self._database.read(lambda c: leases.live_epoch(c, source))
+
     @contextmanager
     def holding(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Iterator[None]:
         """The source's lease for the length of a block, in which no extractor is at work. Raises as acquire_lease."""
@@ -109,6 +113,10 @@ class Meta:
             self.release_lease(lease)
 
     # Positions and batches
+
+    def now_us(self) -> int:
+        """The database's clock, µs UTC."""
+        return self._database.read(now_us)
 
     def checkpoint(self, source: str) -> Checkpoint | None:
         """Up to where a source is staged; None for one that was never extracted."""

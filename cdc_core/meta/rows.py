@@ -127,7 +127,8 @@ class LedgerRow:
 
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
-    """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag."""
+    """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag.
+    Below 0 where clocks were ahead: see Checkpoint.floor_us."""
 
     source: str
     checkpoint: Checkpoint

@@ -79,6 +79,8 @@ ack_position = Table(
     _needed("watermark_us", BigInteger()),
     _needed("epoch", BigInteger()),
     _needed("updated_us", BigInteger()),
+    Column("fingerprint", long_text()),
+    Column("floor_us", BigInteger(), nullable=False, server_default="0"),
     comment="up to where a source is staged, durably",
 )
 

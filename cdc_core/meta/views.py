@@ -167,7 +167,7 @@ def _source_status(connection: Connection, source: str, now: int) -> SourceStatu
     return SourceStatus(
         source=source,
         checkpoint=checkpoint,
-        lag_us=max(0, now - checkpoint.watermark_us),
+        lag_us=now - checkpoint.watermark_us,
         updated_us=row.updated_us,
         epoch=0 if holder is None else holder.epoch,
         holder=reader,

@@ -9,8 +9,32 @@ from typing import Any
 
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import DefinedSince, TableSchema
+from cdc_core.model.typed import require_types
 
-MANIFEST_VERSION = 1
+MANIFEST_VERSION = 2
+"""Of manifests, and of what else lies beside them to say where a chain begins. 1: without starts."""
+
+
+class UnknownVersion(ValueError):
+    """A file of the stage that another version of Lockstep wrote; `version` as the file has it."""
+
+    def __init__(self, version: object) -> None:
+        super().__init__(f"it has the format version {ascii(version)[:40]}; this Lockstep reads {MANIFEST_VERSION}")
+        self.version = version
+
+
+def versioned(raw: bytes) -> dict[str, Any]:
+    """The JSON object in a file of the stage. Raises UnknownVersion, ValueError."""
+    try:
+        data = json.loads(raw)
+    except RecursionError:
+        raise ValueError("its values are nested too deep") from None
+    if not isinstance(data, dict):
+        raise ValueError("it does not hold a JSON object")
+    version = data.get("version")
+    if type(version) is not int or version != MANIFEST_VERSION:
+        raise UnknownVersion(version)
+    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,8 +131,10 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Manifest:
-        data: dict[str, Any] = json.loads(raw)
-        return cls(
+        """Raises UnknownVersion, and ValueError, KeyError, TypeError, AttributeError or LockstepError for anything
+        that is not a manifest, or whose fields do not have the types above."""
+        data = versioned(raw)
+        found = cls(
             **{name: data[name] for name in _PLAIN},
             begin=Checkpoint.from_json(data["begin"]),
             end=Checkpoint.from_json(data["end"]),
@@ -120,6 +146,8 @@ class Manifest:
             parts=tuple(Part(**part) for part in data["parts"]),
             schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
         )
+        require_types(found)
+        return found
 
 
 _PLAIN = (

@@ -17,8 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc_core.model.position import Position
+from cdc_core.model.position import Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
+
+NO_TRACE = -1
 
 
 class EntryKind(IntEnum):
@@ -45,6 +47,8 @@ class Entries:
     rows:         int64, captured rows in the entry.
     size_bytes:   int64, memory that the entry holds, for the ring's limits.
     gtid:         string array, "" where there is none.
+    trace, trace_crc: int64, where the trace of the log that ends with the entry begins, and its CRC (see Fingerprint);
+                  NO_TRACE where nothing is known of it.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -56,6 +60,8 @@ class Entries:
     rows: npt.NDArray[np.int64]
     size_bytes: npt.NDArray[np.int64]
     gtid: pa.StringArray
+    trace: npt.NDArray[np.int64]
+    trace_crc: npt.NDArray[np.int64]
 
     def __len__(self) -> int:
         return len(self.kind)
@@ -65,6 +71,7 @@ class Entries:
         return Entries(
             self.kind[part], self.begin[part], self.end[part], self.seq[part], self.commit_ts_us[part],
             self.events[part], self.rows[part], self.size_bytes[part], self.gtid[part],
+            self.trace[part], self.trace_crc[part],
         )  # fmt: skip
 
 
@@ -104,6 +111,7 @@ class Block:
     isolated:   source tables that are left out because they cannot be read, as of the block's end, -> since where, why.
     definitions: of source tables whose names the log does not carry, as they became known in this block.
     notes:      what an operator should know of this block ("needs re-sync of table X: ..."), in stream order.
+    format_crc: of the FORMAT_DESCRIPTION of the block's file; 0 where it is not known.
     """
 
     source: str
@@ -115,10 +123,22 @@ class Block:
     notes: tuple[str, ...] = ()
     isolated: Mapping[str, str] = field(default_factory=dict)
     definitions: tuple[DefinedSince, ...] = ()
+    format_crc: int = 0
 
     @property
     def size_bytes(self) -> int:
         return int(self.entries.size_bytes.sum())
+
+    def fingerprint(self, before: Fingerprint | None) -> Fingerprint | None:
+        """Of the log before the block's end, where `before` is that of its begin; None where it is not known."""
+        if self.entries.end[-1] == self.begin.offset:
+            return before
+        if not self.format_crc:
+            return None
+        begin, end = int(self.entries.trace[-1]), int(self.entries.end[-1])
+        if begin == NO_TRACE:
+            return Fingerprint(self.format_crc, self.begin.file)
+        return Fingerprint(self.format_crc, self.begin.file, begin, end, int(self.entries.trace_crc[-1]))
 
     def position_after(self, entry: int) -> Position:
         """The position behind an entry."""

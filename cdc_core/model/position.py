@@ -6,7 +6,7 @@ An order key is a pure function of the log: `timeline << 53 | file number << 33 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
 
@@ -112,7 +112,36 @@ class Position:
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Position:
-        return cls(int(data["timeline"]), str(data["file"]), int(data["offset"]))
+        return cls(data["timeline"], data["file"], data["offset"])
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What tells the log that was read from another one with the same file names and sizes.
+
+    format_crc: of the FORMAT_DESCRIPTION of `file`: when the file was begun, and by which server.
+    file:       that of the position; of a position at the start of a file the one before, where that was read.
+    begin, end: the trace: the last transaction before the position and what followed it, or as much of its end as fits
+                into TRACE_BYTES. Equal where nothing before the position was read.
+    crc:        of the trace's events, in order (binlog.events.folded).
+    """
+
+    format_crc: int
+    file: str
+    begin: int = 0
+    end: int = 0
+    crc: int = 0
+
+    @property
+    def traced(self) -> bool:
+        return self.end > self.begin
+
+    def to_json(self) -> dict[str, Any]:
+        return {"format": self.format_crc, "file": self.file, "begin": self.begin, "end": self.end, "crc": self.crc}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Fingerprint:
+        return cls(data["format"], data["file"], data["begin"], data["end"], data["crc"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +152,22 @@ class Checkpoint:
     server:       identity of the server that counted this position: its server_uuid (MySQL) or
                   "server_id=<n>" (MariaDB).
     watermark_us: every transaction before this position belongs to a window before or at this time, in
-                  microseconds UTC; the running maximum of commit times, never ahead of the server's clock.
+                  microseconds UTC; the running maximum of commit times, never ahead of the clocks of server and meta.
+    floor_us:     where clocks were ahead: windows after this position begin no earlier than the one that holds this
+                  time, though the watermark was taken back. Below the watermark it says nothing.
+    fingerprint:  of the log before this position; None where it is not known.
     """
 
     position: Position
     gtid_set: str = ""
     server: str = ""
     watermark_us: int = 0
+    fingerprint: Fingerprint | None = None
+    floor_us: int = 0
+
+    def distrusted(self) -> Checkpoint:
+        """The same place, of which nothing is known to be complete: its watermark came of a clock that was wrong."""
+        return replace(self, watermark_us=0, floor_us=max(self.floor_us, self.watermark_us))
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -137,13 +175,17 @@ class Checkpoint:
             "gtid_set": self.gtid_set,
             "server": self.server,
             "watermark_us": self.watermark_us,
+            "floor_us": self.floor_us,
+            "fingerprint": self.fingerprint.to_json() if self.fingerprint is not None else None,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> Checkpoint:
         return cls(
             Position.from_json(data),
-            gtid_set=str(data.get("gtid_set", "")),
-            server=str(data.get("server", "")),
-            watermark_us=int(data.get("watermark_us", 0)),
+            gtid_set=data.get("gtid_set", ""),
+            server=data.get("server", ""),
+            watermark_us=data.get("watermark_us", 0),
+            floor_us=data.get("floor_us", 0),
+            fingerprint=Fingerprint.from_json(data["fingerprint"]) if data.get("fingerprint") else None,
         )

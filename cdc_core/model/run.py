@@ -3,10 +3,10 @@
 Files of a run lie under `runs/<run id>/` of the stage:
 
     plan.json                                     RunPlan
-    merged/set=<n>/table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
-    filtered/target=<t>/table=<table>/*.parquet   what will be written, and filtered/target=<t>/counts.json
-    rejected/target=<t>/table=<table>/*.parquet   what will not, with `_cdc_reason`
-    rejected/quarantine/target=<t>/table=<table>/*.parquet   what the target did not take, with `_cdc_reason`
+    merged/set=<n>/cdc_table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
+    filtered/target=<t>/cdc_table=<table>/*.parquet   what will be written, and filtered/target=<t>/counts.json
+    rejected/target=<t>/cdc_table=<table>/*.parquet   what will not, with `_cdc_reason`
+    rejected/quarantine/target=<t>/cdc_table=<table>/*.parquet   what the target did not take, with `_cdc_reason`
     written/target=<t>/counts.json                what each shard's transaction did
     quality/target=<t>/*.json                     results of the expectations
 
@@ -99,7 +99,7 @@ def counts_path(folder: str) -> str:
 
 def table_folder(folder: str, table: str) -> str:
     """The files of one logical table in a merged, filtered or rejected folder."""
-    return f"{folder}/table={segment(table)}"
+    return f"{folder}/cdc_table={segment(table)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +150,14 @@ class RunPlan:
 
     def target(self, name: str) -> TargetRun:
         return next(one for one in self.targets if one.target == name)
+
+    def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
+        """The last definition of each source table that feeds the logical one."""
+        last: dict[tuple[str, str], TableSchema] = {}
+        for file in table.files:
+            schema = self.schemas[file.schema_id]
+            last[file.batch_id.partition("/")[0], schema.name] = schema
+        return tuple(last.values())
 
     def claimed(self, target: str) -> tuple[str, ...]:
         """The batches whose consume records the run moves."""

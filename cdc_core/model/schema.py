@@ -9,7 +9,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
@@ -46,7 +46,7 @@ class ColumnType:
     base:      lower-case type name: 'int', 'varchar', 'decimal', 'enum', 'json', 'uuid', ...
     unsigned:  numeric types only.
     length:    characters for char types, bytes for binary types, bits for 'bit'; None where the type has none.
-    precision, scale: 'decimal' only.
+    precision, scale: 'decimal'; of 'float' and 'double' only where they are declared, and round.
     fsp:       fractional seconds digits of time, datetime and timestamp.
     labels:    members of 'enum' and 'set', in declared order.
     charset, collation: of character columns, "" otherwise.
@@ -88,7 +88,7 @@ class ColumnType:
 
     def __str__(self) -> str:
         text = self.base
-        if self.base == "decimal":
+        if self.precision is not None:
             text += f"({self.precision},{self.scale})"
         elif self.labels:
             text += "(" + ",".join("'" + label.replace("'", "''") + "'" for label in self.labels) + ")"
@@ -138,6 +138,12 @@ def type_of(kind: pa.DataType) -> ColumnType:
 
 _TYPE = re.compile(r"^\s*([a-zA-Z0-9_]+)\s*(?:\((.*)\))?\s*(.*)$", re.DOTALL)
 _LABEL = re.compile(r"'((?:[^']|'')*)'")
+_UNESCAPED = re.compile(r"''|\\([\\0nr])")
+
+
+def _unescaped(match: re.Match[str]) -> str:
+    """What servers write in a label's place for a quote, a backslash, NUL and line ends."""
+    return {None: "'", "0": "\0", "n": "\n", "r": "\r"}.get(match[1], match[1])
 
 
 def parse_column_type(text: str, *, charset: str = "", collation: str = "") -> ColumnType:
@@ -153,7 +159,7 @@ def parse_column_type(text: str, *, charset: str = "", collation: str = "") -> C
     arguments = match[2] or ""
     unsigned = "unsigned" in match[3].lower() or "zerofill" in match[3].lower()
     if base in ("enum", "set"):
-        labels = tuple(label.replace("''", "'") for label in _LABEL.findall(arguments))
+        labels = tuple(_UNESCAPED.sub(_unescaped, label) for label in _LABEL.findall(arguments))
         return ColumnType(base, labels=labels, charset=charset, collation=collation)
     if base == "decimal":
         numbers = [int(part) for part in arguments.split(",") if part.strip()]
@@ -161,6 +167,9 @@ def parse_column_type(text: str, *, charset: str = "", collation: str = "") -> C
         return ColumnType(base, unsigned=unsigned, precision=precision, scale=scale)
     if base in ("time", "datetime", "timestamp"):
         return ColumnType(base, fsp=int(arguments or 0))
+    if base in ("float", "double") and "," in arguments:
+        precision, scale = (int(part) for part in arguments.split(","))
+        return ColumnType(base, unsigned=unsigned, precision=precision, scale=scale)
     if base in INTEGER_BYTES or base in ("float", "double"):
         return ColumnType(base, unsigned=unsigned)
     if base == "bit":
@@ -176,7 +185,9 @@ class Column:
     """One column of a table, in the order of the row image.
 
     key_part:  1-based place in the primary key (or the promoted NOT NULL UNIQUE key), None outside it.
-    generated: a generated (virtual or stored) column: present in row images, never written to a target.
+    generated: a generated (virtual or stored) column. Its values are in row images, and go to a target whose column
+               is a plain one.
+    logged:    False for a virtual column of MariaDB, which row images other than FULL leave out, changed or not.
     """
 
     name: str
@@ -184,6 +195,18 @@ class Column:
     nullable: bool = True
     key_part: int | None = None
     generated: bool = False
+    logged: bool = True
+
+
+def _column_json(column: Column) -> dict[str, Any]:
+    """What `asdict` gives, without its copies: a definition is written and hashed often."""
+    found = {name: getattr(column, name) for name in _COLUMN_FIELDS}
+    found["type"] = {name: getattr(column.type, name) for name in _TYPE_FIELDS}
+    return found
+
+
+_COLUMN_FIELDS = tuple(one.name for one in fields(Column))
+_TYPE_FIELDS = tuple(one.name for one in fields(ColumnType))
 
 
 @dataclass(frozen=True)
@@ -216,7 +239,7 @@ class TableSchema:
         return {
             "database": self.database,
             "table": self.table,
-            "columns": [asdict(column) for column in self.columns],
+            "columns": [_column_json(column) for column in self.columns],
         }
 
     @classmethod

@@ -23,12 +23,23 @@ from typing import Literal
 from uuid import UUID
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
-from cdc_core.binlog.events import Event, EventType, Query, parse_query, parse_rotate, parse_xa_prepare, type_name
+from cdc_core.binlog.events import (
+    TRACE_BYTES,
+    Event,
+    EventType,
+    Query,
+    crc_of,
+    folded,
+    parse_query,
+    parse_rotate,
+    parse_xa_prepare,
+    type_name,
+)
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
 from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
-from cdc_core.model.block import Block, EntryKind
+from cdc_core.model.block import NO_TRACE, Block, EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
@@ -36,6 +47,7 @@ from cdc_core.source.effects import Effect
 from cdc_core.source.gather import (
     ISOLATED,
     NOT_INCLUDED,
+    NOT_TRACED,
     Gather,
     Groups,
     Held,
@@ -44,6 +56,7 @@ from cdc_core.source.gather import (
     Name,
     RowEvents,
     TableUse,
+    Trace,
 )
 from cdc_core.source.history import Change, Place
 from cdc_core.source.shelf import Pile, Shelf
@@ -71,6 +84,7 @@ _GTID_HEAD = struct.Struct("<x16sq17xIHB")
 _LOGICAL_TIMESTAMPS = 2
 _COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
+_BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
 _FLAG_THREAD_SPECIFIC = 0x04
@@ -146,6 +160,8 @@ class Assembly:
         """The server compares names of tables in lower case."""
         self.accepted: set[tuple[str, int]] = set()
         """Of what is to be accepted: where something was."""
+        self.format_crc = 0
+        """Of the file that the next event lies in; 0 while it is not known."""
         self.gather = Gather(source, begin)
         self.ready: list[Block] = []
         self.held: dict[str, Pile] = {}
@@ -168,6 +184,8 @@ class Assembly:
         self._end = begin.offset
         self._cut = begin.offset
         """Where a piece that leaves now ends."""
+        self.trace = NOT_TRACED
+        """Up to the last event that was fed."""
         self._group: _Group | None = None
         self._shelf = Shelf()
         self._sids: dict[bytes, str] = {}
@@ -185,12 +203,20 @@ class Assembly:
             return
         self._end = self._cut = event.start + event.header.length
         self._outermost = event
+        self._trace_event(event)
         if self._group is not None:
             self._group.events += 1
         yield from self._dispatch(event) or ()
         self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
+
+    def _trace_event(self, event: Event) -> None:
+        """The trace begins with each group, goes on behind it, and begins again where it grows too long."""
+        begin, crc = self.trace
+        if begin == NO_TRACE or event.header.type in _BEGINS or self._end - begin > TRACE_BYTES:
+            begin, crc = event.start, 0
+        self.trace = (begin, folded(crc, crc_of(event)))
 
     @property
     def between_groups(self) -> bool:
@@ -200,6 +226,7 @@ class Assembly:
     def take(self, groups: Groups) -> None:
         """Whole ordinary groups at once, while no group is open: what the lane has found."""
         self._end = groups.reached
+        self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.gather.extend(groups)
         self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
@@ -222,6 +249,7 @@ class Assembly:
         events: int,
         ordinal: int,
         left_out: int,
+        trace: Trace,
         end: int,
     ) -> None:
         """The next `events` of the open group, up to `end`: table maps, which left it with `maps` by id, and row
@@ -229,6 +257,7 @@ class Assembly:
         group = self._group
         assert group is not None
         self._end = self._cut = end
+        self.trace = trace
         self._require_used()
         group.events += events
         group.ordinal = ordinal
@@ -256,6 +285,7 @@ class Assembly:
                 return None
             self._group.rows.cut(0)
         self._group = None
+        self.trace = NOT_TRACED
         self._end = self.gather.end
         return self.gather.begin
 
@@ -308,6 +338,7 @@ class Assembly:
             # The server crashed while it wrote the group, and so never committed it.
             self._require_undoable(self._group, "its file ends in it, because the server crashed")
             log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
+            self.trace = NOT_TRACED  # the server may cut off what it never committed
             self._drop(self._group)
         self._close(file)
 
@@ -315,12 +346,14 @@ class Assembly:
         """Ends the block; the next one begins where it ended."""
         block = self.gather.block(next_file, lambda name, error, begin: self._isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
-        block = replace(block, isolated=dict(self._tables.isolated), definitions=learned)
+        block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.ready.append(block)
         self.gather = Gather(self._source, block.end, self.gather)
         if next_file:
             self._file = next_file
             self._end = FIRST_OFFSET
+            self.trace = NOT_TRACED
+            self.format_crc = 0
 
     def _rotate(self, event: Event) -> None:
         self._pass_outside(event)
@@ -332,12 +365,14 @@ class Assembly:
                 f"{type_name(event.header.type)} stands in the one that began at {self._group.start}",
                 self._where(event),
             )
-        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1)
+        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
 
     def _pass_unread(self, event: Event) -> None:
         """An event that was accepted: on its own, the only one of its group, or one of several."""
         if self._group is None:
-            self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1)
+            self.gather.add(
+                EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace
+            )
         else:
             self._single(self._group)
 
@@ -424,7 +459,7 @@ class Assembly:
             rows = kept
         self.gather.add(
             kind, end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
-            rows=rows,
+            rows=rows, trace=self.trace,
         )  # fmt: skip
         for rule, count in group.passed.items():
             self.gather.pass_over(rule, count)

@@ -121,7 +121,7 @@ _KEPT = (
 """Letters that Unicode got after the servers' utf8mb3_general_ci was made: it leaves them as they are."""
 
 
-def folded(name: str) -> str:
+def lower_cased(name: str) -> str:
     """A name of a table or database as a server with lower_case_table_names 1 or 2 compares it."""
     if name.isascii():
         return name.lower()

@@ -111,6 +111,7 @@ def _read(
     connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[Name]
 ) -> dict[Name, tuple[TableSchema | None, str]]:
     """Definition, or why there is none, of the wanted tables."""
+    mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
     where = where.format(", ".join(["%s"] * len(arguments)))
     keys = _keys(query(connection, _UNIQUE_KEYS.format(where=where), arguments), wanted)
     columns: dict[Name, list[tuple[Any, ...]]] = {}
@@ -122,13 +123,13 @@ def _read(
             continue
         key = keys.get(name, ())
         try:
-            found[name] = TableSchema(*name, tuple(_column(row, key) for row in rows)), ""
+            found[name] = TableSchema(*name, tuple(_column(row, key, mariadb=mariadb) for row in rows)), ""
         except Refused as error:
             found[name] = None, error.what.rstrip(".")
     return found
 
 
-def _column(row: tuple[Any, ...], key: tuple[str, ...]) -> Column:
+def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Column:
     name, extra = _text(row[2]), _text(row[7] or "").upper()
     column_type = parse_column_type(_text(row[3]), charset=_text(row[5] or ""), collation=_text(row[6] or ""))
     return Column(
@@ -137,6 +138,7 @@ def _column(row: tuple[Any, ...], key: tuple[str, ...]) -> Column:
         nullable=_text(row[4]) == "YES",
         key_part=key.index(name) + 1 if name in key else None,
         generated=any(word in extra for word in ("VIRTUAL GENERATED", "STORED GENERATED", "PERSISTENT")),
+        logged=not (mariadb and "VIRTUAL GENERATED" in extra),
     )
 
 

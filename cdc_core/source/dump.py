@@ -19,7 +19,7 @@ from pymysqlreplication.exceptions import BinLogNotEnabled
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.errors import LockstepError
-from cdc_core.model.position import Position
+from cdc_core.model.position import Fingerprint, Position
 from cdc_core.source import faults
 from cdc_core.source.facts import log_off
 from cdc_core.source.frames import MAX_DUMP_OFFSET, Frames
@@ -48,8 +48,10 @@ class LogReader:
     server_id: ours as a replica: the server ends an older stream of the same id. 0: a passing look at the log, which
                ends no other, and for which `events` raises EndOfLog at the end of the log instead of waiting there.
     host:      the name under which this replica registers itself; "" not to register.
+    known:     of the log before `start`: it is compared before the reader is handed on, and another log is refused.
     Raises while opening: Refused (connection.denied, source.missing_grant, source.log_off), RetryLater
-    (connection.unreachable, source.connection_lost).
+    (connection.unreachable, source.connection_lost); with `known` DataAtRisk (source.history_changed) and what `events`
+    raises.
     """
 
     def __init__(
@@ -62,15 +64,25 @@ class LogReader:
         heartbeat_s: float = 5.0,
         read_timeout_s: float = 30.0,
         host: str = "",
+        known: Fingerprint | None = None,
         max_dump_offset: int = MAX_DUMP_OFFSET,
     ) -> None:
         self._source = source
         self._waits = server_id != 0
         self._read_timeout_s = read_timeout_s
-        self.frames = Frames(start, source, max_dump_offset=max_dump_offset)
+        self.frames = Frames(start, source, known=known, max_dump_offset=max_dump_offset)
         self._silent_s = 0.0
         self._connection = self._open(server, server_id, heartbeat_s, host)
         self._socket: Any = self._connection._sock  # type: ignore[attr-defined]
+        self._unread = False
+        """What came with the proof was not looked at yet, and goes before whatever became of the connection since."""
+        try:
+            while not self.frames.prove():
+                self.receive(read_timeout_s)
+        except BaseException:
+            self.close()
+            raise
+        self._unread = known is not None
 
     def _open(self, server: connections.Server, server_id: int, heartbeat_s: float, host: str) -> pymysql.Connection:
         session = _SESSION.format(heartbeat_ns=int(heartbeat_s * 1e9))
@@ -136,6 +148,9 @@ class LogReader:
 
     def receive(self, wait_s: float) -> bool:
         """Waits at most `wait_s` for bytes, and gives `frames` what has come; whether any did. Raises as `events`."""
+        if self._unread:
+            self._unread = False
+            return True
         self._require_more()
         received = size = self._receive(self.frames.room(), wait_s)
         self.frames.came(size)

@@ -19,7 +19,7 @@ import pymysql
 from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.events import Event, EventType, parse_query
 from cdc_core.model.position import Position
-from cdc_core.source.client_text import folded
+from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
 from cdc_core.source.statements import Action, Mentions, Statement, Table, classify, mentioned_in
 
@@ -100,7 +100,7 @@ class Present:
 
     def _name(self, database: str | None, name: str | None) -> Table:
         found = database or "", name or ""
-        return (folded(found[0]), folded(found[1])) if self._lower_case else found
+        return (lower_cased(found[0]), lower_cased(found[1])) if self._lower_case else found
 
     def kinds(self, names: Iterable[Table]) -> dict[Table, str]:
         """Of those that are there: 'BASE TABLE', 'VIEW', ..."""
@@ -179,7 +179,7 @@ class Present:
                 "SELECT ROUTINE_SCHEMA, ROUTINE_NAME, ROUTINE_DEFINITION FROM INFORMATION_SCHEMA.ROUTINES"
             ):
                 database = self._name(row[0], "")[0]
-                self._routines.setdefault((database, folded(row[1] or "")), []).append(row[2])
+                self._routines.setdefault((database, lower_cased(row[1] or "")), []).append(row[2])
         return self._routines
 
     def children(self, parent: Table) -> list[Table]:
@@ -302,7 +302,7 @@ class _Walk:
                 self._view(name, writes=False)
         routines = self._present.routines()
         for named in runs:
-            routine = (named[0], folded(named[1]))
+            routine = (named[0], lower_cased(named[1]))
             if routine in routines and routine not in self._run:
                 self._run.add(routine)
                 self._found.add(routine)

@@ -7,12 +7,13 @@ What a server must be like stands in `server`.
 
 from __future__ import annotations
 
+import functools
 import logging
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import pymysql
 
@@ -140,6 +141,29 @@ def _lost(error: Exception) -> LockstepError:
     )
 
 
+_Asked = ParamSpec("_Asked")
+_Answer = TypeVar("_Answer")
+
+
+def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
+    """An answer without the rows, columns or values that the question asks for is of a server that we do not know."""
+
+    @functools.wraps(question)
+    def asked(*arguments: _Asked.args, **named: _Asked.kwargs) -> _Answer:
+        try:
+            return question(*arguments, **named)
+        except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
+            raise InternalError(
+                f"The server's answer to {question.__name__!r} cannot be understood: {type(error).__name__}: {error}.",
+                where="source",
+                code="source.unknown_server",
+                remedy="check that nothing but a database answers there (a proxy in between may not pass all on), and "
+                "report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
+            ) from None
+
+    return asked
+
+
 _VARIABLES = (
     "version", "server_id", "server_uuid", "log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata",
     "binlog_checksum", "binlog_expire_logs_seconds", "expire_logs_days", "gtid_mode", "log_replica_updates",
@@ -147,6 +171,7 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+@_understood
 def facts(connection: pymysql.Connection) -> ServerFacts:
     """Everything about the server that a requirement or a message needs. Needs no privilege beyond the login."""
     marks = ", ".join(["%s"] * len(_VARIABLES))
@@ -182,11 +207,13 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
     )
 
 
+@_understood
 def lower_case_names(connection: pymysql.Connection) -> bool:
     """Whether the server compares names of tables and databases in lower case (lower_case_table_names 1 and 2)."""
     return int(query(connection, "SELECT @@GLOBAL.lower_case_table_names")[0][0]) != 0
 
 
+@_understood
 def now_us(connection: pymysql.Connection) -> int:
     """The server's clock in µs UTC."""
     return int(query(connection, "SELECT CAST(UNIX_TIMESTAMP(NOW(6)) * 1000000 AS UNSIGNED)")[0][0])
@@ -208,12 +235,16 @@ def _first_known(connection: pymysql.Connection, *statements: str) -> Rows:
     )
 
 
+@_understood
 def log_status(connection: pymysql.Connection) -> tuple[Any, ...] | None:
     """File, position, do-db, ignore-db and, on MySQL, executed GTID set of the log's end; None when it is off."""
     rows = _first_known(connection, "SHOW BINARY LOG STATUS", "SHOW BINLOG STATUS", "SHOW MASTER STATUS")
+    if rows and len(rows[0]) < 2:
+        raise ValueError(f"{len(rows[0])} columns")
     return rows[0] if rows else None
 
 
+@_understood
 def end_position(connection: pymysql.Connection, timeline: int) -> Position:
     """The end of the log at this moment. Raises Refused (source.log_off)."""
     row = log_status(connection)
@@ -231,6 +262,7 @@ def log_off() -> Refused:
     )
 
 
+@_understood
 def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
     """The files that the server still has, oldest first. Raises Refused (source.log_off)."""
     try:
@@ -242,6 +274,7 @@ def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
     return tuple(BinlogFile(str(row[0]), int(row[1])) for row in rows)
 
 
+@_understood
 def gtid_executed(connection: pymysql.Connection) -> str:
     """What the server has executed, in its own text form; "" without GTIDs."""
     if "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower():
@@ -251,6 +284,7 @@ def gtid_executed(connection: pymysql.Connection) -> str:
     return str(text or "").replace("\n", "").replace(" ", "")
 
 
+@_understood
 def gtid_purged(connection: pymysql.Connection) -> str:
     """MySQL: what was executed and is in no file of the log any more, or never was."""
     return "".join(str(query(connection, "SELECT @@GLOBAL.gtid_purged")[0][0] or "").split())
@@ -267,6 +301,7 @@ def applies_replicated(connection: pymysql.Connection) -> bool:
     return False
 
 
+@_understood
 def gtid_at(connection: pymysql.Connection, position: Position, *, mariadb: bool) -> str:
     """What is executed before a position, where the server can say: MariaDB for a place it still has; else ""."""
     if not mariadb:

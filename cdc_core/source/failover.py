@@ -17,9 +17,11 @@ from cdc_core.config import Source
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source.facts import ServerFacts, applies_replicated, binlog_files, gtid_executed, gtid_purged, log_off
+from cdc_core.source.facts import now_us as server_now_us
+from cdc_core.source.faults import FULL_COPY
 from cdc_core.source.gtid_sets import GtidSet
-from cdc_core.source.start import FULL_COPY, Search
-from cdc_core.windows import MICROSECONDS, from_us
+from cdc_core.source.start import Search
+from cdc_core.windows import CLOCK_TOLERANCE_US, MICROSECONDS, from_us
 
 log = logging.getLogger(__name__)
 
@@ -64,6 +66,7 @@ def fail_over(
         found,
         position=Position(timeline, place.file, place.offset),
         watermark_us=stored.watermark_us,
+        floor_us=stored.floor_us,
     )
     note = (
         f"source {source.name} was read at server {stored.server} up to {stored.position} and goes on at server "
@@ -109,6 +112,9 @@ def _require_same_history(search: Search, begin: str, wanted: GtidSet, source: S
 
 def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkpoint, str, Position | None]:
     """Where to go on, words for it, and the last transaction that may come again."""
+    now_us = server_now_us(search.control)
+    if not 0 < stored.watermark_us <= now_us + CLOCK_TOLERANCE_US:
+        raise _no_time(source, stored, now_us)
     moment_us = stored.watermark_us - round(source.rewind_s * MICROSECONDS)
     file = search.file_at(moment_us)
     if file is None:
@@ -125,6 +131,18 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
         f"{again} transaction{'' if again == 1 else 's'} of that time may come again"
     )
     return found, words, last
+
+
+def _no_time(source: Source, stored: Checkpoint, now_us: int) -> DataAtRisk:
+    reached = f"up to {from_us(stored.watermark_us).isoformat()}" if stored.watermark_us else "up to no known time"
+    return DataAtRisk(
+        f"Without GTIDs a place is found by time, and a clock was wrong: it was read {reached}, and here it is "
+        f"{from_us(now_us).isoformat()}.",
+        where=f"{source.name}, {stored.position}",
+        code="source.no_time",
+        remedy="set the clocks right. If the server that was read before answers, read it once more, which finds the "
+        f"time; else {FULL_COPY}",
+    )
 
 
 def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> LockstepError:

@@ -38,6 +38,19 @@ def undone_after_parts(why: str, where: str) -> DataAtRisk:
     )
 
 
+FULL_COPY = "take a new full copy of the captured tables, and start behind it under a new timeline"
+
+
+def history_changed(how: str, where: str) -> DataAtRisk:
+    return DataAtRisk(
+        f"The log is not the one that was read before: {how}.",
+        where=where,
+        code="source.history_changed",
+        remedy="the log was reset, the data were restored from a backup, or another server answers here. If it is the "
+        f"wrong server, point the connection back at the right one; else {FULL_COPY}",
+    )
+
+
 @contextmanager
 def scratch() -> Iterator[None]:
     """Around the writing of temporary files."""

@@ -26,6 +26,9 @@ from cdc_core.binlog.events import (
     FormatDescription,
     Header,
     Rest,
+    crc_of,
+    folded,
+    format_crc,
     parse_format_description,
     parse_header,
     parse_rotate,
@@ -36,7 +39,7 @@ from cdc_core.binlog.events import (
 )
 from cdc_core.binlog.ordinary import Events
 from cdc_core.errors import DataAtRisk, LockstepError
-from cdc_core.model.position import FIRST_OFFSET, Position
+from cdc_core.model.position import FIRST_OFFSET, Fingerprint, Position, file_number
 from cdc_core.source import faults
 
 MAX_DUMP_OFFSET = (1 << 32) - 1
@@ -115,11 +118,11 @@ class _Long:
         header = parse_header(self.begin, where)
         require_length(header, self._size, where)
         rest, crc = self._rest(checksum), zlib.crc32(self.begin)
+        while data := rest.read():
+            crc = zlib.crc32(data, crc)
         if checksum:
-            while data := rest.read():
-                crc = zlib.crc32(data, crc)
             require_checksum(crc, self._file.read(), header, where)
-        return Event(header, self.begin[HEADER_SIZE:], file, start, self._rest(checksum))
+        return Event(header, self.begin[HEADER_SIZE:], file, start, self._rest(checksum), crc)
 
     def _read(self, size: int) -> bytes:
         return self._file.read(size)
@@ -134,16 +137,37 @@ class Frames:
 
     file, offset: where the next event should begin; ask the server for the log from there.
     ended: the server has said that there is no more.
+    known: of the log before `start`: then reading begins where its trace does, and what belongs to it is compared, not
+           told. Another log raises DataAtRisk (source.history_changed).
     """
 
-    def __init__(self, start: Position, source: str, *, max_dump_offset: int = MAX_DUMP_OFFSET) -> None:
+    def __init__(
+        self,
+        start: Position,
+        source: str,
+        *,
+        known: Fingerprint | None = None,
+        max_dump_offset: int = MAX_DUMP_OFFSET,
+    ) -> None:
         self.file = start.file
-        self.offset = start.offset if start.offset <= max_dump_offset else FIRST_OFFSET
+        begin = start.offset
+        if known is not None and known.traced:
+            self.file, begin = known.file, known.begin
+        elif known is not None and known.file != start.file:
+            known = None
+        self.offset = begin if begin <= max_dump_offset else FIRST_OFFSET
         self.ended = False
         self.ordinary = Ordinary()
         self._source = source
-        self._wanted = start.offset
+        self._start = start
+        self._known = known
+        self._crossing = self.file != start.file
+        """What comes lies in the file before `start`."""
+        self._trace_crc = 0
+        self._kept: Event | None = None
+        self._wanted = begin
         self._format: FormatDescription | None = None
+        self._format_crc = 0
         self._after_format = False
         self._buffer = np.empty(_BUFFER, np.uint8)
         self._head = 0
@@ -165,6 +189,16 @@ class Frames:
     def checksum_size(self) -> int:
         """Bytes behind each event's body."""
         return CHECKSUM_SIZE if self._format is not None and self._format.checksum else 0
+
+    @property
+    def format_crc(self) -> int:
+        """Of the file's FORMAT_DESCRIPTION (binlog.events.format_crc); 0 before it came."""
+        return self._format_crc
+
+    @property
+    def proven(self) -> bool:
+        """The log is the one that `known` was taken of, or nothing is known of it."""
+        return self._known is None
 
     @property
     def where(self) -> str:
@@ -196,6 +230,15 @@ class Frames:
         """Bytes received and not told yet."""
         return self._tail - (int(self.ordinary.at[self.ordinary.first]) if self.ordinary else self._head)
 
+    def prove(self) -> bool:
+        """Whether it is proven, with what has come so far. What comes first behind it is kept for `next`."""
+        while not self.proven and not self.ended:
+            payload = self._payload()
+            if payload is None:
+                break
+            self._kept = self._unusual(payload)
+        return self.proven
+
     # Events out
 
     def take(self, data: bytes) -> list[Event]:
@@ -223,6 +266,9 @@ class Frames:
 
     def next(self) -> Event | None:
         """The next event; None when it is not whole yet, or the stream has ended. Raises as `take` does."""
+        if self._kept is not None:
+            kept, self._kept = self._kept, None
+            return kept
         while not self.ended:
             if self.look():
                 return self._told()
@@ -239,7 +285,9 @@ class Frames:
         ordinary, known = self.ordinary, self._format
         if ordinary.looked and (ordinary or ordinary.stopped != framing.FULL):
             return len(ordinary)
-        if known is None or self._wanted >= 0 or self._long is not None:
+        if known is None or self._wanted >= 0 or self._long is not None or self._kept is not None:
+            return 0
+        if self._known is not None or self._crossing:
             return 0
         if ordinary.first and (not ordinary or ordinary.stopped == framing.FULL):
             ordinary.moved(0)
@@ -273,8 +321,10 @@ class Frames:
         at = int(ordinary.at[k])
         length = int(ordinary.length[k])
         header = Header(*_HEADER.unpack_from(self._buffer.data, at))
-        body = self._buffer[at + HEADER_SIZE : at + length - self.checksum_size].tobytes()
-        return Event(header, body, self.file, int(ordinary.start[k]))
+        end = at + length - self.checksum_size
+        body = self._buffer[at + HEADER_SIZE : end].tobytes()
+        crc = int.from_bytes(self._buffer[end : at + length].tobytes(), "little") if self.checksum_size else None
+        return Event(header, body, self.file, int(ordinary.start[k]), crc=crc)
 
     def _payload(self) -> bytes | _Long | None:
         """The next packet, or packets where the protocol has split it; None when it is not whole yet."""
@@ -350,7 +400,9 @@ class Frames:
             takes_place = self.offset == FIRST_OFFSET
             event = split_event(data, checksum=False, file=self.file, start=self.offset if takes_place else -1)
             self._format = parse_format_description(event)
+            self._format_crc = format_crc(event)
             self._after_format = True
+            self._compare_format()
             if not takes_place:
                 return None
             self.offset += header.length
@@ -367,7 +419,7 @@ class Frames:
         return self._passed(event)
 
     def _passed(self, event: Event) -> Event | None:
-        """None for an event before the place that was asked, where the dump command could not begin."""
+        """None for an event of the trace, and for one before the place that was asked, where no dump could begin."""
         if event.start >= self._wanted:
             if self._wanted >= 0 and event.start != self._wanted:
                 raise DataAtRisk(
@@ -377,8 +429,43 @@ class Frames:
                     remedy="give a position that SHOW BINLOG EVENTS prints for the begin of a transaction",
                 )
             self._wanted = -1
-            return event
+            if self._known is not None:
+                self._compare(event)
+            elif self._crossing:
+                raise faults.history_changed(f"{self.file} goes on behind its end", self._place_known)
+            else:
+                return event
         return None
+
+    def _compare_format(self) -> None:
+        known = self._known
+        if known is None or known.file != self.file:
+            return
+        if known.format_crc != self._format_crc:
+            raise faults.history_changed(f"{self.file} is another file than the one that was read", self._place_known)
+        if not known.traced:
+            self._known = None
+
+    def _compare(self, event: Event) -> None:
+        """An event of the trace. The last one proves the log: what comes next is told."""
+        known = self._known
+        assert known is not None
+        self._trace_crc = folded(self._trace_crc, crc_of(event))
+        end = event.start + event.header.length
+        if end < known.end:
+            return
+        if end > known.end or self._trace_crc != known.crc:
+            raise faults.history_changed(
+                f"the events of {known.file} from {known.begin} to {known.end} are not those that were read",
+                self._place_known,
+            )
+        self._known = None
+        if known.file == self._start.file:
+            self._wanted = self._start.offset
+
+    @property
+    def _place_known(self) -> str:
+        return f"{self._source}, {self._start}"
 
     def _switch(self, data: bytes) -> Event | None:
         """The artificial ROTATE that names the file of what follows. Whether it has a checksum follows the file
@@ -389,9 +476,14 @@ class Frames:
         rotate = parse_rotate(event)
         if rotate.file == self.file:
             return None
+        backwards = file_number(rotate.file) < file_number(self.file)
+        if self._known is not None or backwards or (self._crossing and rotate.file != self._start.file):
+            raise faults.history_changed(f"behind {self.where} the log goes on in {rotate.file}", self._place_known)
+        self._crossing = False
         self.file = rotate.file
         self.offset = FIRST_OFFSET
         self._format = None
+        self._format_crc = 0
         self._wanted = -1
         return event
 

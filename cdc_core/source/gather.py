@@ -24,7 +24,7 @@ from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
 from cdc_core.binlog.rows_event import UPDATE, RowsEvent
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
-from cdc_core.model.block import Block, Entries, EntryKind, TableRows
+from cdc_core.model.block import NO_TRACE, Block, Entries, EntryKind, TableRows
 from cdc_core.model.position import OFFSET_BITS, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -50,6 +50,9 @@ ROW_BYTES = 100
 NOT_INCLUDED = "table not included"
 ISOLATED = "table isolated"
 Name = tuple[str, str]
+Trace = tuple[int, int]
+"""Where the trace of the log before a place begins, and its CRC; see Fingerprint."""
+NOT_TRACED: Trace = (NO_TRACE, 0)
 
 Longs = npt.NDArray[np.int64]
 Isolates = Callable[[Name, LockstepError, Position], bool]
@@ -230,7 +233,9 @@ class Gather:
         self.begin = begin
         self.end = begin.offset
         self.size_bytes = 0
-        self._entries = _Columns(("kind", "begin", "end", "seq", "ts", "events", "name", "low", "high"))
+        self._entries = _Columns(
+            ("kind", "begin", "end", "seq", "ts", "events", "name", "low", "high", "trace", "trace_crc")
+        )
         self._gtids: dict[int, list[str]] = {}
         """Of entries that have no name: their GTIDs as texts."""
         self._prefixes: Sequence[str] = ()
@@ -264,6 +269,7 @@ class Gather:
         events: int,
         gtid: str = "",
         rows: Sequence[Held] = (),
+        trace: Trace = NOT_TRACED,
     ) -> None:
         """An entry from where the last one ended to `end`. A stretch without rows joins the one before it; only a
         PART may have no bytes."""
@@ -275,9 +281,9 @@ class Gather:
                 remedy="report this as a defect; nothing behind the place was staged",
             )
         if kind == EntryKind.PASSED and self.in_passed:
-            self._join(end, commit_ts_us, events, [gtid] if gtid else [])
+            self._join(end, commit_ts_us, events, [gtid] if gtid else [], trace)
         else:
-            self._append(kind, end, seq=seq, commit_ts_us=commit_ts_us, events=events, gtid=gtid)
+            self._append(kind, end, seq=seq, commit_ts_us=commit_ts_us, events=events, gtid=gtid, trace=trace)
         self.end = end
         for held in rows:
             if isinstance(held, HeldRows):
@@ -287,17 +293,20 @@ class Gather:
             elif len(held):
                 self._extend_rows(held, len(self._entries) - 1)
 
-    def _append(self, kind: EntryKind, end: int, *, seq: int, commit_ts_us: int, events: int, gtid: str) -> None:
+    def _append(
+        self, kind: EntryKind, end: int, *, seq: int, commit_ts_us: int, events: int, gtid: str, trace: Trace
+    ) -> None:
         if gtid:
             self._gtids[len(self._entries)] = [gtid]
-        self._entries.append(kind, self.end, end, seq, commit_ts_us, events, _NO_NAME, 0, 0)
+        self._entries.append(kind, self.end, end, seq, commit_ts_us, events, _NO_NAME, 0, 0, *trace)
         self.size_bytes += ENTRY_BYTES
 
-    def _join(self, end: int, commit_ts_us: int, events: int, gtids: Sequence[str]) -> None:
+    def _join(self, end: int, commit_ts_us: int, events: int, gtids: Sequence[str], trace: Trace) -> None:
         entries, last = self._entries, len(self._entries) - 1
         entries["end"][last] = end
         entries["ts"][last] = max(entries["ts"][last], commit_ts_us)
         entries["events"][last] += events
+        entries["trace"][last], entries["trace_crc"][last] = trace
         if entries["name"][last] != _NO_NAME:
             name, low, high = (int(entries[column][last]) for column in ("name", "low", "high"))
             self._gtids[last] = [run_text(self._prefixes[name], low, high)]
@@ -333,7 +342,8 @@ class Gather:
         self._prefixes = groups.prefixes
         if len(new.kind) and new.kind[0] == EntryKind.PASSED and self.in_passed:
             joining = _run_texts(groups, 0, int(named[0]))
-            self._join(int(new.end[0]), int(new.commit_ts_us[0]), int(new.events[0]), joining)
+            trace = (int(new.trace[0]), int(new.trace_crc[0]))
+            self._join(int(new.end[0]), int(new.commit_ts_us[0]), int(new.events[0]), joining, trace)
             first = 1
         base = len(self._entries) - first
         name, low, high = (np.full(len(named), _NO_NAME, np.int64) for _ in range(3))
@@ -348,7 +358,7 @@ class Gather:
         self._entries.extend(
             added, kind=new.kind[first:], begin=new.begin[first:], end=new.end[first:], seq=new.seq[first:],
             ts=new.commit_ts_us[first:], events=new.events[first:], name=name[first:], low=low[first:],
-            high=high[first:],
+            high=high[first:], trace=new.trace[first:], trace_crc=new.trace_crc[first:],
         )  # fmt: skip
         self.size_bytes += ENTRY_BYTES * added
         self.end = groups.reached
@@ -398,7 +408,9 @@ class Gather:
         block has one entry of no bytes. Raises what decode_rows raises.
         """
         if not self and next_file:
-            self._append(EntryKind.PASSED, self.end, seq=self.begin.seq, commit_ts_us=0, events=0, gtid="")
+            self._append(
+                EntryKind.PASSED, self.end, seq=self.begin.seq, commit_ts_us=0, events=0, gtid="", trace=NOT_TRACED
+            )
         end = Position(self.begin.timeline, next_file, 4) if next_file else Position(
             self.begin.timeline, self.begin.file, self.end
         )  # fmt: skip
@@ -425,6 +437,8 @@ class Gather:
             rows=rows,
             size_bytes=size_bytes,
             gtid=gtid,
+            trace=self._entries["trace"],
+            trace_crc=self._entries["trace_crc"],
         )
         _require_partition(entries, self.begin.offset, self.end, f"{self._source}, {self.begin}")
         return Block(self._source, self.begin, end, entries, tuple(tables), dict(self._passed), tuple(self._notes))

@@ -125,6 +125,7 @@ class Lane:
         the assembly may have closed a block. Raises what Frames.next and Assembly.feed raise."""
         assembly = self._assembly
         assembly.mariadb = frames.mariadb
+        assembly.format_crc = frames.format_crc or assembly.format_crc
         for _ in self._steps:
             yield
         while True:
@@ -142,6 +143,7 @@ class Lane:
             if event is None:
                 return
             assembly.mariadb = frames.mariadb
+            assembly.format_crc = frames.format_crc or assembly.format_crc
             self._group += assembly.between_groups
             self._steps = assembly.steps(event)
             for _ in self._steps:
@@ -190,6 +192,7 @@ class Lane:
             base,
             gather.end,
             gather.in_passed,
+            framing.CRC_TABLES,
         )
         self._group = found.group
         if found.reached == framed.first:
@@ -212,14 +215,16 @@ class Lane:
             return False
         next_ordinal, budget = inside
         found = ordinary.take_row_events(
-            frames.verified, self._maps.columns_of(), self._limits(budget), self._rows, self._group, next_ordinal
-        )
+            frames.verified, self._maps.columns_of(), self._limits(budget), self._rows, self._group, next_ordinal,
+            *assembly.trace, framing.CRC_TABLES,
+        )  # fmt: skip
         if found.reached == framed.first:
             return False
         last = found.reached - 1
         assembly.take_inside(
             self._row_events(frames, found.rows).kept(), self._maps.of_group(self._group),
             events=found.reached - framed.first, ordinal=found.ordinal, left_out=found.left_out,
+            trace=(found.trace, found.trace_crc),
             end=int(framed.start[last] + framed.length[last]),
         )  # fmt: skip
         framed.first = found.reached

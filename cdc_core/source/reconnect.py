@@ -14,6 +14,8 @@ LOST = frozenset({"source.connection_lost", "connection.unreachable"})
 """Errors of the network, or of a server that restarts."""
 PERHAPS_ON_THE_WAY = frozenset({"binlog.checksum", "binlog.malformed", "source.protocol", "source.hole"})
 """Bytes that are no log: read once more, which tells damage on the way from damage in the log."""
+NO_EVENT_HERE = frozenset({"source.bad_position", "source.dump_refused"})
+"""What a server says that is asked for its log from where no event begins."""
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0

@@ -186,7 +186,7 @@ def advise_checksum(server: ServerFacts) -> str | None:
 def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Checkpoint) -> str | None:
     """How near the stored position is to what the server purges next."""
     age_s = (server.clock_us - stored.watermark_us) / 1e6
-    if server.retention_s and age_s > server.retention_s / 2:
+    if server.retention_s and stored.watermark_us and age_s > server.retention_s / 2:
         return (
             f"our position is {age_s / 3600:.1f} h old, and the server keeps its log for "
             f"{server.retention_s / 3600:.1f} h. Extract soon, or SET GLOBAL binlog_expire_logs_seconds higher"

@@ -16,10 +16,11 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.binlog.events import Event, EventType
+from cdc_core.binlog.events import format_crc as format_crc_of
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid, parse_mariadb_gtid_list, parse_previous_gtids
 from cdc_core.config import Source, Start
 from cdc_core.errors import DataAtRisk, Refused, UsageError
-from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position, file_number
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position, file_number
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.facts import (
     BinlogFile,
@@ -33,12 +34,12 @@ from cdc_core.source.facts import (
     log_status,
     now_us,
 )
+from cdc_core.source.faults import FULL_COPY, history_changed
 from cdc_core.source.gtid_sets import GtidSet, compact
 from cdc_core.windows import from_us, to_us
 
 log = logging.getLogger(__name__)
 
-FULL_COPY = "take a new full copy of the captured tables, and start behind it under a new timeline"
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _BETWEEN = _MYSQL_GTIDS | {
     EventType.MARIADB_GTID, EventType.ROTATE, EventType.STOP, EventType.PREVIOUS_GTIDS, EventType.MARIADB_GTID_LIST,
@@ -106,12 +107,8 @@ def require_available(
     if checkpoint.gtid_set:
         before = gtid_at(connection, checkpoint.position, mariadb=True) if known.mariadb else gtid_executed(connection)
         if not GtidSet.parse(before).contains(GtidSet.parse(checkpoint.gtid_set)):
-            raise DataAtRisk(
-                f"The log is not the one that was read before: it has executed {before or 'nothing'} here, and the "
-                f"checkpoint {checkpoint.gtid_set}.",
-                where=where,
-                code="source.history_changed",
-                remedy=f"the server's log was reset or its data replaced: {FULL_COPY}",
+            raise history_changed(
+                f"it has executed {before or 'nothing'} here, and the checkpoint {checkpoint.gtid_set}", where
             )
 
 
@@ -153,10 +150,11 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a file says of itself: when it was begun, and the GTIDs executed before it."""
+    """What a file says of itself: when it was begun, and the GTIDs executed before it. format_crc: see Fingerprint."""
 
     begun_us: int
     previous: str
+    format_crc: int
 
 
 class Search:
@@ -313,6 +311,7 @@ class Search:
             gtid_set=gtids,
             server=self.known.identity,
             watermark_us=min(watermark_us, now_us(self.control)),
+            fingerprint=Fingerprint(self.head(position.file).format_crc, position.file),
         )
 
     def _open(self, file: str) -> LogReader:
@@ -325,18 +324,19 @@ class Search:
 
     def head(self, file: str) -> Head:
         with closing(self._open(file)) as reader:
-            begun_us = 0
+            begun_us = format_crc = 0
             for event in _all_events(reader):
                 code = event.header.type
                 if code == EventType.FORMAT_DESCRIPTION:
                     begun_us = event.header.timestamp * 1_000_000
+                    format_crc = format_crc_of(event)
                 elif code == EventType.PREVIOUS_GTIDS:
-                    return Head(begun_us, parse_previous_gtids(event))
+                    return Head(begun_us, parse_previous_gtids(event), format_crc)
                 elif code == EventType.MARIADB_GTID_LIST:
-                    return Head(begun_us, ",".join(parse_mariadb_gtid_list(event)))
+                    return Head(begun_us, ",".join(parse_mariadb_gtid_list(event)), format_crc)
                 elif code in _MYSQL_GTIDS or code == EventType.MARIADB_GTID:
                     break
-        return Head(begun_us, "")
+        return Head(begun_us, "", format_crc)
 
     def _events(self, file: str) -> Iterator[Event]:
         """From the begin of a file to the end of the log."""

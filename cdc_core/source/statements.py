@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from cdc_core.source.alter import unlogged_by_alter
 from cdc_core.source.alter_columns import ColumnChanges, column_changes
-from cdc_core.source.client_text import SWE7, charset_of, decode, folded, hides_backquotes, is_known
+from cdc_core.source.client_text import SWE7, charset_of, decode, hides_backquotes, is_known, lower_cased
 from cdc_core.source.sql_tokens import ANSI_QUOTES, MARIADB_CODE, Kind, Reader, Token, tokens
 
 Table = tuple[str, str]
@@ -129,8 +129,8 @@ def classify(
     def read(text: str, *, mariadb_code: bool = True) -> Statement:
         found = tokens(text, sql_mode or 0, swe7=swe7, mariadb_code=mariadb_code)
         if lower_case:
-            found = [replace(one, text=folded(one.text)) if one.names else one for one in found]
-        return _classify(found, folded(database) if lower_case else database)
+            found = [replace(one, text=lower_cased(one.text)) if one.names else one for one in found]
+        return _classify(found, lower_cased(database) if lower_case else database)
 
     text = decode(sql, client_collation)
     found = read(text)
@@ -167,7 +167,7 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
     if verb == "ROLLBACK":
         return _rollback(read)
     if verb == "SAVEPOINT":
-        return Statement(Action.SAVEPOINT, verb, name=folded(read.next().text))
+        return Statement(Action.SAVEPOINT, verb, name=lower_cased(read.next().text))
     if verb == "XA":
         return _xa(read)
     if verb == "SET" and read.take("STATEMENT"):
@@ -227,7 +227,7 @@ def _rollback(read: Reader) -> Statement:
     read.take("WORK")
     if read.take("TO"):
         read.take("SAVEPOINT")
-        return Statement(Action.ROLLBACK_TO, "ROLLBACK TO", name=folded(read.next().text))
+        return Statement(Action.ROLLBACK_TO, "ROLLBACK TO", name=lower_cased(read.next().text))
     return Statement(Action.ROLLBACK, "ROLLBACK")
 
 

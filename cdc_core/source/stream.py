@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import replace
 from types import TracebackType
@@ -21,7 +21,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -31,10 +31,10 @@ from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
-from cdc_core.source.facts import binlog_files, end_position, facts, lower_case_names, query
+from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.history import History, Place
 from cdc_core.source.lane import Lane
-from cdc_core.source.reconnect import LOST, PERHAPS_ON_THE_WAY, Backoff
+from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import our_host, require_free_server_id
 from cdc_core.source.shelf import Pile
 from cdc_core.source.start import require_available
@@ -91,6 +91,7 @@ class SourceStream:
         self._server = server
         self._checkpoint = start
         self._start = start.position
+        self._fingerprint = start.fingerprint
         self._captures = captures
         self._on_unlogged_change = on_unlogged_change
         self._on_truncate = on_truncate
@@ -126,7 +127,7 @@ class SourceStream:
                 raise faults.nothing_to_accept(f"{self._source.name}, {place[0]}:{place[1]}")
 
     def __enter__(self) -> SourceStream:
-        self._reader = self._open(self._start)
+        self._reader = self._open(self._start, binlog_files(self._asked()))
         lower_case = lower_case_names(self._asked())
         self._assembly.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
         self._begin_history()
@@ -217,25 +218,44 @@ class SourceStream:
         while ready:
             block = ready.pop(0)
             self.position = block.end
+            self._fingerprint = block.fingerprint(self._fingerprint)
             yield block
 
     # The connection
 
-    def _open(self, begin: Position) -> LogReader:
-        source = self._source
-        return LogReader(
-            self._server, begin, source=source.name, server_id=source.server_id,
-            heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=our_host(source),
-        )  # fmt: skip
+    def _open(self, begin: Position, files: Sequence[BinlogFile]) -> LogReader:
+        """Where the log is the one that we know. What cannot be read where we have read before is not: but it is asked
+        twice, for bytes can be bent on the way."""
+        source, known = self._source, self._fingerprint
+        if known is not None and known.file not in [file.name for file in files]:
+            # Of a file that ended right before us, purged since.
+            log.warning("%s: %s is purged, so that it cannot be compared with what was read", source.name, known.file)
+            known = None
+        for again in (True, False):
+            try:
+                return LogReader(
+                    self._server, begin, source=source.name, server_id=source.server_id, known=known,
+                    heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=our_host(source),
+                )  # fmt: skip
+            except DataAtRisk as error:
+                if known is None or error.code not in PERHAPS_ON_THE_WAY | NO_EVENT_HERE:
+                    raise
+                if not again:
+                    raise faults.history_changed(
+                        f"{known.file} cannot be read from {known.begin} on: {error.what}", f"{source.name}, {begin}"
+                    ) from error
+        raise AssertionError("unreachable")
 
     def _can_go_on(self, error: LockstepError) -> bool:
         """After an error: drops the connection and says when to open the next; False when the error stands."""
-        if error.code not in LOST | PERHAPS_ON_THE_WAY:
+        # A log that is reset under a stream ends it with some error of its reading: connecting again compares the logs.
+        once = PERHAPS_ON_THE_WAY | NO_EVENT_HERE
+        if error.code not in LOST | once:
             return False
         place = self._assembly.rewind()
-        if place is None or (error.code in PERHAPS_ON_THE_WAY and place == self._bent_at):
+        if place is None or (error.code in once and place == self._bent_at):
             return False
-        if error.code in PERHAPS_ON_THE_WAY:
+        if error.code in once:
             self._bent_at = place
         pause_s = self._backoff.pause_s()
         if pause_s is None:
@@ -256,9 +276,10 @@ class SourceStream:
         control = self._asked()
         here = replace(self._checkpoint, position=place)
         known = facts(control)
-        require_available(here, binlog_files(control), known, control, self._source)
+        files = binlog_files(control)
+        require_available(here, files, known, control, self._source)
         require_free_server_id(known, self._source)
-        reader = self._open(place)
+        reader = self._open(place, files)
         log.info("%s: connected again, reading on from %s", self._source.name, place)
         return reader
 

@@ -8,21 +8,36 @@ start (nobody looks there before a manifest says so), which saves a second copy.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import errno
 import os
-import time
+import re
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
 
 from cdc_core.errors import LockstepError, Refused, RetryLater
-from cdc_core.stage.objects import ObjectInfo, checked_path, missing
+from cdc_core.stage.objects import Leftover, ObjectInfo, checked_path, missing
 
 _TEMPORARY = ".tmp-"
 _CHUNK = 1 << 20
+_SYNCED_AT_ONCE = 16
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
+
+
+def _file_system_sync() -> Callable[[int], int] | None:
+    """syncfs(2), which reports what could not be written since Linux 5.8; None before, and elsewhere."""
+    release = re.match(r"(\d+)\.(\d+)", os.uname().release)
+    if os.uname().sysname != "Linux" or release is None or (int(release[1]), int(release[2])) < (5, 8):
+        return None
+    call = getattr(ctypes.CDLL(None, use_errno=True), "syncfs", None)
+    return call if call is None else lambda descriptor: int(call(descriptor))
+
+
+SYNC_FILE_SYSTEM = _file_system_sync()
 
 
 class FileStore:
@@ -49,14 +64,35 @@ class FileStore:
     def open_output(self, paths: Iterable[str], scratch: Path) -> FileOutput:
         for path in paths:
             with contextlib.suppress(FileExistsError), self._writing(path):
-                descriptor = self._open(self._local(path), os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-                return FileOutput(self, path, descriptor)
+                self._make(self.root)
+                local = self._local(path)
+                return FileOutput(self, path, self._open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=False))
         raise ValueError("no free name among the given paths")
+
+    def settle(self, paths: Sequence[str]) -> None:
+        """One call for the whole file system where the kernel says what it could not write; else file by file."""
+        if not paths:
+            return
+        with self._writing(paths[0]):
+            if SYNC_FILE_SYSTEM is not None:
+                descriptor = os.open(self.root, os.O_RDONLY | os.O_DIRECTORY)
+                try:
+                    if SYNC_FILE_SYSTEM(descriptor) == 0:
+                        return
+                    raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+                finally:
+                    os.close(descriptor)
+            folders = dict.fromkeys(folder for path in paths for folder in self.folders(path))
+            with ThreadPoolExecutor(_SYNCED_AT_ONCE) as pool:
+                for _ in pool.map(_sync, [self._local(path) for path in paths]):
+                    pass
+                for _ in pool.map(_sync, folders):
+                    pass
 
     def get(self, path: str) -> bytes:
         try:
             return self._local(path).read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise missing(path, self.uri) from None
         except OSError as error:
             raise self._unreadable(path, error) from None
@@ -71,7 +107,7 @@ class FileStore:
     def open_input(self, path: str) -> BinaryIO:
         try:
             return self._local(path).open("rb")
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             raise missing(path, self.uri) from None
         except OSError as error:
             raise self._unreadable(path, error) from None
@@ -91,18 +127,18 @@ class FileStore:
                     break
                 parent.rmdir()
 
-    def discard_leftovers(self, older_than_s: float) -> int:
-        limit = time.time() - older_than_s
-        old = [i.path for i in self._walk("") if _name(i.path).startswith(_TEMPORARY) and i.modified < limit]
-        for path in old:
-            self.delete(path)
-        return len(old)
+    def leftovers(self) -> Iterator[Leftover]:
+        found = [info for info in self._walk("") if _name(info.path).startswith(_TEMPORARY)]
+        return (Leftover(info.path, info.modified) for info in found)
+
+    def discard(self, leftover: Leftover) -> None:
+        self.delete(leftover.path)
 
     def local_path(self, path: str) -> Path | None:
         return self._local(path)
 
-    def uri_of(self, path: str) -> str:
-        return self._local(path).absolute().as_uri()
+    def location(self, path: str) -> str:
+        return str(self._local(path).absolute())
 
     def spark_uri(self, path: str) -> str:
         return f"file:{self._local(path).absolute()}"
@@ -135,10 +171,17 @@ class FileStore:
             _sync(final.parent)
         return True
 
-    def _open(self, local: Path, flags: int) -> int:
+    def folders(self, path: str) -> Sequence[Path]:
+        """Those that lead to a path, from the root on."""
+        found = [self._local(path).parent]
+        while found[-1] != self.root:
+            found.append(found[-1].parent)
+        return found[::-1]
+
+    def _open(self, local: Path, flags: int, *, durable: bool = True) -> int:
         """Opens, making the directory; again when a deleter removed the empty directory in between."""
         for attempt in range(20):
-            self._make(local.parent)
+            self._make(local.parent, durable=durable)
             try:
                 return os.open(local, flags, 0o644)
             except FileNotFoundError:
@@ -146,16 +189,15 @@ class FileStore:
                     raise
         raise AssertionError("unreachable")
 
-    def _make(self, directory: Path) -> None:
-        """Makes a directory durably: each new entry is fsynced in its parent."""
+    def _make(self, directory: Path, *, durable: bool = True) -> None:
+        """Makes a directory; with `durable` each new entry is fsynced in its parent."""
         if directory.is_dir():
             return
         new = [directory, *directory.parents]
         new = new[: next(i for i, one in enumerate(new) if one.exists())]
         directory.mkdir(parents=True, exist_ok=True)
-        for one in reversed(new):
-            with contextlib.suppress(FileNotFoundError):
-                _sync(one.parent)
+        if durable:
+            _sync_all(one.parent for one in reversed(new))
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
         top = self.root / prefix.rpartition("/")[0]
@@ -217,14 +259,14 @@ class FileOutput:
                 view = view[os.write(self._descriptor, view) :]
         return len(data)
 
-    def publish(self) -> str:
+    def publish(self, *, settled: bool = True) -> str:
         with self._store._writing(self._path):
-            os.fsync(self._descriptor)
-            os.close(self._descriptor)
-            self._descriptor = -1
-            local = self._store.local_path(self._path)
-            assert local is not None
-            _sync(local.parent)
+            if settled:
+                os.fsync(self._descriptor)
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+            if settled:  # whoever made the directories: another source may feed the same table
+                _sync_all(self._store.folders(self._path))
         return self._path
 
     def discard(self) -> None:
@@ -238,8 +280,14 @@ def _name(path: str) -> str:
     return path.rpartition("/")[2]
 
 
-def _sync(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
+def _sync_all(directories: Iterable[Path]) -> None:
+    for one in directories:
+        with contextlib.suppress(FileNotFoundError):  # a deleter removed it, empty: then nothing of ours is in it
+            _sync(one)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
 from cdc_core.model.position import Position
+from cdc_core.model.typed import require_types
 from cdc_core.stage.layout import horizon_path
-from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.objects import ObjectStore, find
+from cdc_core.stage.unreadable import other_version
 from cdc_core.windows import from_us
 
 
@@ -37,6 +39,7 @@ class Horizon:
 
     def to_bytes(self) -> bytes:
         data = {
+            "version": MANIFEST_VERSION,
             "source": self.source,
             "position": self.position.to_json(),
             "until_us": self.until_us,
@@ -48,22 +51,31 @@ class Horizon:
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Horizon:
-        data: dict[str, Any] = json.loads(raw)
+        data = versioned(raw)
         position = Position.from_json(data["position"])
-        names = data["source"], position, int(data["until_us"]), data["last_batch"]
-        return cls(*names, tuple(data["targets"]), data["tables"])
+        names = data["source"], position, data["until_us"], data["last_batch"]
+        found = cls(*names, tuple(data["targets"]), data["tables"])
+        require_types(found)
+        return found
 
 
 def read(store: ObjectStore, source: str) -> Horizon | None:
-    """None for a source of which nothing was purged. Raises DataAtRisk (stage.horizon) for any other file there."""
+    """None for a source of which nothing was purged. Raises DataAtRisk (stage.horizon) for any other file there,
+    Refused (stage.version)."""
     path = horizon_path(source)
-    if store.stat(path) is None:
+    data = find(store, path)
+    if data is None:
         return None
     try:
-        return Horizon.from_bytes(store.get(path))
-    except (ValueError, KeyError, TypeError) as error:
+        found = Horizon.from_bytes(data)
+        if found.source != source:
+            raise ValueError(f"it is that of {found.source!r}")
+        return found
+    except UnknownVersion as error:
+        raise other_version(path, store.uri, error) from None
+    except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is no horizon that this version can read: {type(error).__name__}: {error}.",
+            f"{path} is not a horizon that this version can read: {type(error).__name__}: {error}.",
             where=store.uri,
             code="stage.horizon",
             remedy="restore the file from a backup of the stage, or read it with the version that wrote it",

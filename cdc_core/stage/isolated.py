@@ -9,15 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from cdc_core.errors import UsageError
-from cdc_core.model.batch import Manifest
-from cdc_core.stage.layout import cleared_path, manifests_prefix
-from cdc_core.stage.manifest import parse
+from cdc_core.stage.layout import cleared_path
+from cdc_core.stage.manifest import newest
 from cdc_core.stage.objects import ObjectStore
 
 
 def isolated(store: ObjectStore, source: str) -> Mapping[str, str]:
     """`database.table` -> since where, and why."""
-    manifest = _newest(store, source)
+    manifest = newest(store, source)
     if manifest is None:
         return {}
     place = manifest.end.position
@@ -34,7 +33,7 @@ def clear(store: ObjectStore, source: str, table: str) -> None:
 
     Raises UsageError (stage.not_isolated).
     """
-    manifest = _newest(store, source)
+    manifest = newest(store, source)
     if manifest is None or table not in manifest.isolated:
         raise UsageError(
             f"The table {table} of source {source} is not isolated.",
@@ -48,8 +47,3 @@ def clear(store: ObjectStore, source: str, table: str) -> None:
 def notes(tables: Mapping[str, str]) -> tuple[str, ...]:
     """What a manifest, and with it `lockstep status`, says of them."""
     return tuple(f"table {table} is isolated, needs re-sync: {why}" for table, why in sorted(tables.items()))
-
-
-def _newest(store: ObjectStore, source: str) -> Manifest | None:
-    paths = [info.path for info in store.list(manifests_prefix(source))]
-    return parse(store.get(paths[-1]), paths[-1], store.uri) if paths else None

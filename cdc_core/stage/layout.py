@@ -11,7 +11,11 @@ from cdc_core.windows import window_label
 
 CHANGES = "changes/"
 MANIFESTS = "manifests/"
-_PART = re.compile(r"^changes/table=[^/]+/window=[^/]+/([a-z][a-z0-9_]*)-(\d{19})-(\d+)-(\d+)\.parquet$")
+_PART = re.compile(
+    r"changes/cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
+    r"\1\2\3T\d{6}Z-([a-z][a-z0-9_]*)-(\d{19})-(\d{1,19})-(\d{4,9})\.parquet",
+    re.ASCII,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +29,24 @@ class PartName:
 
 
 def table_prefix(table: str) -> str:
-    """All staged changes of a logical table."""
-    return f"{CHANGES}table={segment(table)}/"
+    """All staged changes of a logical table. The names of folders are read as columns: none is a keyword of SQL."""
+    return f"{CHANGES}cdc_table={segment(table)}/"
 
 
 def part_path(table: str, window_start_us: int, name: PartName) -> str:
-    """A part of a batch. The epoch is in the name, so that two holders of a lease never write the same path."""
-    file = f"{name.source}-{name.seq:019d}-{name.epoch}-{name.part:04d}.parquet"
-    return f"{table_prefix(table)}window={window_label(window_start_us)}/{file}"
+    """A part of a batch, under the UTC date on which its window starts.
+
+    The epoch is in the name, so that two holders of a lease never write the same path.
+    """
+    label = window_label(window_start_us)
+    file = f"{label}-{name.source}-{name.seq:019d}-{name.epoch}-{name.part:04d}.parquet"
+    return f"{table_prefix(table)}cdc_date={label[:4]}-{label[4:6]}-{label[6:8]}/{file}"
 
 
 def parse_part(path: str) -> PartName | None:
     """The name in a part's path; None for anything else that may lie under `changes/`."""
-    match = _PART.match(path)
-    return PartName(match[1], int(match[2]), int(match[3]), int(match[4])) if match else None
+    match = _PART.fullmatch(path)
+    return PartName(match[4], int(match[5]), int(match[6]), int(match[7])) if match else None
 
 
 def manifests_prefix(source: str) -> str:
@@ -53,6 +61,11 @@ def cleared_path(source: str, place: Position, table: str) -> str:
 def horizon_path(source: str) -> str:
     """Where the source's staged history begins, once something of it was purged."""
     return f"horizons/{segment(source)}.json"
+
+
+def start_path(source: str) -> str:
+    """Where the source's chain of manifests began."""
+    return f"starts/{segment(source)}.json"
 
 
 def manifest_path(source: str, begin: Position) -> str:

@@ -3,6 +3,9 @@
 A manifest's name is the position where its batch begins, and it is written only if absent. A batch begins where the
 one before ended, so the manifests of a source are one linear chain, whoever writes them: of two writers that begin at
 the same place one finds the name taken. Readers go by manifests and never by a listing of parts.
+
+The chain begins at the source's start (`stage.start`), or at its horizon once something was purged. Its end is checked
+against what meta has recorded, by whoever can ask meta: a manifest that is lost at either end is noticed too.
 """
 
 from __future__ import annotations
@@ -10,25 +13,29 @@ from __future__ import annotations
 import hashlib
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import pyarrow.lib as pa_lib
 import pyarrow.parquet as pq
 
-from cdc_core.errors import DataAtRisk, LockstepError
-from cdc_core.model.batch import Manifest, Part
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.model.batch import Manifest, Part, UnknownVersion
 from cdc_core.model.position import Position
 from cdc_core.stage import horizon as horizons
-from cdc_core.stage.layout import CHANGES, manifest_path, manifests_prefix, parse_part
-from cdc_core.stage.objects import ObjectInfo, ObjectStore
+from cdc_core.stage import start as starts
+from cdc_core.stage.layout import CHANGES, manifest_path, manifests_prefix, parse_part, start_path, table_prefix
+from cdc_core.stage.objects import Leftover, ObjectInfo, ObjectStore, missing
+from cdc_core.stage.unreadable import other_version
 
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """Manifests fetched together: a bucket answers each after some milliseconds."""
 _CHUNK = 1 << 20
+SWEPT_AFTER_S = 86_400.0
+"""Age of what a sweep removes: longer than clocks differ and than any task that writes beside an extractor lives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +82,19 @@ def read(store: ObjectStore, source: str, begin: Position) -> Manifest:
 
 
 def parse(data: bytes, path: str, where: str) -> Manifest:
-    """A manifest from its text. Raises DataAtRisk (stage.manifest) for anything that is none."""
+    """A manifest from its text: every field has its type, and every part is a file that its batch may name.
+
+    Raises DataAtRisk (stage.manifest) for anything else, Refused (stage.version).
+    """
     try:
-        return Manifest.from_bytes(data)
+        manifest = Manifest.from_bytes(data)
+        _require_own(manifest)
+        return manifest
+    except UnknownVersion as error:
+        raise other_version(path, where, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise DataAtRisk(
-            f"{path} is no manifest that this version can read: {type(error).__name__}: {error}",
+            f"{path} is not a manifest that this version can read: {type(error).__name__}: {error}",
             where=where,
             code="stage.manifest",
             remedy="restore the file from a backup of the stage, or read it with the version that wrote it",
@@ -90,82 +104,194 @@ def parse(data: bytes, path: str, where: str) -> Manifest:
 def chain(store: ObjectStore, source: str, after: Position | None = None) -> Iterator[Manifest]:
     """A source's manifests in stream order, each verified to begin where the one before ended.
 
-    after: the end of the last batch that is known already; the first batch must begin there, or at the horizon.
-    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.horizon).
+    after: the end of the last batch that is known already; the first batch must begin there. By default it begins at
+           the horizon, or at the start.
+    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.start, stage.horizon), Refused (stage.version).
     """
-    horizon = horizons.read(store, source)
-    end = after if after is not None or horizon is None else horizon.position
-    if after is None and horizon is not None and not any(True for _ in _from(store, source, horizon.position)):
-        raise DataAtRisk(
-            f"Nothing is staged from the horizon {horizon} on, where the purge left the newest batch.",
-            where=f"{store.uri} {manifests_prefix(source)}",
-            code="stage.gap",
-            remedy="restore the manifests of this source, and their files, from a backup of the stage",
-        )
-    for path, manifest in _manifests(store, source, end):
+    infos, end, problems = _extent(store, source) if after is None else (list(_from(store, source, after)), after, [])
+    for lost in problems:
+        raise _refusal(store, lost)
+    for path, manifest in _manifests(store, infos):
         problem = _link(end, path, manifest)
         if problem is not None:
-            raise DataAtRisk(
-                problem.what,
-                where=f"{store.uri} {path}",
-                code=problem.code,
-                remedy="run `lockstep stage verify`; restore the manifests that are missing, or remove those that no "
-                "extractor of this pipeline wrote",
-            )
+            raise _refusal(store, problem)
         yield manifest
         end = manifest.end.position
 
 
-def verify(store: ObjectStore, source: str, *, deep: bool = False) -> list[Problem]:
-    """What is wrong with a source's staged batches: links of the chain, files, sizes; `deep`: sha256 and rows too."""
-    problems: list[Problem] = []
-    horizon = horizons.read(store, source)
-    end = horizon.position if horizon is not None else None
-    infos = list(_from(store, source, end))
-    if horizon is not None and not infos:
-        problems.append(Problem("stage.gap", manifests_prefix(source), f"Nothing is staged from {horizon} on."))
+def newest(store: ObjectStore, source: str) -> Manifest | None:
+    """The last manifest of a source, without a look at those before it. Raises as `parse` does."""
+    paths = [info.path for info in store.list(manifests_prefix(source))]
+    return parse(store.get(paths[-1]), paths[-1], store.uri) if paths else None
+
+
+def require_reached(store: ObjectStore, source: str, last: Manifest | None, recorded: Position | None) -> None:
+    """The chain, whose newest batch is `last`, reaches what meta recorded before the chain was read.
+
+    Raises DataAtRisk (stage.gap, stage.start).
+    """
+    problem = lost_end(store, source, last, recorded)
+    if problem is not None:
+        raise _refusal(store, problem)
+
+
+def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: Position | None) -> Problem | None:
+    """See `require_reached`; None for a chain that reaches as far."""
+    if recorded is None:
+        return None
+    if last is not None:
+        end = last.end.position
+    else:
+        start = starts.read(store, source)
+        if start is None:
+            lost = starts.missing_start(store, source)
+            return Problem(lost.code, start_path(source), lost.what)
+        end = start.position
+    if end >= recorded:
+        return None
+    what = f"The stage ends at {end}; the meta database has recorded what is staged up to {recorded}."
+    return Problem("stage.gap", manifests_prefix(source), what)
+
+
+def require_listed(store: ObjectStore, source: str, begins: Iterable[Position]) -> None:
+    """Every batch that meta knows, by where it begins, has its manifest on the stage; those before the horizon need
+    none. Raises DataAtRisk (stage.missing, stage.start)."""
+    listed = {info.path for info in store.list(manifests_prefix(source))}
+    wanted = [manifest_path(source, begin) for begin in begins]
+    lost = [path for path in wanted if path not in listed]
+    if wanted and starts.read(store, source) is None:
+        raise starts.missing_start(store, source)
+    horizon = horizons.read(store, source) if lost else None
+    for path in lost:
+        if horizon is None or path >= manifest_path(source, horizon.position):
+            raise missing(path, store.uri)
+
+
+def verify(store: ObjectStore, source: str, *, deep: bool = False, recorded: Position | None = None) -> list[Problem]:
+    """What is wrong with a source's staged batches: links of the chain, files, sizes; `deep`: sha256 and rows too.
+
+    recorded: up to where meta had them before.
+    """
+    infos, end, problems = _extent(store, source)
+    last: Manifest | None = None
+    whole = True
     for info in infos:
         try:
             manifest = parse(store.get(info.path), info.path, store.uri)
-        except DataAtRisk as error:
+        except (DataAtRisk, Refused) as error:
             problems.append(Problem(error.code, info.path, error.what))
+            whole = False
             continue
+        last = manifest
         problem = _link(end, info.path, manifest)
         if problem is not None:
             problems.append(problem)
         end = manifest.end.position
+        for key, schema in manifest.schemas.items():
+            if schema.id != key:
+                what = f"The definition {key} of {schema.name} is not the one of that name."
+                problems.append(Problem("stage.manifest", info.path, what))
         for part in manifest.parts:
             problems += _check_part(store, manifest, part, deep=deep)
+    if whole and (problem := lost_end(store, source, last, recorded)) not in (None, *problems):
+        assert problem is not None
+        problems.append(problem)
     return problems
 
 
-def sweep(store: ObjectStore, source: str, *, live_epoch: int, older_than_s: float = 3600.0) -> list[str]:
-    """Removes parts that no manifest lists; returns their paths.
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What a sweep removed, or would remove: parts that no manifest lists, and what killed writers left unfinished."""
 
-    Only parts of epochs before `live_epoch`, older than `older_than_s`, whose batch begins before the chain's end:
-    a paused writer that wakes up may still commit at the chain's end, and nowhere else.
+    parts: tuple[ObjectInfo, ...]
+    leftovers: tuple[Leftover, ...]
+
+
+def sweep(
+    store: ObjectStore, source: str, *, live_epoch: int, older_than_s: float = SWEPT_AFTER_S, dry_run: bool = False
+) -> Swept:
+    """Removes what attempts of a source that were killed or aborted have left.
+
+    Parts: only of epochs before `live_epoch`, older than `older_than_s`, whose batch begins before the chain's end.
+    There a manifest stands already, and no writer can ever name them. A paused writer that wakes up may still commit at
+    the chain's end. Uploads of this source by the same rule, without regard to the chain where their epoch has ended:
+    nothing names an upload before it is finished, and whoever finishes one that is gone is told so. Temporary files,
+    which the stage's writers hold for moments, and uploads of what is not a part, by their age alone.
+
+    Raises what `chain` does; then nothing is removed.
     """
     old = time.time() - older_than_s
     candidates = []
     for info in store.list(CHANGES):  # before the manifests are read: what is committed meanwhile is seen there
         name = parse_part(info.path)
         if name is not None and name.source == source and name.epoch < live_epoch and info.modified <= old:
-            candidates.append((info.path, name.seq))
+            candidates.append((info, name.seq))
+    unfinished = [one for one in store.leftovers() if one.modified <= old]
     listed: set[str] = set()
     end = -1
     for manifest in chain(store, source):
         listed.update(part.path for part in manifest.parts)
         end = manifest.end.position.seq
-    orphans = [path for path, seq in candidates if path not in listed and seq < end]
-    for path in orphans:
-        store.delete(path)
-    left = store.discard_leftovers(older_than_s)
-    log.info("source %s: swept %d orphan parts and %d leftovers of killed writers", source, len(orphans), left)
-    return orphans
+    parts = tuple(info for info, seq in candidates if info.path not in listed and seq < end)
+    leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch))
+    for part in parts if not dry_run else ():
+        store.delete(part.path)
+    for one in leftovers if not dry_run else ():
+        store.discard(one)
+    done = "would sweep" if dry_run else "swept"
+    log.info("source %s: %s %d orphan parts and %d leftovers", source, done, len(parts), len(leftovers))
+    return Swept(parts, leftovers)
 
 
-def _manifests(store: ObjectStore, source: str, after: Position | None) -> Iterator[tuple[str, Manifest]]:
-    paths = [info.path for info in _from(store, source, after)]
+def _is_left(leftover: Leftover, source: str, live_epoch: int) -> bool:
+    name = parse_part(leftover.path)
+    return name is None or (name.source == source and name.epoch < live_epoch)
+
+
+def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position | None, list[Problem]]:
+    """The manifests that count, where the first of them must begin, and what is wrong with either end of the list.
+
+    What is listed first was put after the start, and deleted only after the horizon had moved.
+    """
+    infos = list(store.list(manifests_prefix(source)))
+    horizon = horizons.read(store, source)
+    start = starts.read(store, source)
+    problems = []
+    if start is None and (infos or horizon is not None):
+        problems.append(Problem("stage.start", start_path(source), starts.missing_start(store, source).what))
+    if horizon is None:
+        return infos, None if start is None else start.position, problems
+    first = manifest_path(source, horizon.position)
+    infos = [info for info in infos if info.path >= first]
+    if not infos:
+        what = f"Nothing is staged from the horizon {horizon} on, where the purge left the newest batch."
+        problems.append(Problem("stage.gap", manifests_prefix(source), what))
+    return infos, horizon.position, problems
+
+
+def _refusal(store: ObjectStore, problem: Problem) -> DataAtRisk:
+    return DataAtRisk(
+        problem.what,
+        where=f"{store.uri} {problem.path}",
+        code=problem.code,
+        remedy="run `lockstep stage verify`; restore what is missing from a backup of the stage, or remove manifests "
+        "that no extractor of this pipeline wrote",
+    )
+
+
+def _require_own(manifest: Manifest) -> None:
+    """Raises ValueError for a part that is not one of this batch's: it would be read, and deleted, by its path."""
+    own = (manifest.source, manifest.begin.position.seq)
+    for part in manifest.parts:
+        name = parse_part(part.path)
+        if name is None or (name.source, name.seq) != own or not part.path.startswith(table_prefix(part.table)):
+            raise ValueError(f"the path {part.path!r} is not that of a part of the batch {manifest.batch_id}")
+        if part.schema_id not in manifest.schemas:
+            raise ValueError(f"the definition {part.schema_id!r} of {part.path} is not in it")
+
+
+def _manifests(store: ObjectStore, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:
+    paths = [info.path for info in infos]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for start in range(0, len(paths), _AT_ONCE):
             some = paths[start : start + _AT_ONCE]
@@ -173,9 +299,9 @@ def _manifests(store: ObjectStore, source: str, after: Position | None) -> Itera
                 yield path, parse(data, path, store.uri)
 
 
-def _from(store: ObjectStore, source: str, place: Position | None) -> Iterator[ObjectInfo]:
-    """The manifests of batches that begin at a place or later; of all, without one."""
-    first = manifest_path(source, place) if place is not None else ""
+def _from(store: ObjectStore, source: str, place: Position) -> Iterator[ObjectInfo]:
+    """The manifests of batches that begin at a place or later."""
+    first = manifest_path(source, place)
     return (info for info in store.list(manifests_prefix(source)) if info.path >= first)
 
 
@@ -198,8 +324,6 @@ def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: boo
     batch = manifest.batch_id
     if info is None:
         return [Problem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")]
-    if part.schema_id not in manifest.schemas:
-        return [Problem("stage.manifest", part.path, f"Batch {batch} lacks the definition {part.schema_id}.")]
     if info.size_bytes != part.size_bytes:
         what = f"The part has {info.size_bytes} bytes; batch {batch} says {part.size_bytes}."
         return [Problem("stage.damaged", part.path, what)]

@@ -10,7 +10,7 @@ stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), Internal
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
@@ -33,10 +33,27 @@ class Output(Protocol):
 
     def write(self, data: bytes | memoryview) -> int: ...
 
-    def publish(self) -> str:
-        """Makes it durable under the first of its names that was free; returns that path."""
+    def publish(self, *, settled: bool = True) -> str:
+        """Makes it durable under the first of its names that was free; returns that path.
+
+        settled: False where `ObjectStore.settle` follows, before anybody is told the path; its file is closed all the
+        same, so that there may be many.
+        """
 
     def discard(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """What a killed writer may have left and no listing shows: a temporary file, or an unfinished multipart upload.
+
+    path: of an upload what it would become, of a temporary file its own. upload: the upload's id, "" for a file.
+    modified: as in ObjectInfo; of an upload when it began.
+    """
+
+    path: str
+    modified: float
+    upload: str = ""
 
 
 class ObjectStore(Protocol):
@@ -61,6 +78,9 @@ class ObjectStore(Protocol):
     def open_output(self, paths: Iterable[str], scratch: Path) -> Output:
         """A file to be written under the first free of `paths`; `scratch` is a local directory for what needs one."""
 
+    def settle(self, paths: Sequence[str]) -> None:
+        """Makes durable what was published with settled=False, all of it together."""
+
     def get(self, path: str) -> bytes: ...
 
     def stat(self, path: str) -> ObjectInfo | None: ...
@@ -74,14 +94,16 @@ class ObjectStore(Protocol):
     def delete(self, path: str) -> None:
         """Removes; a path that is not there is no error."""
 
-    def discard_leftovers(self, older_than_s: float) -> int:
-        """Removes what killed writers left that no listing shows; returns how many."""
+    def leftovers(self) -> Iterator[Leftover]: ...
+
+    def discard(self, leftover: Leftover) -> None:
+        """Removes it; one that is gone is not an error."""
 
     def local_path(self, path: str) -> Path | None:
         """The file of a store that is a directory; None for others."""
 
-    def uri_of(self, path: str) -> str:
-        """For people and for tools that take URIs."""
+    def location(self, path: str) -> str:
+        """Where it is, as DuckDB, pandas and pyarrow open it: an absolute path, or an s3:// URI; nothing is escaped."""
 
     def spark_uri(self, path: str) -> str:
         """As Hadoop's file systems read it: `file:` or `s3a:`, nothing percent-encoded beyond the path itself."""
@@ -115,6 +137,16 @@ def checked_path(path: str) -> str:
             remedy="report this; paths are made by cdc_core.stage.layout",
         )
     return path
+
+
+def find(store: ObjectStore, path: str) -> bytes | None:
+    """What a path holds; None where it is not there."""
+    try:
+        return store.get(path)
+    except DataAtRisk as error:
+        if error.code != "stage.missing":
+            raise
+        return None
 
 
 def missing(path: str, where: str) -> DataAtRisk:

@@ -103,10 +103,12 @@ class PartFile:
         self._writer.close()
         self._sink.flush()
 
-    def publish(self) -> str:
-        """Makes the closed part durable; its path."""
+    def publish(self, *, settled: bool = True) -> str:
+        """Makes the closed part durable, or `settled` False, closes its file only; its path. Its memory is released."""
         assert self._output is not None
-        return self._output.publish()
+        path = self._output.publish(settled=settled)
+        self._writer = None
+        return path
 
     def discard(self) -> None:
         """Leaves nothing, whatever state the part is in."""

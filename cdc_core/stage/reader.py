@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import shutil
 import tempfile
 import uuid
@@ -142,32 +143,99 @@ def sql(
     """The answer of a DuckDB query over the staged files.
 
     Each logical table has two views: `<table>_changes`, every change, and `<table>`, its state. A name `a.b` is the
-    quoted view "a.b", and also view b of schema a. Only the tables whose names occur in the query
-    are prepared. The state of a table of which changes were purged refuses to be read. as_of: both views as they were
-    at a moment.
+    quoted view "a.b", and also view b of schema a. Tables whose names differ in letter case only, which DuckDB does not
+    tell apart, have the views "<table>~1", "<table>~2" and so on instead. Only the tables whose names occur in the
+    query are prepared. The state of a table of which changes were purged refuses to be read. as_of: both views as they
+    were at a moment.
+
+    The query can read the views, and nothing else: no other file, no network; it can write nothing and change no
+    setting.
     Raises UsageError (stage.sql) with DuckDB's message, and what `table_state` raises.
     """
+    _require_query(query)
     manifests = [manifest for chain in manifests_by_source.values() for manifest in chain]
     if as_of is not None:
         manifests = as_of.cut(manifests)
     tables = sorted({part.table for manifest in manifests for part in manifest.parts})
     asked = query.casefold()
     named = [table for table in tables if table.rpartition(".")[2].casefold() in asked]
+    view_names = _view_names(tables)
     with ExitStack() as stack:
         connection = stack.enter_context(_duckdb())
+        files: list[str] = []
         for table in named or tables:
             folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
-            _views(connection, table, folded, missing_of(store, manifests_by_source, table))
+            _views(connection, table, view_names[table], folded, missing_of(store, manifests_by_source, table))
+            files += [file for group in folded.groups for file in group.files]
+        _confine(connection, files)
         try:
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
             return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
         except duckdb.Error as error:
-            names = ", ".join(quoted(table) for table in tables)
+            names = ", ".join(quoted(view_names[table][0]) for table in tables)
+            alike = [f"{quoted(view_names[table][0])} for {table}" for table in tables if view_names[table][0] != table]
+            hint = f"; DuckDB ignores letter case, so write {', '.join(alike)}" if alike else ""
             raise UsageError(
                 f"DuckDB refuses the query: {error}",
                 code="stage.sql",
-                remedy=f"mend the query; staged are {names or '(none yet)'}, and each of them with _changes appended",
+                remedy=f"fix the query; staged are {names or '(none yet)'}, and each of them with _changes appended"
+                f"{hint}",
             ) from None
+
+
+_COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
+
+
+def _require_query(query: str) -> None:
+    """Raises UsageError (stage.sql) for statements that do not ask: what may be read could be overwritten by them.
+
+    EXPLAIN ANALYZE runs what it explains, and PIVOT comes as several statements: neither may contain a COPY.
+    """
+    try:
+        statements = duckdb.extract_statements(query)
+    except duckdb.Error as error:
+        raise UsageError(f"DuckDB cannot read the query: {error}", code="stage.sql", remedy="fix the query") from None
+    kinds = duckdb.StatementType
+    for one in statements:
+        if one.type == kinds.SELECT or (one.type in (kinds.EXPLAIN, kinds.MULTI) and not _COPY.search(query)):
+            continue
+        raise UsageError(
+            f"The views can be queried, and not more: this is a statement of type {one.type.name}.",
+            where=one.query.strip()[:80],
+            code="stage.sql",
+            remedy="write a SELECT; for a file of the answer take `lockstep stage export`, --json, or DuckDB itself on "
+            "the paths that `lockstep stage ls --files` prints",
+        )
+
+
+def _confine(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> None:
+    """From here on the connection reads these files and spills to its own directory; no statement can change that."""
+    connection.execute(f"SET allowed_paths = [{', '.join(text(file) for file in files)}]")
+    connection.execute("SET enable_external_access = false")
+    connection.execute("SET lock_configuration = true")
+
+
+def _view_names(tables: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """By table: the names of its state's view, of which the first is quoted whole and the second, if any, is the view
+    of a schema. All of their views, `_changes` too, are apart from those of other tables."""
+    taken: dict[str, list[str]] = {}
+    for table in tables:
+        for name in (table, f"{table}_changes"):
+            taken.setdefault(name.casefold(), []).append(table)
+    numbers: dict[str, int] = {}
+    found: dict[str, tuple[str, ...]] = {}
+    for table in tables:
+        alike = {*taken[table.casefold()], *taken[f"{table}_changes".casefold()]}
+        if len(alike) == 1:
+            found[table] = (table, table)
+            continue
+        while True:
+            number = numbers[table.casefold()] = numbers.get(table.casefold(), 0) + 1
+            name = f"{table}~{number}"
+            if name.casefold() not in taken and f"{name}_changes".casefold() not in taken:
+                break
+        found[table] = (name,)
+    return found
 
 
 def _sources(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -193,9 +261,11 @@ def _duckdb() -> Iterator[duckdb.DuckDBPyConnection]:
                 "autoinstall_known_extensions": False,
                 "autoload_known_extensions": False,
                 "preserve_insertion_order": False,
+                "allow_persistent_secrets": False,
             }
         )
         try:
+            connection.execute("SET python_enable_replacements = false")  # a table is not a variable of ours
             connection.execute("SET TimeZone = 'UTC'")
             yield connection
         finally:
@@ -283,22 +353,22 @@ def _local_files(
         )
 
 
-def _views(connection: duckdb.DuckDBPyConnection, table: str, folded: Folded, lacking: str) -> None:
+def _views(
+    connection: duckdb.DuckDBPyConnection, table: str, view_names: Sequence[str], folded: Folded, lacking: str
+) -> None:
     """lacking: why the state must not be read; "" where it may."""
     state = state_sql(folded)
     if lacking:
         state = f"SELECT * FROM ({state}) WHERE error({text(f'{lacking}; read {table}_changes, or a target')})"
     database, dot, short = table.partition(".")
+    in_schema = dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS
     for suffix, body in (("_changes", changes_sql(folded.groups, folded.all_columns)), ("", state)):
-        names = [quoted(table + suffix)]
-        if dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS:
+        names = [quoted(view_names[0] + suffix)]
+        if in_schema and len(view_names) > 1:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(database)}")
             names.append(f"{quoted(database)}.{quoted(short + suffix)}")
         for name in names:
-            try:
-                connection.execute(f"CREATE VIEW {name} AS {body}")
-            except duckdb.CatalogException:
-                log.warning("%s: no view %s, for another table has it (DuckDB ignores case)", table, name)
+            connection.execute(f"CREATE VIEW {name} AS {body}")
 
 
 _RESERVED_SCHEMAS = frozenset({"main", "temp", "system", "information_schema", "pg_catalog"})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -27,7 +27,7 @@ from botocore.exceptions import (
 )
 
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
-from cdc_core.stage.objects import ObjectInfo, checked_path, missing
+from cdc_core.stage.objects import Leftover, ObjectInfo, checked_path, missing
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -103,6 +103,9 @@ class S3Store:
     def open_output(self, paths: Iterable[str], scratch: Path) -> S3Output:
         return S3Output(self, paths, scratch)
 
+    def settle(self, paths: Sequence[str]) -> None:
+        """A put is durable when it is answered."""
+
     def get(self, path: str) -> bytes:
         with self._calling(path):
             return self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"].read()
@@ -149,27 +152,33 @@ class S3Store:
         with self._calling(path):
             self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
 
-    def discard_leftovers(self, older_than_s: float) -> int:
-        """Aborts multipart uploads that nobody finished."""
-        limit = time.time() - older_than_s
-        count = 0
+    def leftovers(self) -> Iterator[Leftover]:
+        """Multipart uploads that are not finished."""
+        found = []
         with self._calling("multipart uploads"):
             pages = self._client.get_paginator("list_multipart_uploads").paginate(
                 Bucket=self._bucket, Prefix=self._prefix
             )
             for page in pages:
                 for upload in page.get("Uploads", ()):
-                    if upload["Initiated"].timestamp() < limit:
-                        self._client.abort_multipart_upload(
-                            Bucket=self._bucket, Key=upload["Key"], UploadId=upload["UploadId"]
-                        )
-                        count += 1
-        return count
+                    path = upload["Key"].removeprefix(self._prefix)
+                    found.append(Leftover(path, upload["Initiated"].timestamp(), upload["UploadId"]))
+        yield from found
+
+    def discard(self, leftover: Leftover) -> None:
+        with self._calling(leftover.path):
+            try:
+                self._client.abort_multipart_upload(
+                    Bucket=self._bucket, Key=self._prefix + leftover.path, UploadId=leftover.upload
+                )
+            except ClientError as error:
+                if _code(error) not in _ABSENT:
+                    raise
 
     def local_path(self, path: str) -> Path | None:
         return None
 
-    def uri_of(self, path: str) -> str:
+    def location(self, path: str) -> str:
         return f"s3://{self._bucket}/{self._key(path)}"
 
     def spark_uri(self, path: str) -> str:
@@ -346,7 +355,7 @@ class S3Output:
             self._upload.grown(self._size)
         return len(data)
 
-    def publish(self) -> str:
+    def publish(self, *, settled: bool = True) -> str:
         upload, self._upload = self._upload, None
         if upload is not None and upload.complete(self._size, if_absent=True):
             self._published = upload.path

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.errors import Refused
+from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING, row_field
@@ -43,7 +43,7 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
     for manifest in manifests:
         mine = [part for part in manifest.parts if part.table == table]
         found += [
-            StagedPart(part, manifest.source, manifest.schemas[part.schema_id])
+            StagedPart(part, manifest.source, definition_of(manifest, part))
             for part in sorted(mine, key=lambda part: part.max_seq)
         ]
         others.update(part.table for part in manifest.parts)
@@ -66,6 +66,19 @@ def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[t
                 columns = found.setdefault((manifest.source, one.schema.name), {})
                 columns.update({name.lower(): max(one.seq, columns.get(name.lower(), 0)) for name in one.emptied})
     return found
+
+
+def definition_of(manifest: Manifest, part: Part) -> TableSchema:
+    """Raises DataAtRisk (stage.manifest) where the manifest has another definition under the id."""
+    schema = manifest.schemas[part.schema_id]
+    if schema.id != part.schema_id:
+        raise DataAtRisk(
+            f"The definition {part.schema_id} of {part.table} is not the one of that name.",
+            where=manifest.path,
+            code="stage.manifest",
+            remedy="restore the file from a backup of the stage",
+        )
+    return schema
 
 
 def latest_definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:

@@ -14,6 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
@@ -35,6 +36,9 @@ from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
 
 log = logging.getLogger(__name__)
 
+_PUBLISHED_AT_ONCE = 4
+_SETTLED_ALONE = 32
+"""More parts than that are made durable together: the whole file system's, or a bounded number at a time."""
 _NUMBERS = 10_000
 """Step between the part numbers that one part tries."""
 
@@ -115,6 +119,9 @@ class BatchWriter:
         self._gather_bytes = gather_bytes
         self._scratch = scratch_dir or Path(tempfile.gettempdir())
         self._parts: dict[tuple[str, str], _OpenPart] = {}
+        self._rows = 0
+        self._written_bytes = 0
+        self._pending_bytes = 0
         self._began: float | None = None
         self._done = False
         self._finished: set[str] = set()
@@ -132,12 +139,12 @@ class BatchWriter:
     @property
     def rows(self) -> int:
         """Changes added; one routed to two tables counts twice."""
-        return sum(part.rows for part in self._parts.values())
+        return self._rows
 
     @property
     def size_bytes(self) -> int:
         """Bytes written, plus the weight of the rows gathered for the next row groups."""
-        return sum(part.file.size_bytes + part.file.pending_bytes for part in self._parts.values())
+        return self._written_bytes + self._pending_bytes
 
     @property
     def age_s(self) -> float:
@@ -155,7 +162,10 @@ class BatchWriter:
             self._began = time.monotonic()
         for rows in block.tables:
             if rows.rows.num_rows:
-                self._part_of(rows).add(rows.rows)
+                part = self._part_of(rows)
+                with self._counting(part.file):
+                    part.add(rows.rows)
+                self._rows += rows.rows.num_rows
         self._account(block)
         self._relieve()
         self.position = block.end
@@ -255,13 +265,20 @@ class BatchWriter:
             yield part_path(table, self.window[0], name)
 
     def _publish(self) -> tuple[Part, ...]:
+        """Each is closed and published in one step, so that few files are open at a time; many are settled at once."""
         parts = list(self._parts.values())
-        for part in parts:
+        settled = len(parts) <= _SETTLED_ALONE
+
+        def published(part: _OpenPart) -> str:
             part.file.close()
+            return part.file.publish(settled=settled)
+
         if len(parts) < 2:
-            return tuple(part.listed(part.file.publish()) for part in parts)
-        with ThreadPoolExecutor(min(4, len(parts))) as pool:
-            paths = list(pool.map(lambda part: part.file.publish(), parts))
+            return tuple(part.listed(published(part)) for part in parts)
+        with ThreadPoolExecutor(min(_PUBLISHED_AT_ONCE, len(parts))) as pool:
+            paths = list(pool.map(published, parts))
+        if not settled:
+            self._store.settle(paths)
         return tuple(part.listed(path) for part, path in zip(parts, paths, strict=True))
 
     def _account(self, block: Block) -> None:
@@ -284,8 +301,18 @@ class BatchWriter:
 
     def _relieve(self) -> None:
         """Bounds memory where many tables gather at once."""
-        while sum(part.file.pending_bytes for part in self._parts.values()) > self._gather_bytes:
-            max(self._parts.values(), key=lambda part: part.file.pending_bytes).file.flush()
+        while self._pending_bytes > self._gather_bytes:
+            largest = max(self._parts.values(), key=lambda part: part.file.pending_bytes).file
+            with self._counting(largest):
+                largest.flush()
+
+    @contextmanager
+    def _counting(self, file: PartFile) -> Iterator[None]:
+        """Keeps the totals of all parts, which are asked for at every block: there may be thousands of parts."""
+        written, pending = file.size_bytes, file.pending_bytes
+        yield
+        self._written_bytes += file.size_bytes - written
+        self._pending_bytes += file.pending_bytes - pending
 
     def _wrong(self, what: str) -> InternalError:
         return InternalError(

@@ -5,6 +5,7 @@ The rows go up as for a write. Text is compared byte by byte, whatever the colla
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,17 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.apply.guard import newer_or_equal_sql
-from cdc_core.model.schema import TEXT_BASES
+from cdc_core.model.schema import ColumnType
 from cdc_core.model.staged import SEQ, SOURCE
-from cdc_core.target.facts import TableFacts
+from cdc_core.target.facts import TableFacts, declaration
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.multiset import marks_of
-from cdc_core.target.versions import beside, on_key, row_version, table_literal, table_name, tombstones_name
+from cdc_core.target.versions import beside, equal_sql, on_key, row_version, table_literal, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
 """same: as it should be. newer: a later change stands there (or its tombstone). missing: an upserted row is not
 there. differs: the row has our version and other values. older: the row is older than what was written.
 left behind: a deleted or moved row is still there."""
-
-_AS_BYTES = TEXT_BASES | {"enum", "set"}
 
 
 def outcomes(
@@ -34,6 +33,7 @@ def outcomes(
     if facts.keyless:
         return _reached(connection, facts, rows)
     found = [""] * rows.num_rows
+    facts, layout = _documents_as_text(facts), replace(layout, documents=frozenset())
     with connection.cursor() as cursor, LoadFile(scratch, layout) as file:
         create_temporary(cursor, facts, layout)
         file.add(rows)
@@ -59,6 +59,18 @@ def outcomes(
     return found
 
 
+def _documents_as_text(facts: TableFacts) -> TableFacts:
+    """JSON columns are compared as the texts that source and target print."""
+    text = ColumnType("longtext", charset="utf8mb4", collation="utf8mb4_bin")
+    return replace(
+        facts,
+        columns=tuple(
+            replace(one, type=text, declared=declaration(text)) if one.type.base == "json" else one
+            for one in facts.columns
+        ),
+    )
+
+
 def _reached(connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch) -> list[str]:
     """Of rows without a key: whether the table has their batches. The transaction that wrote them counted them."""
     with connection.cursor() as cursor:
@@ -71,10 +83,6 @@ def _all_equal(facts: TableFacts, file: LoadFile) -> str:
     """What the row lacks stayed as it was in the target, and is nobody's to compare."""
     terms = []
     for name in file.layout.columns:
-        column = target_name(facts, name)
-        if facts.by_name[name.lower()].type.base in _AS_BYTES:
-            equal = f"CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY)"
-        else:
-            equal = f"r.{column} <=> _l.{column}"
+        equal = equal_sql(facts, name)
         terms.append(f"({equal} OR {is_absent(file.layout, name)})" if name in file.absent else equal)
     return " AND ".join(terms)

@@ -6,7 +6,8 @@ never in a file).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -18,17 +19,19 @@ import pymysql
 
 from cdc_core.config import Target, TargetTable
 from cdc_core.connections import Server, connect, resolve
-from cdc_core.errors import Refused
+from cdc_core.errors import LockstepError, Refused, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.facts import (
+    UNAVAILABLE,
     TableFacts,
+    loaded_columns,
     require_grants,
     require_server,
-    require_table,
     table_facts,
-    written_columns,
+    table_problems,
+    unavailable,
 )
-from cdc_core.target.load import Layout, open_session
+from cdc_core.target.load import Layout, open_session, set_session
 from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
@@ -56,7 +59,9 @@ class Destination:
 
     @property
     def layout(self) -> Layout:
-        return Layout(self.key, self.columns)
+        facts = self.shards[0].facts
+        documents = (name for name in self.columns if facts.by_name[name.lower()].type.base == "json")
+        return Layout(self.key, self.columns, frozenset(documents))
 
     @property
     def quarantine(self) -> bool:
@@ -83,13 +88,16 @@ def open_destination(
     *,
     key: Sequence[str] | None = None,
     ready: bool,
+    partial: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Destination:
     """Looks at every physical table, and with `ready` adds what Lockstep needs there.
 
+    This is the one list of what a target must be: `lockstep check` and the plan of a run ask it with ready=False, the
+    Spark jobs with ready=True. All that is wrong is raised as one error (errors.combined).
+
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
-    first schema's. Raises what sharding, facts.require_* and prepare raise; `lockstep check` calls it with
-    ready=False.
+    first schema's. partial: row images leave columns out. Raises what sharding, facts.* and prepare raise.
     """
     places = shard_tables(target, logical)
     rule = target.table(logical)
@@ -105,24 +113,38 @@ def open_destination(
     if rule.sharding is not None and rule.sharding.function == "python":
         shard_function(rule.sharding)
     shards: list[Shard] = []
-    for number, reference in enumerate(target.connections):
-        mine = [place for place in places if place.connection == number]
-        if mine:
+    problems: list[LockstepError] = []
+    with ExitStack() as opened:
+        sessions: dict[int, pymysql.Connection[Any]] = {}
+        for number, reference in enumerate(target.connections):
+            mine = [place for place in places if place.connection == number]
+            if not mine:
+                continue
             server = resolve(reference, environ)
-            with connect(server, where=reference) as connection:
+            try:
+                connection = sessions[number] = opened.enter_context(connect(server, where=reference))
+                with connection.cursor() as cursor:
+                    set_session(cursor)
                 require_server(connection, where=f"{reference} ({server})")
                 shards += [
                     Shard(place, server, facts)
-                    for place, facts in _inspect(connection, mine, schemas, key, rule, reference)
+                    for place, facts in _inspect(
+                        connection, mine, schemas, key, rule, reference, problems, partial=partial
+                    )
                 ]
-                if ready:
-                    shards = [
-                        replace(shard, facts=prepare(connection, shard.facts)) if shard.place in mine else shard
-                        for shard in shards
-                    ]
+            except LockstepError as error:
+                problems.append(error)
+            except pymysql.err.MySQLError as error:
+                if (error.args[0] if error.args else 0) not in UNAVAILABLE:
+                    raise
+                problems.append(unavailable(error, where=f"{reference} ({server})"))
+        if problems:
+            raise combined(problems)
+        if ready:
+            shards = [replace(shard, facts=prepare(sessions[shard.place.connection], shard.facts)) for shard in shards]
     columns: dict[str, None] = {}
     for schema in schemas:
-        columns |= dict.fromkeys(written_columns(shards[0].facts, schema))
+        columns |= dict.fromkeys(loaded_columns(shards[0].facts, schema))
     return Destination(
         target.name, logical, rule, key, tuple(columns), tuple(sorted(shards, key=lambda shard: shard.place.shard))
     )
@@ -139,26 +161,45 @@ def _inspect(
     key: Sequence[str],
     rule: TargetTable,
     where: str,
+    problems: list[LockstepError],
+    *,
+    partial: bool,
 ) -> Iterator[tuple[ShardTable, TableFacts]]:
+    """The tables that are there; what is wrong with them, and with those that are not, is added to `problems`."""
+    mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
         found = table_facts(connection, database, [place.table for place in here])
         for place in here:
             facts = found.get(place.table)
-            for schema in schemas:
-                facts = require_table(
+            for schema in schemas[: None if facts else 1]:
+                problems += table_problems(
                     facts,
                     schema,
                     key,
                     name=place.name,
                     freshness=rule.freshness,
                     narrower=rule.on_row_error == "quarantine",
+                    partial=partial,
+                    mariadb=mariadb,
                 )
-            assert facts is not None  # require_table has refused it
+            if facts is None:
+                continue
             facts = replace(facts, keyless=not key, beside=bool(key) and rule.guard.store == "table")
-            require_store(connection, facts)
+            found[place.table] = facts
+            _collect(problems, lambda: require_store(connection, facts))  # noqa: B023
             yield place, facts
-        require_grants(connection, found.values(), temporary_in=database, where=where)
+        _collect(
+            problems,
+            lambda: require_grants(connection, found.values(), temporary_in=database, where=where),  # noqa: B023
+        )
+
+
+def _collect(problems: list[LockstepError], check: Callable[[], None]) -> None:
+    try:
+        check()
+    except LockstepError as error:
+        problems.append(error)
 
 
 class Sessions:

@@ -1,31 +1,23 @@
 """What a target server and its tables are like, and what they must be. `require_*` are the only judges: the
 preflight (`lockstep check`) and the write job call the same ones, so that what passes here can be written.
 
-A table must exist, have the key (where rows have one) as a unique key, hold every column of the source that is not
-generated in a type at least as wide, and be able to do without a value for its other columns. The order of columns is
-free.
+A table must exist, have the key (where rows have one) as a unique key, hold every column of the source in a type that
+takes all of its values (target.pairs), and be able to do without a value for its other columns. The order of columns is
+free. Generated columns of the source may be plain, generated, or missing in the target.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import pymysql
 
-from cdc_core.errors import Refused
-from cdc_core.model.schema import (
-    BINARY_BASES,
-    GEOMETRY_BASES,
-    INTEGER_BYTES,
-    TEXT_BASES,
-    Column,
-    ColumnType,
-    TableSchema,
-    parse_column_type,
-)
+from cdc_core.errors import LockstepError, Refused, RetryLater, combined
+from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
+from cdc_core.target import pairs
 
 VERSION_COLUMN = "_cdc_version"
 
@@ -35,6 +27,7 @@ class TargetColumn:
     """A column of a target table. `declared` is the server's own text of the type, charset and collation.
 
     optional: a row can be inserted without naming it (nullable, a default, auto_increment, or generated).
+    counted:  AUTO_INCREMENT.
     """
 
     name: str
@@ -44,6 +37,13 @@ class TargetColumn:
     optional: bool
     generated: bool
     invisible: bool
+    counted: bool = False
+
+    @property
+    def replaces_null(self) -> bool:
+        """Whether the server stores another value for null, without a word: the next number, or the present time
+        (MariaDB). Any other NOT NULL column refuses a row that has null."""
+        return not self.nullable and (self.counted or self.type.base == "timestamp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,20 +157,28 @@ def _column(
         optional,
         generated,
         "invisible" in words,
+        "auto_increment" in words,
     )
 
 
 def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
-    """Raises Refused (target.local_infile) when bulk loading is off."""
+    """Raises Refused (target.local_infile, target.binlog_format) when bulk loading is off, or cannot be logged."""
     with connection.cursor() as cursor:
-        cursor.execute("SELECT @@local_infile")
-        row = cursor.fetchone()
-    if row is None or not row[0]:
+        cursor.execute("SELECT @@local_infile, @@log_bin, @@binlog_format")
+        local_infile, log_bin, binlog_format = cursor.fetchone() or (0, 0, "")
+    if not local_infile:
         raise Refused(
             "The server does not allow LOAD DATA LOCAL INFILE.",
             where=where,
             code="target.local_infile",
             remedy="SET GLOBAL local_infile = ON on the target, and local_infile=ON in its option file",
+        )
+    if log_bin and str(binlog_format).upper() == "STATEMENT":
+        raise Refused(
+            "The server's binary log has the format STATEMENT, which cannot log what is written from temporary tables.",
+            where=where,
+            code="target.binlog_format",
+            remedy="SET GLOBAL binlog_format = ROW (or MIXED) on the target, and binlog_format=ROW in its option file",
         )
 
 
@@ -182,52 +190,86 @@ def require_table(
     name: str,
     freshness: str | None = None,
     narrower: bool = False,
+    partial: bool = False,
+    mariadb: bool = False,
 ) -> TableFacts:
-    """The table, if changes of `schema` can be written to it. Raises Refused (target.table, .key, .column, .type).
-
-    narrower: a column may be too narrow for some values, if the server tells of each one that does not fit.
-    """
-    if facts is None:
-        raise Refused(
-            f"The table {name} does not exist on the target.",
-            where=name,
-            code="target.table",
-            remedy=f"create it there with the columns of {schema.name}, and its key",
-        )
-    if key:
-        _require_key(facts, key)
-    wanted = written_columns(facts, schema, check=True, narrower=narrower)
-    for column in facts.columns:
-        known = column.name.lower() in {one.lower() for one in wanted}
-        if not known and not column.optional and column.name != VERSION_COLUMN:
-            raise Refused(
-                f"The column {column.name} of the target is NOT NULL without a default, and the source has none such.",
-                where=name,
-                code="target.column",
-                remedy=f"give {column.name} a default, or allow null",
-            )
-    if freshness is not None and freshness.lower() not in {one.lower() for one in wanted}:
-        raise Refused(
-            f"The freshness column {freshness!r} is not a column of {schema.name}.",
-            where=name,
-            code="target.column",
-            remedy="name a column of the source in targets.*.tables.*.freshness, or leave the key out",
-        )
+    """The table, if changes of `schema` can be written to it. Raises what table_problems finds, all of it at once."""
+    problems = table_problems(
+        facts, schema, key, name=name, freshness=freshness, narrower=narrower, partial=partial, mariadb=mariadb
+    )
+    if problems:
+        raise combined(problems)
+    assert facts is not None
     return facts
 
 
-def _require_key(facts: TableFacts, key: Sequence[str]) -> None:
+def table_problems(
+    facts: TableFacts | None,
+    schema: TableSchema,
+    key: Sequence[str],
+    *,
+    name: str,
+    freshness: str | None = None,
+    narrower: bool = False,
+    partial: bool = False,
+    mariadb: bool = False,
+) -> list[LockstepError]:
+    """All that keeps changes of `schema` from being written to the table: Refused (target.table, .key, .column, .type).
+
+    narrower: a column may be too narrow for some values, if the server reports each one that does not fit.
+    partial:  some row images leave columns out (binlog_row_image is not FULL).
+    mariadb:  what the target's server is, for the statements that the remedies name.
+    """
+    if facts is None:
+        return [
+            Refused(
+                f"The table {name} does not exist on the target, or the account may not see it.",
+                where=name,
+                code="target.table",
+                remedy=f"create it there: {create_table(name, schema, key, mariadb=mariadb)}",
+            )
+        ]
+    found: list[LockstepError] = [*_key_problems(facts, key)] if key else []
+    for column in schema.columns:
+        there = facts.by_name.get(column.name.lower())
+        problem = _column_problem(facts, column, there, narrower=narrower, partial=partial, mariadb=mariadb)
+        if problem is not None:
+            found.append(problem)
+    known = {column.name.lower() for column in schema.columns}
+    for one in facts.columns:
+        if one.name.lower() not in known and not one.optional and one.name != VERSION_COLUMN:
+            found.append(
+                Refused(
+                    f"The column {one.name} of the target is NOT NULL without a default, and the source has none such.",
+                    where=name,
+                    code="target.column",
+                    remedy=f"give {one.name} a default, or allow null",
+                )
+            )
+    if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
+        found.append(
+            Refused(
+                f"The freshness column {freshness!r} is not a column of both {schema.name} and {facts.name}.",
+                where=name,
+                code="target.column",
+                remedy="name a column of the source in targets.*.tables.*.freshness, or leave the key out",
+            )
+        )
+    return found
+
+
+def _key_problems(facts: TableFacts, key: Sequence[str]) -> Iterator[Refused]:
     wanted = frozenset(one.lower() for one in key)
     if not any(unique.plain and unique.columns == wanted for unique in facts.unique_keys):
-        raise Refused(
+        yield Refused(
             f"{facts.name} has no unique key over exactly ({', '.join(key)}).",
             where=facts.name,
             code="target.key",
-            remedy=f"ALTER TABLE {facts.name} ADD UNIQUE KEY ({', '.join(key)})",
+            remedy=f"ALTER TABLE {_quoted(facts)} ADD UNIQUE KEY ({', '.join(map(quote, key))})",
         )
     for column in facts.columns:
         if column.name.lower() in wanted and column.nullable:
-            raise Refused(
+            yield Refused(
                 f"The key column {column.name} of {facts.name} may be null, and nulls are never equal.",
                 where=facts.name,
                 code="target.key",
@@ -235,149 +277,191 @@ def _require_key(facts: TableFacts, key: Sequence[str]) -> None:
             )
 
 
-def written_columns(
-    facts: TableFacts, schema: TableSchema, *, check: bool = False, narrower: bool = False
-) -> tuple[str, ...]:
-    """Names, as the source writes them, of the columns that are written to the target.
+def loaded_columns(facts: TableFacts, schema: TableSchema) -> tuple[str, ...]:
+    """Names, as the source writes them, of the columns whose values go to the target's server.
 
-    Generated columns (of the source, or of the target) are not. With `check`, raises Refused (target.column,
-    target.type) for a column that is missing or too narrow.
+    A column that the target generates itself is among them where its type takes the source's values: the write compares
+    the two (written_columns leaves it out). A generated column of the source that the target does not have is not.
     """
     names = []
     for column in schema.columns:
         there = facts.by_name.get(column.name.lower())
-        if column.generated or (there is not None and there.generated):
-            continue
-        if check:
-            _require_column(facts, column, there, narrower=narrower)
-        names.append(column.name)
+        compared = there is not None and column.logged and not pairs.problem(column.type, there.type)
+        if there is not None and (compared or not there.generated):
+            names.append(column.name)
     return tuple(names)
 
 
-def _require_column(facts: TableFacts, column: Column, there: TargetColumn | None, *, narrower: bool) -> None:
+def written_columns(facts: TableFacts, columns: Sequence[str]) -> tuple[str, ...]:
+    """Of the columns of rows those that a statement may assign: a generated column has no value but its own."""
+    return tuple(name for name in columns if not facts.by_name[name.lower()].generated)
+
+
+def _column_problem(
+    facts: TableFacts,
+    column: Column,
+    there: TargetColumn | None,
+    *,
+    narrower: bool,
+    partial: bool,
+    mariadb: bool,
+) -> Refused | None:
     if there is None:
-        raise Refused(
+        if column.generated and column.key_part is None:
+            return None  # what is computed from other columns is not lost
+        return Refused(
             f"The column {column.name} ({column.type}) of the source is missing in {facts.name}.",
             where=facts.name,
             code="target.column",
-            remedy=f"ALTER TABLE {facts.name} ADD COLUMN {quote(column.name)} {column.type}",
+            remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)}",
         )
-    problem = too_narrow(column.type, there.type)
-    if problem and not (narrower and _told(problem, there.type)):
-        raise Refused(
-            f"The column {column.name} is {column.type} on the source and {there.type} in {facts.name}: {problem}.",
+    problem = pairs.problem(column.type, there.type)
+    if there.generated:
+        if not problem or (column.generated and column.key_part is None):
+            return None
+    elif not column.logged and partial:
+        return Refused(
+            f"{column.name} is a virtual column of the source, and MariaDB left its values out of the log "
+            f"(binlog_row_image is not FULL); in {facts.name} it is a plain column.",
             where=facts.name,
-            code="target.type",
-            remedy=f"ALTER TABLE {facts.name} MODIFY {quote(there.name)} {column.type}",
+            code="target.column",
+            remedy=f"make {column.name} a generated column of the target, or drop it there; or SET GLOBAL "
+            "binlog_row_image = FULL on the source and bring the table by a full copy",
         )
+    elif not problem and column.nullable and there.replaces_null:
+        problem = pairs.NULLS
+    if not problem or (narrower and pairs.reported(problem, there.type)):
+        return None
+    kind = there.type if problem == pairs.NULLS else pairs.widened(column.type, there.type, mariadb=mariadb)
+    null = "NOT NULL" if not there.nullable and problem != pairs.NULLS else "NULL"
+    return Refused(
+        f"The column {column.name} is {column.type} on the source and {there.type} in {facts.name}: {problem}.",
+        where=facts.name,
+        code="target.type",
+        remedy=f"ALTER TABLE {_quoted(facts)} MODIFY {quote(there.name)} {declaration(kind)} {null}",
+    )
 
 
-_TEXT_BYTES = {"tinytext": 255, "text": 65_535, "mediumtext": 2**24 - 1, "longtext": 2**32 - 1}
-_BLOB_BYTES = {"tinyblob": 255, "blob": 65_535, "mediumblob": 2**24 - 1, "longblob": 2**32 - 1}
+def declaration(kind: ColumnType) -> str:
+    """A type as DDL, with its charset."""
+    text = str(kind).replace("\\", "\\\\")
+    if kind.charset and kind.base in TEXT_BASES | {"enum", "set"}:
+        text += f" CHARACTER SET {kind.charset}" + (f" COLLATE {kind.collation}" if kind.collation else "")
+    return text
 
 
-def too_narrow(source: ColumnType, target: ColumnType) -> str:
-    """Why a target column cannot hold every value of a source column; "" when it can."""
-    if source.base in INTEGER_BYTES:
-        return _integer_problem(source, target)
-    if source.base in TEXT_BASES | {"enum", "set", "json", "uuid", "inet4", "inet6"} and target.base in TEXT_BASES:
-        return _length_problem(source, target, _TEXT_BYTES)
-    if source.base in BINARY_BASES and target.base in BINARY_BASES:
-        # BINARY(n) pads what is shorter, and would give back other bytes.
-        if target.base == "binary" and (source.base, source.length) != (target.base, target.length):
-            return "a BINARY column pads its values"
-        return _length_problem(source, target, _BLOB_BYTES)
-    if source.base in GEOMETRY_BASES and target.base in GEOMETRY_BASES:
-        return "" if target.base in (source.base, "geometry") else "it takes another kind of geometry"
-    if source.base == "float" and target.base == "double":
-        return ""
-    if source.base in ("datetime", "timestamp") and target.base in ("datetime", "timestamp"):
-        if source.base == "datetime" and target.base == "timestamp":
-            return "TIMESTAMP has a smaller range"
-        return "" if target.fsp >= source.fsp else "it has fewer fractional digits"
-    if source.base != target.base:
-        return "the types differ"
-    if source.base == "decimal":
-        whole = (source.precision or 10) - (source.scale or 0)
-        fits = (target.scale or 0) >= (source.scale or 0) and (target.precision or 10) - (target.scale or 0) >= whole
-        return "" if fits and (source.unsigned or not target.unsigned) else "it has fewer digits"
-    if source.base in ("enum", "set"):
-        missing = [label for label in source.labels if label not in target.labels]
-        return f"it lacks the label {missing[0]!r}" if missing else ""
-    if source.base == "time":
-        return "" if target.fsp >= source.fsp else "it has fewer fractional digits"
-    if source.base in ("bit", "vector") and source.length != target.length:
-        return "the lengths differ"
-    return ""
+def column_definition(column: Column, *, mariadb: bool, key: bool = False) -> str:
+    """A column of a source as a plain column of a target. key: it must tell apart what the source tells apart."""
+    kind = pairs.native(column.type, mariadb=mariadb)
+    unknown = "_0900_" in kind.collation if mariadb else "uca1400" in kind.collation or "nopad" in kind.collation
+    if unknown:
+        kind = replace(kind, collation=f"{kind.charset}_bin" if key else "")
+    return f"{quote(column.name)} {declaration(kind)} {'NULL' if column.nullable and not key else 'NOT NULL'}"
 
 
-_SHORTER, _SMALLER = "it is shorter", "it has a smaller range"
-_TOLD = frozenset({_SHORTER, _SMALLER, "it takes no negative numbers", "TIMESTAMP has a smaller range"})
+def create_table(name: str, schema: TableSchema, key: Sequence[str], *, mariadb: bool) -> str:
+    """A CREATE TABLE of the source's columns; generated ones are plain. No defaults: rows bring all values."""
+    wanted = {one.lower() for one in key}
+    parts = [column_definition(column, mariadb=mariadb, key=column.name.lower() in wanted) for column in schema.columns]
+    if key:
+        parts.append(f"PRIMARY KEY ({', '.join(map(quote, key))})")
+    return f"CREATE TABLE {'.'.join(map(quote, name.split('.', 1)))} ({', '.join(parts)}) ENGINE=InnoDB"
 
 
-def _told(problem: str, target: ColumnType) -> bool:
-    """Whether the server warns of each value that does not fit. It rounds fractions, and cuts spaces off a CHAR's end,
-    without a word."""
-    return problem in _TOLD and target.base != "char"
-
-
-def _integer_problem(source: ColumnType, target: ColumnType) -> str:
-    if target.base == "decimal":
-        digits = (target.precision or 10) - (target.scale or 0)
-        return "" if digits >= 20 and not target.unsigned else "it has fewer digits"
-    if target.base not in INTEGER_BYTES:
-        return "the types differ"
-    bits, room = INTEGER_BYTES[source.base] * 8, INTEGER_BYTES[target.base] * 8
-    if source.unsigned == target.unsigned:
-        return "" if room >= bits else _SMALLER
-    if source.unsigned:
-        return "" if room > bits else _SMALLER
-    return "it takes no negative numbers"
-
-
-def _length_problem(source: ColumnType, target: ColumnType, sizes: Mapping[str, int]) -> str:
-    if target.base in sizes:
-        # Characters of a char type take up to four bytes in a TEXT column.
-        need = sizes.get(source.base) or (source.length or 0) * (4 if sizes is _TEXT_BYTES else 1)
-        if source.base in ("enum", "set"):
-            need = sum(len(label.encode()) + 1 for label in source.labels)
-        if source.base == "json":
-            need = _TEXT_BYTES["longtext"]
-        return "" if sizes[target.base] >= need else _SHORTER
-    need = source.length or 0
-    if source.base in ("enum", "set"):
-        need = sum(len(label) + 1 for label in source.labels)
-    elif source.base == "uuid":
-        need = 36
-    elif source.base in ("inet4", "inet6"):
-        need = 45
-    elif source.base in sizes or source.base == "json":
-        return _SHORTER
-    return "" if (target.length or 0) >= need else _SHORTER
+def _quoted(facts: TableFacts) -> str:
+    return f"{quote(facts.database)}.{quote(facts.table)}"
 
 
 def require_grants(
     connection: pymysql.Connection[Any], facts: Iterable[TableFacts], *, temporary_in: str, where: str
 ) -> None:
-    """Raises Refused (target.grant) when the account may not read, write, or make temporary tables.
+    """Raises Refused (target.grant) that names each privilege which the account lacks, RetryLater
+    (target.unavailable) when the server takes no writes now.
 
-    EXPLAIN asks for the privileges of the statement it explains, and runs nothing.
+    EXPLAIN and PREPARE ask for the privileges of their statement and run nothing; the ALTER fails in any case, by its
+    privilege or because the column is there.
     """
+    tables = list(facts)
+    lacking: dict[str, None] = {}
     with connection.cursor() as cursor:
-        try:
-            cursor.execute(f"CREATE TEMPORARY TABLE {quote(temporary_in)}._lockstep_check (n INT)")
-            cursor.execute(f"DROP TEMPORARY TABLE {quote(temporary_in)}._lockstep_check")
-            for table in facts:
-                name = f"{quote(table.database)}.{quote(table.table)}"
-                column = quote(table.columns[0].name)
-                cursor.execute(f"EXPLAIN INSERT INTO {name} SELECT * FROM {name} WHERE FALSE")
-                cursor.execute(f"EXPLAIN UPDATE {name} SET {column} = {column} WHERE FALSE")
-                cursor.execute(f"EXPLAIN DELETE FROM {name} WHERE FALSE")
-        except pymysql.err.MySQLError as error:
+        probe = f"{quote(temporary_in)}._lockstep_check"
+        if not _may(cursor, f"CREATE TEMPORARY TABLE {probe} (n INT PRIMARY KEY)", where):
+            lacking["CREATE TEMPORARY TABLES"] = None
+        else:
+            cursor.execute(f"DROP TEMPORARY TABLE {probe}")
+        create = f"CREATE TABLE {probe} (n INT PRIMARY KEY)".encode().hex()
+        cursor.execute(f"SET @_lockstep_check = CONVERT(X'{create}' USING utf8mb4)")
+        if not _may(cursor, "PREPARE _lockstep_check FROM @_lockstep_check", where):
+            lacking["CREATE"] = None
+        for table in tables:
+            lacking |= dict.fromkeys(
+                privilege for privilege, statement in _probes(table) if not _may(cursor, statement, where)
+            )
+        if lacking:
+            cursor.execute("SELECT CURRENT_USER()")
+            (account,) = cursor.fetchone() or ("",)
+            raise _lacks(str(account), temporary_in, [one for one in PRIVILEGES if one in lacking], where=where)
+
+
+PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "CREATE TEMPORARY TABLES")
+"""All that an account needs on the databases of a target."""
+
+
+def _probes(table: TableFacts) -> Iterator[tuple[str, str]]:
+    """For each privilege on a table a statement that needs it, and changes nothing."""
+    name, plain = _quoted(table), [quote(column.name) for column in table.columns if not column.generated]
+    yield "SELECT", f"SELECT 1 FROM {name} WHERE FALSE"
+    if plain:
+        yield (
+            "INSERT",
+            f"EXPLAIN INSERT INTO {name} ({', '.join(plain)}) SELECT {', '.join(plain)} FROM {name} WHERE FALSE",
+        )
+        yield "UPDATE", f"EXPLAIN UPDATE {name} SET {plain[0]} = {plain[0]} WHERE FALSE"
+    yield "DELETE", f"EXPLAIN DELETE FROM {name} WHERE FALSE"
+    if not (table.versioned or table.beside or table.keyless):
+        yield "ALTER", f"ALTER TABLE {name} ADD COLUMN {quote(table.columns[0].name)} INT"
+
+
+def _may(cursor: Any, statement: str, where: str) -> bool:
+    """Whether the account has the privileges of a statement."""
+    try:
+        cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        number = error.args[0] if error.args else 0
+        if number in UNAVAILABLE:
+            raise unavailable(error, where=where) from None
+        if number in DENIED:
+            return False
+        if number != _DUPLICATE_COLUMN:
             raise denied(error, where=where) from None
+    return True
 
 
+_DUPLICATE_COLUMN = 1060
 DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370})
+UNAVAILABLE = frozenset({1053, 1290, 1792, 1836, 1927, 2006, 2013, 2055, 3100, 3169, 4031})
+"""A server that is read-only (a replica, or about to fail over), shuts down, or has ended the connection."""
+
+
+def unavailable(error: pymysql.err.MySQLError, *, where: str) -> RetryLater:
+    return RetryLater(
+        f"The target takes no writes now: {error.args[-1]}.",
+        where=where,
+        code="target.unavailable",
+        remedy="run the task again once the server can be written; if it stays so, see whether it is a read-only "
+        "replica (read_only, super_read_only) and the connection should lead to another",
+    )
+
+
+def _lacks(account: str, database: str, privileges: Sequence[str], *, where: str) -> Refused:
+    user, _, host = account.rpartition("@")
+    listed = ", ".join(privileges)
+    return Refused(
+        f"The account {account} lacks {listed} on {database}.",
+        where=where,
+        code="target.grant",
+        remedy=f"GRANT {listed} ON {quote(database)}.* TO '{user}'@'{host}'",
+    )
 
 
 def denied(error: pymysql.err.MySQLError, *, where: str) -> Refused:
@@ -385,6 +469,5 @@ def denied(error: pymysql.err.MySQLError, *, where: str) -> Refused:
         f"The target refused a statement: {error.args[-1]}.",
         where=where,
         code="target.grant",
-        remedy="GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, CREATE TEMPORARY TABLES on the target's databases "
-        "to the pipeline's account",
+        remedy=f"GRANT {', '.join(PRIVILEGES)} on the target's databases to the pipeline's account",
     )

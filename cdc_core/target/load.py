@@ -5,6 +5,7 @@ the fastest way in. LOCAL turns errors into warnings, so any warning at all refu
 would have bent is found here, with its key and column, before anything is written.
 
 Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation, `_v` version, `_s` state,
+`_j` for a row with JSON numbers that only a DECIMAL holds which of LoadFile.decimals they are (target.documents),
 `_a` for a row whose values the log did not all carry a text of 0 and 1, 1 for each column of the layout that is
 absent; then the row's own under the target's names and types, all nullable.
 """
@@ -27,6 +28,7 @@ from cdc_core.apply.guard import VERSION_BYTES
 from cdc_core.connections import Server, connect
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.staged import OP, TRUNCATE, lacking
+from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.facts import TableFacts, quote
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
@@ -40,16 +42,61 @@ MAX_UNFIT = 10_000
 """Rows of a shard that may be set aside in a run; more are no matter of single rows."""
 _MAX_ERROR_COUNT = 65_535
 
-SESSION = (
+_VARIABLES = (
     # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
-    "SET SESSION sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_ENGINE_SUBSTITUTION'",
-    "SET SESSION time_zone = '+00:00'",
+    "sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_ENGINE_SUBSTITUTION'",
+    "time_zone = '+00:00'",
     # Parents and children arrive in transactions of their own; the source has checked them.
-    "SET SESSION foreign_key_checks = 0",
+    "foreign_key_checks = 0",
+    "unique_checks = 1",
+    "innodb_lock_wait_timeout = 30",
+    # For the metadata lock of a table that somebody alters; the default is a year.
+    "lock_wait_timeout = 60",
+    # Some of the warnings about a value that was changed are notes.
+    "sql_notes = 1",
+    # `_n` counts the lines of the file.
+    "auto_increment_increment = 1",
+    "auto_increment_offset = 1",
+    # `_n IS NULL` finds what a LEFT JOIN did not, and not the last row inserted.
+    "sql_auto_is_null = 0",
+    "sql_safe_updates = 0",
+    "sql_select_limit = 18446744073709551615",
+    "sql_big_selects = 1",
+)
+SESSION = (
+    # What `init_connect` or the server's defaults may have made of the connection's own charset and collation.
+    "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
     # No gap locks: shards of one database share the tombstone table. Our own runs exclude each other by a named lock.
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
-    "SET SESSION innodb_lock_wait_timeout = 30",
+    "SET SESSION TRANSACTION READ WRITE",
+    f"SET SESSION {', '.join(_VARIABLES)}",
 )
+"""The settings of each session at a target, so that nothing depends on the server's own. None needs a privilege."""
+
+_SESSION_WHERE_KNOWN = (
+    # With it off, null in a TIMESTAMP NOT NULL becomes the present time.
+    "SET SESSION explicit_defaults_for_timestamp = 1",
+    "SET SESSION check_constraint_checks = 1",
+    "SET SESSION max_statement_time = 0",
+)
+_NOT_SETTABLE = frozenset({1193, 1227, 1229, 1238})
+"""No such variable, no privilege, global only, read only."""
+
+
+def set_session(cursor: Any) -> None:
+    """The settings of SESSION, and of those variables that only some servers have or let an account set."""
+    for statement in SESSION:
+        cursor.execute(statement)
+    for statement in _SESSION_WHERE_KNOWN:
+        _set_if_possible(cursor, statement)
+
+
+def _set_if_possible(cursor: Any, statement: str) -> None:
+    try:
+        cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        if error.args[0] not in _NOT_SETTABLE:
+            raise
 
 
 def open_session(server: Server, database: str, *, where: str) -> pymysql.Connection[Any]:
@@ -58,8 +105,7 @@ def open_session(server: Server, database: str, *, where: str) -> pymysql.Connec
     try:
         connection.select_db(database)
         with connection.cursor() as cursor:
-            for statement in SESSION:
-                cursor.execute(statement)
+            set_session(cursor)
     except BaseException:
         connection.close()
         raise
@@ -68,10 +114,12 @@ def open_session(server: Server, database: str, *, where: str) -> pymysql.Connec
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns a load carries, named as the rows name them; `key` among them, () where rows have none."""
+    """Which columns a load carries, named as the rows name them; `key` among them, () where rows have none. documents:
+    those whose column in the target is JSON."""
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
+    documents: frozenset[str] = frozenset()
 
 
 class LoadFile:
@@ -79,6 +127,7 @@ class LoadFile:
 
     binary: the columns that travel as hex, known from the first batch.
     absent: the columns that some row lacks. truncates: some row is one.
+    decimals: for each set of numbers in JSON columns that only a DECIMAL holds, by column, what `_j` says in its rows.
     """
 
     def __init__(self, directory: Path, layout: Layout) -> None:
@@ -88,6 +137,7 @@ class LoadFile:
         self.binary: frozenset[str] = frozenset()
         self.absent: frozenset[str] = frozenset()
         self.truncates = False
+        self.decimals: dict[tuple[tuple[str, tuple[Number, ...]], ...], int] = {}
         self._file = self.path.open("wb")
 
     def __enter__(self) -> LoadFile:
@@ -108,8 +158,11 @@ class LoadFile:
         upserts = pc.equal(ops, "u")
         self.truncates |= bool(pc.any(pc.is_in(ops, pa.array([TRUNCATE, EMPTIED]))).as_py())
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
+        documents = {name: exact_numbers(column_text(batch, name)) for name in sorted(self.layout.documents)}
+        if documents:
+            fields.append(self._decimals(documents, batch.num_rows))
         for name in self.layout.columns:
-            text = column_text(batch, name)
+            text = documents[name].text if name in documents else column_text(batch, name)
             if self.layout.key and name not in self.layout.key and batch.num_rows > upserts.true_count:
                 # Who deletes a row by its key needs that alone, and must not stumble over values that do not fit.
                 text = pc.if_else(upserts, text, pa.scalar(None, pa.string()))
@@ -127,6 +180,13 @@ class LoadFile:
             flags.append("".join("01"[name in here] for name in self.layout.columns) if here else None)
         return pa.array(flags, pa.string()).take(index)
 
+    def _decimals(self, documents: Mapping[str, Exact], rows: int) -> pa.StringArray:
+        found: list[str | None] = [None] * rows
+        for row in sorted(set().union(*(one.numbers for one in documents.values()))):
+            numbers = tuple((name, one.numbers[row]) for name, one in documents.items() if row in one.numbers)
+            found[row] = str(self.decimals.setdefault(numbers, len(self.decimals)))
+        return pa.array(found, pa.string())
+
     def flush(self) -> None:
         self._file.flush()
 
@@ -135,8 +195,9 @@ def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     """The empty temporary table, replacing one of an earlier attempt."""
     cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {TEMPORARY}")
     own = [f"{target_name(facts, name)} {facts.by_name[name.lower()].declared} NULL" for name in layout.columns]
+    decimals = "_j INT NULL, KEY (_j), " if layout.documents else ""
     cursor.execute(
-        f"CREATE TEMPORARY TABLE {TEMPORARY} (_n BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, "
+        f"CREATE TEMPORARY TABLE {TEMPORARY} ({decimals}_n BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, "
         f"_k VARBINARY({KEY_BYTES}) NULL, _o CHAR(1) CHARACTER SET ascii NULL, _v VARBINARY({VERSION_BYTES}) NULL, "
         f"_s TINYINT NOT NULL DEFAULT 0, _a MEDIUMTEXT CHARACTER SET ascii NULL, {', '.join(own)}) ENGINE=InnoDB"
     )
@@ -169,8 +230,10 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     """
     file.flush()
     if tolerant:
-        cursor.execute(f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
+        _set_if_possible(cursor, f"SET SESSION max_error_count = {_MAX_ERROR_COUNT}")
     fields, settings = ["_k", "_o", "@_v", "_a"], ["_v = UNHEX(@_v)"]
+    if file.layout.documents:
+        fields.append("_j")
     for number, name in enumerate(file.layout.columns):
         column = target_name(facts, name)
         base = facts.by_name[name.lower()].type.base
@@ -204,13 +267,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             ) from None
         raise
     loaded = cursor.rowcount
-    cursor.execute("SHOW WARNINGS" if tolerant else "SHOW WARNINGS LIMIT 20")
-    warnings = cursor.fetchall()
-    unfit: dict[int, str] = {}
-    for warning in warnings:
-        if not tolerant or len(warnings) >= _MAX_ERROR_COUNT or not _row_number(warning):
-            raise _bent(cursor, facts, warning)
-        unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
+    unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
     if loaded != file.rows:
         raise DataAtRisk(
             f"The server took {loaded} of {file.rows} rows.",
@@ -218,7 +275,33 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             code="target.row_error",
             remedy="run the task again; if it stays so, keep the run's files and report it",
         )
+    for columns, group in file.decimals.items():
+        for name, numbers in columns:
+            for assignment in decimals_sql(target_name(facts, name), numbers):
+                cursor.execute(f"UPDATE {TEMPORARY} SET {assignment} WHERE _j = {group}")
     return remove(cursor, facts, unfit) if unfit else []
+
+
+def _unfit_rows(cursor: Any, facts: TableFacts, layout: Layout, *, tolerant: bool) -> dict[int, str]:
+    """Line numbers of the rows that the server had to change to load them, with the reason of each.
+
+    Raises DataAtRisk (target.row_error) unless `tolerant`, and where the server keeps fewer warnings than it counts
+    (max_error_count, which MySQL lets only SESSION_VARIABLES_ADMIN set).
+    """
+    cursor.execute("SHOW COUNT(*) WARNINGS")
+    (count,) = cursor.fetchone()
+    if not count:
+        return {}
+    cursor.execute("SHOW WARNINGS" if tolerant else "SHOW WARNINGS LIMIT 20")
+    warnings = cursor.fetchall()
+    unfit: dict[int, str] = {}
+    for warning in warnings:
+        if not tolerant or count > len(warnings) or not _row_number(warning):
+            raise _bent(cursor, facts, layout, warning)
+        unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
+    if not unfit:
+        raise row_error(facts, None, f"the server warns of {count} values, and its max_error_count lets it name none")
+    return unfit
 
 
 def remove(cursor: Any, facts: TableFacts, unfit: Mapping[int, str]) -> list[Unfit]:
@@ -244,10 +327,19 @@ def _row_number(warning: Sequence[Any]) -> int:
     return int(match[1] or match[2]) if match else 0
 
 
-def _bent(cursor: Any, facts: TableFacts, warning: Sequence[Any]) -> DataAtRisk:
-    cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (_row_number(warning),))
+def _bent(cursor: Any, facts: TableFacts, layout: Layout, warning: Sequence[Any]) -> DataAtRisk:
+    enums = [name for name in layout.columns if facts.by_name[name.lower()].type.base == "enum"]
+    indexes = "".join(f", {target_name(facts, name)} + 0" for name in enums)
+    cursor.execute(f"SELECT _k{indexes} FROM {TEMPORARY} WHERE _n = {_row_number(warning)}")
     row = cursor.fetchone()
-    return row_error(facts, row[0] if row else None, f"{warning[2]} ({warning[1]})")
+    reason = f"{warning[2]} ({warning[1]})"
+    for name, index in zip(enums, row[1:] if row else (), strict=False):
+        if index == 0:
+            reason = (
+                f"{name} is not a label of the target's ENUM; an empty value is the error value (index 0) that the "
+                "source keeps of an insert it could not take, and a VARCHAR column takes it"
+            )
+    return row_error(facts, row[0] if row else None, reason)
 
 
 def shown_key(key: bytes) -> str:

@@ -28,7 +28,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
 from cdc_core.model.staged import TRUNCATE
-from cdc_core.target.facts import TableFacts, quote
+from cdc_core.target.facts import TableFacts, quote, written_columns
 from cdc_core.target.load import EMPTIED, TEMPORARY, LoadFile, row_error, target_name
 from cdc_core.target.prepare import MARKS
 from cdc_core.target.versions import as_text, table_literal, table_name
@@ -65,7 +65,7 @@ def write_copies(
     states = states_of(cursor)
     if any(states.get((op, NEW)) for op in (TRUNCATE, EMPTIED)):
         cursor.execute(f"DELETE FROM {table_name(facts)}")
-    absent = _apply(cursor, facts, file.layout.columns)
+    absent = _apply(cursor, facts, written_columns(facts, file.layout.columns))
     for source, seq in upto.items():
         cursor.execute(
             f"REPLACE INTO {marks_name(facts)} (table_name, source, seq) "
@@ -149,7 +149,7 @@ def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
     if staying:
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {_KEPT}")
         cursor.execute(
-            f"CREATE TEMPORARY TABLE {_KEPT} (_lockstep_stays BOOL, "
+            f"CREATE TEMPORARY TABLE {_KEPT} (_lockstep_n BIGINT AUTO_INCREMENT PRIMARY KEY, _lockstep_stays BOOL, "
             f"{', '.join(f'{quote(column.name)} {column.declared} NULL' for column in whole)}) ENGINE=InnoDB"
         )
         cursor.execute(

@@ -20,8 +20,17 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
-from cdc_core.errors import Refused
-from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied, quote, table_facts
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.target.facts import (
+    DENIED,
+    UNAVAILABLE,
+    VERSION_COLUMN,
+    TableFacts,
+    denied,
+    quote,
+    table_facts,
+    unavailable,
+)
 
 log = logging.getLogger(__name__)
 
@@ -33,7 +42,7 @@ VERSIONS = "_lockstep_version"
 MARKS = "_lockstep_mark"
 KEY_BYTES = 512
 """Longest key text kept as it is; a longer one is kept as its SHA-256 (target.text)."""
-_DUPLICATE_COLUMN = 1060
+_DUPLICATE_COLUMN, _LOCK_WAIT = 1060, 1205
 
 _CREATE_VERSIONS = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{{table}} (
@@ -69,7 +78,7 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
 
-    Raises Refused (target.grant, target.prepare, target.guard_store).
+    Raises Refused (target.grant, target.prepare, target.guard_store), RetryLater (target.busy, target.unavailable).
     """
     try:
         with connection.cursor() as cursor:
@@ -86,6 +95,15 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     except pymysql.err.MySQLError as error:
         if error.args[0] in DENIED:
             raise denied(error, where=facts.name) from None
+        if error.args[0] in UNAVAILABLE:
+            raise unavailable(error, where=facts.name) from None
+        if error.args[0] == _LOCK_WAIT:
+            raise RetryLater(
+                f"The table is in use by a long transaction, and cannot be altered now: {error.args[-1]}.",
+                where=facts.name,
+                code="target.busy",
+                remedy="run the task again; if it stays so, look for long transactions on the target",
+            ) from None
         if error.args[0] != _DUPLICATE_COLUMN:
             raise Refused(
                 f"The table cannot be prepared: {error.args[-1]}.",

@@ -54,6 +54,10 @@ def _plain_text(values: pa.Array) -> pa.StringArray:
         return values.cast(pa.timestamp("us")).cast(pa.string())
     if pa.types.is_dictionary(kind):
         return values.cast(kind.value_type).cast(pa.string())
+    if pa.types.is_float32(kind):
+        # All digits of the number: the fewest that tell it from its neighbours may round beyond the largest FLOAT, and
+        # would be another number in a DOUBLE.
+        values = values.cast(pa.float64())
     return values.cast(pa.string())
 
 

@@ -40,8 +40,8 @@ def create_taken(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     kept = [quote(name) for name in _extra(facts, layout)]
     cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {TAKEN}")
     cursor.execute(
-        f"CREATE TEMPORARY TABLE {TAKEN} ENGINE=InnoDB AS SELECT {', '.join(key + kept)} "
-        f"FROM {table_name(facts)} WHERE FALSE"
+        f"CREATE TEMPORARY TABLE {TAKEN} (_lockstep_t BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB "
+        f"AS SELECT {', '.join(key + kept)} FROM {table_name(facts)} WHERE FALSE"
     )
     cursor.execute(f"CREATE INDEX _lockstep_key ON {TEMPORARY} ({', '.join(key)})")
 
@@ -71,7 +71,8 @@ def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:
             for ours, (name, length) in zip(whole, columns, strict=True)
         )
         cursor.execute(
-            f"INSERT INTO {TAKEN} SELECT DISTINCT {', '.join(f'r.{name}' for name in key + kept)} FROM {TEMPORARY} _l "
+            f"INSERT INTO {TAKEN} ({', '.join(key + kept)}) "
+            f"SELECT DISTINCT {', '.join(f'r.{name}' for name in key + kept)} FROM {TEMPORARY} _l "
             f"STRAIGHT_JOIN {table_name(facts)} r ON {same} WHERE {_DEFINITE} AND NOT ({own})"
         )
         cursor.execute(

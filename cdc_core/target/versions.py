@@ -15,6 +15,7 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.apply.guard import newer_or_equal
+from cdc_core.model.schema import TEXT_BASES
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import ALL_KEYS, TOMBSTONES, VERSIONS
@@ -104,6 +105,17 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
     elif base == "float":
         column = f"CAST({column} AS DOUBLE)"
     return f"CAST({column} AS CHAR)"
+
+
+_AS_BYTES = TEXT_BASES | {"enum", "set"}
+
+
+def equal_sql(facts: TableFacts, name: str) -> str:
+    """Whether the row `r` has the very value of the loaded row `_l`: text byte by byte, whatever the collation."""
+    column = target_name(facts, name)
+    if facts.by_name[name.lower()].type.base in _AS_BYTES:
+        return f"(CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY))"
+    return f"(r.{column} <=> _l.{column})"
 
 
 def truncate_of(cursor: Any, facts: TableFacts) -> bytes | None:

@@ -39,7 +39,7 @@ from cdc_core.connections import Server
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
-from cdc_core.target.facts import DENIED, VERSION_COLUMN, TableFacts, denied
+from cdc_core.target.facts import DENIED, UNAVAILABLE, VERSION_COLUMN, TableFacts, denied, written_columns
 from cdc_core.target.load import (
     EMPTIED,
     MAX_UNFIT,
@@ -53,12 +53,14 @@ from cdc_core.target.load import (
     open_session,
     remove,
     row_error,
+    shown_key,
     target_name,
 )
 from cdc_core.target.prepare import ALL_KEYS, LEDGER
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import (
     beside,
+    equal_sql,
     on_key,
     row_version,
     table_literal,
@@ -78,7 +80,7 @@ only, which are written again all the same)."""
 
 _DEADLOCKS = frozenset({1205, 1213})
 _GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055})
-_PASSING = frozenset({3, 1021, 1114, 1040, 1290, 1836, 3100})
+_PASSING = UNAVAILABLE - _GONE | {3, 1021, 1114, 1040}
 _ROW_ERRORS = frozenset({1048, 1264, 1265, 1292, 1364, 1366, 1406, 1411, 1526, 1644, 1690, 3140, 3819, 4025})
 """Besides PyMySQL's DataError and IntegrityError: check constraints, SIGNAL in a trigger, partitions, and the like."""
 _DUPLICATE = 1062
@@ -274,6 +276,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
             )
         else:
             _verify(cursor, write, key, upserts, careful=careful)
+        _verify_generated(cursor, facts, file)
         if buried:
             cursor.execute(f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}")
     counts = WriteCounts(
@@ -360,7 +363,7 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     if facts.beside:
         return _upsert_beside(write, file, extra)
     fresh = target_name(facts, write.freshness) if write.freshness else None
-    names = [target_name(facts, name) for name in file.layout.columns]
+    names = [target_name(facts, name) for name in written_columns(facts, file.layout.columns)]
     keys = {target_name(facts, name) for name in file.layout.key}
     old = table_name(facts)
     version = f"{old}.{VERSION_COLUMN}"
@@ -378,8 +381,9 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
 
 def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     facts, key = write.facts, file.layout.key
-    names = [target_name(facts, name) for name in file.layout.columns]
-    values = [target_name(facts, name) for name in file.layout.columns if name not in key]
+    written = written_columns(facts, file.layout.columns)
+    names = [target_name(facts, name) for name in written]
+    values = [target_name(facts, name) for name in written if name not in key]
     changes = ", ".join(f"r.{name} = _l.{name}" for name in values)
     chosen = f"_l._o = '{UPSERT}' AND _l._s <> {STALE} {extra}"
     table, same = table_name(facts), on_key(facts, key)
@@ -435,6 +439,30 @@ def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *,
         remedy="look for triggers of the target that change rows, or keys that are equal in the target's collation "
         "only; nothing of this shard was written",
     )
+
+
+def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
+    """Columns that the target computes have the values that the source's have."""
+    layout = file.layout
+    for name in layout.columns:
+        if facts.by_name[name.lower()].generated and name not in layout.key:
+            same = equal_sql(facts, name)
+            if name in file.absent:
+                same = f"({same} OR {is_absent(layout, name)})"
+            cursor.execute(
+                f"SELECT _l._k FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
+                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND NOT {same} LIMIT 1"
+            )
+            row = cursor.fetchone()
+            if row:
+                raise DataAtRisk(
+                    f"The target computes another value of {name} than the source has, in the row with key "
+                    f"{shown_key(bytes(row[0]))}.",
+                    where=facts.name,
+                    code="target.generated",
+                    remedy=f"compare the expressions of {name} on both; make it a plain column of the target, or drop "
+                    "it there if it is generated on the source; nothing of this shard was written",
+                )
 
 
 def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Self
 
@@ -26,9 +27,16 @@ _AS_ROOT = ("--user=root",) if os.geteuid() == 0 else ()
 
 class MariaDb(SqlServer):
     @classmethod
-    def start(cls, directory: Path | str | None = None, *, server_id: int = 1, options: Options | None = None) -> Self:
+    def start(
+        cls,
+        directory: Path | str | None = None,
+        *,
+        server_id: int = 1,
+        options: Options | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Self:
         """A server that answers; `options` are those of mariadbd without the dashes, None for one without a value."""
-        return cls(**start(_flavor(), directory, server_id, options or {}))
+        return cls(**start(_flavor(), directory, server_id, options or {}, env))
 
     @staticmethod
     def fetch() -> Path:

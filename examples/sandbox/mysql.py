@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,11 +30,18 @@ _AS_ROOT = ("--user=root",) if os.geteuid() == 0 else ()
 
 class MySql(SqlServer):
     @classmethod
-    def start(cls, directory: Path | str | None = None, *, server_id: int = 1, options: Options | None = None) -> Self:
+    def start(
+        cls,
+        directory: Path | str | None = None,
+        *,
+        server_id: int = 1,
+        options: Options | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> Self:
         """A server that answers; `options` are those of mysqld without the dashes, None for one without a value."""
         options = options or {}
         lower_case = options.get("lower-case-table-names", "0") != "0"
-        return cls(**start(_flavor(lower_case=lower_case), directory, server_id, options))
+        return cls(**start(_flavor(lower_case=lower_case), directory, server_id, options, env))
 
     @staticmethod
     def version() -> tuple[int, ...]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import secrets
 import shutil
 import socket
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -77,10 +78,12 @@ class SqlServer(Server):
         )
 
 
-def start(flavor: Flavor, directory: Path | str | None, server_id: int, options: Options) -> dict[str, Any]:
+def start(
+    flavor: Flavor, directory: Path | str | None, server_id: int, options: Options, env: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Starts a server on a copy of the flavor's template, or on the data that `directory` already has.
 
-    Returns the fields of its SqlServer.
+    env: variables besides those of this process. Returns the fields of its SqlServer.
     """
     template = cached(f"templates/{flavor.template}", lambda into: _make_template(flavor, into))
     place = Directory(directory, flavor.name.lower())
@@ -95,6 +98,8 @@ def start(flavor: Flavor, directory: Path | str | None, server_id: int, options:
         "server-id": str(server_id),
         **{name.replace("_", "-"): value for name, value in options.items()},
     }
+    if env is not None:
+        flavor = replace(flavor, env={**(flavor.env or os.environ), **env})
     port, process = launch(place, lambda port: _process(flavor, place, data, port, wanted, password))
     return {
         "host": HOST, "port": port, "user": USER, "password": password, "_process": process, "_directory": place,

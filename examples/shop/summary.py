@@ -69,7 +69,7 @@ def _equal(comparisons: list[TableComparison]) -> bool:
 def show_next(console: Console, place: Place) -> None:
     """What to look at now: a query over the staged files, run here, and the commands."""
     console.rule("[bold]What to look at next")
-    query = QUERY.format(files=place.stage.relative_to(place.root.parents[1]) / "changes/table=orders/*/*.parquet")
+    query = QUERY.format(files=place.stage.relative_to(place.root.parents[1]) / "changes/cdc_table=orders/*/*.parquet")
     console.print("The staged changes are plain Parquet. This query ran just now, in DuckDB:\n")
     console.print(query, style="cyan", markup=False)
     console.print(duckdb.sql(query), markup=False)

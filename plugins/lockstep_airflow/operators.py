@@ -47,7 +47,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MERGE, WRITE = "merge", "write"
+MERGE, FILTER, WRITE = "merge", "filter", "write"
 
 
 class _PipelineOperator(BaseOperator):
@@ -163,10 +163,15 @@ class ReplayPlanOperator(PlanOperator):
 
 
 def _planned(pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
-    """A plan's XCom. Raises Refused (check.loop) for one that would write what the pipeline captures."""
+    """A plan's XCom. Raises Refused (check.loop) for one that would write what the pipeline captures, and what is wrong
+    with the targets where none of them can be written; else the filter task of a target fails by it."""
     from cdc_core.check.loops import require_no_loops
+    from cdc_core.check.targets import require_any_target
 
-    require_no_loops(pipeline, made, environment(pipeline))
+    environ = environment(pipeline)
+    require_no_loops(pipeline, made, environ)
+    for target, error in require_any_target(pipeline, made, environ).items():
+        log.error("%s: %s", target, error)
     return {
         "run_id": made.run_id,
         "window": window,
@@ -197,6 +202,17 @@ class PurgeOperator(_PipelineOperator):
         for one in found.sources:
             log.info("%s", one)
         return found.to_json() | {"runs": len(found.runs)}
+
+
+class SweepOperator(_PipelineOperator):
+    """Removes what killed extractions left on the stage. XCom: counts by source."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.apply.retention import sweep
+
+        with as_airflow_failures("sweep"), self.rooms() as (pipeline, meta, store):
+            found = sweep(meta, store, pipeline, dry_run=is_dry_run(context))
+        return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
 
 
 class ReadmitOperator(_PipelineOperator):
@@ -280,6 +296,10 @@ class SparkJobOperator(_RunOperator):
         with self.planned(context, f"{self.job} {self.target}".strip()) as (pipeline, meta, _, plan):
             local = self._is_local()
             environ = environment(pipeline)
+            if self.job == FILTER:
+                from cdc_core.check.targets import require_target
+
+                require_target(pipeline, plan, self.target, environ)
             for job in self._jobs(pipeline, plan, local=local):
                 self._submit(job, environ)
             if self.job == WRITE:

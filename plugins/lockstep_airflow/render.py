@@ -18,6 +18,7 @@ from lockstep_airflow.operators import (
     ReadmitOperator,
     ReplayPlanOperator,
     SparkJobOperator,
+    SweepOperator,
 )
 from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, DagSpec, Kind, TaskSpec
@@ -90,6 +91,8 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             return ReplayPlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
         case Kind.PURGE:
             return PurgeOperator(file=spec.file, **common)
+        case Kind.SWEEP:
+            return SweepOperator(file=spec.file, **common)
         case Kind.READMIT:
             return ReadmitOperator(file=spec.file, **common)
         case Kind.SPARK:

@@ -19,6 +19,7 @@ from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from cdc_core import config
 from cdc_core.errors import RetryLater
+from cdc_core.windows import CLOCK_TOLERANCE_US
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import exported
 from lockstep_airflow.failures import as_airflow_failures
@@ -100,11 +101,12 @@ class ExtractSensor(BaseSensorOperator):
         return PokeReturnValue(result.done, _counts(self.source, result) if result.done else None)
 
     def _staged_already(self, pipeline: Pipeline, until_us: int) -> dict[str, Any] | None:
+        """A watermark that is ahead of the clock came of a clock that was wrong, and says nothing."""
         from cdc_core.meta import Meta
 
         with Meta.open(pipeline.meta.url, upgrade=True) as meta:
-            checkpoint = meta.checkpoint(self.source)
-        if checkpoint is None or checkpoint.watermark_us < until_us:
+            checkpoint, now_us = meta.checkpoint(self.source), meta.now_us()
+        if checkpoint is None or not until_us <= checkpoint.watermark_us <= now_us + CLOCK_TOLERANCE_US:
             return None
         return {
             "source": self.source,

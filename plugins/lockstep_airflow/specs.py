@@ -5,7 +5,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
 
     cdc_<pipeline>           extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
-    cdc_<pipeline>_retention purge
+    cdc_<pipeline>_retention purge ─► sweep
     cdc_<pipeline>_readmit   readmit
 """
 
@@ -21,6 +21,7 @@ PLAN = "plan"
 MERGE = "merge"
 EXTRACT = "extract"
 PURGE = "purge"
+SWEEP = "sweep"
 READMIT = "readmit"
 
 
@@ -37,6 +38,8 @@ class Kind(StrEnum):
     """Runs one Spark application, `job`."""
     PURGE = "purge"
     """Removes what is old and committed everywhere."""
+    SWEEP = "sweep"
+    """Removes what killed extractions left on the stage."""
     READMIT = "readmit"
     """Has a table captured again that was isolated."""
     COMMIT = "commit"
@@ -162,7 +165,8 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
     """The DAG `cdc_<pipeline>_retention`, of a pipeline with `retention`."""
     doc = "Removes staged batches that are older than retention.keep and that every target has committed."
     dag_id = f"{dag_id_of(pipeline.pipeline)}_retention"
-    tasks = [TaskSpec(Kind.PURGE, PURGE, (), doc)]
+    swept = "Removes files that killed extractions left on the stage and that no batch lists."
+    tasks = [TaskSpec(Kind.PURGE, PURGE, (), doc), TaskSpec(Kind.SWEEP, SWEEP, (PURGE,), swept)]
     return _spec(pipeline, file, dag_id, f"Purge of {pipeline.pipeline}'s staged history", schedule, (), tasks)
 
 

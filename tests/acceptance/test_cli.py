@@ -13,7 +13,6 @@ from decimal import Decimal
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow.parquet as pq
 import pymysql
@@ -168,7 +167,7 @@ def test_what_is_staged_can_be_listed_shown_and_verified(shop: Any, lockstep: An
     shown = lockstep("stage", "show", "shop.yaml", listed["batches"][-1]["batch"]).document
     assert shown["batch"] == lockstep("stage", "show", "shop.yaml", "last").document["batch"]
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
-    file = Path(unquote(listed["files"][0]["uri"].removeprefix("file://")))
+    file = Path(listed["files"][0]["path"])
     file.write_bytes(file.read_bytes()[:-1])
     broken = lockstep("stage", "verify", "shop.yaml", code=4).document
     assert [one["code"] for one in broken["problems"]] == ["stage.damaged"]
@@ -519,7 +518,7 @@ def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_doe
     copied.execute("SELECT status FROM orders")
     assert [row[0] for row in copied.fetchall()] == ["new"]
     (aside,) = (Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))).glob(
-        f"runs/{done['run_id']}/rejected/quarantine/target=copy/table=*/*.parquet"
+        f"runs/{done['run_id']}/rejected/quarantine/target=copy/cdc_table=*/*.parquet"
     )
     (row,) = pq.read_table(aside).to_pylist()
     assert (row["status"], "status" in row["_cdc_reason"]) == ("paid", True)
@@ -582,8 +581,73 @@ def test_the_options_of_a_replay_belong_to_a_replay_of_one_target(copied: Any, l
     assert lockstep("run", "shop.yaml", "--target", "again", code=2).error["code"] == "cli.usage"
 
 
-@pytest.mark.spark
-@pytest.mark.slow
+def test_a_run_names_all_that_is_wrong_at_the_target_before_spark_starts_and_the_remedies_help(
+    shop: Any, copied: Any, lockstep: Any
+) -> None:
+    shop.execute("CREATE TABLE wide (id INT PRIMARY KEY, v VARCHAR(9))", "CREATE TABLE more (id INT PRIMARY KEY)")
+    lockstep(
+        "init", "shop", "--source", "env:SHOP", "--include", rf"{shop.name}\..*", "--target", "env:COPY", "--force"
+    )
+    changes(shop)
+    shop.execute("INSERT INTO wide VALUES (1, 'a  ')", "INSERT INTO more VALUES (1)")
+    lockstep("extract", "shop.yaml")
+    copied.execute(f"CREATE TABLE `{shop.name}`.wide (id INT PRIMARY KEY, v CHAR(9))")
+    for _ in range(2):
+        done = lockstep("run", "shop.yaml", "--staged", code=3)
+        assert done.error["code"] == "target.several"
+        for name in ("orders does not exist", "more does not exist", "cuts spaces off the end"):
+            assert name in done.error["what"]
+        found = failed(lockstep("check", "shop.yaml", code=3))
+        assert found.keys() == {"target.table", "target.type"}
+    remedy = re.split(r"; (?=\(\d\) )", done.error["remedy"])
+    for one in remedy:
+        statement = re.search(r"((?:CREATE|ALTER) TABLE .*) \(target", one)
+        assert statement is not None, one
+        copied.execute(statement[1])
+    assert lockstep("check", "shop.yaml").document["ok"] is True
+    (target,) = lockstep("status", "shop.yaml").document["targets"]
+    assert target["records"].get("COMMITTED", {"batches": 0})["batches"] == 0
+
+
+def test_check_names_the_privileges_that_an_account_lacks_and_the_grant_helps(
+    shop: Any, copied: Any, lockstep: Any
+) -> None:
+    copied.execute(f"USE `{shop.name}`")
+    copied.execute(ORDERS)
+    copied.execute("CREATE OR REPLACE USER reader IDENTIFIED BY 'x'")
+    try:
+        copied.execute(f"GRANT SELECT, DELETE, CREATE TEMPORARY TABLES ON `{shop.name}`.* TO reader")
+        lockstep.environ["COPY"] = re.sub("//.*@", "//reader:x@", lockstep.environ["COPY"])
+        remedy = failed(lockstep("check", "shop.yaml", code=3))["target.grant"]
+        assert "GRANT INSERT, UPDATE, CREATE, ALTER ON" in remedy
+        copied.execute(remedy.partition(" (target")[0])
+        assert lockstep("check", "shop.yaml").document["ok"] is True
+    finally:
+        copied.execute("DROP USER reader")
+
+
+def test_a_read_only_target_is_a_reason_to_try_again_and_no_missing_grant(
+    shop: Any, copied: Any, lockstep: Any
+) -> None:
+    changes(shop)
+    copied.execute(f"USE `{shop.name}`")
+    copied.execute(ORDERS)
+    lockstep("extract", "shop.yaml")
+    copied.execute("CREATE OR REPLACE USER writer IDENTIFIED BY 'x'")
+    copied.execute("GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, ALTER, CREATE TEMPORARY TABLES ON *.* TO writer")
+    lockstep.environ["COPY"] = re.sub("//.*@", "//writer:x@", lockstep.environ["COPY"])
+    try:
+        copied.execute("SET GLOBAL read_only = 1")
+        for command in (("check", "shop.yaml"), ("run", "shop.yaml", "--staged")):
+            done = lockstep(*command, code=75)
+            assert "target.unavailable" in done.out
+        copied.execute("SET GLOBAL read_only = 0")
+        assert lockstep("check", "shop.yaml").document["ok"] is True
+    finally:
+        copied.execute("SET GLOBAL read_only = 0")
+        copied.execute("DROP USER writer")
+
+
 def test_a_run_refuses_a_target_table_without_key_and_applies_nothing(shop: Any, copied: Any, lockstep: Any) -> None:
     changes(shop)
     lockstep("extract", "shop.yaml")

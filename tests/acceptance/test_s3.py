@@ -100,7 +100,7 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
 
     listed = lockstep("stage", "ls", "shop.yaml", "--files").document
     assert [one["table"] for one in listed["tables"]] == [f"{source_database.name}.orders"]
-    assert all(one["uri"].startswith("s3://") for one in listed["files"])
+    assert all(one["path"].startswith("s3://") for one in listed["files"])
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
     query = f"SELECT _cdc_op, count(*) FROM {source_database.name}.orders_changes GROUP BY ALL ORDER BY ALL"
     assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [["c", 3], ["d", 1], ["u", 2]]

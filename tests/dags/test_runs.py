@@ -207,7 +207,7 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
     pipeline.write_text(pipeline.read_text() + "retention: {keep: 1m, keep_meta: 1m}\n")
     retention = replace(run, suffix="_retention")
     assert retention.start(end).wait(timeout=240) == 0, retention.output[-6000:]
-    assert retention.states() == {"purge": ["success"]}, retention.output[-6000:]
+    assert retention.states() == {"purge": ["success"], "sweep": ["success"]}, retention.output[-6000:]
 
 
 @contextmanager

@@ -73,7 +73,7 @@ def test_retention_gives_a_dag_of_its_own_with_its_schedule(write_pipeline: Call
     specs = dag_specs(config.load(file), file)
     assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_replay", "cdc_shop_retention"]
     dag = render(specs[2])
-    assert [task.task_id for task in dag.tasks] == ["purge"]
+    assert [(task.task_id, task.upstream_task_ids) for task in dag.tasks] == [("purge", set()), ("sweep", {"purge"})]
     assert (specs[2].schedule, type(dag.timetable)) == ("0 5 * * *", type(render(specs[0]).timetable))
 
 

@@ -128,6 +128,30 @@ def test_an_expired_lease_that_nobody_took_can_be_renewed(meta: Meta) -> None:
     assert refusal(lambda: lease_of(meta, holder="two")).code == "meta.lease_held"
 
 
+def test_an_epoch_has_ended_when_its_lease_was_given_back_or_taken_and_not_when_it_only_ran_out(meta: Meta) -> None:
+    assert meta.live_epoch("shop") == 0
+    lease = lease_of(meta, ttl_s=0)
+    assert meta.live_epoch("shop") == lease.epoch  # paused, perhaps: it may renew it
+    lease = lease_of(meta, holder="two")
+    assert meta.live_epoch("shop") == lease.epoch
+    meta.release_lease(lease)
+    assert meta.live_epoch("shop") == lease.epoch + 1
+
+
+def test_many_definitions_of_a_batch_are_recorded_once_each_and_again_only_when_they_change(meta: Meta) -> None:
+    lease = lease_of(meta)
+    tables = {f"shop.t{n}": 1 for n in range(1200)}
+    first = [schema(f"t{n}") for n in range(1200)]
+    later = [schema(f"t{n}", columns=("id", "v", "w") if n % 400 == 0 else ("id", "v")) for n in range(1200)]
+    for number, schemas in enumerate((first, first, later, first)):
+        meta.commit_batch(lease, manifest(number, tables=tables, schemas=schemas))
+    every = {one.id: one for one in (*first, *later)}
+    assert meta.schemas(sorted(every)) == every
+    query = text("SELECT source_table, count(*) FROM schema_version GROUP BY 1")
+    rows = meta._database.read(lambda connection: [tuple(row) for row in connection.execute(query)])
+    assert sorted(rows) == sorted((f"shop.t{n}", 3 if n % 400 == 0 else 1) for n in range(1200))
+
+
 def test_the_ring_of_who_reads_is_known_and_what_was_in_it_is_gone_with_the_reader(meta: Meta) -> None:
     lease = lease_of(meta)
     meta.commit_batch(lease, manifest(0))

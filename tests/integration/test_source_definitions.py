@@ -23,6 +23,8 @@ def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: 
     assert good is not None
     assert good.key == ("a", "b")
     assert [column.name for column in good.columns if column.generated] == ["c"]
+    mariadb = "MariaDB" in origin.control.get_server_info()
+    assert [column.name for column in good.columns if not column.logged] == (["c"] if mariadb else [])
     unique = found["by_unique"].schema
     assert unique is not None
     assert unique.key == ("b",)

@@ -294,7 +294,7 @@ def test_a_start_by_position_gtid_and_time_is_where_it_should_be(origin: Origin)
 
     origin.execute("INSERT INTO t VALUES (1, 'a')")
     time.sleep(1.1)  # MariaDB's log has whole seconds
-    here = find_start(origin.source(start="latest"), origin.control, None)
+    here = find_start(origin.source(start="latest"), origin.control, None, server=origin.address())
     moment = server.now_us(origin.control)
     time.sleep(1.1)
     origin.execute("INSERT INTO t VALUES (2, 'b')", "FLUSH BINARY LOGS", "INSERT INTO t VALUES (3, 'c')")
@@ -361,13 +361,13 @@ def test_a_stored_position_of_a_log_that_was_replaced_is_refused(origin: Origin)
 
 
 def test_a_stored_position_that_is_good_is_taken_as_it_is(origin: Origin) -> None:
-    stored = find_start(origin.source(start="latest"), origin.control, None)
+    stored = find_start(origin.source(start="latest"), origin.control, None, server=origin.address())
     origin.execute("INSERT INTO t VALUES (1, 'a')")
     assert find_start(origin.source(start="earliest"), origin.control, stored) == stored
 
 
 def test_a_purged_position_is_refused_with_how_much_is_missing_and_never_started_elsewhere(origin: Origin) -> None:
-    stored = find_start(origin.source(start="latest"), origin.control, None)
+    stored = find_start(origin.source(start="latest"), origin.control, None, server=origin.address())
     gtid = stored.gtid_set
     origin.execute("INSERT INTO t VALUES (1, 'a')", "FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')")
     origin.execute("FLUSH BINARY LOGS")

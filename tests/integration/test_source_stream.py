@@ -248,11 +248,11 @@ def test_create_table_select_and_temporary_tables_are_read_right(origin: Origin)
 
 
 def test_gtids_of_the_entries_advance_a_checkpoint_to_what_the_server_has_executed(origin: Origin) -> None:
-    start = find_start(origin.source(start="latest"), origin.control, None)
+    start = find_start(origin.source(start="latest"), origin.control, None, server=origin.address())
     origin.execute(*TABLES)
     workload(origin, 15)
     blocks = origin.drain(start, include=[rf"{origin.name}\.item"])
-    latest = find_start(origin.source(start="latest"), origin.control, None)
+    latest = find_start(origin.source(start="latest"), origin.control, None, server=origin.address())
     reached = advanced(start.gtid_set, (gtid for block in blocks for gtid in block.entries.gtid.to_pylist()))
     assert reached == latest.gtid_set
 

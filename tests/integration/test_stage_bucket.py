@@ -9,6 +9,7 @@ import pytest
 
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import chain, commit, verify
 from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import changes, export, sql, table_state
@@ -29,6 +30,7 @@ def store(s3_server, monkeypatch):
 def test_a_batch_in_a_bucket_reads_back_in_every_way(store, tmp_path):
     scratch = tmp_path / "scratch"
     begin = Position(0, "binlog.000001", 4)
+    starts.put(store, "shop", Checkpoint(begin))
     for number in range(3):
         end = Position(0, "binlog.000001", begin.offset + 200)
         writer = BatchWriter(

@@ -5,8 +5,12 @@ from __future__ import annotations
 import datetime
 from decimal import Decimal
 
+import duckdb
+import pandas as pd
+import pyarrow.dataset as pads
 import pytest
 
+from cdc_core.model.paths import segment
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.objects import open_store
@@ -50,9 +54,9 @@ def test_spark_reads_every_type_and_encoding(spark, tmp_path):
     kinds = dict(frame.dtypes)
     rows = {one["id"]: one for one in frame.collect()}
     plan = frame._jdf.queryExecution().executedPlan().toString()
-    by_partition = spark.read.parquet(f"file:{tmp_path}/a stage/changes").select("table").first()[0]
+    by_partition = spark.read.parquet(f"file:{tmp_path}/a stage/changes").select("cdc_table").first()[0]
     assert "Batched: true" in plan
-    assert by_partition == "a=b/c% .x"
+    assert by_partition == "a@003db@002fc@0025@0020.x"
     assert (kinds["at"], kinds["ts"], kinds["u64"], kinds["u32"]) == (
         "timestamp_ntz",
         "timestamp",
@@ -71,3 +75,37 @@ def test_spark_reads_every_type_and_encoding(spark, tmp_path):
         assert one["_cdc_row"] == 0
         assert one["_cdc_op"] == "u"
         assert one["_cdc_literal"] == ({"day": "odd"} if number % 1000 == 0 else None)
+
+
+@pytest.mark.spark
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+def test_every_tool_opens_the_printed_paths_and_reads_the_folders_as_the_same_columns(spark, tmp_path):
+    """Whatever a table is called: '%' and letters beyond ASCII are what tools disagree about."""
+    names = ["shop.orders", "shop.my-table", "db.таблица", "db.名前 é", "a/b=c", "100%", "a%2Fb", "a?b*[c]#d&e+f"]
+    schema = TableSchema("shop", "t", (Column("id", ColumnType("int"), False, 1),))
+    store = open_store(f"file://{tmp_path}/stage")
+    writer = BatchWriter(store, pipeline="p", source="shop", epoch=1, begin=Checkpoint(START), window=(0, 1))
+    rows = [Change(schema, "c", {"id": n}, None, None, name) for n, name in enumerate(names)]
+    writer.add(block([Made(rows)], START))
+    parts = writer.finish(Checkpoint(Position(0, "binlog.000001", 104))).parts
+    day = datetime.date(1970, 1, 1)
+    expected = sorted((n, segment(name), day) for n, name in enumerate(names))
+    paths = [store.location(part.path) for part in parts]
+    folder = f"{tmp_path}/stage/changes"
+
+    by_duckdb = duckdb.sql(
+        "SELECT id, cdc_table, cdc_date FROM read_parquet($1, hive_partitioning = true)", params=[paths]
+    )
+    assert sorted(by_duckdb.fetchall()) == expected
+    listed = duckdb.sql(f"SELECT id, cdc_table, cdc_date FROM '{folder}/*/*/*.parquet'")
+    assert sorted(listed.fetchall()) == expected
+    assert sorted(int(pd.read_parquet(path)["id"].iloc[0]) for path in paths) == list(range(len(names)))
+    by_arrow = pads.dataset(folder, format="parquet", partitioning="hive").to_table().to_pylist()
+    assert sorted((one["id"], one["cdc_table"], one["cdc_date"]) for one in by_arrow) == [
+        (n, table, str(date)) for n, table, date in expected
+    ]
+    by_spark = spark.read.parquet(*[store.spark_uri(part.path) for part in parts])
+    assert sorted(one["id"] for one in by_spark.collect()) == list(range(len(names)))
+    folders = spark.read.parquet(f"file:{folder}").select("id", "cdc_table", "cdc_date").collect()
+    assert sorted(tuple(one) for one in folders) == expected
+    assert all(path.isascii() for path in paths if str(tmp_path).isascii())  # else unseen by a JVM without UTF-8

@@ -15,10 +15,12 @@ import pytest
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.stage import s3
+from cdc_core.stage.layout import PartName, part_path
+from cdc_core.stage.manifest import sweep
 from cdc_core.stage.objects import ObjectStore, check_writable, open_store
 
 SPECIAL = [
-    "changes/table=a%2Fb%25/part-1.parquet",
+    "changes/cdc_table=a%2Fb@0025/part-1.parquet",
     "with space/and+plus/and=equals&amp",
     "emoji-😀/ünïcode/名前",
     "quote'and\"double/back\\slash/[glob]*?{x}",
@@ -254,12 +256,12 @@ def test_the_probe_refuses_a_store_that_ignores_the_condition(store):
     assert paths(store) == []
 
 
-def test_uris_name_the_object_for_people_and_for_spark(tmp_path, bucket, s3_server):
+def test_locations_are_printed_as_tools_open_them(tmp_path, bucket, s3_server):
     directory = open_store(f"file://{tmp_path}")
-    assert directory.uri_of("table=a%2Fb/x") == f"file://{tmp_path}/table%3Da%252Fb/x"
-    assert directory.spark_uri("table=a%2Fb/x") == f"file:{tmp_path}/table=a%2Fb/x"
+    assert directory.location("t=a@002fb/x") == f"{tmp_path}/t=a@002fb/x"
+    assert directory.spark_uri("t=a@002fb/x") == f"file:{tmp_path}/t=a@002fb/x"
     in_bucket = open_store(f"s3://{bucket}/pre/", s3_endpoint=s3_server.endpoint)
-    assert in_bucket.uri_of("a b") == f"s3://{bucket}/pre/a b"
+    assert in_bucket.location("a b") == f"s3://{bucket}/pre/a b"
     assert in_bucket.spark_uri("a b") == f"s3a://{bucket}/pre/a b"
 
 
@@ -268,8 +270,10 @@ def test_leftovers_of_killed_writers_are_hidden_and_discarded_when_old(tmp_path)
     store.put("m/1", b"1")
     (tmp_path / "m/.tmp-0123").write_bytes(b"half")
     assert paths(store) == ["m/1"]
-    assert store.discard_leftovers(3600) == 0
-    assert store.discard_leftovers(-1) == 1
+    (left,) = store.leftovers()
+    assert (left.path, left.upload) == ("m/.tmp-0123", "")
+    store.discard(left)
+    store.discard(left)
     assert not (tmp_path / "m/.tmp-0123").exists()
     assert paths(store) == ["m/1"]
 
@@ -277,11 +281,28 @@ def test_leftovers_of_killed_writers_are_hidden_and_discarded_when_old(tmp_path)
 def test_unfinished_multipart_uploads_are_discarded_when_old(bucket, s3_server):
     store = open_store(f"s3://{bucket}/x", s3_endpoint=s3_server.endpoint)
     client = s3_server.client()
-    upload = client.create_multipart_upload(Bucket=bucket, Key="x/part")["UploadId"]
-    client.upload_part(Bucket=bucket, Key="x/part", UploadId=upload, PartNumber=1, Body=b"abc")
-    assert store.discard_leftovers(3600) == 0
-    assert store.discard_leftovers(-3600) == 1
-    assert not client.list_multipart_uploads(Bucket=bucket).get("Uploads")
+
+    def begin(path: str) -> str:
+        upload = client.create_multipart_upload(Bucket=bucket, Key=f"x/{path}")["UploadId"]
+        client.upload_part(Bucket=bucket, Key=f"x/{path}", UploadId=upload, PartNumber=1, Body=b"abc")
+        return path
+
+    ended, live, other = (
+        part_path("t", 0, PartName(*name, 0)) for name in (("shop", 4, 2), ("shop", 4, 3), ("b", 4, 1))
+    )
+    begun = {begin(ended), begin(live), begin(other), begin("runs/r/part")}
+    outside = client.create_multipart_upload(Bucket=bucket, Key="y/part")["UploadId"]
+    assert {one.path for one in store.leftovers()} == begun
+    assert sweep(store, "shop", live_epoch=3).leftovers == ()
+    assert {one.path for one in sweep(store, "shop", live_epoch=3, older_than_s=-3600).leftovers} == {
+        ended,
+        "runs/r/part",
+    }
+    assert {one.path for one in store.leftovers()} == {live, other}
+    for one in store.leftovers():
+        store.discard(one)
+        store.discard(one)
+    assert [one["UploadId"] for one in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [outside]
 
 
 def refusal(store: ObjectStore) -> LockstepError:

@@ -6,7 +6,17 @@ import pickle
 
 import pytest
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.apply.job_errors import error_of
+from cdc_core.errors import (
+    DataAtRisk,
+    InternalError,
+    LockstepError,
+    Refused,
+    RetryLater,
+    UsageError,
+    combined,
+    parts_of,
+)
 
 CLASSES = {UsageError: 2, Refused: 3, DataAtRisk: 4, RetryLater: 75, InternalError: 70}
 
@@ -35,3 +45,20 @@ def test_the_text_says_what_where_the_remedy_and_the_code() -> None:
 
 def test_an_error_without_a_place_leaves_it_out() -> None:
     assert "[at" not in str(UsageError("No.", code="a.b", remedy="yes"))
+
+
+def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told_apart_again() -> None:
+    away = RetryLater("It is away.", where="server 2", code="target.unavailable", remedy="try again")
+    narrow = Refused("n is narrow.", where="shop.t", code="target.type", remedy="ALTER TABLE t MODIFY n int")
+    lost = Refused("t is missing.", where="shop.t", code="target.table", remedy="CREATE TABLE t (n int)")
+    error = combined([away, combined([narrow, lost]), narrow])
+    assert (type(error), error.code, parts_of(error)) == (Refused, "target.several", (away, narrow, lost))
+    assert "\n" not in str(error)
+    for one in (away, narrow, lost):
+        assert one.what.rstrip(".") in error.what
+        assert f"{one.remedy} ({one.code})" in error.remedy
+    assert combined([narrow, narrow]) is narrow
+    assert parts_of(narrow) == (narrow,)
+    assert combined([narrow, Refused("b.", code="target.type", remedy="r")]).code == "target.type"
+    logged = error_of(3, [f"t ERROR spark_jobs.job filter: {error}"], job="filter", seen="log")
+    assert str(logged) == str(error)

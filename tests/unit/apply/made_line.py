@@ -19,6 +19,7 @@ from cdc_core.model.run import (
     counts_path,
     counts_to_bytes,
 )
+from cdc_core.stage import start as starts
 from cdc_core.stage.objects import ObjectStore, open_store
 from tests.made_batches import HOUR_US, START_US, checkpoint
 
@@ -65,6 +66,7 @@ class Line:
         """Record the batches; `until_us` is the watermark the last one's source has reached."""
         for one in manifests:
             lease = self._lease(one.source)
+            starts.put(self.store, one.source, one.begin)
             self.store.put(one.path, one.to_bytes())
             self.meta.commit_batch(lease, one)
         if until_us is not None:

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 
 from cdc_core.apply import commit, plan, replay
+from cdc_core.apply.replay import Selection
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.model.batch import Manifest
 from cdc_core.model.run import RunPlan, plan_path
+from cdc_core.stage.layout import start_path
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
@@ -377,6 +379,20 @@ def test_a_run_id_is_not_reused_for_another_window(line: Line) -> None:
     line.stage(B[0], until_us=NEXT_WINDOW[1])
     line.plan("r", WINDOW)
     assert refusal(lambda: line.plan("r", NEXT_WINDOW)).code == "meta.run_differs"
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2, "start"])
+def test_no_plan_and_no_replay_over_a_stage_that_has_lost_what_meta_recorded(line: Line, lost: int | str) -> None:
+    line.stage(B[0], B[1])
+    line.done("before")
+    line.stage(B[2])
+    line.store.delete(B[lost].path if isinstance(lost, int) else start_path("shop"))
+    wanted = "stage.start" if lost == "start" else "stage.missing"
+    assert refusal(lambda: line.plan("r")).code == wanted
+    assert (
+        refusal(lambda: replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="again")).code
+        == wanted
+    )
 
 
 def test_run_ids_that_paths_cannot_hold_have_folders_of_their_own() -> None:

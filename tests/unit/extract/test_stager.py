@@ -16,6 +16,7 @@ from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.ring import AckPoint
+from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import chain
 from cdc_core.stage.objects import open_store
 from tests.made_blocks import ENTRY_BYTES, Change, Made, block
@@ -55,14 +56,19 @@ class House:
         self.store = open_store(self.pipeline.stage.uri)
         self.meta = Meta.open(self.pipeline.meta.url)
         self.lease = self.meta.acquire_lease("shop", "shop", holder, ttl_s=60)
+        begun = starts.put(self.store, "shop", Checkpoint(START, watermark_us=NOON))
         self.acknowledged: list[AckPoint] = []
-        self.stager = Stager(
+        self.directory = directory
+        self.stager = self.new_stager(self.meta.checkpoint("shop") or begun)
+
+    def new_stager(self, start: Checkpoint) -> Stager:
+        return Stager(
             self.pipeline,
             store=self.store,
             meta=self.meta,
             lease=self.lease,
-            start=self.meta.checkpoint("shop") or Checkpoint(START, watermark_us=NOON),
-            scratch=directory,
+            start=start,
+            scratch=self.directory,
             acknowledge=self.acknowledged.append,
         )
 
@@ -134,7 +140,7 @@ def test_a_stretch_without_rows_waits_for_the_next_windows_batch(house):
     assert batch.begin.position == START
     assert batch.window_start_us == NOON + MINUTE
     assert batch.passed == {"rule": 3}
-    assert all(f"window={'2026'}" in path for path in house.files())
+    assert all(f"cdc_date={'2026'}" in path for path in house.files())
 
 
 def test_a_batch_without_rows_still_stands_in_the_chain_when_the_position_moved(house):

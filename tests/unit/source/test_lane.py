@@ -87,7 +87,9 @@ def told(blocks: Sequence[Block]) -> list[object]:
             [column.tolist() for column in (
                 block.entries.kind, block.entries.begin, block.entries.end, block.entries.seq,
                 block.entries.commit_ts_us, block.entries.events, block.entries.rows, block.entries.size_bytes,
+                block.entries.trace, block.entries.trace_crc,
             )],
+            block.format_crc,
             block.entries.gtid.to_pylist(),
             [(part.schema, part.logical, part.entry.tolist(), part.rows) for part in block.tables],
         )

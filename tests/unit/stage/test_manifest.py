@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 
@@ -11,6 +13,7 @@ from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import Problem, chain, commit, read, sweep, verify
@@ -43,6 +46,7 @@ def write(store, start: int, stop: int, epoch: int = 1, source: str = "shop") ->
 def stage(store, *bounds: int, epoch: int = 1) -> list[Manifest]:
     """Committed batches between the bounds."""
     batches = [write(store, a, b, epoch) for a, b in pairwise(bounds)]
+    starts.put(store, "shop", batches[0].begin)
     assert all(commit(store, batch).ours for batch in batches)
     return batches
 
@@ -106,14 +110,16 @@ def test_a_fork_in_the_chain_is_data_at_risk(store):
 @pytest.mark.parametrize("end", [3, 1])
 def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end):
     manifest = replace(write(store, 3, 5), end=Checkpoint(at(end)))
+    starts.put(store, "shop", manifest.begin)
     commit(store, manifest)
     with pytest.raises(DataAtRisk, match="before it begins") as caught:
         list(chain(store, "shop"))
     assert caught.value.code == "stage.fork"
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b'{"version": 1}', b"\xff", b'{"parts": 3'])
-def test_what_is_no_manifest_is_data_at_risk(store, data):
+@pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 2}', b"\xff", b'{"parts": 3', b"[" * 100_000])
+def test_what_is_not_a_manifest_is_data_at_risk(store, data):
+    starts.put(store, "shop", Checkpoint(at(0)))
     store.put("manifests/shop/0000-0000001-0000000004.json", data)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
@@ -171,6 +177,7 @@ def test_only_a_deep_verify_finds_one_changed_byte(store):
 
 def test_a_deep_verify_counts_rows(store):
     batch = write(store, 0, 3)
+    starts.put(store, "shop", batch.begin)
     commit(store, replace(batch, parts=(replace(batch.parts[0], rows=4),)))
     (problem,) = verify(store, "shop", deep=True)
     assert problem.what.startswith("The part has 3 rows")
@@ -180,11 +187,20 @@ def parts(store) -> set[str]:
     return {info.path for info in store.list("changes/")}
 
 
+def swept(store, **options) -> list[str]:
+    """What a sweep removes: just what it says it would."""
+    said = [info.path for info in sweep(store, "shop", dry_run=True, **options).parts]
+    assert set(said) <= parts(store)
+    assert [info.path for info in sweep(store, "shop", **options).parts] == said
+    assert not set(said) & parts(store)
+    return said
+
+
 def test_a_sweep_removes_the_parts_that_no_manifest_lists(store):
     orphan = write(store, 0, 2, epoch=1)
     listed = stage(store, 0, 3, 5, epoch=2)
     others = [write(store, 0, 2, epoch=1, source=name) for name in ("other", "street")]  # before and behind in order
-    assert sweep(store, "shop", live_epoch=3, older_than_s=-1) == [orphan.parts[0].path]
+    assert swept(store, live_epoch=3, older_than_s=-1) == [orphan.parts[0].path]
     assert parts(store) == {batch.parts[0].path for batch in [*listed, *others]}
     assert verify(store, "shop", deep=True) == []
 
@@ -193,11 +209,11 @@ def test_a_sweep_spares_live_epochs_young_files_and_what_may_still_be_committed(
     stage(store, 0, 3, epoch=1)
     live = write(store, 0, 2, epoch=5)
     paused = write(store, 3, 6, epoch=1)  # its holder lost the lease, and may wake up before anybody commits here
-    assert sweep(store, "shop", live_epoch=5, older_than_s=-1) == []
-    assert sweep(store, "shop", live_epoch=6) == []
+    assert swept(store, live_epoch=5, older_than_s=-1) == []
+    assert swept(store, live_epoch=6) == []
     assert commit(store, paused).ours
     assert verify(store, "shop", deep=True) == []
-    assert sweep(store, "shop", live_epoch=6, older_than_s=-1) == [live.parts[0].path]
+    assert swept(store, live_epoch=6, older_than_s=-1) == [live.parts[0].path]
 
 
 def test_a_sweep_of_a_broken_chain_removes_nothing(store):
@@ -274,7 +290,45 @@ def test_who_knows_only_positions_before_the_horizon_is_refused(store):
 
 def test_a_horizon_that_cannot_be_read_stops_readers(store):
     stage(store, 0, 3)
-    store.put(horizon_path("shop"), b"{}")
+    store.put(horizon_path("shop"), b'{"version": 2}')
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
     assert caught.value.code == "stage.horizon"
+
+
+@pytest.mark.parametrize("step", range(6))
+def test_a_sweep_that_is_killed_at_any_step_harms_nothing_and_the_next_one_ends_it(store, step):
+    for _ in range(3):
+        write(store, 0, 2, epoch=1)
+    listed = {part.path for batch in stage(store, 0, 3, 5, epoch=2) for part in batch.parts}
+    store.put(".tmp-0123", b"half")
+    (store.root / "changes/.tmp-4567").write_bytes(b"half")
+
+    class Dying(type(store)):
+        left = step
+
+        def delete(self, path: str) -> None:
+            if self.left == 0:
+                raise KeyboardInterrupt
+            self.left -= 1
+            super().delete(path)
+
+    dying = Dying(store.uri)
+    with contextlib.suppress(KeyboardInterrupt):
+        sweep(dying, "shop", live_epoch=3, older_than_s=-1)
+    assert listed <= parts(store)
+    assert verify(store, "shop", deep=True) == []
+    sweep(store, "shop", live_epoch=3, older_than_s=-1)
+    assert parts(store) == listed
+    assert list(store.leftovers()) == []
+    assert sweep(store, "shop", live_epoch=3, older_than_s=-1).parts == ()
+
+
+def test_sweeps_at_the_same_time_remove_the_same_and_nothing_else(store):
+    for _ in range(20):
+        write(store, 0, 2, epoch=1)
+    listed = {part.path for batch in stage(store, 0, 3, 5, epoch=2) for part in batch.parts}
+    with ThreadPoolExecutor(4) as pool:
+        for done in [pool.submit(sweep, store, "shop", live_epoch=3, older_than_s=-1) for _ in range(4)]:
+            done.result()
+    assert parts(store) == listed

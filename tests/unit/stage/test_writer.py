@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import datetime
+import errno
 import hashlib
+import os
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import numpy as np
@@ -18,6 +22,7 @@ from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.staged import staged_schema
+from cdc_core.stage import files as file_store
 from cdc_core.stage import parquet
 from cdc_core.stage.manifest import commit
 from cdc_core.stage.objects import open_store
@@ -404,3 +409,73 @@ def test_age_counts_from_the_first_block(begin):
     writer.add(transactions([1]))
     assert writer.age_s > 0
     assert writer.size_bytes > 0
+
+
+def many(store, tables: int = 50) -> tuple[BatchWriter, Checkpoint]:
+    """A writer with one row in each of many tables, and where its batch ends."""
+    writer = BatchWriter(store, pipeline="p", source="shop", epoch=1, begin=Checkpoint(at(0)), window=WINDOW)
+    rows = [Change(ORDERS, "c", {"id": n, "note": "x"}, None, None, f"shop.t{n}") for n in range(tables)]
+    writer.add(block([Made(rows)], at(0)))
+    return writer, Checkpoint(at(1))
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_many_parts_are_durable_before_finish_returns_and_few_are_open_at_a_time(store, monkeypatch, together):
+    real_fsync, real_open = os.fsync, os.open
+    synced: dict[str, int] = {}
+    opened: list[int] = []
+
+    def name(descriptor: int) -> str:
+        return os.readlink(f"/proc/self/fd/{descriptor}")
+
+    def fsync(descriptor: int) -> None:
+        path = name(descriptor)
+        synced[path] = os.fstat(descriptor).st_size
+        real_fsync(descriptor)
+
+    def sync_file_system(descriptor: int) -> int:
+        synced.update((str(path), path.stat().st_size) for path in (store.root / "changes").rglob("*"))
+        synced.update((str(path), 0) for path in (store.root, store.root / "changes"))
+        return 0
+
+    def watching_open(*arguments: Any, **options: Any) -> int:
+        held = (os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd"))
+        opened.append(len([path for path in held if path.endswith(".parquet")]))
+        return real_open(*arguments, **options)
+
+    monkeypatch.setattr(file_store, "SYNC_FILE_SYSTEM", sync_file_system if together else None)
+    writer, end = many(store)
+    monkeypatch.setattr(os, "fsync", fsync)
+    monkeypatch.setattr(os, "open", watching_open)
+    manifest = writer.finish(end)
+    monkeypatch.undo()
+    for part in manifest.parts:
+        path = store.local_path(part.path)
+        assert synced[str(path)] == part.size_bytes == path.stat().st_size
+        assert {str(path.parent), str(path.parent.parent), str(store.root / "changes"), str(store.root)} <= set(synced)
+        assert hashlib.sha256(path.read_bytes()).hexdigest() == part.sha256
+    assert max(opened) <= 16
+
+
+def test_few_parts_are_each_made_durable_with_their_folders(store, monkeypatch):
+    synced: set[str] = set()
+    real = os.fsync
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.add(os.readlink(f"/proc/self/fd/{fd}")), real(fd)))
+    monkeypatch.setattr(file_store, "SYNC_FILE_SYSTEM", lambda _: pytest.fail("the whole file system for two parts"))
+    writer, end = many(store, 2)
+    for part in writer.finish(end).parts:
+        path = store.local_path(part.path)
+        assert {str(path), *map(str, list(path.parents)[:4])} <= synced
+
+
+def test_parts_that_the_file_system_could_not_write_are_not_counted_and_leave_nothing(store, tmp_path, monkeypatch):
+    def fails(_: int) -> int:
+        ctypes.set_errno(errno.ENOSPC)
+        return -1
+
+    monkeypatch.setattr(file_store, "SYNC_FILE_SYSTEM", fails)
+    writer, end = many(store)
+    with pytest.raises(RetryLater, match="No space left") as caught:
+        writer.finish(end)
+    assert caught.value.code == "stage.unwritable"
+    assert [path for path in (tmp_path / "stage").rglob("*") if path.is_file()] == []

@@ -1,0 +1,78 @@
+"""The start of a source: where its chain of manifests began, kept on the stage itself.
+
+`starts/<source>.json` is put, if absent, before anything of the source is recorded or staged, and never changed or
+removed. The first batch begins there; with the horizon (`stage.horizon`) it tells a chain from the rest of one whose
+first manifests are lost. An extractor that finds a start and nothing else begins there again.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
+from cdc_core.model.position import Checkpoint
+from cdc_core.model.typed import require_types
+from cdc_core.stage.layout import start_path
+from cdc_core.stage.objects import ObjectStore, find
+from cdc_core.stage.unreadable import other_version
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    source: str
+    checkpoint: Checkpoint
+
+    def to_bytes(self) -> bytes:
+        data = {"version": MANIFEST_VERSION, "source": self.source, "checkpoint": self.checkpoint.to_json()}
+        return json.dumps(data, indent=1, ensure_ascii=False).encode()
+
+    @classmethod
+    def from_bytes(cls, raw: bytes) -> Start:
+        data = versioned(raw)
+        found = cls(data["source"], Checkpoint.from_json(data["checkpoint"]))
+        require_types(found)
+        return found
+
+
+def read(store: ObjectStore, source: str) -> Checkpoint | None:
+    """None where nothing of the source was ever staged. Raises DataAtRisk (stage.start), Refused (stage.version)."""
+    path = start_path(source)
+    data = find(store, path)
+    if data is None:
+        return None
+    try:
+        start = Start.from_bytes(data)
+        if start.source != source:
+            raise ValueError(f"it is that of {start.source!r}")
+    except UnknownVersion as error:
+        raise other_version(path, store.uri, error) from None
+    except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
+        raise _lost(f"{path} does not say where the chain of manifests began: {error}.", store.uri) from None
+    return start.checkpoint
+
+
+def put(store: ObjectStore, source: str, checkpoint: Checkpoint) -> Checkpoint:
+    """Writes the start unless there is one; the one that is there."""
+    store.put_if_absent(start_path(source), Start(source, checkpoint).to_bytes())
+    found = read(store, source)
+    assert found is not None
+    return found
+
+
+def missing_start(store: ObjectStore, source: str) -> DataAtRisk:
+    """The error for a source of which something is staged, or recorded, and whose start is not on the stage."""
+    return _lost(
+        f"{start_path(source)} is not in the stage: nothing says where the chain of {source!r} began.", store.uri
+    )
+
+
+def _lost(what: str, where: str) -> DataAtRisk:
+    return DataAtRisk(
+        what,
+        where=where,
+        code="stage.start",
+        remedy="restore the file from a backup of the stage, together with the manifests that are lost with it; "
+        "`lockstep stage verify` shows what is missing",
+    )

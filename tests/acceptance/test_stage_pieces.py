@@ -1,0 +1,155 @@
+"""What a user sees of a stage that lost a piece, was edited by hand, or has what killed extractions left."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+
+@pytest.fixture
+def staged(source_database: Any, lockstep: Any) -> Any:
+    """A pipeline `shop.yaml` with three batches of a row each."""
+    source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*")
+    lockstep("extract", "shop.yaml")
+    for number in range(3):
+        source_database.execute(f"INSERT INTO orders VALUES ({number})")
+        lockstep("extract", "shop.yaml")
+    return source_database
+
+
+def stage_of(lockstep: Any) -> Path:
+    return Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))
+
+
+@contextmanager
+def without(path: Path) -> Iterator[None]:
+    data = path.read_bytes()
+    path.unlink()
+    yield
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def test_each_lost_piece_stops_each_reader_and_nothing_is_left_out_silently(staged: Any, lockstep: Any) -> None:
+    stage = stage_of(lockstep)
+    query = f"SELECT count(*) FROM {staged.name}.orders"
+    readers = (
+        ("stage", "verify", "shop.yaml"),
+        ("stage", "export", "shop.yaml", f"{staged.name}.orders", "-o", "out.parquet", "--force"),
+        ("stage", "sql", "shop.yaml", query),
+    )
+    manifests = sorted((stage / "manifests/shop").iterdir())
+    pieces = [*manifests, *(stage / "starts").iterdir(), *(stage / "changes").rglob("*.parquet")]
+    assert len(pieces) >= 3 + 3 + 1  # idle extractions stage batches without files
+    for piece in pieces:
+        with without(piece):
+            for reader in readers:
+                done = lockstep(*reader, code=4)
+                codes = (
+                    [one["code"] for one in done.document["problems"]] if "verify" in reader else [done.error["code"]]
+                )
+                assert codes[0] in ("stage.gap", "stage.start", "stage.missing"), (piece, reader)
+            if piece in (manifests[-1], *(stage / "starts").glob("*")):
+                for command in ("extract", "ls"):
+                    arguments = ("extract", "shop.yaml") if command == "extract" else ("stage", "ls", "shop.yaml")
+                    assert lockstep(*arguments, code=4).error["code"] in ("stage.gap", "stage.start"), piece
+    assert lockstep("stage", "sql", "shop.yaml", query).document == {
+        "columns": ["count_star()"], "rows": [[3]], "compared_with_meta": True,
+    }  # fmt: skip
+
+    meta = next((lockstep.directory / ".lockstep").rglob("meta.db"))
+    meta.rename(meta.with_name("away"))
+    for reader in readers:
+        done = lockstep(*reader)
+        assert done.document["compared_with_meta"] is False
+        assert "not compared with the meta database" in done.err
+    assert not meta.exists()
+
+
+def test_an_extractor_that_finds_a_start_and_no_meta_begins_there_again(source_database: Any, lockstep: Any) -> None:
+    """Killed between the two, or its meta was lost before anything was staged: `latest` means the same moment."""
+    source_database.execute("CREATE TABLE orders (id INT PRIMARY KEY)")
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*")
+    lockstep("extract", "shop.yaml")
+    for file in (lockstep.directory / ".lockstep").rglob("meta.db*"):
+        file.unlink()
+    stage = Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))
+    for manifest in (stage / "manifests").rglob("*.json"):
+        manifest.unlink()
+    source_database.execute("INSERT INTO orders VALUES (7)")
+    lockstep("extract", "shop.yaml")
+    answer = lockstep("stage", "sql", "shop.yaml", f"SELECT id FROM {source_database.name}.orders").document
+    assert answer["rows"] == [[7]]
+    assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
+
+
+@pytest.mark.parametrize(
+    "path", ["manifests/other/0000-0000001-0000000004.json", "../outside.txt", "/tmp/x", "{newest}"]
+)
+def test_a_purge_deletes_nothing_that_the_batch_cannot_have_written(staged: Any, lockstep: Any, path: str) -> None:
+    stage = stage_of(lockstep)
+    (stage / "manifests/other").mkdir()
+    (stage / "manifests/other/0000-0000001-0000000004.json").write_text("another's")
+    (stage.parent / "outside.txt").write_text("mine")
+    first, *_, newest = (
+        file for file in sorted((stage / "manifests/shop").iterdir()) if json.loads(file.read_text())["parts"]
+    )
+    data = json.loads(first.read_text())
+    victim = path.format(newest=json.loads(newest.read_text())["parts"][0]["path"])
+    data["parts"][0]["path"] = victim
+    first.write_text(json.dumps(data))
+    before = {
+        file: file.read_bytes() for file in stage.parent.rglob("*") if file.is_file() and "meta.db" not in file.name
+    }
+    refused = lockstep("stage", "purge", "shop.yaml", "--older-than", "1m", code=4).error
+    assert (refused["code"], victim in refused["what"]) == ("stage.manifest", True)
+    after = {
+        file: file.read_bytes() for file in stage.parent.rglob("*") if file.is_file() and "meta.db" not in file.name
+    }
+    assert after == before
+
+
+def test_a_sweep_removes_what_killed_extractions_left_and_nothing_else(staged: Any, lockstep: Any) -> None:
+    stage = stage_of(lockstep)
+    part = min((stage / "changes").rglob("*.parquet"))
+    label, source, seq, epoch, _ = part.stem.split("-")
+    day_before = time.time() - 2 * 86_400
+
+    def left(name: str, *, old: bool = True) -> Path:
+        file = part.with_name(name)
+        file.write_bytes(b"half")
+        os.utime(file, (day_before, day_before) if old else None)
+        return file
+
+    orphans = {left(f"{label}-{source}-{seq}-{epoch}-0777.parquet"), left(".tmp-0123")}
+    kept = {
+        left(f"{label}-{source}-{seq}-{epoch}-0778.parquet", old=False),
+        left(f"{label}-{source}-{seq}-999-0777.parquet"),
+        left(f"{label}-other-{seq}-{epoch}-0777.parquet"),
+        left(f"{label}-{source}-{2**60:019d}-{epoch}-0777.parquet"),
+        left("notes.txt"),
+        left(".tmp-4567", old=False),
+    }
+    before = {file for file in stage.rglob("*") if file.is_file()}
+    (dry,) = lockstep("stage", "sweep", "shop.yaml", "--dry-run").document["sources"]
+    assert {file for file in stage.rglob("*") if file.is_file()} == before
+    (done,) = lockstep("stage", "sweep", "shop.yaml").document["sources"]
+    assert done == dry
+    assert {stage / path for path in (*done["parts"], *done["leftovers"])} == orphans
+    assert {file for file in stage.rglob("*") if file.is_file()} == before - orphans
+    assert kept <= before
+    assert lockstep("stage", "sweep", "shop.yaml").document["sources"][0]["parts"] == []
+    assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
+    listed = lockstep("stage", "ls", "shop.yaml", "--files").document["files"]
+    assert sum(pq.read_table(one["path"]).num_rows for one in listed) == 3

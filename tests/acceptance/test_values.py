@@ -1,0 +1,50 @@
+"""Values that a target might change, through the whole pipeline: generated columns, JSON of DECIMALs, large FLOATs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+TABLE = (
+    "CREATE TABLE {name} (id INT PRIMARY KEY, a INT, g INT {stored}, v INT {virtual}, own INT AS (a + 3) STORED, "
+    "f FLOAT, d DOUBLE, j JSON, ts TIMESTAMP NOT NULL DEFAULT 0, e ENUM('a', 'b\\\\\\\\c'))"
+)
+ROW = (
+    "INSERT INTO {name} (id, a, f, d, j, ts, e) VALUES ({id}, 1, 3.402823466e38, 1.7976931348623157e308, JSON_OBJECT("
+    "'d', CAST('12345678901234567890.123456789' AS DECIMAL(40,9)), 'n', CAST(-1.50 AS DECIMAL(5,2))), 0, 'b\\\\\\\\c')"
+)
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(mysql9: Any, lockstep: Any) -> None:
+    lockstep.environ |= {"SHOP": mysql9.url, "COPY": mysql9.url}
+    with mysql9.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE bend_source")
+        cursor.execute("CREATE DATABASE bend_target")
+        try:
+            cursor.execute("SET sql_mode = ''")
+            made = TABLE.format(name="bend_source.t", stored="AS (a + 1) STORED", virtual="AS (a + 2) VIRTUAL")
+            cursor.execute(made)
+            cursor.execute(TABLE.format(name="bend_target.t", stored="", virtual=""))
+            lockstep("init", "bend", "--source", "env:SHOP", "--include", r"bend_source\..*", "-o", "bend.yaml")
+            file = lockstep.directory / "bend.yaml"
+            targets = "targets: [{name: copy, connections: [env:COPY], tables: {'*': {database: bend_target}}}]"
+            file.write_text(file.read_text().replace("targets: []", targets))
+            for id, image in enumerate(("FULL", "MINIMAL", "NOBLOB")):
+                cursor.execute(f"SET SESSION binlog_row_image = {image}")
+                cursor.execute(ROW.format(name="bend_source.t", id=id))
+                cursor.execute(f"UPDATE bend_source.t SET a = 5 WHERE id = {id}")
+            assert lockstep("check", "bend.yaml").document["ok"] is True
+            assert lockstep("run", "bend.yaml").document["ledgers"][0]["problems"] == []
+            columns = "id, a, g, v, own, CAST(f AS DOUBLE), d, CAST(j AS CHAR), CAST(ts AS CHAR), e"
+            rows = []
+            for name in ("bend_source", "bend_target"):
+                cursor.execute(f"SELECT {columns} FROM {name}.t ORDER BY id")
+                rows.append(cursor.fetchall())
+            assert len(rows[0]) == 3
+            assert rows[1] == rows[0]
+        finally:
+            cursor.execute("DROP DATABASE bend_source")
+            cursor.execute("DROP DATABASE bend_target")

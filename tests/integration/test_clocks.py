@@ -1,0 +1,140 @@
+"""A source whose clock is wrong, and then right: all is staged, and no window is complete before it has passed."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+
+from cdc_core.meta import Meta
+from cdc_core.stage import manifest as manifests
+from cdc_core.windows import MICROSECONDS
+from examples.sandbox.cache import SandboxError
+from examples.sandbox.faketime import Clock
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
+from tests.integration.test_log_identity import Line, Log
+
+HOUR = 3600
+DAY_US = 24 * HOUR * MICROSECONDS
+
+
+class Wrong:
+    """A server with a clock of its own. ahead_s: of ours."""
+
+    def __init__(self, log: Log, clock: Clock) -> None:
+        self.log = log
+        self._clock = clock
+
+    def set(self, ahead_s: int) -> None:
+        self._clock.set(ahead_s)
+        ((now_s,),) = self.log.run("SELECT UNIX_TIMESTAMP()", database=False)
+        assert abs(float(now_s) - time.time() - ahead_s) < 60, "the server does not go by the clock"
+
+
+@pytest.fixture(params=["mariadb", pytest.param("mysql", marks=pytest.mark.matrix)])
+def wrong(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Wrong]:
+    clock = Clock(tmp_path / "clock")
+    try:
+        environment = clock.environment
+    except SandboxError as error:
+        pytest.skip(f"not tested: {error}")
+    if request.param == "mysql":
+        request.getfixturevalue("mysql9")
+    kind = MariaDb if request.param == "mariadb" else MySql
+    with kind.start(server_id=1, env=environment) as sql:
+        log = Log(request.param, sql, "clocks")
+        log.create()
+        yield Wrong(log, clock)
+
+
+@pytest.fixture
+def line(wrong: Wrong, tmp_path: Path) -> Iterator[Line]:
+    with ExitStack() as opened:
+        yield Line(tmp_path, wrong.log.name, opened)
+
+
+def now_us() -> int:
+    return time.time_ns() // 1000
+
+
+def assert_in_order(line: Line, until_us: int) -> None:
+    batches = list(manifests.chain(line.store, "shop"))
+    assert all(one.window_start_us <= other.window_start_us for one, other in pairwise(batches))
+    assert batches[-1].window_start_us <= until_us
+
+
+def test_a_source_ahead_for_a_moment_stages_nothing_in_windows_to_come(wrong: Wrong, line: Line) -> None:
+    wrong.set(25 * HOUR)
+    wrong.log.insert(1)
+    line.drain(wrong.log.sql)
+    assert line.checkpoint().watermark_us <= now_us()
+    wrong.set(0)
+    wrong.log.insert(2)
+    with line.extractor(wrong.log.sql) as extractor:
+        assert not extractor.drain(until_us=now_us() + 10 * HOUR * MICROSECONDS, budget_s=0.5).done
+    line.drain(wrong.log.sql)
+    assert line.ids() == [1, 2]
+    assert_in_order(line, now_us())
+
+
+def test_a_source_that_is_behind_completes_a_window_when_its_own_clock_has_passed_it(
+    wrong: Wrong, line: Line, caplog: pytest.LogCaptureFixture
+) -> None:
+    until_us = now_us()
+    wrong.set(-3 * HOUR)
+    wrong.log.insert(1)
+    with line.extractor(wrong.log.sql) as extractor:
+        assert not extractor.drain(until_us=until_us, budget_s=0.5).done
+        assert "Set the wrong one right" in caplog.text
+        wrong.log.insert(2)
+        wrong.set(0)
+        wrong.log.insert(3)
+        assert extractor.drain(until_us=now_us()).done
+    assert line.ids() == [1, 2, 3]
+    assert line.checkpoint().watermark_us >= until_us
+    assert_in_order(line, now_us())
+
+
+def test_when_both_clocks_were_ahead_reading_goes_on_and_says_so(
+    wrong: Wrong, line: Line, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of meta the clock is SQLite's, and so that of this process: what the method answers stands in for it."""
+    caplog.set_level(logging.WARNING)
+    wrong.set(25 * HOUR)
+    wrong.log.insert(1)
+    with monkeypatch.context() as patched:
+        patched.setattr(Meta, "now_us", lambda self: now_us() + DAY_US)
+        line.drain(wrong.log.sql)
+    assert line.checkpoint().watermark_us > now_us() + DAY_US // 2
+    wrong.set(0)
+    for number in (2, 3):
+        wrong.log.insert(number)
+        with line.extractor(wrong.log.sql) as extractor:
+            assert not extractor.drain(until_us=now_us() + HOUR * MICROSECONDS, budget_s=0.5).done
+            assert extractor.drain().done
+        assert line.ids() == list(range(1, number + 1))
+        assert line.checkpoint().watermark_us <= now_us()
+    assert "by clocks that were ahead" in caplog.text
+    batches = list(manifests.chain(line.store, "shop"))
+    assert "windows do not go back" in batches[-1].notes[-1]
+    assert_in_order(line, now_us() + 2 * DAY_US)
+
+
+def test_a_clock_that_steps_back_and_forth_loses_nothing(wrong: Wrong, line: Line) -> None:
+    number = 0
+    with line.extractor(wrong.log.sql) as extractor:
+        for ahead_s in (0, -5 * HOUR, 2 * HOUR, -30 * HOUR, 0):
+            wrong.set(ahead_s)
+            for _ in range(2):
+                number += 1
+                wrong.log.insert(number)
+                assert extractor.drain().done
+            assert line.checkpoint().watermark_us <= now_us()
+    assert line.ids() == list(range(1, number + 1))
+    assert_in_order(line, now_us())

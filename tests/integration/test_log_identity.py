@@ -1,0 +1,432 @@
+"""Is it still the log that was read? Another one is refused before a row of it is staged, and our own is read on."""
+
+from __future__ import annotations
+
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import DataAtRisk
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+from cdc_core.model.block import EntryKind
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint
+from cdc_core.source.dump import LogReader
+from cdc_core.source.start import find_start
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.reader import table_state
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
+from examples.sandbox.sql_server import SqlServer
+from tests.integration.source_origin import PATIENCE_S, Origin, read_to
+from tests.tcp_proxy import TcpProxy
+
+KINDS = ["mariadb", "mysql without GTIDs", pytest.param("mysql", marks=pytest.mark.matrix)]
+WITHOUT_GTIDS = {"gtid-mode": "OFF", "enforce-gtid-consistency": "OFF"}
+
+
+def started(kind: str, directory: Path | None = None, *, server_id: int = 1) -> SqlServer:
+    if kind == "mariadb":
+        return MariaDb.start(directory, server_id=server_id)
+    options = WITHOUT_GTIDS if kind.endswith("without GTIDs") else {}
+    return MySql.start(directory, server_id=server_id, options=options)
+
+
+@dataclass
+class Log:
+    """A server whose log tests may throw away, and a database of one test."""
+
+    kind: str
+    sql: SqlServer
+    name: str = ""
+
+    def run(self, *statements: str, database: bool = True) -> list[tuple[Any, ...]]:
+        opened = self.sql.connect(self.name if database else None, autocommit=True)
+        with opened as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    def create(self) -> None:
+        self.run(f"CREATE DATABASE {self.name}", database=False)
+        self.run("CREATE TABLE t (id INT PRIMARY KEY, v LONGTEXT)")
+
+    def insert(self, *ids: int, text: str = "x") -> None:
+        """A transaction each."""
+        self.run(*(f"INSERT INTO t VALUES ({number}, '{text}')" for number in ids))
+
+    def reset(self) -> None:
+        """Its log begins again, and so do its rows: by the same statements, whose events have the same sizes."""
+        word = "RESET MASTER" if self.kind == "mariadb" else "RESET BINARY LOGS AND GTIDS"
+        self.run(f"DROP DATABASE {self.name}", word, database=False)
+        self.create()
+
+    def ids(self) -> list[int]:
+        return [row[0] for row in self.run("SELECT id FROM t ORDER BY id")]
+
+    def files(self) -> list[str]:
+        return [row[0] for row in self.run("SHOW BINARY LOGS", database=False)]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def server(request: pytest.FixtureRequest) -> Iterator[Log]:
+    if request.param != "mariadb":
+        request.getfixturevalue("mysql9")
+    with started(request.param) as sql:
+        yield Log(request.param, sql)
+
+
+@pytest.fixture
+def log(server: Log) -> Iterator[Log]:
+    """As if the server had just been set up."""
+    server.name = f"i_{uuid.uuid4().hex[:10]}"
+    server.run(f"CREATE DATABASE {server.name}", database=False)
+    server.reset()
+    yield server
+    server.run(f"DROP DATABASE {server.name}", database=False)
+
+
+class Line:
+    """A pipeline of one source, whose server can be another one at each drain."""
+
+    def __init__(self, tmp_path: Path, name: str, opened: ExitStack, start: str = "earliest") -> None:
+        self.pipeline: Pipeline = parse(
+            f"""
+            pipeline: shop
+            sources:
+              - {{name: shop, connection: env:A, server_id: 4711, start: {start}, heartbeat_s: 0.3, read_timeout_s: 5,
+                 reconnect_s: 60}}
+            tables: {{include: ['{name}\\..*']}}
+            routes: [{{match: '{name}\\.(.*)', to: '\\1'}}]
+            stage: {{uri: {(tmp_path / "stage").as_uri()}}}
+            meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+            """,
+            where="test",
+        )
+        self.store = open_store(self.pipeline.stage.uri)
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+
+    def extractor(self, sql: SqlServer, *, port: int = 0) -> Extractor:
+        url = sql.url.replace(f":{sql.port}", f":{port or sql.port}")
+        return Extractor(self.pipeline, "shop", meta=self.meta, environ={"A": url})
+
+    def drain(self, sql: SqlServer) -> None:
+        with self.extractor(sql) as extractor:
+            assert extractor.drain().done
+
+    def ids(self) -> list[int]:
+        batches = list(manifests.chain(self.store, "shop"))
+        if not any(batch.parts for batch in batches):
+            return []
+        return [row["id"] for row in table_state(self.store, batches, "t").select(["id"]).to_pylist()]
+
+    def checkpoint(self) -> Checkpoint:
+        stored = self.meta.checkpoint("shop")
+        assert stored is not None
+        return stored
+
+    def assert_refuses(self, sql: SqlServer) -> DataAtRisk:
+        """Nothing moves, however often it is tried."""
+        before, staged = self.checkpoint(), self.ids()
+        for _ in range(2):
+            with pytest.raises(DataAtRisk) as caught:
+                self.drain(sql)
+            assert caught.value.code == "source.history_changed"
+            assert (self.checkpoint(), self.ids()) == (before, staged)
+        return caught.value
+
+
+@pytest.fixture
+def line(log: Log, tmp_path: Path) -> Iterator[Line]:
+    with ExitStack() as opened:
+        yield Line(tmp_path, log.name, opened)
+
+
+@pytest.mark.parametrize("text", ["x", "another size", "y" * 70_000])
+def test_a_log_that_was_reset_is_refused_whatever_the_sizes_of_its_events(log: Log, line: Line, text: str) -> None:
+    log.insert(1, 2)
+    line.drain(log.sql)
+    log.reset()
+    log.insert(5, 6, 7, text=text)
+    error = line.assert_refuses(log.sql)
+    assert "max_allowed_packet" not in error.remedy
+    assert "new full copy" in error.remedy
+    assert line.ids() == [1, 2]
+
+
+def test_a_log_that_was_reset_to_the_same_size_is_refused_though_nothing_is_left_to_read(log: Log, line: Line) -> None:
+    log.insert(1, 2)
+    line.drain(log.sql)
+    log.reset()
+    log.insert(5, 6)
+    line.assert_refuses(log.sql)
+
+
+@pytest.mark.parametrize("start", ["latest", "earliest"])
+def test_a_source_that_was_idle_since_reading_began_is_known_again(log: Log, tmp_path: Path, start: str) -> None:
+    with ExitStack() as opened:
+        line = Line(tmp_path, log.name, opened, start)
+        line.drain(log.sql)
+        line.drain(log.sql)
+        time.sleep(1.1)  # a log says when it was begun in whole seconds
+        log.reset()
+        log.insert(*range(10, 30))
+        line.assert_refuses(log.sql)
+
+
+@pytest.mark.parametrize("alive", [False, True])
+def test_a_stream_that_connects_again_refuses_a_log_that_was_reset_meanwhile(log: Log, line: Line, alive: bool) -> None:
+    log.insert(1, 2)
+    with TcpProxy(log.sql.port) as proxy, line.extractor(log.sql, port=proxy.port) as extractor:
+        extractor.drain()
+        proxy.refuse(not alive)
+        if not alive:
+            proxy.cut()
+        log.reset()
+        log.insert(*range(5, 25))
+        proxy.refuse(False)
+        with pytest.raises(DataAtRisk) as caught:
+            extractor.drain(until_us=1 << 60)
+    assert caught.value.code in ("source.history_changed", "source.purged", "source.position_beyond_end")
+    assert line.ids() == [1, 2]
+
+
+def restarted(log: Log) -> None:
+    log.sql.stop()
+    log.sql.restart()
+
+
+def crashed(log: Log) -> None:
+    log.sql.kill()
+    log.sql.restart()
+
+
+def crashed_inside_a_transaction(log: Log) -> None:
+    with log.sql.connect(log.name) as connection, connection.cursor() as cursor:
+        cursor.execute("INSERT INTO t VALUES (999999, 'never committed')")
+        log.sql.kill()
+    log.sql.restart()
+
+
+def rotated(log: Log) -> None:
+    log.run("FLUSH BINARY LOGS")
+
+
+def purged(log: Log) -> None:
+    log.run("FLUSH BINARY LOGS", f"PURGE BINARY LOGS TO '{log.files()[-1]}'")
+
+
+def without_checksums(log: Log) -> None:
+    log.run("SET GLOBAL binlog_checksum = NONE")
+
+
+def with_checksums(log: Log) -> None:
+    log.run("SET GLOBAL binlog_checksum = CRC32")
+
+
+def renamed_version(log: Log) -> None:
+    """What may change about a server without changing its log."""
+    log.run("SET GLOBAL server_id = 77", "INSERT INTO t VALUES (77, '')", "SET GLOBAL server_id = 1")
+
+
+def compressed(log: Log) -> None:
+    if log.kind == "mariadb":
+        log.run("SET GLOBAL log_bin_compress = ON")
+        log.insert(2000, text="z" * 100_000)
+        log.run("SET GLOBAL log_bin_compress = OFF")
+    else:
+        log.run("SET binlog_transaction_compression = ON", f"INSERT INTO t VALUES (2000, '{'z' * 100_000}')")
+
+
+def large(log: Log) -> None:
+    """Events of more than one packet of the protocol."""
+    log.insert(3000, text="w" * (17 << 20))
+
+
+def in_pieces(log: Log) -> None:
+    log.run("BEGIN", *(f"INSERT INTO t VALUES ({number}, '{'p' * 50_000}')" for number in range(4000, 4020)), "COMMIT")
+
+
+def rolled_back(log: Log) -> None:
+    log.run("BEGIN", "INSERT INTO t VALUES (5000, 'x')", "ROLLBACK", "XA START 'a'", "INSERT INTO t VALUES (5001, 'x')",
+            "XA END 'a'", "XA PREPARE 'a'", "XA COMMIT 'a'")  # fmt: skip
+
+
+def defined(log: Log) -> None:
+    log.run("CREATE TABLE u (i INT)", "DROP TABLE u", "CREATE TABLE u (i INT)")
+
+
+HARMLESS: tuple[Callable[[Log], None], ...] = (
+    restarted, crashed, rotated, purged, crashed_inside_a_transaction, without_checksums, rotated, restarted, large,
+    with_checksums, crashed, renamed_version, compressed, large, in_pieces, rolled_back, defined,
+)  # fmt: skip
+
+
+def test_the_same_log_is_read_on_after_whatever_happens_to_a_server(log: Log, line: Line) -> None:
+    number = 0
+    for happens in HARMLESS:
+        for reading in (True, False):  # before it and after it; after it only
+            number += 1
+            log.insert(number)
+            if reading:
+                line.drain(log.sql)
+            elif happens is not large:
+                happens(log)
+            else:
+                continue
+            line.drain(log.sql)
+        happens(log) if happens in (rotated, restarted, crashed, purged) else None
+        line.drain(log.sql)
+        assert line.ids() == log.ids(), happens.__name__
+
+
+def test_the_running_stream_goes_on_after_a_restart_and_a_crash(log: Log, line: Line) -> None:
+    with line.extractor(log.sql) as extractor:
+        for number, happens in enumerate((restarted, crashed, rotated, crashed_inside_a_transaction)):
+            log.insert(2 * number)
+            assert extractor.drain().done
+            happens(log)
+            log.insert(2 * number + 1)
+            assert extractor.drain().done
+            assert line.ids() == log.ids()
+
+
+def test_meta_rebuilt_from_the_manifests_still_refuses_another_log(log: Log, line: Line, tmp_path: Path) -> None:
+    log.insert(1, 2)
+    line.drain(log.sql)
+    known = line.checkpoint()
+    assert known.fingerprint is not None
+    assert known.fingerprint.traced
+    with Meta.open(f"sqlite:///{tmp_path}/other.db") as rebuilt:
+        lease = rebuilt.acquire_lease("shop", "shop", "test", ttl_s=60)
+        rebuilt.rebuild(lease, manifests.chain(line.store, "shop"))
+        found = rebuilt.checkpoint("shop")
+        assert found is not None
+        assert found.fingerprint == known.fingerprint
+
+
+# Positions that fall between two files
+
+
+def blocks_up_to_a_file(log: Log, origin: Origin) -> Checkpoint:
+    """A checkpoint at the first byte of a file, after which the server has logged nothing of ours."""
+    start = find_start(origin.source(start="earliest"), origin.control, None, server=origin.address())
+    log.run("FLUSH BINARY LOGS")
+    with origin.stream(start) as stream:
+        for block in stream.blocks(lambda: False):
+            start = replace(start, position=block.end, fingerprint=block.fingerprint(start.fingerprint))
+            if block.end.offset == FIRST_OFFSET and block.end.file == log.files()[-1]:
+                return start
+    raise AssertionError("no rotation")
+
+
+def test_a_position_between_two_files_is_proven_by_the_end_of_the_first(
+    log: Log, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin = Origin(log.sql, log.name)
+    with closing(origin.control):
+        log.insert(1, 2)
+        between = blocks_up_to_a_file(log, origin)
+        assert between.fingerprint is not None
+        assert between.fingerprint.file != between.position.file
+        log.insert(3)
+        rows = sum(block.entries.rows.sum() for block in origin.drain(between))
+        assert rows == 1
+        assert caplog.messages == []
+        give_up_s = time.monotonic() + PATIENCE_S
+        while log.files()[0] != between.position.file:  # a file that an old connection still reads is kept
+            assert time.monotonic() < give_up_s
+            log.run(f"PURGE BINARY LOGS TO '{between.position.file}'")
+            time.sleep(0.1)
+        assert sum(block.entries.rows.sum() for block in origin.drain(between)) == 1
+        assert "cannot be compared" in caplog.text
+        log.reset()
+        log.insert(7, 8)
+        log.run("FLUSH BINARY LOGS")
+        log.insert(9)
+        assert between.position.file in log.files()
+        with pytest.raises(DataAtRisk) as caught:
+            origin.drain(between)
+        assert caught.value.code == "source.history_changed"
+
+
+def test_each_end_of_a_block_is_a_place_to_resume_from(log: Log) -> None:
+    """Whatever the last event before it was: a commit, a rotation, DDL, a file's first events."""
+    origin = Origin(log.sql, log.name)
+    with closing(origin.control):
+        start = find_start(origin.source(start="earliest"), origin.control, None, server=origin.address())
+        for happens in (rotated, rolled_back, defined, compressed, restarted, without_checksums, with_checksums):
+            log.insert(10 + HARMLESS.index(happens))
+            happens(log)
+            origin.control.ping(reconnect=True)
+        end = origin.end().position
+        with origin.stream(start, block_bytes=1) as stream:
+            blocks = read_to(stream, end)
+        known = start.fingerprint
+        assert len(blocks) > 20
+        for block in blocks:
+            if block.entries.kind[-1] == EntryKind.PART:
+                continue
+            known = block.fingerprint(known)
+            assert known is not None
+            with closing(LogReader(origin.address(), block.end, source="test", known=known)) as reader:
+                assert reader.frames.proven
+            for other in (replace(known, crc=known.crc ^ 1), replace(known, format_crc=known.format_crc ^ 1)):
+                if other.traced:
+                    with pytest.raises(DataAtRisk, match="not the one that was read before"):
+                        LogReader(origin.address(), block.end, source="test", known=other)
+
+
+# Another server
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_servers_with_one_past_the_one_that_was_not_read_is_refused_behind_their_fork(
+    kind: str, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    """A restored backup, or a clone: the same identity, file names, offsets and sizes, and other rows."""
+    if kind != "mariadb":
+        request.getfixturevalue("mysql9")
+    with ExitStack() as opened:
+        first = Log(kind, opened.enter_context(started(kind, tmp_path / "a")), "shared")
+        first.create()
+        first.insert(1, 2)
+        before, line = (Line(tmp_path / name, "shared", opened) for name in ("before", "after"))
+        before.drain(first.sql)
+        line.drain(first.sql)
+        first.sql.stop()
+        shutil.copytree(tmp_path / "a", tmp_path / "b")
+        second = Log(kind, opened.enter_context(started(kind, tmp_path / "b")), "shared")
+        first.sql.restart()
+        first.insert(3, 4)
+        second.insert(7, 8, 9)
+        line.drain(first.sql)
+        assert line.ids() == [1, 2, 3, 4]
+        line.assert_refuses(second.sql)
+        before.drain(second.sql)
+        assert before.ids() == [1, 2, 7, 8, 9]
+        first.insert(5)
+        line.drain(first.sql)
+        assert line.ids() == [1, 2, 3, 4, 5]
+
+
+def test_a_second_server_with_the_same_id_is_refused(tmp_path: Path) -> None:
+    with ExitStack() as opened:
+        first, second = (Log("mariadb", opened.enter_context(MariaDb.start(server_id=1)), "same") for _ in range(2))
+        for log in (first, second):
+            log.create()
+        first.insert(11, 12)
+        second.insert(21, 22, 99)
+        line = Line(tmp_path, "same", opened)
+        line.drain(first.sql)
+        line.assert_refuses(second.sql)
+        assert line.ids() == [11, 12]
