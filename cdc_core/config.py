@@ -21,6 +21,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from cdc_core.errors import UsageError
 from cdc_core.model import condition
+from cdc_core.model.reference import same_variable
 from cdc_core.windows import Windows, age_us
 
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
@@ -566,6 +567,14 @@ class Pipeline(_Model):
         for connection, server_id in replicas:
             if replicas.count((connection, server_id)) > 1:
                 raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
+        references = [one for source in self.sources for one in source.connections]
+        references += [one for target in self.targets for one in target.connections]
+        references += [self.tables.columns.salt] if self.tables.columns.salt else []
+        if (same := same_variable(references)) is not None:
+            raise ValueError(
+                f"{same[0]} and {same[1]} are both read from the variable {same[2]}: rename one, for letters' case and "
+                "signs do not tell names apart"
+            )
         return self
 
     @property

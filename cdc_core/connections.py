@@ -7,45 +7,64 @@ environment variable LOCKSTEP_CONN_<CONN_ID>, which the Airflow plugin sets for 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import pymysql
 
+from cdc_core import tls
 from cdc_core.errors import Refused, RetryLater, UsageError
+from cdc_core.model.reference import variable_of
+from cdc_core.mysql_client import SafeConnection
+
+__all__ = [
+    "READ_TIMEOUT_S",
+    "SafeConnection",
+    "Server",
+    "answers",
+    "connect",
+    "one_line",
+    "open_connection",
+    "parse_options",
+    "parse_url",
+    "resolve",
+    "sensible",
+    "shown",
+    "variable_of",
+]
 
 SCHEMES = ("mysql", "mariadb")
-SSL_TEXT = ("ssl_ca", "ssl_cert", "ssl_key", "ssl_key_password")
-SSL_SWITCHES = ("ssl_disabled", "ssl_verify_cert", "ssl_verify_identity")
+TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
+CONNECT_TIMEOUT_S = 10.0
+READ_TIMEOUT_S = WRITE_TIMEOUT_S = 60.0
+"""How long a server may be silent within an answer, or take nothing."""
+STATEMENT_TIMEOUT_S = 900.0
+"""How long one statement may take with all of its answer. Work in bulk sets its own."""
+_MAX_TIMEOUT_S = 86_400
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
 _REFUSED_LOGINS = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 1862, 2059, 3118, 3159, 4151})
-"""Server errors that no retry mends: access denied, unknown database, host not allowed, unknown login method,
+"""Server errors that no retry changes: access denied, unknown database, host not allowed, unknown login method,
 password expired, account locked, TLS required."""
+_SHOWN = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Server:
-    """Address and login of a MySQL or MariaDB server. `ssl` holds PyMySQL's ssl_* arguments."""
+    """Address and login of a MySQL or MariaDB server. timeouts: of TIMEOUTS, in seconds, where the URL says so."""
 
     host: str
     port: int
     user: str
     password: str = field(repr=False)
-    ssl: Mapping[str, str | bool] = field(default_factory=dict, repr=False)
+    tls: tls.Tls = field(default=tls.Tls(tls.TlsMode.DISABLED), repr=False)
+    timeouts: Mapping[str, float] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.user}@{self.host}:{self.port}"
-
-
-def variable_of(reference: str) -> str:
-    """The environment variable that holds the URL of a reference."""
-    kind, _, name = reference.partition(":")
-    if kind == "env":
-        return name
-    return "LOCKSTEP_CONN_" + "".join(char if char.isalnum() else "_" for char in name).upper()
 
 
 def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
@@ -63,63 +82,80 @@ def resolve(reference: str, environ: Mapping[str, str] | None = None) -> Server:
 
 
 def parse_url(url: str, *, where: str) -> Server:
-    """A server from `mysql://user:password@host:port[/][?ssl_ca=...]`. Errors never show the URL itself.
+    """A server from `mysql://user:password@host:port[/][?ssl_mode=...]`. Errors never show the URL itself.
 
-    Raises UsageError (connection.url, connection.option). The path, a database's name in other tools, is ignored.
+    Raises UsageError (connection.url, connection.option, connection.tls_options). The path, a database's name in other
+    tools, is ignored.
     """
     try:
         parts = urlsplit(url)
         port = parts.port or 3306
     except ValueError:
         parts, port = urlsplit(""), 0
-    if parts.scheme not in SCHEMES or not parts.hostname or not parts.username:
+    if parts.scheme not in SCHEMES or not parts.hostname or not parts.username or parts.fragment:
         raise UsageError(
             "The connection is not a URL of the form mysql://user:password@host:port.",
             where=where,
             code="connection.url",
             remedy="write it so, with special characters of user and password percent-encoded",
         )
-    options = dict(_option(name, value, where) for name, value in parse_qsl(parts.query))
-    return Server(parts.hostname, port, unquote(parts.username), unquote(parts.password or ""), options)
+    host = parts.hostname
+    protected, timeouts = parse_options(parse_qsl(parts.query, keep_blank_values=True), host=host, where=where)
+    return Server(host, port, unquote(parts.username), unquote(parts.password or ""), protected, timeouts)
 
 
-def _option(name: str, value: str, where: str) -> tuple[str, str | bool]:
-    if name in SSL_TEXT:
-        return name, value
-    if name in SSL_SWITCHES and value.lower() in _SWITCH:
-        return name, _SWITCH[value.lower()]
-    known = ", ".join((*SSL_TEXT, *(f"{switch}=true|false" for switch in SSL_SWITCHES)))
-    raise UsageError(
-        f"The connection's URL has the option {name!r}, unknown or with a value it cannot have.",
+def parse_options(given: Iterable[tuple[str, str]], *, host: str, where: str) -> tuple[tls.Tls, Mapping[str, float]]:
+    """TLS and time-outs of a connection. Raises UsageError (connection.option, connection.tls_options)."""
+    options: dict[str, Any] = {}
+    for name, text in given:
+        if name in options:
+            raise _wrong_option(name, where)
+        options[name] = _option(name, text, where)
+    timeouts = {name: options.pop(name) for name in TIMEOUTS if name in options}
+    return tls.tls_of(options, host=host, where=where), timeouts
+
+
+def _option(name: str, text: str, where: str) -> str | bool | float:
+    if name in tls.TEXTS and text:
+        return text
+    if name in tls.SWITCHES and text.lower() in _SWITCH:
+        return _SWITCH[text.lower()]
+    mode = text.upper().replace("-", "_")
+    if name == tls.MODE and mode in tls.TlsMode.__members__:
+        return mode
+    if name in TIMEOUTS:
+        try:
+            seconds = float(text)
+        except ValueError:
+            seconds = 0.0
+        if 0 < seconds <= _MAX_TIMEOUT_S:
+            return seconds
+    raise _wrong_option(name, where)
+
+
+def _wrong_option(name: str, where: str) -> UsageError:
+    modes = "|".join(mode.value for mode in tls.TlsMode)
+    return UsageError(
+        f"The connection's URL has the option {name!r}, unknown, given twice, or with a value it cannot have.",
         where=where,
         code="connection.option",
-        remedy=f"use these only: {known}",
+        remedy=f"use these only, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, "
+        f"{', '.join(f'{switch}=true|false' for switch in tls.SWITCHES)}, {', '.join(TIMEOUTS)} (seconds)",
     )
 
 
-def connect(server: Server, *, where: str, **options: Any) -> pymysql.Connection[Any]:
-    """An open connection: utf8mb4, autocommit, session time zone UTC. `options` are PyMySQL's.
+def connect(server: Server, *, where: str, **options: Any) -> SafeConnection:
+    """An open connection: utf8mb4, autocommit, session time zone UTC. `options` are SafeConnection's; the URL's own
+    time-outs go before them.
 
-    Raises Refused (connection.denied) for a login that no retry mends, UsageError (connection.tls) for TLS files
-    that cannot be read, RetryLater (connection.unreachable) otherwise.
+    Raises Refused (connection.denied) for a login that no retry changes, RetryLater (connection.unreachable), and what
+    SafeConnection raises.
     """
-    settings: dict[str, Any] = {
-        "host": server.host,
-        "port": server.port,
-        "user": server.user,
-        "password": server.password,
-        "charset": "utf8mb4",
-        "autocommit": True,
-        "connect_timeout": 10,
-        "init_command": "SET time_zone = '+00:00'",
-        **server.ssl,
-        **options,
-    }
     try:
-        return pymysql.connect(**settings)
+        return open_connection(server, where=where, **{"init_command": "SET time_zone = '+00:00'", **options})
     except pymysql.err.MySQLError as error:
         number = error.args[0] if error.args else 0
-        text = str(error.args[1] if len(error.args) > 1 else error).rstrip(".")
+        text = shown(error).rstrip(".")
         if number in _REFUSED_LOGINS:
             raise Refused(
                 f"{server} refused the login: {text}.",
@@ -133,11 +169,67 @@ def connect(server: Server, *, where: str, **options: Any) -> pymysql.Connection
             code="connection.unreachable",
             remedy="check that the server runs and that host and port are right; the next attempt may succeed",
         ) from None
-    except OSError as error:
-        # PyMySQL wraps what the network does; what is left is a certificate or key file it could not load.
-        raise UsageError(
-            f"TLS for {server} cannot be set up: {error.strerror or error}.",
+
+
+def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnection:
+    """As `connect`, without its session's time zone, and with PyMySQL's errors."""
+    settings: dict[str, Any] = {
+        "host": server.host,
+        "port": server.port,
+        "user": server.user,
+        "password": server.password,
+        "charset": "utf8mb4",
+        "autocommit": True,
+        "connect_timeout": CONNECT_TIMEOUT_S,
+        "read_timeout": READ_TIMEOUT_S,
+        "write_timeout": WRITE_TIMEOUT_S,
+        "statement_timeout_s": STATEMENT_TIMEOUT_S,
+        **options,
+        **server.timeouts,
+    }
+    return SafeConnection(tls=server.tls, where=where, **settings)
+
+
+@contextmanager
+def sensible(where: str) -> Iterator[None]:
+    """Around what is made of a server's answers; a decorator, too.
+
+    A server may answer a question that was not asked: fewer rows or columns, a text for a number. Raises Refused
+    (connection.answer) in place of what Python raises then. Errors that the server reports pass.
+    """
+    try:
+        yield
+    except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
+        raise Refused(
+            f"An answer of the server is not one to what was asked ({type(error).__name__}).",
             where=where,
-            code="connection.tls",
-            remedy="check the files that ssl_ca, ssl_cert and ssl_key of the connection's URL name",
-        ) from None
+            code="connection.answer",
+            remedy="check what stands between us and the server (a proxy may answer in its place) and that it is a "
+            "MySQL or MariaDB that Lockstep supports; if it is, report this with the output of --debug",
+        ) from error
+
+
+@contextmanager
+def answers(where: str) -> Iterator[None]:
+    """`sensible`; and an error that the server reports, untranslated so far, is Refused (connection.statement)."""
+    try:
+        with sensible(where):
+            yield
+    except pymysql.err.MySQLError as error:
+        raise Refused(
+            f"The server refused a statement: {shown(error)}.",
+            where=where,
+            code="connection.statement",
+            remedy="see what the server says, and check that it is a MySQL or MariaDB that Lockstep supports",
+        ) from error
+
+
+def shown(error: pymysql.err.MySQLError) -> str:
+    """What the server says, which may be anything, on one line and no longer than a message may be."""
+    return one_line(str(error.args[-1] if error.args else error))
+
+
+def one_line(text: str) -> str:
+    """The text as a message may show it, whoever has written it."""
+    text = "".join(char if char.isprintable() else " " for char in text)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

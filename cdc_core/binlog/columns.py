@@ -147,7 +147,8 @@ def _decimal(values: _Values) -> _Decoded:
         )
         array = _compact(out, width, size, values.valid)
     if bad >= 0:
-        raise malformed(f"Column {values.column.name!r}: {values.raw(bad).hex()} is not a DECIMAL", values.where(bad))
+        size_bytes = len(values.raw(bad))
+        raise malformed(f"Column {values.column.name!r}: {size_bytes} bytes are not a DECIMAL", values.where(bad))
     return array, None
 
 

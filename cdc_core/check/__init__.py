@@ -14,6 +14,7 @@ from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.sources import check_server, check_tables
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline
+from cdc_core.connections import resolve
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
@@ -37,7 +38,8 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
             with connected(findings, subject, reference, environ) as connection:
                 if connection is None:
                     continue
-                check_server(source, connection, stored.get(source.name), findings, subject)
+                address = resolve(reference, environ)
+                check_server(source, address, connection, stored.get(source.name), findings, subject)
                 if tables is None:
                     tables = check_tables(pipeline, source, connection, environ, findings)
                 sources.add(identity(connection))

@@ -94,6 +94,8 @@ def connected(
         address = connections.resolve(reference, environ)
         made = connections.connect(address, where=subject)
         findings.ok(f"{subject}: connection", f"{address}, {made.get_server_info()}")  # type: ignore[no-untyped-call]
+        if (advice := made.advice()) is not None:
+            findings.warn(f"{subject}: TLS", *advice)
         return made
 
     connection = findings.attempt(f"{subject}: connection", connect)

@@ -22,7 +22,12 @@ from cdc_core.source.start import find_start
 
 
 def check_server(
-    source: Source, connection: pymysql.Connection[Any], stored: Checkpoint | None, findings: Findings, subject: str
+    source: Source,
+    address: connections.Server,
+    connection: pymysql.Connection[Any],
+    stored: Checkpoint | None,
+    findings: Findings,
+    subject: str,
 ) -> None:
     facts = findings.attempt(f"{subject}: server", lambda: server.facts(connection))
     if facts is None:
@@ -46,7 +51,6 @@ def check_server(
         if len(source.connections) > 1:
             findings.ok(f"{subject}: position", f"not this server's: {stored.server} is read, up to {stored.position}")
             return
-        address = connections.resolve(source.connections[0])
         findings.attempt(
             f"{subject}: position",
             lambda: fail_over(source, connection, address, facts, stored),
@@ -55,7 +59,7 @@ def check_server(
         return
     start = findings.attempt(
         f"{subject}: position",
-        lambda: find_start(source, connection, stored),
+        lambda: find_start(source, connection, stored, server=address),
         lambda found: f"{'goes on' if stored else 'begins'} at {found.position}, which the server still has",
     )
     if start is not None and stored is not None:

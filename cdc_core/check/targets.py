@@ -14,6 +14,7 @@ from cdc_core.apply.plan import key_of
 from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
+from cdc_core.connections import answers
 from cdc_core.errors import LockstepError, combined
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
@@ -21,6 +22,7 @@ from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
 
 
+@answers("target")
 def identity(connection: pymysql.Connection[Any]) -> str:
     """What tells one server from another, however it was reached."""
     with connection.cursor() as cursor:

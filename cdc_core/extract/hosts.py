@@ -56,8 +56,8 @@ def connect(source: Source, stored: Checkpoint | None, environ: Mapping[str, str
         address, chosen, known = answering[0]
         for _, requirement in server.PREFLIGHT:
             requirement(known, source)
-        for _, control, _ in answering[1:]:
-            control.close()
+        for _, other, _ in answering[1:]:
+            other.close()
         opened.pop_all()
         return address, chosen, known
 

@@ -16,6 +16,7 @@ import os
 import sqlite3
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +24,7 @@ from sqlalchemy import Connection, Engine, create_engine, event, pool, text
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 
+from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, open_connection, parse_options
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 
 log = logging.getLogger(__name__)
@@ -45,6 +47,9 @@ _CLOCK: Mapping[str, str] = {
     "mysql": "SELECT timestampdiff(MICROSECOND, '1970-01-01', utc_timestamp(6))",
 }
 _ATTEMPTS = 5
+_TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
+_STATEMENT_S = 3600.0
+"""A statement of ours takes milliseconds, a migration of large tables longer."""
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
 _DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1698, "28P01", "28000", "3D000", "42501"})
 
@@ -172,15 +177,42 @@ class Database:
     def _server(self, url: URL, busy_timeout_s: float) -> Engine:
         seconds = max(1, int(busy_timeout_s))
         if url.get_backend_name() == "postgresql":
-            options: dict[str, Any] = {"connect_timeout": 10, "options": f"-c lock_timeout={seconds * 1000}"}
+            options: dict[str, Any] = {
+                "connect_timeout": 10, "options": f"-c lock_timeout={seconds * 1000}",
+                "keepalives_idle": 60, "keepalives_interval": 15, "keepalives_count": 4, "tcp_user_timeout": 120_000,
+            }  # fmt: skip
             if self._answer_s is not None:
                 answer_ms = int(self._answer_s * 1000)
                 options["options"] += f" -c statement_timeout={answer_ms}"
                 options |= {"connect_timeout": max(2, int(self._answer_s)), "tcp_user_timeout": answer_ms}
-        else:
-            options = {"connect_timeout": 10, "init_command": f"SET innodb_lock_wait_timeout={seconds}"}
-            if self._answer_s is not None:
-                options |= {"read_timeout": self._answer_s, "write_timeout": self._answer_s}
+            return self._pooled(url, options)
+        return self._mysql(url, seconds)
+
+    def _mysql(self, url: URL, lock_wait_s: int) -> Engine:
+        given = {name: text for name, text in url.query.items() if name.startswith("ssl_") or name in _TIMEOUTS}
+        protected, timeouts = parse_options(
+            ((name, text) for name, texts in given.items() for text in ([texts] if isinstance(texts, str) else texts)),
+            host=url.host or "localhost",
+            where=self.name,
+        )
+        server = Server(
+            url.host or "localhost", url.port or 3306, url.username or "", url.password or "", protected, timeouts
+        )
+        answer_s = self._answer_s or lock_wait_s + READ_TIMEOUT_S
+        options = {
+            "init_command": f"SET innodb_lock_wait_timeout={lock_wait_s}", "autocommit": False,
+            "read_timeout": answer_s, "write_timeout": answer_s, "statement_timeout_s": max(_STATEMENT_S, answer_s),
+        }  # fmt: skip
+        engine = self._pooled(url.difference_update_query(given), {})
+
+        @event.listens_for(engine, "do_connect")
+        def _open(_dialect: object, _record: object, _args: object, chosen: dict[str, Any]) -> SafeConnection:
+            # `chosen`: what SQLAlchemy and the rest of the URL say, such as database, charset and client_flag.
+            return open_connection(server, where=self.name, **{**chosen, "password": server.password, **options})
+
+        return engine
+
+    def _pooled(self, url: URL, options: dict[str, Any]) -> Engine:
         return create_engine(
             url, pool_size=2, pool_pre_ping=True, pool_recycle=1800, connect_args=options, hide_parameters=True
         )
@@ -191,6 +223,10 @@ class Database:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise self._refused("meta.unusable", f"cannot make its directory: {error.strerror}") from None
+        with suppress(OSError):  # opening it says what is wrong
+            # It names hosts, tables and keys of rows: for its owner alone. Its log files get the same permissions.
+            if not str(url.database).startswith("file:"):
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
         # A connection a transaction: nothing is shared with forked processes, and opening a file is cheap.
         engine = create_engine(
             url, poolclass=pool.NullPool, connect_args={"timeout": busy_timeout_s}, hide_parameters=True

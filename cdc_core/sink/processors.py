@@ -9,9 +9,12 @@ does a TRUNCATE, which has no row.
 
 from __future__ import annotations
 
+import logging
+import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import entry_points
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +27,8 @@ from cdc_core.model.block import TableRows
 from cdc_core.model.schema import Column, TableSchema, type_of
 from cdc_core.model.staged import BEFORE_MARK, OP, TRUNCATE
 from cdc_core.sink.images import Images
+
+log = logging.getLogger(__name__)
 
 GROUP = "lockstep.processors"
 Function = Callable[..., pa.RecordBatch]
@@ -87,7 +92,12 @@ class Process:
         try:
             made = self.function(rows, schema.name, **self.rule.options)
         except Exception as error:
-            raise self._wrong(schema, f"it raised {type(error).__name__}: {error}") from error
+            # Its message may quote values of a row: only who asks for debugging sees it.
+            log.debug("the processor %s", self.rule.use, exc_info=True)
+            place = traceback.extract_tb(error.__traceback__)[-1]
+            at = f"{Path(place.filename).name}:{place.lineno}"
+            why = f"it raised {type(error).__name__} at {at} (-vv shows the message)"
+            raise self._wrong(schema, why) from None
         if not isinstance(made, pa.RecordBatch):
             raise self._wrong(schema, f"it gives {type(made).__name__}, not a RecordBatch")
         if made.num_rows != rows.num_rows:

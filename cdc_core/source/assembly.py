@@ -60,7 +60,7 @@ from cdc_core.source.gather import (
 )
 from cdc_core.source.history import Change, Place
 from cdc_core.source.shelf import Pile, Shelf
-from cdc_core.source.statements import Action, Statement, classify, first_words
+from cdc_core.source.statements import Action, Statement, classify, shown
 from cdc_core.source.tables import Tables
 
 log = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ _COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
+_SHOWN_ACTIONS = frozenset({Action.DATA, Action.DEFINITION, Action.UNKNOWN})
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
 _FLAG_THREAD_SPECIFIC = 0x04
 """Of a statement that uses temporary tables."""
@@ -541,7 +542,10 @@ class Assembly:
             query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
             lower_case=self.lower_case, temporary=bool(event.header.flags & _FLAG_THREAD_SPECIFIC),
         )  # fmt: skip
-        return self._statement(event, statement, query, first_words(query.sql, query.client_collation))
+        words = ""
+        if statement.action in _SHOWN_ACTIONS:
+            words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
+        return self._statement(event, statement, query, words)
 
     def _statement(self, event: Event, statement: Statement, query: Query, words: str) -> Steps | None:
         group = self._require_group(event)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import require_unreserved
@@ -62,6 +63,7 @@ class FoundTable:
         return f"{self.database}.{self.table}"
 
 
+@answers("source")
 def survey(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> tuple[FoundTable, ...]:
     """Everything whose name is captured, with what is wrong with it, in order of names."""
     wanted = [row for row in query(connection, _TABLES) if captures(_text(row[0]), _text(row[1]))]
@@ -95,11 +97,13 @@ def _unusable(schema: TableSchema) -> str:
     return "" if schema.key else "no primary key, and no unique key of NOT NULL columns"
 
 
+@answers("source")
 def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> list[TableSchema]:
     """The definitions of all captured tables, keyless ones included, in order of names."""
     return [found.schema for found in survey(connection, captures) if found.schema is not None]
 
 
+@answers("source")
 def table_schema(connection: pymysql.Connection, database: str, table: str) -> TableSchema | None:
     """The present definition of one table; None where it is gone, unseen, or has a type that is not supported."""
     where = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
@@ -192,6 +196,7 @@ def unlogged_cascades(
     return tuple(found)
 
 
+@answers("source")
 def require_logged_cascades(
     connection: pymysql.Connection,
     captures: Callable[[str, str], bool],

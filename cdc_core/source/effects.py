@@ -18,6 +18,7 @@ import pymysql
 
 from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.events import Event, EventType, parse_query
+from cdc_core.connections import answers
 from cdc_core.model.position import Position
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
@@ -63,7 +64,7 @@ class Effects:
         """
         if self._present is None or self._known_up_to is None or not self._in_reach(behind):
             self._known_up_to = self._end()
-            self._present = Present(self._connect(), lower_case=self.lower_case)
+            self._present = Present(self._connect, lower_case=self.lower_case)
         present = self._present
         asked = present.questions
         walk = _Walk(present, self._captures, databases)
@@ -81,8 +82,8 @@ class Effects:
 class Present:
     """What the server has now, asked once each."""
 
-    def __init__(self, connection: pymysql.Connection, *, lower_case: bool) -> None:
-        self._connection = connection
+    def __init__(self, connect: Callable[[], pymysql.Connection], *, lower_case: bool) -> None:
+        self._connect = connect
         self._lower_case = lower_case
         self._kinds: dict[Table, str] = {}
         self._routines: dict[Table, list[str | None]] | None = None
@@ -96,7 +97,8 @@ class Present:
 
     def _ask(self, sql: str, arguments: Sequence[object] = ()) -> list[tuple[str | None, ...]]:
         self.questions += 1
-        return [tuple(map(_text, row)) for row in query(self._connection, sql, arguments)]
+        with answers("source"):
+            return [tuple(map(_text, row)) for row in query(self._connect(), sql, arguments)]
 
     def _name(self, database: str | None, name: str | None) -> Table:
         found = database or "", name or ""

@@ -17,6 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import pymysql
 
+from cdc_core.connections import answers
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.model.position import Position
 
@@ -171,6 +172,7 @@ _VARIABLES = (
 )  # fmt: skip
 
 
+@answers("source")
 @_understood
 def facts(connection: pymysql.Connection) -> ServerFacts:
     """Everything about the server that a requirement or a message needs. Needs no privilege beyond the login."""
@@ -207,6 +209,8 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
     )
 
 
+@answers("source")
+@answers("source")
 @_understood
 def lower_case_names(connection: pymysql.Connection) -> bool:
     """Whether the server compares names of tables and databases in lower case (lower_case_table_names 1 and 2)."""
@@ -244,6 +248,7 @@ def log_status(connection: pymysql.Connection) -> tuple[Any, ...] | None:
     return rows[0] if rows else None
 
 
+@answers("source")
 @_understood
 def end_position(connection: pymysql.Connection, timeline: int) -> Position:
     """The end of the log at this moment. Raises Refused (source.log_off)."""
@@ -262,6 +267,7 @@ def log_off() -> Refused:
     )
 
 
+@answers("source")
 @_understood
 def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
     """The files that the server still has, oldest first. Raises Refused (source.log_off)."""
@@ -274,6 +280,7 @@ def binlog_files(connection: pymysql.Connection) -> tuple[BinlogFile, ...]:
     return tuple(BinlogFile(str(row[0]), int(row[1])) for row in rows)
 
 
+@answers("source")
 @_understood
 def gtid_executed(connection: pymysql.Connection) -> str:
     """What the server has executed, in its own text form; "" without GTIDs."""
@@ -284,12 +291,14 @@ def gtid_executed(connection: pymysql.Connection) -> str:
     return str(text or "").replace("\n", "").replace(" ", "")
 
 
+@answers("source")
 @_understood
 def gtid_purged(connection: pymysql.Connection) -> str:
     """MySQL: what was executed and is in no file of the log any more, or never was."""
     return "".join(str(query(connection, "SELECT @@GLOBAL.gtid_purged")[0][0] or "").split())
 
 
+@answers("source")
 def applies_replicated(connection: pymysql.Connection) -> bool:
     """Whether it is a replica whose SQL thread runs: what it lacks may still come."""
     with connection.cursor(pymysql.cursors.DictCursor) as cursor:
@@ -301,6 +310,7 @@ def applies_replicated(connection: pymysql.Connection) -> bool:
     return False
 
 
+@answers("source")
 @_understood
 def gtid_at(connection: pymysql.Connection, position: Position, *, mariadb: bool) -> str:
     """What is executed before a position, where the server can say: MariaDB for a place it still has; else ""."""

@@ -528,7 +528,51 @@ def _written(verb: str, read: Reader, database: str) -> tuple[Table, ...] | None
     return (table,)
 
 
-def first_words(sql: bytes, client_collation: int = 0, limit: int = 200) -> str:
-    """The beginning of a statement, on one line, for messages and notes."""
-    text = re.sub(r"\s+", " ", decode(sql[: 4 * limit], client_collation).encode("utf-8", "replace").decode()).strip()
-    return text if len(text) <= limit else text[:limit] + "…"
+def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mode: int | None = 0) -> str:
+    """A statement on one line, for messages and notes, without any value that it holds.
+
+    These texts end in manifests, in the meta database and in logs, where masked columns and passwords must not be. Of
+    DML the verb and its tables are left. Of the others keywords, names and signs are: strings, numbers and comments
+    are not. Where the servers read a text in two ways, which differ in where strings begin, only the verb is left.
+    """
+    if statement.action is Action.DATA:
+        names = "" if not statement.tables else f" {', '.join(f'{d}.{t}' for d, t in statement.tables)}"
+        return f"{statement.verb}{names} …"
+    words: list[str] = []
+    length = 0
+    readings = _readings(sql, client_collation, sql_mode or 0)
+    if any(reading != readings[0] for reading in readings[1:]):
+        return f"{statement.verb} …"
+    for token in readings[0]:
+        if token.kind is Kind.SIGN and token.text in _QUOTES:
+            # A quote that does not end: where strings begin and end cannot be told, from the first of them on.
+            words[words.index("?") if "?" in words else len(words) :] = ["…"]
+            break
+        hidden = token.kind in (Kind.STRING, Kind.NUMBER) or (token.kind is Kind.WORD and token.text[0].isdigit())
+        if token.kind is Kind.STRING and words and words[-1].lower() in _INTRODUCERS:
+            words.pop()  # x'4142', b'01'
+        words.append("?" if hidden else token.text)
+        length += len(words[-1]) + 1
+        if length > _SHOWN:
+            words.append("…")
+            break
+    text = _CLOSE.sub(r"\1", " ".join(words)).encode("utf-8", "replace").decode()
+    text = "".join(char if char.isprintable() else " " for char in text)
+    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _readings(sql: bytes, client_collation: int, sql_mode: int) -> list[list[Token]]:
+    """The tokens of a statement in each way in which a server may read it (see classify)."""
+    swe7 = charset_of(client_collation) == SWE7
+    text = decode(sql, client_collation)
+    texts = [text]
+    if hides_backquotes(client_collation) and not text.isascii():
+        texts.append(decode(sql, client_collation, quotes_by_byte=True))
+    codes = (True, False) if MARIADB_CODE in text else (True,)
+    return [tokens(one, sql_mode, swe7=swe7, mariadb_code=code) for one in texts for code in codes]
+
+
+_SHOWN = 200
+_QUOTES = frozenset("'\"`")
+_INTRODUCERS = frozenset({"x", "b", "n"})
+_CLOSE = re.compile(r" ?([.@]) ?| (?=[),;])|(?<=\() ")

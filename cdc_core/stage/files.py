@@ -195,6 +195,8 @@ class FileStore:
             return
         new = [directory, *directory.parents]
         new = new[: next(i for i, one in enumerate(new) if one.exists())]
+        # The rows are nobody's but the owner's, until the owner opens the stage's own directory to others.
+        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         directory.mkdir(parents=True, exist_ok=True)
         if durable:
             _sync_all(one.parent for one in reversed(new))

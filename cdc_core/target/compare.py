@@ -13,6 +13,7 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.apply.guard import newer_or_equal_sql
+from cdc_core.connections import sensible
 from cdc_core.model.schema import ColumnType
 from cdc_core.model.staged import SEQ, SOURCE
 from cdc_core.target.facts import TableFacts, declaration
@@ -26,6 +27,7 @@ there. differs: the row has our version and other values. older: the row is olde
 left behind: a deleted or moved row is still there."""
 
 
+@sensible("target")
 def outcomes(
     connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch, layout: Layout, *, scratch: Path
 ) -> list[str]:

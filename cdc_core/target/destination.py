@@ -7,7 +7,6 @@ never in a file).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any
@@ -34,6 +33,8 @@ from cdc_core.target.facts import (
 from cdc_core.target.load import Layout, open_session, set_session
 from cdc_core.target.prepare import prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
+
+_ALTER_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,15 +115,13 @@ def open_destination(
         shard_function(rule.sharding)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
-    with ExitStack() as opened:
-        sessions: dict[int, pymysql.Connection[Any]] = {}
-        for number, reference in enumerate(target.connections):
-            mine = [place for place in places if place.connection == number]
-            if not mine:
-                continue
-            server = resolve(reference, environ)
-            try:
-                connection = sessions[number] = opened.enter_context(connect(server, where=reference))
+    for number, reference in enumerate(target.connections):
+        mine = [place for place in places if place.connection == number]
+        if not mine:
+            continue
+        server = resolve(reference, environ)
+        try:
+            with connect(server, where=reference) as connection:
                 with connection.cursor() as cursor:
                     set_session(cursor)
                 require_server(connection, where=f"{reference} ({server})")
@@ -132,22 +131,36 @@ def open_destination(
                         connection, mine, schemas, key, rule, reference, problems, partial=partial
                     )
                 ]
-            except LockstepError as error:
-                problems.append(error)
-            except pymysql.err.MySQLError as error:
-                if (error.args[0] if error.args else 0) not in UNAVAILABLE:
-                    raise
-                problems.append(unavailable(error, where=f"{reference} ({server})"))
-        if problems:
-            raise combined(problems)
-        if ready:
-            shards = [replace(shard, facts=prepare(sessions[shard.place.connection], shard.facts)) for shard in shards]
+        except LockstepError as error:
+            problems.append(error)
+        except pymysql.err.MySQLError as error:
+            if (error.args[0] if error.args else 0) not in UNAVAILABLE:
+                raise
+            problems.append(unavailable(error, where=f"{reference} ({server})"))
+    if problems:
+        raise combined(problems)
+    if ready:
+        shards = _prepared(target, shards)
     columns: dict[str, None] = {}
     for schema in schemas:
         columns |= dict.fromkeys(loaded_columns(shards[0].facts, schema))
     return Destination(
         target.name, logical, rule, key, tuple(columns), tuple(sorted(shards, key=lambda shard: shard.place.shard))
     )
+
+
+def _prepared(target: Target, shards: Sequence[Shard]) -> list[Shard]:
+    """With what Lockstep needs in each table. Adding a column may take long on a server that cannot do it in place."""
+    done: list[Shard] = []
+    for number, reference in enumerate(target.connections):
+        mine = [shard for shard in shards if shard.place.connection == number]
+        if mine:
+            server = mine[0].server
+            with connect(server, where=reference, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S) as connection:
+                with connection.cursor() as cursor:
+                    set_session(cursor)
+                done += [replace(shard, facts=prepare(connection, shard.facts)) for shard in mine]
+    return done
 
 
 def _names(schema: TableSchema) -> set[str]:

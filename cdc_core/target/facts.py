@@ -15,6 +15,7 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.connections import sensible
 from cdc_core.errors import LockstepError, Refused, RetryLater, combined
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.target import pairs
@@ -93,6 +94,7 @@ def quote(name: str) -> str:
     return "`" + name.replace("`", "``") + "`"
 
 
+@sensible("target")
 def table_facts(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> dict[str, TableFacts]:
     """Facts of those of the named tables that exist, in four queries."""
     if not tables:
@@ -161,6 +163,7 @@ def _column(
     )
 
 
+@sensible("target")
 def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
     """Raises Refused (target.local_infile, target.binlog_format) when bulk loading is off, or cannot be logged."""
     with connection.cursor() as cursor:
@@ -372,6 +375,7 @@ def _quoted(facts: TableFacts) -> str:
     return f"{quote(facts.database)}.{quote(facts.table)}"
 
 
+@sensible("target")
 def require_grants(
     connection: pymysql.Connection[Any], facts: Iterable[TableFacts], *, temporary_in: str, where: str
 ) -> None:

@@ -25,12 +25,13 @@ import pyarrow.compute as pc
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
-from cdc_core.connections import Server, connect
+from cdc_core.connections import SafeConnection, Server, connect, sensible
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.staged import OP, TRUNCATE, lacking
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.facts import TableFacts, quote
 from cdc_core.target.prepare import KEY_BYTES
+from cdc_core.target.server_words import without_values
 from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
 
 TEMPORARY = "_lockstep_load"
@@ -41,6 +42,8 @@ _SHOWN = 120
 MAX_UNFIT = 10_000
 """Rows of a shard that may be set aside in a run; more are no matter of single rows."""
 _MAX_ERROR_COUNT = 65_535
+SILENCE_S, BULK_S = 3600.0, 86_400.0
+"""How long a server may work on a statement without a word, and how long one may take."""
 
 _VARIABLES = (
     # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
@@ -99,9 +102,17 @@ def _set_if_possible(cursor: Any, statement: str) -> None:
             raise
 
 
-def open_session(server: Server, database: str, *, where: str) -> pymysql.Connection[Any]:
+@sensible("target")
+def open_session(server: Server, database: str, *, where: str) -> SafeConnection:
     """A connection for bulk work in a database, autocommit on, with the settings of SESSION."""
-    connection = connect(server, where=where, local_infile=True, read_timeout=3600, write_timeout=3600)
+    connection = connect(
+        server,
+        where=where,
+        local_infile=True,
+        read_timeout=SILENCE_S,
+        write_timeout=SILENCE_S,
+        statement_timeout_s=BULK_S,
+    )
     try:
         connection.select_db(database)
         with connection.cursor() as cursor:
@@ -252,11 +263,12 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     # The path is ours (a scratch directory); a quote or backslash in it would still end the literal.
     path = str(file.path).replace("\\", "\\\\").replace("'", "''")
     try:
-        cursor.execute(
-            f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {TEMPORARY} CHARACTER SET utf8mb4 "
-            "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
-            f"({', '.join(fields)}) SET {', '.join(settings)}"
-        )
+        with cursor.connection.sending(file.path):
+            cursor.execute(
+                f"LOAD DATA LOCAL INFILE '{path}' INTO TABLE {TEMPORARY} CHARACTER SET utf8mb4 "
+                "FIELDS TERMINATED BY '\\t' ESCAPED BY '\\\\' LINES TERMINATED BY '\\n' "
+                f"({', '.join(fields)}) SET {', '.join(settings)}"
+            )
     except pymysql.err.MySQLError as error:
         if error.args[0] in _LOCAL_INFILE_OFF:
             raise Refused(
@@ -298,7 +310,7 @@ def _unfit_rows(cursor: Any, facts: TableFacts, layout: Layout, *, tolerant: boo
     for warning in warnings:
         if not tolerant or count > len(warnings) or not _row_number(warning):
             raise _bent(cursor, facts, layout, warning)
-        unfit.setdefault(_row_number(warning), f"{warning[2]} ({warning[1]})")
+        unfit.setdefault(_row_number(warning), _said(warning))
     if not unfit:
         raise row_error(facts, None, f"the server warns of {count} values, and its max_error_count lets it name none")
     return unfit
@@ -327,12 +339,16 @@ def _row_number(warning: Sequence[Any]) -> int:
     return int(match[1] or match[2]) if match else 0
 
 
+def _said(warning: Sequence[Any]) -> str:
+    return f"{without_values(int(warning[1]), str(warning[2]))} ({warning[1]})"
+
+
 def _bent(cursor: Any, facts: TableFacts, layout: Layout, warning: Sequence[Any]) -> DataAtRisk:
     enums = [name for name in layout.columns if facts.by_name[name.lower()].type.base == "enum"]
     indexes = "".join(f", {target_name(facts, name)} + 0" for name in enums)
     cursor.execute(f"SELECT _k{indexes} FROM {TEMPORARY} WHERE _n = {_row_number(warning)}")
     row = cursor.fetchone()
-    reason = f"{warning[2]} ({warning[1]})"
+    reason = _said(warning)
     for name, index in zip(enums, row[1:] if row else (), strict=False):
         if index == 0:
             reason = (

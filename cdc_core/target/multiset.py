@@ -31,6 +31,7 @@ from cdc_core.model.staged import TRUNCATE
 from cdc_core.target.facts import TableFacts, quote, written_columns
 from cdc_core.target.load import EMPTIED, TEMPORARY, LoadFile, row_error, target_name
 from cdc_core.target.prepare import MARKS
+from cdc_core.target.server_words import reason
 from cdc_core.target.versions import as_text, table_literal, table_name
 from cdc_core.target.write import NEW, REMOVE, STALE, UPSERT, ShardWrite, is_row_error, note, states_of
 
@@ -175,7 +176,7 @@ def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str) -> None:
         cursor.execute(statement)
     except pymysql.err.MySQLError as error:
         if is_row_error(error):
-            raise row_error(facts, None, f"{error.args[-1]} ({error.args[0]})") from error
+            raise row_error(facts, None, reason(error)) from None
         raise
     _require(facts, "rows inserted", cursor.rowcount, rows)
 

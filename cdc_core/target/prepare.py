@@ -20,6 +20,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.guard import VERSION_BYTES
+from cdc_core.connections import sensible
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.target.facts import (
     DENIED,
@@ -75,6 +76,7 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
 """
 
 
+@sensible("target")
 def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFacts:
     """Adds what is missing to the table and its database; the facts afterwards.
 
@@ -115,6 +117,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     return replace(table_facts(connection, facts.database, [facts.table])[facts.table], beside=facts.beside)
 
 
+@sensible("target")
 def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
     """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look."""
     with connection.cursor() as cursor:

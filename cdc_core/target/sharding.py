@@ -15,6 +15,7 @@ A change of this arithmetic would send rows to other shards than those that hold
 
 from __future__ import annotations
 
+import logging
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ import pyarrow.compute as pc
 
 from cdc_core.config import Sharding, Target, TargetTable
 from cdc_core.errors import Refused, UsageError
+
+log = logging.getLogger(__name__)
 
 NO_SHARD = -1
 
@@ -124,7 +127,8 @@ def _by_function(values: pa.Array, sharding: Sharding, count: int) -> npt.NDArra
     try:
         shards = np.asarray(work(values, count))
     except Exception as error:  # whatever the user's code raises
-        raise _bad_function(sharding, f"raised {type(error).__name__}: {error}") from error
+        log.debug("the sharding function", exc_info=True)  # its message may quote a value
+        raise _bad_function(sharding, f"raised {type(error).__name__} (-vv shows the message)") from None
     if shards.shape != (len(values),) or not (np.issubdtype(shards.dtype, np.integer) or not len(values)):
         raise _bad_function(sharding, f"gave {shards.dtype} of shape {shards.shape} for {len(values)} keys")
     if len(shards) and not 0 <= shards.min() <= shards.max() < count:

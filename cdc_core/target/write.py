@@ -35,7 +35,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql
-from cdc_core.connections import Server
+from cdc_core.connections import Server, sensible
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.staged import TRUNCATE
@@ -57,6 +57,7 @@ from cdc_core.target.load import (
     target_name,
 )
 from cdc_core.target.prepare import ALL_KEYS, LEDGER
+from cdc_core.target.server_words import reason
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import (
     beside,
@@ -126,6 +127,7 @@ Transact = Callable[..., WriteCounts]
 table is locked."""
 
 
+@sensible("target")
 def write_shard(
     server: Server,
     write: ShardWrite,
@@ -149,20 +151,20 @@ def write_shard(
                 raise denied(error, where=write.facts.name) from None
             if number not in _DEADLOCKS | _GONE | _PASSING:
                 raise InternalError(
-                    f"The target does not understand a statement: {error.args[-1]} ({number}).",
+                    f"The target does not understand a statement: {reason(error)}.",
                     where=f"{server}, {write.facts.name}",
                     code="target.statement",
                     remedy="report it with the server's version and the table's definition; nothing was written",
-                ) from error
+                ) from None
             if attempt == ATTEMPTS or number in _PASSING:
                 raise RetryLater(
-                    f"The table could not be written in {attempt} attempt(s): {error.args[-1]}.",
+                    f"The table could not be written in {attempt} attempt(s): {reason(error)}.",
                     where=f"{server}, {write.facts.name}",
                     code="target.busy" if number in _DEADLOCKS else "target.unavailable",
                     remedy="run the task again; if it stays so, look for long transactions and at the server's log",
                 ) from error
             wait_s = min(0.1 * 2**attempt, 5.0) * (0.5 + random.random())
-            log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, error, attempt + 1, wait_s)
+            log.warning("%s: %s; attempt %d follows in %.1f s", write.facts.name, reason(error), attempt + 1, wait_s)
             pause(wait_s)
     raise AssertionError("unreachable")
 
@@ -345,7 +347,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
             raise _UnfitRows(found) from error
         cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found, default=0),))
         row = cursor.fetchone()
-        raise row_error(write.facts, bytes(row[0]) if row else None, f"{error.args[-1]} ({number})") from error
+        raise row_error(write.facts, bytes(row[0]) if row else None, reason(error)) from None
 
 
 def is_row_error(error: pymysql.err.MySQLError) -> bool:
@@ -415,7 +417,7 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
                 raise
             middle = (low + high) // 2
             if low == high:
-                found[low] = f"{error.args[-1]} ({error.args[0]})"
+                found[low] = reason(error)
             else:
                 ranges += [(middle + 1, high), (low, middle)]
     return found

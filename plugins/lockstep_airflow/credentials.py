@@ -7,11 +7,12 @@ Airflow's masker first, so that it cannot stand in a log, also not percent-encod
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote, unquote, urlencode, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
 
 from airflow.sdk import BaseHook
 from airflow.sdk.exceptions import AirflowNotFoundException
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
 
 TYPES = ("mysql", "mariadb")
+TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 _PROVIDER_SSL = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
 """Extras under `ssl`, as Airflow's MySQL connections have them."""
 
@@ -98,23 +100,57 @@ def url_of(connection: Connection, where: str) -> str:
             code="airflow.connection",
             remedy="give it type mysql, host, port, login and password",
         )
-    extra: dict[str, Any] = connection.extra_dejson
-    ssl = {key: str(value) for key, value in extra.items() if key.startswith("ssl_") and key != "ssl_mode"}
-    nested = extra.get("ssl")
-    if isinstance(nested, dict):
-        ssl |= {_PROVIDER_SSL[key]: str(value) for key, value in nested.items() if key in _PROVIDER_SSL}
+    options = _options(connection.extra_dejson, where)
     host = f"[{connection.host}]" if ":" in connection.host else connection.host
     login = f"{quote(connection.login, safe='')}:{quote(connection.password or '', safe='')}"
-    options = f"/?{urlencode(ssl)}" if ssl else ""
-    return f"mysql://{login}@{host}:{connection.port or 3306}{options}"
+    query = f"/?{urlencode(options)}" if options else ""
+    return f"mysql://{login}@{host}:{connection.port or 3306}{query}"
+
+
+def _options(extra: Mapping[str, Any], where: str) -> dict[str, str]:
+    """The extras that concern TLS and time-outs, as options of the URL, which refuses what it does not know.
+
+    Raises UsageError (airflow.connection) for what would otherwise be left out in silence.
+    """
+    options = {key: _text(value) for key, value in extra.items() if key.startswith("ssl_") or key in TIMEOUTS}
+    nested = extra.get("ssl", {})
+    if isinstance(nested, str):
+        try:
+            nested = json.loads(nested)
+        except ValueError:
+            nested = None
+    if not isinstance(nested, dict) or nested.keys() - _PROVIDER_SSL.keys():
+        raise UsageError(
+            "The extra `ssl` of the Airflow connection has what Lockstep does not know.",
+            where=where,
+            code="airflow.connection",
+            remedy=f"it is an object of {', '.join(_PROVIDER_SSL)}; all else has an extra of its own, such as ssl_mode",
+        )
+    for key, value in nested.items():
+        name = _PROVIDER_SSL[key]
+        if options.setdefault(name, _text(value)) != _text(value):
+            raise UsageError(
+                f"The Airflow connection says {name} and ssl.{key}, and they differ.",
+                where=where,
+                code="airflow.connection",
+                remedy="leave one of them out",
+            )
+    return options
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _mask(url: str) -> None:
     try:
-        password = urlsplit(url).password
+        password, query = urlsplit(url).password, urlsplit(url).query
     except ValueError:
-        password = None
+        password, query = None, ""
     if password:
         mask_secret(password)
         mask_secret(unquote(password))
         mask_secret(url)
+    key_password = dict(parse_qsl(query)).get("ssl_key_password")
+    if key_password:
+        mask_secret(key_password)

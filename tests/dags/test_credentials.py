@@ -11,6 +11,7 @@ import pytest
 
 from cdc_core import config, connections
 from cdc_core.errors import UsageError
+from cdc_core.tls import Tls, TlsMode
 from lockstep_airflow.credentials import environment
 
 SECRET = "p@ss/w%rd:1"
@@ -41,8 +42,50 @@ def test_a_connection_arrives_whole_at_the_core_and_this_process_keeps_its_envir
     assert dict(os.environ) == before
     server = connections.resolve("airflow:source_db", environ)
     assert (server.host, server.port, server.user, server.password) == ("db.example", 3307, "cdc@x", SECRET)
-    assert server.ssl == {"ssl_ca": "/ca.pem"}
-    assert connections.resolve("airflow:target_db", environ).ssl == {"ssl_disabled": True}
+    assert server.tls == Tls(TlsMode.VERIFY_IDENTITY, "/ca.pem")
+    assert connections.resolve("airflow:target_db", environ).tls == Tls(TlsMode.DISABLED)
+
+
+@pytest.mark.parametrize(
+    ("extra", "expected"),
+    [
+        ('{"ssl_mode": "REQUIRED"}', Tls(TlsMode.REQUIRED)),
+        ('{"ssl_mode": "REQUIRED", "ssl": {"ca": "/ca.pem"}}', Tls(TlsMode.VERIFY_CA, "/ca.pem")),
+        ('{"ssl_mode": "VERIFY_CA", "ssl_ca": "/ca.pem"}', Tls(TlsMode.VERIFY_CA, "/ca.pem")),
+        (
+            '{"ssl_mode": "VERIFY_IDENTITY", "ssl": "{\\"ca\\": \\"/ca.pem\\"}"}',
+            Tls(TlsMode.VERIFY_IDENTITY, "/ca.pem"),
+        ),
+        (
+            '{"ssl_ca": "/ca.pem", "ssl_cert": "/c.pem", "ssl_key": "/k.pem", "ssl_verify_identity": true}',
+            Tls(TlsMode.VERIFY_IDENTITY, "/ca.pem", "/c.pem", "/k.pem"),
+        ),
+        ('{"charset": "utf8"}', Tls(TlsMode.PREFERRED)),
+    ],
+)
+def test_extras_of_tls_mean_what_the_urls_options_do(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, extra: str, expected: Tls
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(extra=extra))
+    monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json(extra='{"read_timeout": 7}'))
+    environ = environment(pipeline)
+    assert connections.resolve("airflow:source_db", environ).tls == expected
+    assert connections.resolve("airflow:target_db", environ).timeouts == {"read_timeout": 7}
+
+
+@pytest.mark.parametrize(
+    "extra",
+    ['{"ssl_mode": "MAYBE"}', '{"ssl_mode": "VERIFY_CA"}', '{"ssl": {"capath": "/x"}}', '{"ssl": true}',
+     '{"ssl": "ca"}', '{"ssl_ca": "/a", "ssl": {"ca": "/b"}}', '{"ssl_capath": "/x"}'],
+)  # fmt: skip
+def test_extras_of_tls_that_would_be_left_out_are_refused(
+    pipeline: Any, monkeypatch: pytest.MonkeyPatch, extra: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", _json(extra=extra))
+    monkeypatch.setenv("AIRFLOW_CONN_TARGET_DB", _json())
+    with pytest.raises(UsageError) as raised:
+        connections.resolve("airflow:source_db", environment(pipeline))
+    assert raised.value.code in ("airflow.connection", "connection.option", "connection.tls_options")
 
 
 def test_a_connection_that_airflow_does_not_have_is_named_with_the_command_that_adds_it(pipeline: Any) -> None:

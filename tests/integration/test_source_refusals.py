@@ -169,13 +169,15 @@ def test_a_server_id_that_another_replica_or_the_server_has_is_refused_and_our_o
 
 
 @pytest.mark.parametrize("sql", ["UPDATE t SET v = 'x'", "DELETE FROM t", "INSERT INTO t VALUES (9, 'y')"])
-def test_a_statement_instead_of_rows_stops_with_its_text_and_place(origin: Origin, sql: str) -> None:
+def test_a_statement_instead_of_rows_stops_with_its_verb_table_and_place(origin: Origin, sql: str) -> None:
     origin.execute("INSERT INTO t VALUES (1, 'a')")
     start = origin.end()
     with origin.session() as run:
         run("SET SESSION binlog_format = STATEMENT", sql)
     error = error_of(DataAtRisk, "source.statement_dml", lambda: origin.drain(start))
-    assert sql in error.what
+    assert f"{sql.split()[0]} {origin.name}.t" in error.what
+    assert "'x'" not in error.what
+    assert "'y'" not in error.what
     assert start.position.file in error.where
 
 

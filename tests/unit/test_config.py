@@ -195,3 +195,28 @@ def test_models_are_frozen() -> None:
 def test_which_table_feeds_a_logical_one_alone_is_told_by_the_routes(routes: list[Any], alone: bool) -> None:
     pipeline = parse(changed("routes", routes), where="test")
     assert pipeline.feeds_alone("shop.orders", "shop.orders") is alone
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("airflow:shop-a", "airflow:shop_a"),
+        ("airflow:shop_a", "airflow:SHOP.A"),
+        ("env:LOCKSTEP_CONN_SHOP_A", "airflow:shop-a"),
+    ],
+)
+def test_two_servers_that_are_read_from_one_variable_are_refused(names: tuple[str, str]) -> None:
+    """The last one would win: a source read, or a target written, at another server."""
+    among_sources = changed("sources.0.connection", list(names))
+    between = yaml.safe_load(changed("sources.0.connection", names[0]))
+    between["targets"] = [{"name": "t", "connections": [names[1]], "tables": {"orders": {}}}]
+    for text in (among_sources, yaml.safe_dump(between)):
+        with pytest.raises(UsageError, match="are both read from the variable") as caught:
+            parse(text, where="shop.yaml")
+        assert all(name in caught.value.what for name in names)
+
+
+def test_one_server_may_be_source_and_target() -> None:
+    data = yaml.safe_load(changed("sources.0.connection", "airflow:shop"))
+    data["targets"] = [{"name": "t", "connections": ["airflow:shop"], "tables": {"orders": {}}}]
+    assert parse(yaml.safe_dump(data), where="shop.yaml").targets[0].connections == ("airflow:shop",)

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
 
 from cdc_core.connections import Server, connect, parse_url, resolve, variable_of
-from cdc_core.errors import LockstepError, RetryLater, UsageError
+from cdc_core.errors import RetryLater, UsageError
+from examples.sandbox.tls import CERTIFICATE, write_certificate
+from tests.refusals import refusal
 
 SECRET = "s3cr/t@:?#ü"
 QUOTED = "s3cr%2Ft%40%3A%3F%23%C3%BC"
@@ -21,14 +27,9 @@ def test_the_port_may_be_left_out() -> None:
 
 
 def test_neither_text_nor_repr_of_a_server_shows_its_secrets() -> None:
-    server = parse_url(f"mysql://u:{QUOTED}@h/?ssl_key_password=keypass", where="env:X")
+    server = parse_url(f"mysql://u:{QUOTED}@h/?ssl_cert=/c.pem&ssl_key_password=keypass", where="env:X")
     assert "s3cr" not in repr(server) + str(server)
     assert "keypass" not in repr(server) + str(server)
-
-
-def test_switches_of_tls_become_booleans() -> None:
-    server = parse_url("mysql://u@h/?ssl_ca=/ca.pem&ssl_verify_cert=true&ssl_disabled=false", where="env:X")
-    assert server.ssl == {"ssl_ca": "/ca.pem", "ssl_verify_cert": True, "ssl_disabled": False}
 
 
 @pytest.mark.parametrize(
@@ -40,6 +41,7 @@ def test_switches_of_tls_become_booleans() -> None:
         ("mysql://u:pass@h:port", "connection.url"),
         ("u:pass@h", "connection.url"),
         ("mysql://u:[pass@h", "connection.url"),
+        ("mysql://u:pass#x@h", "connection.url"),
         ("mysql://u:pass@h/?ssl_verify_cert=maybe", "connection.option"),
         ("mysql://u:pass@h/?timeout=3", "connection.option"),
     ],
@@ -53,7 +55,7 @@ def test_a_wrong_url_is_refused_without_repeating_it(url: str, code: str) -> Non
 
 def test_an_airflow_connection_is_read_from_its_variable() -> None:
     assert variable_of("airflow:shop-source.1") == "LOCKSTEP_CONN_SHOP_SOURCE_1"
-    assert resolve("airflow:shop", {"LOCKSTEP_CONN_SHOP": "mysql://u@h:1"}) == Server("h", 1, "u", "")
+    assert resolve("airflow:shop", {"LOCKSTEP_CONN_SHOP": "mysql://u@localhost:1"}) == Server("localhost", 1, "u", "")
 
 
 def test_an_unset_variable_is_named_with_what_to_export() -> None:
@@ -69,7 +71,25 @@ def test_a_server_that_does_not_answer_is_worth_a_retry() -> None:
     assert SECRET not in str(caught.value)
 
 
-def test_a_certificate_file_that_is_missing_is_a_mistake_of_the_configuration() -> None:
-    with pytest.raises(LockstepError) as caught:
-        connect(Server("127.0.0.1", 1, "u", "", {"ssl_ca": "/nowhere/ca.pem"}), where="source shop")
-    assert caught.value.code == "connection.tls"
+def test_time_outs_of_the_url_are_seconds() -> None:
+    server = parse_url("mysql://u@h/?connect_timeout=2&read_timeout=0.5", where="env:X")
+    assert server.timeouts == {"connect_timeout": 2, "read_timeout": 0.5}
+
+
+@pytest.mark.parametrize(
+    "options",
+    ["ssl_ca=/nowhere/ca.pem", "ssl_ca={dir}", "ssl_ca={dir}/text", "ssl_ca=%00", "ssl_cert={dir}/text",
+     "ssl_cert={dir}/locked", "ssl_cert={dir}/locked&ssl_key_password=wrong"],
+)  # fmt: skip
+def test_a_tls_file_that_cannot_be_used_is_a_mistake_of_the_configuration(options: str, tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no certificate")
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    locked = key.private_bytes(
+        serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.BestAvailableEncryption(b"right")
+    )
+    write_certificate(tmp_path)
+    (tmp_path / "locked").write_bytes(locked + (tmp_path / CERTIFICATE).read_bytes())
+    server = parse_url(f"mysql://u@127.0.0.1:1/?{options.format(dir=tmp_path)}", where="env:X")
+    error = refusal(lambda: connect(server, where="source shop"))
+    assert error.code == "connection.tls"
+    assert "wrong" not in str(error)

@@ -523,7 +523,7 @@ def test_dml_as_a_statement_on_a_captured_table_stops_with_the_statement() -> No
     log = Log()
     log.gtid()
     error = refused("source.statement_dml", log, lambda: log.query("UPDATE t SET a = 'very'"))
-    assert "UPDATE t SET a = 'very'" in error.what
+    assert "UPDATE db.t …" in error.what
 
 
 @pytest.mark.parametrize("sql", ["UPDATE other.x, t SET a = 1", "CALL p()", "DELETE FROM z USING other.z JOIN t"])
@@ -586,7 +586,7 @@ def test_an_unlogged_change_stops_and_names_table_and_statement() -> None:
     log.gtid(1)
     error = refused("source.unlogged_change", log, lambda: log.query("ALTER TABLE t ADD c INT DEFAULT 5"))
     assert "db.t" in error.what
-    assert "ADD c INT DEFAULT 5" in error.what
+    assert "ADD c INT DEFAULT ?" in error.what
 
 
 def test_an_unlogged_change_is_recorded_where_the_pipeline_says_so() -> None:

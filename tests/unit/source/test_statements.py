@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cdc_core.source.client_text import decode
 from cdc_core.source.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES
-from cdc_core.source.statements import Action, classify, first_words
+from cdc_core.source.statements import Action, classify, shown
 
 
 def action(sql: str, **options: int) -> Action:
@@ -172,11 +172,6 @@ def test_the_xid_is_the_same_text_in_every_statement_form() -> None:
     assert names == {"X'6131',X'',1"}
 
 
-def test_first_words_are_on_one_line_and_cut() -> None:
-    assert first_words(b"UPDATE  t\n SET a = 1") == "UPDATE t SET a = 1"
-    assert len(first_words(b"x" * 5000)) == 201
-
-
 @pytest.mark.parametrize(
     ("clauses", "dropped", "perhaps", "added"),
     [
@@ -266,3 +261,82 @@ def test_mentions_are_all_names_and_what_is_called() -> None:
     assert not {name for _, name in found.names} & {"n", "m"}
     assert "x" not in found.databases
     assert "a" in found.databases
+
+
+def displayed(sql: str | bytes, sql_mode: int = 0) -> str:
+    raw = sql.encode() if isinstance(sql, str) else sql
+    return shown(classify(raw, "d", sql_mode=sql_mode), raw, sql_mode=sql_mode)
+
+
+def test_a_statement_is_shown_on_one_line_and_cut() -> None:
+    assert displayed("ALTER  TABLE t\n ADD COLUMN a INT") == "ALTER TABLE t ADD COLUMN a INT"
+    assert (
+        displayed("CREATE TABLE `a b`.t (a DECIMAL(12, 2), b INT);") == "CREATE TABLE a b.t (a DECIMAL (?, ?), b INT);"
+    )
+    assert len(displayed(b"FROB " + b"x" * 5000)) == 201
+
+
+@pytest.mark.parametrize(
+    ("sql", "text"),
+    [
+        ("INSERT INTO t (email) VALUES ('canary')", "INSERT d.t …"),
+        ("UPDATE shop.t SET email = 'canary' WHERE id = 12345", "UPDATE shop.t …"),
+        ("DELETE FROM t WHERE email = 'canary'", "DELETE d.t …"),
+    ],
+)
+def test_of_data_statements_verb_and_tables_are_shown(sql: str, text: str) -> None:
+    assert displayed(sql) == text
+
+
+CANARY = "canary7391"
+HOLDS = [
+    "CREATE TABLE t (a VARCHAR(20) DEFAULT '{}')",
+    'CREATE TABLE t (a VARCHAR(20) DEFAULT "{}")',
+    "CREATE TABLE t (a INT COMMENT '{}')",
+    "CREATE TABLE t (a ENUM('a', '{}'))",
+    "CREATE TABLE t (a INT) COMMENT='it''s {}'",
+    "CREATE TABLE t (a INT) COMMENT='it\\'s {}'",
+    "CREATE TABLE t (a INT) ENGINE=FEDERATED CONNECTION='mysql://u:{}@h:1/d/t'",
+    "CREATE TABLE t (a INT /* {} */)",
+    "CREATE TABLE t (a INT) -- {}\n",
+    "CREATE TABLE t (a INT) # {}",
+    "ALTER TABLE t ADD b VARBINARY(9) DEFAULT x'{}'",
+    "ALTER TABLE t ADD b VARCHAR(9) DEFAULT N'{}'",
+    "ALTER TABLE t ADD b VARCHAR(9) DEFAULT _utf8mb4'{}'",
+    "ALTER TABLE t ADD CHECK (a <> '{}')",
+    "ALTER TABLE t PARTITION BY LIST COLUMNS (a) (PARTITION p VALUES IN ('{}'))",
+    "CREATE USER u@h IDENTIFIED BY '{}'",
+    "CREATE USER u@h IDENTIFIED WITH p AS '{}'",
+    "SET PASSWORD FOR u@h = '{}'",
+    "CREATE SERVER s FOREIGN DATA WRAPPER mysql OPTIONS (USER 'u', PASSWORD '{}')",
+    "CHANGE REPLICATION SOURCE TO SOURCE_PASSWORD='{}'",
+    "FROB '{}'",
+    "FROB 'never ends {}",
+    "CREATE TABLE t (a INT COMMENT 'x' y 'z' {} ' )",
+    "CREATE TABLE t AS SELECT '{}' AS a",
+    "INSERT INTO t VALUES ('{}')",
+    "WITH c AS (SELECT '{}') UPDATE t SET a = 1",
+    "CALL p('{}')",
+    "SET STATEMENT max_statement_time=1 FOR INSERT INTO t VALUES ('{}')",
+]
+
+
+@pytest.mark.parametrize("sql", HOLDS)
+@pytest.mark.parametrize("sql_mode", [0, NO_BACKSLASH_ESCAPES])
+def test_no_literal_is_shown(sql: str, sql_mode: int) -> None:
+    if sql_mode and "\\" in sql:
+        return
+    assert CANARY not in displayed(sql.format(CANARY), sql_mode)
+
+
+@pytest.mark.parametrize("number", ["739173", "-739173", "73.9173", "739173e2", "0x739173", "739173.5", ".739173"])
+def test_no_number_is_shown(number: str) -> None:
+    assert "7391" not in displayed(f"ALTER TABLE t ADD b INT DEFAULT {number}")
+    assert "9173" not in displayed(f"ALTER TABLE t ADD b INT DEFAULT {number}")
+
+
+@given(text=st.text(st.sampled_from("a'\"`\\\\#-/* ;é\n"), max_size=12), quote=st.sampled_from("'\""))
+@settings(max_examples=300)
+def test_what_a_string_holds_is_never_shown_whatever_is_in_it(text: str, quote: str) -> None:
+    body = (text + CANARY).replace("\\", "\\\\").replace(quote, quote * 2)
+    assert CANARY not in displayed(f"CREATE TABLE t (a INT DEFAULT {quote}{body}{quote}, b INT COMMENT 'x')")

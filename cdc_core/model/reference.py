@@ -1,0 +1,24 @@
+"""Names of servers and secrets in a pipeline file, `env:VAR` or `airflow:ID`, and the variables they are read from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def variable_of(reference: str) -> str:
+    """The environment variable that holds what a reference names."""
+    kind, _, name = reference.partition(":")
+    if kind == "env":
+        return name
+    return "LOCKSTEP_CONN_" + "".join(char if char.isalnum() else "_" for char in name).upper()
+
+
+def same_variable(references: Iterable[str]) -> tuple[str, str, str] | None:
+    """The first two different references that are read from one variable, and that variable."""
+    seen: dict[str, str] = {}
+    for reference in references:
+        variable = variable_of(reference)
+        other = seen.setdefault(variable, reference)
+        if other != reference:
+            return other, reference, variable
+    return None

@@ -1,0 +1,215 @@
+"""Every command against a server that does harm at any one step: it ends with an error of ours, and gives nothing away.
+
+A meddler stands in front of a real server and is honest but for the answer to one command. Each command of Lockstep is
+run once to count its steps, then once for each step with a harm.
+"""
+
+from __future__ import annotations
+
+import itertools
+import tempfile
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.check import check
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import LockstepError
+from cdc_core.extract import Extractor
+from cdc_core.init import Wishes, draft
+from cdc_core.meta import Meta
+from cdc_core.source.definitions import table_schemas
+from cdc_core.target.compare import outcomes
+from cdc_core.target.destination import open_destination
+from cdc_core.target.load import LoadFile, open_session
+from cdc_core.target.write import ShardWrite, write_shard
+from tests.hostile_server import ANSWERS, CLOSING, Meddler
+from tests.target_rows import record_batch, shop
+
+GIVE_UP_S = 120
+
+
+@dataclass(frozen=True)
+class Place:
+    """A database with a source table and its target, on a real server; `secret` is a file of this machine."""
+
+    sql: Any
+    database: str
+    directory: Path
+    secret: Path
+
+    def query(self, *statements: str) -> None:
+        with self.sql.connect(self.database, autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def pipeline(self, offset: str) -> Pipeline:
+        return parse(
+            f"""
+            pipeline: shop
+            sources: [{{name: shop, connection: env:DB, server_id: 78, start: {offset},
+                        heartbeat_s: 0.4, read_timeout_s: 2, reconnect_s: 0.1}}]
+            tables: {{include: ['{self.database}\\.t']}}
+            routes: [{{match: '.*\\.t', to: t}}]
+            stage: {{uri: {(self.directory / uuid.uuid4().hex).as_uri()}}}
+            meta: {{url: "sqlite:///{self.directory}/{uuid.uuid4().hex}.db"}}
+            targets: [{{name: shards, connections: [env:DB], tables: {{t: {{database: {self.database}, table: u}}}}}}]
+            """,
+            where="test",
+        )
+
+
+@pytest.fixture(scope="module", params=["mariadb", "mysql9"])
+def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    sql = request.getfixturevalue(request.param)
+    directory = tmp_path_factory.mktemp("hostile")
+    secret = directory / "secret"
+    secret.write_text("the content of a file of ours")
+    made = Place(sql, f"h_{uuid.uuid4().hex[:10]}", directory, secret)
+    with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {made.database}")
+        cursor.execute("SET GLOBAL local_infile = ON")
+    made.query(
+        "CREATE TABLE t (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT)",
+        "CREATE TABLE u (id BIGINT PRIMARY KEY, code VARCHAR(20), n INT)",
+    )
+    yield made
+    with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"DROP DATABASE {made.database}")
+
+
+def run_check(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    found = check(place.pipeline(start), environ=environ).findings
+    return [one.error for one in found if one.error is not None]
+
+
+def run_init(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    draft(Wishes("shop", "env:DB", (rf"{place.database}\.t",), place.directory), environ=environ)
+    return []
+
+
+def run_extract(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    pipeline = place.pipeline(start)
+    with Meta.open(pipeline.meta.url) as meta, Extractor(pipeline, "shop", meta=meta, environ=environ) as extractor:
+        extractor.drain()
+    return []
+
+
+def run_write(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What a run does at a target: looks at it, writes, reads back."""
+    target = place.pipeline(start).target("shards")
+    with place.sql.connect() as connection:
+        (schema,) = table_schemas(connection, lambda d, t: (d, t) == (place.database, "t"))
+    destination = open_destination(target, "t", [schema], ready=True, environ=environ)
+    shard = destination.shards[0]
+    rows = record_batch([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
+    with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout) as file:
+        file.add(rows)
+        write_shard(shard.server, ShardWrite("run", "t", shard.facts), file, pause=lambda _: None)
+        with open_session(shard.server, place.database, where="read back") as connection:
+            outcomes(connection, shard.facts, rows, destination.layout, scratch=Path(folder))
+    return []
+
+
+Command = Callable[[Place, dict[str, str], str], list[LockstepError]]
+COMMANDS: dict[str, Command] = {"check": run_check, "init": run_init, "extract": run_extract, "write": run_write}
+
+
+@dataclass
+class Outcome:
+    steps: int
+    met: str | None
+    wrong: str = ""
+    code: str = ""
+
+
+def attempt(command: Command, place: Place, start: str, step: int | None, harm: str = "") -> Outcome:
+    with Meddler(place.sql.port, step, harm, place.secret) as meddler:
+        url = f"mysql://{place.sql.user}:{place.sql.password}@127.0.0.1:{meddler.port}/"
+        environ = {"DB": url + "?connect_timeout=2&read_timeout=2&write_timeout=2"}
+        ended: list[Any] = []
+
+        def work() -> None:
+            try:
+                ended.append(command(place, environ, start))
+            except BaseException as error:  # noqa: BLE001 - looked at below
+                ended.append(error)
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(GIVE_UP_S)
+        outcome = Outcome(len(meddler.statements), meddler.met)
+        if not ended:
+            outcome.wrong = "hangs"
+            return outcome
+        errors = ended[0] if isinstance(ended[0], list) else [ended[0]]
+        for error in errors:
+            outcome.code = getattr(error, "code", "")
+            if not isinstance(error, LockstepError) or error.code.startswith("internal."):
+                outcome.wrong = f"{type(error).__name__}: {str(error)[:300]}"
+        received = bytes(meddler.received)
+        if b"the content of a file" in received:
+            outcome.wrong = "sent a file"
+        if place.sql.password.encode() in received or any(place.sql.password in str(error) for error in errors):
+            outcome.wrong = "showed the password"
+        return outcome
+
+
+def begin(place: Place) -> str:
+    with place.sql.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SHOW BINARY LOGS")
+        file, size = cursor.fetchall()[-1][:2]
+    place.query("DELETE FROM t", "INSERT INTO t VALUES (1, 'a', 1)", "UPDATE t SET n = 2")
+    return f"{{position: {{file: {file}, offset: {size}}}}}"
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_server_may_do_harm_at_any_step(place: Place, name: str) -> None:
+    """Some five steps, spread over the session, each with another harm."""
+    start = begin(place)
+    honest = attempt(COMMANDS[name], place, start, None)
+    assert (honest.wrong, honest.code) == ("", "")
+    harms = itertools.cycle(itertools.chain.from_iterable(zip(CLOSING, ANSWERS, strict=True)))
+    shift = 2 * list(COMMANDS).index(name)
+    wrong = []
+    for step, harm in zip(
+        range(0, honest.steps, max(1, honest.steps // 5)), itertools.islice(harms, shift, None), strict=False
+    ):
+        outcome = attempt(COMMANDS[name], place, start, step, harm)
+        if outcome.wrong:
+            wrong.append(f"{harm} at {step} {str(outcome.met)[:100]!r}: {outcome.wrong}")
+    assert wrong == []
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("harm", [*CLOSING, *ANSWERS])
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_step_may_do_every_harm(place: Place, name: str, harm: str) -> None:
+    start = begin(place)
+    honest = attempt(COMMANDS[name], place, start, None)
+    wrong = []
+    for step in range(honest.steps):
+        outcome = attempt(COMMANDS[name], place, start, step, harm)
+        if outcome.wrong:
+            wrong.append(f"at {step} {str(outcome.met)[:100]!r}: {outcome.wrong}")
+    assert wrong == []
+
+
+@pytest.mark.parametrize(
+    "harm", ["silence", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("drip", "endless rows"))]
+)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cdc_core.connections.STATEMENT_TIMEOUT_S", 2.0)
+    monkeypatch.setattr("cdc_core.mysql_client.MAX_RESULT_BYTES", 1 << 20)
+    monkeypatch.setattr("cdc_core.target.load.BULK_S", 2.0)
+    start = begin(place)
+    steps = attempt(COMMANDS[name], place, start, None).steps
+    for step in (steps // 3,):
+        outcome = attempt(COMMANDS[name], place, start, step, harm)
+        assert outcome.wrong == "", f"{step} {outcome.met}"
