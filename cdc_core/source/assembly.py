@@ -65,6 +65,8 @@ from cdc_core.source.tables import Tables
 
 log = logging.getLogger(__name__)
 
+_SOME_TABLE = "lockstep_some_table"
+"""A name that no pattern is about: captured where all tables of a database are."""
 STATEMENT_PASSED = "statement on a table not included"
 
 _FILE_EVENTS = frozenset({
@@ -612,7 +614,13 @@ class Assembly:
         self._tables.redefined(tables, place, change)
         captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
         if captured == []:
-            return
+            if not (statement.database and statement.unlogged):
+                return
+            # Which tables the database had is not in the log, and the server does not know it any more.
+            if not self._tables.captures(statement.database, _SOME_TABLE):
+                group.notes.append(f"{statement.verb} {statement.database} at {where}: of its tables none is known")
+                return
+            captured = [f"{statement.database}.*"]
         group.defines = True
         if truncated is not None:
             self._hold(group, HeldTruncate(truncated, self._file, event.start, group.ordinal))

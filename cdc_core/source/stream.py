@@ -21,7 +21,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -104,7 +104,7 @@ class SourceStream:
         self._accept_by = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._on_definition = on_definition
-        self._history = History(history, self._known, self._behind, self._defaults)
+        self._history = History(history, self._present, self._behind, self._defaults)
         self._tables = tables = Tables(captures, self._known, isolated, self._history)
         self._assembly = self._assemble(self._start, tables)
         self._lane = Lane(self._assembly, tables)
@@ -304,6 +304,15 @@ class SourceStream:
 
     def _known(self, database: str, table: str) -> TableSchema | None:
         return table_schema(self._asked(), database, table)
+
+    def _present(self, database: str, table: str) -> TableSchema | None:
+        """As `_known`; nothing of a table that cannot be captured."""
+        try:
+            return self._known(database, table)
+        except Refused as error:
+            if error.code != "source.system_versioned":
+                raise
+            return None
 
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)

@@ -105,6 +105,8 @@ def by_compressed_statement(line: Line) -> None:
         run("SET SESSION binlog_format = STATEMENT", f"INSERT INTO t VALUES (50, LENGTH('{'x' * 300}'))")
         if line.origin.mariadb:
             run("SET GLOBAL log_bin_compress = DEFAULT", "SET GLOBAL log_bin_compress_min_len = DEFAULT")
+        events = [row[2] for row in run(f"SHOW BINLOG EVENTS IN '{line.origin.end().position.file}'")]
+        assert {"Query_compressed", "Transaction_payload"} & set(events), "it is compressed indeed"
 
 
 @pytest.mark.parametrize("stop", [by_statement, by_definition, by_compressed_statement])
