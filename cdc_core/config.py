@@ -131,6 +131,11 @@ class StartPosition(_Model):
 
     file: str = Field(description="as SHOW BINARY LOGS prints it")
     offset: int = Field(4, ge=4, description="where an event begins, as SHOW BINLOG EVENTS prints it")
+    empty: tuple[str, ...] = Field(
+        (),
+        description="tables (`database.table`) that had no row there, so that what is staged from there on is all of "
+        "them; `lockstep init` writes those that it has proven. The state of a table with rows from before is partial",
+    )
 
 
 class Start(_Model):

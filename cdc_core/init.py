@@ -7,16 +7,25 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import pymysql
 
 from cdc_core import config, connections
 from cdc_core.errors import UsageError
+from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import FoundTable, survey
+from cdc_core.source.survey import proven_empty, rows_before
+
+TRIES = 3
+MOST_TABLES = 10
+"""Named in one warning."""
 
 SERVER_IDS = range(700_000_000, 800_000_000)
 """Where `init` picks a server_id from, at random: far from the small numbers that people give by hand."""
@@ -82,19 +91,29 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     with connections.connect(address, where=wishes.source) as connection:
         facts = server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
-        catalogue = _catalogue(survey(connection, Capture(tables, lower_case=facts.lower_case).captures))
+        found = survey(connection, Capture(tables, lower_case=facts.lower_case).captures)
+        catalogue = _catalogue(found)
+        kept = {schema.name for schema in catalogue.captured}
+        end, empty = _empty_there(connection, [one for one in found if one.name in kept])
+        before = [rows_before(one) for one in found if one.name in kept and one.name not in empty]
         start = ["    start: earliest"]
         shown = "the oldest log that the server has"
         if wishes.start == "latest":
-            end = server.end_position(connection, 0)
             shown = str(end)
+            names = ", ".join(quoted(name) for name in sorted(empty))
+            proven = f", empty: [{names}]" if empty else ""
             start = [
                 "    # The end of the log when this file was made; only changes after it are read.",
-                f"    start: {{position: {{file: {quoted(end.file)}, offset: {end.offset}}}}}",
+                f"    start: {{position: {{file: {quoted(end.file)}, offset: {end.offset}{proven}}}}}",
             ]
     warnings = []
     if not catalogue.captured:
         warnings.append("no table matches yet; those that appear later and match are captured")
+    if before:
+        more = f"; and {len(before) - MOST_TABLES:,} more tables" if len(before) > MOST_TABLES else ""
+        warnings.append(
+            f"{'; '.join(before[:MOST_TABLES])}{more}. docs/tutorial.md, step 4, says how to load them into a target"
+        )
     text = _render(wishes, catalogue, server_id, start)
     config.parse(text, where=f"the draft of {wishes.name}")
     return Draft(
@@ -105,6 +124,19 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
         server_id,
         tuple(warnings),
     )
+
+
+def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTable]) -> tuple[Position, set[str]]:
+    """The end of the log, and the tables that are proven to be empty there: nothing was logged while they were read.
+
+    On a server that is never quiet for so long, none: the first extract looks again.
+    """
+    for _ in range(TRIES):
+        end = server.end_position(connection, 0)
+        empty = {one.name for one in tables if proven_empty(connection, one.database, one.table)}
+        if server.end_position(connection, 0) == end:
+            return end, empty
+    return end, set()
 
 
 def _require_references(wishes: Wishes) -> None:

@@ -67,7 +67,11 @@ class Rooms:
 def apply(rooms: Rooms, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
     """Take everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
     rooms.began("plan")
-    plan = planning.plan(rooms.meta, rooms.store, rooms.pipeline, window=None, run_id=run_id, targets=targets)
+    try:
+        plan = planning.plan(rooms.meta, rooms.store, rooms.pipeline, window=None, run_id=run_id, targets=targets)
+    except LockstepError as error:
+        _keep(rooms, "plan", "", error)
+        raise
     return carry_out(rooms, plan)
 
 
@@ -128,11 +132,17 @@ def _noted(rooms: Rooms, run_id: str, target: str | None, work: Callable[[], Res
     try:
         return work()
     except LockstepError as error:
-        try:
-            rooms.meta.record_failure(run_id, str(error), target=target)
-        except LockstepError as unrecorded:
-            log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
+        _keep(rooms, "run", run_id, error, target)
         raise
+
+
+def _keep(rooms: Rooms, task: str, run_id: str, error: LockstepError, target: str | None = None) -> None:
+    try:
+        if run_id:
+            rooms.meta.record_failure(run_id, str(error), target=target)
+        rooms.meta.failed(rooms.pipeline.pipeline, task, run_id, error)
+    except LockstepError as unrecorded:
+        log.warning("%s %s: this failure could not be kept in meta: %s", task, run_id, unrecorded)
 
 
 def _merge(rooms: Rooms, plan: RunPlan) -> None:

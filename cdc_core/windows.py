@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -75,3 +76,11 @@ class Windows:
             start = croniter(self.schedule, moment).get_prev(datetime)
         end = croniter(self.schedule, start).get_next(datetime)
         return to_us(start), to_us(end)
+
+    def ends_after(self, moment_us: int) -> Iterator[int]:
+        """Ends, µs UTC, of the window that holds the moment and of all that follow."""
+        end_us = self.containing(moment_us)[1]
+        following = croniter(self.schedule, from_us(end_us))
+        while True:
+            yield end_us
+            end_us = to_us(following.get_next(datetime))

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage.layout import PartName, part_path
@@ -79,3 +81,16 @@ def manifest(
         notes=notes,
         schemas={definition.id: definition for definition in definitions},
     )
+
+
+def covered(manifests: Sequence[Manifest], *, how: How = How.CREATED, rows: int | None = None) -> list[Manifest]:
+    """The same, and the first of each source says that all tables of the source have this coverage."""
+    seen: set[str] = set()
+    found = []
+    for one in manifests:
+        first, begin = one.source not in seen, one.begin.position
+        seen.add(one.source)
+        names = {each.schemas[part.schema_id].name for each in manifests for part in each.parts}
+        coverage = TableCoverage(how, begin.seq - 1, 0, str(begin), rows)
+        found.append(replace(one, coverage=dict.fromkeys(sorted(names), coverage)) if first else one)
+    return found

@@ -20,7 +20,10 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parents[1]
 ROOMS = {
     "ring": (["cdc_core/ring"], "tests/unit/ring"),
-    "framing": (["cdc_core/binlog/framing.py"], "tests/unit/source/test_frames.py tests/unit/source/test_lane.py"),
+    "framing": (
+        ["cdc_core/binlog/framing.py"],
+        "tests/unit/source/test_event_framer.py tests/unit/source/test_lane.py",
+    ),
     "walk": (["cdc_core/binlog/ordinary.py", "cdc_core/source/lane.py"], "tests/unit/source/test_lane.py"),
     "rows": (
         ["cdc_core/binlog/scan.py", "cdc_core/binlog/rows.py"],

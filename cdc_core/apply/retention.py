@@ -202,11 +202,14 @@ def _look(
     horizon = horizons.read(store, source)
     if ready:
         tables = Counter(dict(horizon.tables) if horizon is not None else {})
+        coverage = dict(horizon.coverage) if horizon is not None else {}
         for manifest in ready:
             tables.update({part.table: part.rows for part in manifest.parts})
+            coverage |= manifest.coverage
         last = ready[-1]
         names = tuple(sorted(target.name for target in pipeline.scheduled_targets))
-        horizon = Horizon(source, last.end.position, last.window_end_us, last.batch_id, names, dict(tables))
+        place, until_us = last.end.position, last.window_end_us
+        horizon = Horizon(source, place, until_us, last.batch_id, names, dict(tables), coverage)
     rows, size = sum(one.rows for one in ready), sum(one.size_bytes for one in ready)
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready
 

@@ -1,8 +1,8 @@
 """Packets to events, compiled: the ordinary ones, each with its place, its length and its checksum verified.
 
-Assumes the receive buffer of a replication connection (source/frames.py keeps it). Keeps true: an event is told only
+Assumes the receive buffer of a replication connection (source/receive_buffer.py). Keeps true: an event is reported only
 when it is whole in one packet, as long as it says, where the one before it ended, and its CRC32 fits. At anything
-else the kernel stops, untouched, for Frames to judge: what steers the stream, errors, its end, packets that are split.
+else the kernel stops, untouched, for the EventFramer to judge: what steers the stream, errors, its end, split packets.
 Packet: length u24, number u8, 0x00, then the event: timestamp u32, type u8, server id u32, length u32, log_pos u32,
 flags u16, body, CRC32 u32 where the log has checksums.
 """
@@ -18,7 +18,7 @@ from cdc_core.binlog.events import EventType
 # mypy: disable-error-code="no-untyped-def"
 
 MORE, UNUSUAL, FULL = 0, 1, 2
-"""Why `frame` stopped: the next packet is not whole yet; it is for Frames; the columns are full."""
+"""Why `frame` stopped: the next packet is not whole yet; it is for the EventFramer; the columns are full."""
 
 _ROTATE, _FORMAT, _HEARTBEAT, _HEARTBEAT_V2 = (
     int(code) for code in (EventType.ROTATE, EventType.FORMAT_DESCRIPTION, EventType.HEARTBEAT, EventType.HEARTBEAT_V2)

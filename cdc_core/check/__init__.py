@@ -16,6 +16,7 @@ from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline
 from cdc_core.connections import resolve
 from cdc_core.meta import Meta
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
@@ -27,7 +28,7 @@ __all__ = ["Finding", "Report", "check"]
 def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Report:
     """Look at everything that the pipeline needs. `environ` stands for the process environment."""
     findings = Findings()
-    stored = _meta(pipeline, findings)
+    stored, covered = _meta(pipeline, findings)
     _stage(pipeline, findings)
     captured: list[TableSchema] = []
     sources: set[str] = set()
@@ -41,7 +42,14 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
                 address = resolve(reference, environ)
                 check_server(source, address, connection, stored.get(source.name), findings, subject)
                 if tables is None:
-                    tables = check_tables(pipeline, source, connection, environ, findings)
+                    tables = check_tables(
+                        pipeline,
+                        source,
+                        connection,
+                        environ,
+                        findings,
+                        covered.get(source.name) if source.name in stored else None,
+                    )
                 sources.add(identity(connection))
         captured += tables or []
     logical = _logical(pipeline, captured)
@@ -55,16 +63,20 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
     return Report(pipeline.pipeline, tuple(findings.made))
 
 
-def _meta(pipeline: Pipeline, findings: Findings) -> dict[str, Checkpoint]:
-    """The stored positions, by source."""
+def _meta(
+    pipeline: Pipeline, findings: Findings
+) -> tuple[dict[str, Checkpoint], dict[str, Mapping[str, TableCoverage]]]:
+    """The stored positions, and the coverage of tables, by source."""
+    covered: dict[str, Mapping[str, TableCoverage]] = {}
 
     def look() -> dict[str, Checkpoint]:
         with Meta.open(pipeline.meta.url, upgrade=False) as meta:
             found = {source.name: meta.checkpoint(source.name) for source in pipeline.sources}
+            covered.update({source.name: meta.coverage(source.name).tables for source in pipeline.sources})
             return {name: checkpoint for name, checkpoint in found.items() if checkpoint is not None}
 
     stored = findings.attempt("meta", look, lambda found: f"current, with positions of {len(found)} source(s)")
-    return stored or {}
+    return stored or {}, covered
 
 
 def _stage(pipeline: Pipeline, findings: Findings) -> None:

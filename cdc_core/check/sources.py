@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -11,14 +11,19 @@ import pymysql
 from cdc_core import connections
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline, Source
+from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
-from cdc_core.source.definitions import require_logged_cascades, survey
+from cdc_core.source.definitions import FoundTable, require_logged_cascades, survey
 from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.start import find_start
+from cdc_core.source.survey import proven_empty, rows_before
+
+MOST_TABLES = 10
+"""Named in one finding."""
 
 
 def check_server(
@@ -90,8 +95,9 @@ def check_tables(
     connection: pymysql.Connection[Any],
     environ: Mapping[str, str] | None,
     findings: Findings,
+    covered: Mapping[str, TableCoverage] | None = None,
 ) -> list[TableSchema]:
-    """The captured tables as they are now, with the columns that go on."""
+    """The captured tables as they are now, with the columns that go on. covered: of one extracted before."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: survey(connection, capture.captures))
@@ -115,9 +121,36 @@ def check_tables(
                 "give it a primary key, or name the key columns at the target (targets.*.tables.*.key), or let it "
                 "count equal rows (no_key: rows)",
             )
+    _warn_of_rows(source, connection, tables, covered, findings, subject)
     known = [one.schema for one in tables if one.schema is not None]
     shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
     return [schema for schema in shaped if schema is not None]
+
+
+def _warn_of_rows(
+    source: Source,
+    connection: pymysql.Connection[Any],
+    tables: Sequence[FoundTable],
+    covered: Mapping[str, TableCoverage] | None,
+    findings: Findings,
+    subject: str,
+) -> None:
+    """Rows that were there before the pipeline captures their table: no log has them."""
+    lines = []
+    for one in tables:
+        known = None if covered is None else covered.get(one.name)
+        if known is not None and not known.whole:
+            lines.append(lacks(one.name, source.name, known))
+        elif covered is None and one.schema is not None and not proven_empty(connection, one.database, one.table):
+            lines.append(rows_before(one))
+    if lines:
+        more = f"; and {len(lines) - MOST_TABLES:,} more tables" if len(lines) > MOST_TABLES else ""
+        findings.warn(
+            f"source {source.name}: existing rows",
+            f"{'; '.join(lines[:MOST_TABLES])}{more}",
+            "load them into the targets yourself: docs/tutorial.md, step 4; states of these tables are not to be had "
+            "from the staged files",
+        )
 
 
 def _taken_all_the_same(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> bool:

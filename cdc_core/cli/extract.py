@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 FOREVER_US = 1 << 62
+MOST_WARNINGS = 10
 STAND_BY_S = 1.0
 """Between two looks whether the source is free."""
-_ANOTHER_HAS_IT = frozenset({"meta.lease_held", "meta.lease_lost", "extract.chain_moved"})
 Progressed = Callable[["DrainResult"], None]
 
 
@@ -103,6 +103,19 @@ def extract(
         for name, result in results
     ]  # fmt: skip
     output.answer(document, table("staged", columns, rows, numbers=("rows", "batches", "files", "size", "lag")))
+    warn_of_partial(output, results)
+
+
+def warn_of_partial(output: Output, results: list[tuple[str, DrainResult]]) -> None:
+    """Beside the answer: which tables lack rows in the staged files."""
+    from cdc_core.model.coverage import lacks
+
+    lines = [lacks(table, name, one) for name, result in results for table, one in result.partial.items()]
+    for line in lines[:MOST_WARNINGS]:
+        output.note(f"partial: {line}")
+    if lines:
+        more = f" (and {len(lines) - MOST_WARNINGS:,} more: `lockstep status`)" if len(lines) > MOST_WARNINGS else ""
+        output.note(f"The staged files do not hold these tables' states{more}: docs/tutorial.md, step 4.")
 
 
 def _accepted(texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]:
@@ -132,6 +145,7 @@ def describe(name: str, result: DrainResult) -> dict[str, Any]:
         "position": result.position.to_json(),
         "complete_to": moment(result.watermark_us),
         "lag_s": round(_lag_s(result), 3),
+        "partial": {table: one.to_json() for table, one in result.partial.items()},
     }
 
 
@@ -212,18 +226,27 @@ def _drain(
     accept: tuple[tuple[str, int], ...],
 ) -> bool:
     from cdc_core.extract import Extractor
+    from cdc_core.extract.outcome import keep_failure
 
-    with Extractor(pipeline, name, meta=meta, accept=accept) as extractor:
-        progressed(extractor.drain(until_us=until_us, progress=progressed))
+    try:
+        with Extractor(pipeline, name, meta=meta, accept=accept) as extractor:
+            progressed(extractor.drain(until_us=until_us, progress=progressed))
+    except _StopError:
+        raise
+    except Exception as error:
+        keep_failure(meta, pipeline.pipeline, name, error)
+        raise
     return True
 
 
 def _stand_by(drain: Callable[[], bool], name: str, stop: threading.Event) -> bool:
     """Drain; False, after a while, where another extractor has the source, or has taken it from us."""
+    from cdc_core.extract.outcome import ANOTHER_HAS_IT
+
     try:
         return drain()
     except RetryLater as error:
-        if error.code not in _ANOTHER_HAS_IT:
+        if error.code not in ANOTHER_HAS_IT:
             raise
         log.info("%s: standing by: %s", name, error)
     return stop.wait(STAND_BY_S)

@@ -57,6 +57,7 @@ def rebuild(
     """
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
+    from cdc_core.stage import horizon as horizons
     from cdc_core.stage.manifest import chain, newest, require_reached
     from cdc_core.stage.objects import open_stage
 
@@ -67,7 +68,9 @@ def rebuild(
         for name in choose([one.name for one in parsed.sources], source, "source"):
             lease = meta.acquire_lease(name, parsed.pipeline, default_holder(), ttl_s=parsed.limits.lease_s)
             try:
-                lease, added = meta.rebuild(lease, chain(store, name))
+                horizon = horizons.read(store, name)
+                purged = horizon.coverage if horizon is not None else None
+                lease, added = meta.rebuild(lease, chain(store, name), purged)
             finally:
                 meta.release_lease(lease)
             stored = meta.checkpoint(name)

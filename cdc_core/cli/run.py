@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc_core.cli.extract import describe, extract_sources
+from cdc_core.cli.extract import describe, extract_sources, warn_of_partial
 from cdc_core.cli.options import (
     DEFAULT_PIPELINES,
     JsonOption,
@@ -113,6 +113,7 @@ def run(
     extracted = (
         [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
     )
+    warn_of_partial(output, extracted)
     run_id = f"{parsed.pipeline}-{'replay' if again else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
     logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
     with Meta.open(parsed.meta.url) as meta, _spinner(output) as began:

@@ -453,6 +453,9 @@ def _age_us(text: str) -> int:
         ) from None
 
 
+PartialOption = Annotated[
+    bool, typer.Option("--partial", help="Accept a state of which rows are missing: those that are staged.")
+]
 AsOfOption = Annotated[
     str,
     typer.Option(
@@ -491,6 +494,7 @@ def export(
     since_horizon: Annotated[
         bool, typer.Option("--since-horizon", help="Of a table whose old changes were purged: the rows changed since.")
     ] = False,
+    partial: PartialOption = False,
     as_of: AsOfOption = "",
     dropped: Annotated[
         bool,
@@ -507,8 +511,8 @@ def export(
       lockstep stage export shop shop.orders -o orders.parquet
       lockstep stage export shop shop.orders -o then.parquet --as-of 2026-11-21T04:00:00Z
 
-    Rows are the latest of each key; deleted ones are gone. What was in the table before the pipeline's start and
-    has not changed since is not there.
+    Rows are the latest of each key; deleted ones are gone. A table that had rows before the pipeline captured it is
+    partial: rows that have not changed since are not staged. It is refused, unless --partial accepts that.
     """
     from cdc_core.stage.reader import export as write
 
@@ -521,7 +525,17 @@ def export(
     store = open_stage(parsed.stage)
     moment = _moment(as_of, parsed)
     checked = chains(parsed, store, output)
-    rows = write(store, checked.all, name, to, key or None, partial=since_horizon, as_of=moment, dropped=dropped)
+    rows = write(
+        store,
+        checked.all,
+        name,
+        to,
+        key or None,
+        since_horizon=since_horizon,
+        partial=partial,
+        as_of=moment,
+        dropped=dropped,
+    )
     written = to.stat().st_size
     document = {
         "table": name, "file": str(to), "rows": rows, "size_bytes": written, "compared_with_meta": checked.compared,
@@ -533,6 +547,7 @@ def export(
 def sql(
     pipeline: PipelineArgument,
     query: Annotated[str, typer.Argument(metavar="QUERY", help="A DuckDB query.")],
+    partial: PartialOption = False,
     as_of: AsOfOption = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
@@ -544,7 +559,9 @@ def sql(
       lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, _before.status, status
         FROM shop.orders_changes WHERE order_id = 7 ORDER BY _cdc_seq, _cdc_row'
 
-    With --as-of both views are as they were then. DuckDB runs inside this command and reads only the files that the
+    With --as-of both views are as they were then. The state of a table of which rows are missing (it had rows before
+    the pipeline captured it, or changes were purged) is refused, unless --partial accepts that; its changes can always
+    be read. DuckDB runs inside this command and reads only the files that the
     manifests list: a query can read no other file, write none and change no setting.
     """
     from cdc_core.stage.reader import sql as ask
@@ -553,7 +570,7 @@ def sql(
     store = open_stage(parsed.stage)
     output = Output(as_json)
     checked = chains(parsed, store, output)
-    answer = ask(store, checked.by_source, query, as_of=_moment(as_of, parsed))
+    answer = ask(store, checked.by_source, query, partial=partial, as_of=_moment(as_of, parsed))
     columns, rows = answer.column_names, [list(row.values()) for row in answer.to_pylist()]
     if len(set(columns)) < len(columns):  # to_pylist keeps one of the columns that share a name
         rows = [list(row) for row in zip(*(column.to_pylist() for column in answer.columns), strict=True)]

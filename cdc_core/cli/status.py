@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import typer
+from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import Output, duration, moment, size, table
@@ -14,7 +15,9 @@ from cdc_core.cli.output import Output, duration, moment, size, table
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from cdc_core.config import Pipeline
     from cdc_core.meta import RunRow, SourceStatus, StateCount, Status
+    from cdc_core.meta.health import Problem
 
 
 def register(app: typer.Typer) -> None:
@@ -30,7 +33,10 @@ def status(
       lockstep status shop
       lockstep status shop --json
 
-    Asks the meta database only, neither source nor target.
+    Asks the meta database only, neither source nor target. What somebody should look at comes first: the last error of
+    an extract, a plan or a run that no success has followed, a source or target that is late by the schedule, a source
+    that was never extracted, or one that will purge its log soon. Exits with the class of the first of them
+    (docs/errors.md), so with 0 only where nothing waits: 75 for one that is late, or was never extracted.
     """
     from cdc_core.meta import Meta
 
@@ -40,7 +46,51 @@ def status(
     known = {one.source for one in found.sources}
     waiting = [source.name for source in parsed.sources if source.name not in known]
     answer = status_document(found, waiting) | {"ledgers": [ledger_document(one.entry) for one in found.ledgers]}
-    Output(as_json).answer(answer, *_tables(found, waiting))
+    looked = health(found, parsed)
+    answer |= {"problems": [problem_document(one) for one in looked]}
+    Output(as_json).answer(answer, *(problem_lines(one) for one in looked), *_tables(found, waiting))
+    code = next((one.exit_code for one in looked if one.exit_code), 0)
+    if code:
+        raise typer.Exit(code)
+
+
+def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
+    """What somebody should look at in a pipeline, the worst first."""
+    from cdc_core.meta.health import problems
+
+    sources = [one.name for one in pipeline.sources]
+    return problems(found, pipeline.windows, sources, [target.name for target in pipeline.scheduled_targets])
+
+
+def problem_document(one: Problem) -> dict[str, Any]:
+    """A problem, for --json and for the page in Airflow."""
+    return {
+        "level": one.level.value,
+        "subject": one.subject,
+        "what": one.what,
+        "where": one.where,
+        "remedy": one.remedy,
+        "code": one.code,
+        "class": one.exit_class,
+        "since": moment(one.since_us),
+        "times": one.times,
+    }
+
+
+_STYLES = {"failed": "bold red", "late": "bold yellow", "noted": "yellow"}
+
+
+def problem_lines(one: Problem) -> Text:
+    """A problem for people, as errors are printed."""
+    lines = Text.assemble((f"{one.level.value}: ", _STYLES[one.level.value]), f"{one.subject}: {one.what}")
+    for name, value in (("at", one.where), ("fix", one.remedy)):
+        if value:
+            lines.append(f"\n  {name:<4}", "bold").append(value)
+    if one.level.value == "failed":
+        since = f", since {moment(one.since_us)}" if one.since_us else ""
+        often = f", {one.times:,} times" if one.times > 1 else ""
+        lines.append(f"\n  code {one.code or '-'} ({one.exit_class}{since}{often})", "dim")
+    return lines
 
 
 def status_document(found: Status, waiting: list[str]) -> dict[str, Any]:
@@ -70,6 +120,7 @@ def run_document(run: RunRow) -> dict[str, Any]:
         "state": run.state.value,
         "window": [moment(edge) for edge in run.window] if run.window else None,
         "last_error": run.last_error,
+        "airflow_run_id": run.airflow_run_id,
         "updated": moment(run.updated_us),
     }
 
@@ -88,6 +139,8 @@ def _source(one: SourceStatus) -> dict[str, Any]:
         "rows": one.rows,
         "size_bytes": one.size_bytes,
         "notes": list(one.notes),
+        "retention_s": one.retention_s,
+        "partial": {table: covered.to_json() for table, covered in one.partial.items()},
     }
 
 
@@ -135,7 +188,6 @@ def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
             numbers=("lag", "batches", "rows", "size"),
         )
     ]
-    shown += [f"note ({one.source}): {note}" for one in found.sources for note in one.notes]
     if found.targets:
         taken = [
             (

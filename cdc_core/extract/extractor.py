@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -24,12 +24,14 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.binlog.warm import warm
-from cdc_core.config import Pipeline
+from cdc_core.config import Pipeline, Start
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract import acceptances, hosts
+from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.lean import lean
 from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
 from cdc_core.meta import Lease, Meta, RingDepth
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
@@ -39,6 +41,7 @@ from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
+from cdc_core.source.survey import survey_tables
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
@@ -81,7 +84,7 @@ class Effort:
 class DrainResult:
     """What a drain has reached. `done`: all that was asked is staged; otherwise call again.
 
-    Counts are totals since the extractor was opened.
+    Counts are totals since the extractor was opened. partial: captured source tables of which rows are missing.
     """
 
     done: bool
@@ -89,6 +92,7 @@ class DrainResult:
     position: Position
     watermark_us: int
     effort: Effort = Effort()
+    partial: Mapping[str, TableCoverage] = field(default_factory=dict)
 
 
 def default_holder() -> str:
@@ -175,6 +179,7 @@ class Extractor:
             stored = recover(self._meta, self._store, self._lease)
             address, self._control, known = hosts.connect(source, stored, self._environ)
             opened.callback(self._control.close)
+            self._meta.record_retention(self._lease, known.retention_s)
             self._read_clock(self._control)
             if known.lower_case != self._capture.lower_case:
                 self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
@@ -198,7 +203,7 @@ class Extractor:
             opened.callback(self._ring.close)
             self._stager = Stager(
                 pipeline, store=self._store, meta=self._meta, lease=self._lease, start=start, scratch=self._temporary,
-                acknowledge=self._ring.ack, staged=staged, isolated=left_out,
+                acknowledge=self._ring.ack, staged=staged, isolated=left_out, coverage=self._surveyed(start, known),
             )  # fmt: skip
             opened.callback(self._stager.abort)
             lean()
@@ -249,6 +254,25 @@ class Extractor:
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)
         return start
+
+    def _surveyed(self, start: Checkpoint, known: server.ServerFacts) -> CoverageLog:
+        """The coverage of the source's tables, with what the server shows of those that it does not know yet."""
+        log_of = CoverageLog(self._meta.coverage(self._source.name), feeds=self._capture.route)
+        begin = self._source.start.position if isinstance(self._source.start, Start) else None
+        if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
+            log_of.declared_empty(begin.empty, start.position, start.watermark_us)
+        log_of.left_out(start.position, start.watermark_us)
+        found = survey_tables(
+            self._control,
+            self._capture.captures,
+            known={table for table, one in log_of.known.items() if one.how is not How.EXISTING},
+            grants=known.grants,
+            end_of_log=lambda: server.end_position(self._control, start.position.timeline),
+        )
+        log_of.survey(found)
+        if log_of.pending:
+            self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed_seq)
+        return log_of
 
     def _release(self, lease: Lease) -> None:
         """A lease that another took over meanwhile, or a meta that is away, is no reason to fail on leaving."""
@@ -423,7 +447,14 @@ class Extractor:
 
     def _result(self, *, done: bool) -> DrainResult:
         durable = self._stager.durable
-        return DrainResult(done, self._stager.staged, durable.position, durable.watermark_us, self._effort())
+        return DrainResult(
+            done,
+            self._stager.staged,
+            durable.position,
+            durable.watermark_us,
+            self._effort(),
+            self._stager.coverage.partial if done else {},
+        )
 
     def _ring_depth(self) -> RingDepth:
         ring = self._ring.stats()

@@ -18,6 +18,7 @@ import numpy as np
 from cdc_core.binlog.gtid_text import condensed
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater
+from cdc_core.extract.coverage import CoverageLog
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.block import Block, EntryKind
@@ -51,6 +52,7 @@ class Stager:
     """Turns blocks into committed batches, from `start` on, for the holder of `lease`.
 
     staged:      the totals to begin with. isolated: tables that are left out already, -> since where, and why.
+    coverage:    of the source's tables.
     acknowledge: called with the ring's ack point of the last entry of each batch once the batch is durable.
     """
 
@@ -66,6 +68,7 @@ class Stager:
         acknowledge: Callable[[AckPoint], None],
         staged: Staged = NOTHING,
         isolated: Mapping[str, str] | None = None,
+        coverage: CoverageLog | None = None,
     ) -> None:
         self._pipeline = pipeline
         self._windows = pipeline.windows
@@ -79,6 +82,7 @@ class Stager:
         """Where the last entry that was added ends; its watermark is the running maximum of commit times."""
         self.staged = staged
         self._isolated = dict(isolated or {})
+        self.coverage = coverage or CoverageLog()
         self._writer: BatchWriter | None = None
         self._window = self._windows.containing(max(start.watermark_us, start.floor_us))
         self._now_us = 0
@@ -145,6 +149,7 @@ class Stager:
             )
             self._opened_s = time.monotonic()
         self._writer.add(block)
+        self.coverage.add(block)
         self._isolated |= block.isolated
         last = len(block.entries) - 1
         self._inside_transaction = block.entries.kind[last] == EntryKind.PART
@@ -216,11 +221,13 @@ class Stager:
             log.warning("%s: %s", manifest.source, manifest.notes[-1])
         if self._isolated:
             manifest = replace(manifest, isolated=self._isolated, notes=(*manifest.notes, *notes(self._isolated)))
+        manifest = replace(manifest, coverage=dict(self.coverage.pending), surveyed_seq=self.coverage.surveyed_seq)
         committed = manifests.commit(self._store, manifest)
         if not committed.ours:
             writer.abort()
             raise chain_moved(manifest)
         self._meta.commit_batch(self._lease, manifest)
+        self.coverage.pending.clear()
         parts = manifest.parts
         self.staged = Staged(
             self.staged.batches + 1,

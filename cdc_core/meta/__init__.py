@@ -5,16 +5,18 @@ live only here. Everything goes through `Meta`, whose methods are one transactio
 """
 
 from cdc_core.meta.meta import Meta
-from cdc_core.meta.overview import Account, Overview, WindowSums
+from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
 from cdc_core.meta.rows import (
     BatchRow,
     Claim,
+    Failure,
     FileRow,
     Lease,
     LedgerRow,
     RecordRow,
     RingDepth,
     RunRow,
+    SourceCoverage,
     SourceStatus,
     StateCount,
     Status,
@@ -27,6 +29,7 @@ __all__ = [
     "Account",
     "BatchRow",
     "Claim",
+    "Failure",
     "FileRow",
     "Lease",
     "LedgerRow",
@@ -38,9 +41,11 @@ __all__ = [
     "RingDepth",
     "RunRow",
     "RunState",
+    "SourceCoverage",
     "SourceStatus",
     "StateCount",
     "Status",
+    "TableFreshness",
     "TargetStatus",
     "WindowSums",
 ]

@@ -11,23 +11,25 @@ import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from sqlalchemy import Connection, Row, exists, insert, select, update
+from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
 from cdc_core.errors import DataAtRisk, InternalError, RetryLater
-from cdc_core.meta import leases, tables
+from cdc_core.meta import failures, leases, tables
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import BatchRow, FileRow, Lease
+from cdc_core.meta.rows import BatchRow, FileRow, Lease, SourceCoverage
 from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
-_ack, _batch, _file, _schema, _definition, _lease = (
+_ack, _batch, _file, _schema, _definition, _lease, _coverage = (
     tables.ack_position,
     tables.batch,
     tables.batch_file,
     tables.schema_version,
     tables.table_definition,
     tables.lease,
+    tables.table_coverage,
 )
 _CHUNK = 500
 """Values in one IN list: far below every database's limit."""
@@ -81,12 +83,15 @@ def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) ->
     _move(connection, lease, stored, seen)
 
 
-def rebuild(connection: Connection, lease: Lease, manifests: Iterable[Manifest]) -> tuple[Lease, int]:
+def rebuild(
+    connection: Connection, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage]
+) -> tuple[Lease, int]:
     """See Meta.rebuild."""
     leases.held(connection, lease)
     stored = checkpoint(connection, lease.source)
     previous: Manifest | None = None
     added, highest, reached = 0, 0, stored is None
+    coverage, surveyed_seq = dict(purged), 0
     for manifest in manifests:
         _belongs(lease, manifest, any_epoch=True)
         if previous is not None and previous.end.position != manifest.begin.position:
@@ -96,6 +101,8 @@ def rebuild(connection: Connection, lease: Lease, manifests: Iterable[Manifest])
         if not _recorded(connection, manifest):
             _insert(connection, manifest)
             added += 1
+        coverage |= manifest.coverage
+        surveyed_seq = max(surveyed_seq, manifest.surveyed_seq)
         previous = manifest
     if previous is None:
         return lease, 0
@@ -104,6 +111,7 @@ def rebuild(connection: Connection, lease: Lease, manifests: Iterable[Manifest])
         raise _broken(previous, f"the stored position {place} is not on the chain, which ends at its end")
     if stored is None or stored.position != previous.end.position:
         _move(connection, lease, stored, previous.end)
+    _cover(connection, lease.source, coverage, surveyed_seq)
     return leases.raise_epoch(connection, lease, highest), added
 
 
@@ -245,6 +253,7 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
         "updated_us": now_us(connection),
         "fingerprint": None if to.fingerprint is None else json.dumps(to.fingerprint.to_json()),
     }
+    failures.clear(connection, lease.pipeline, failures.EXTRACT, lease.source)
     if stored is None:
         connection.execute(insert(_ack).values(source=lease.source, pipeline=lease.pipeline, **values))
         return
@@ -322,6 +331,7 @@ def _insert(connection: Connection, manifest: Manifest) -> None:
         )
     _insert_schemas(connection, manifest)
     _insert_definitions(connection, manifest)
+    _cover(connection, manifest.source, manifest.coverage, manifest.surveyed_seq)
 
 
 def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
@@ -342,6 +352,37 @@ def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
             new.append({"source": manifest.source, "source_table": key[0], "since_seq": one.seq, "definition": text})
     if new:
         connection.execute(insert(_definition), new)
+
+
+def keep_coverage(
+    connection: Connection, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int
+) -> None:
+    """See Meta.keep_coverage."""
+    leases.held(connection, lease)
+    _cover(connection, lease.source, covered, surveyed_seq, staged=False)
+
+
+def _cover(
+    connection: Connection, source: str, covered: Mapping[str, TableCoverage], surveyed_seq: int, *, staged: bool = True
+) -> None:
+    """Keeps the coverage of tables; staged: as a manifest says it."""
+    for table, one in covered.items():
+        mine = (_coverage.c.source == source) & (_coverage.c.source_table == table)
+        connection.execute(delete(_coverage).where(mine))
+        text = json.dumps(one.to_json(), ensure_ascii=False)
+        connection.execute(insert(_coverage).values(source=source, source_table=table, coverage=text, staged=staged))
+    if surveyed_seq:
+        newer = (_ack.c.source == source) & (_ack.c.surveyed_seq < surveyed_seq)
+        connection.execute(update(_ack).where(newer).values(surveyed_seq=surveyed_seq))
+
+
+def coverage(connection: Connection, source: str) -> SourceCoverage:
+    """See Meta.coverage."""
+    mine = select(_coverage).where(_coverage.c.source == source).order_by(_coverage.c.source_table)
+    rows = connection.execute(mine).all()
+    found = {row.source_table: TableCoverage.from_json(json.loads(row.coverage)) for row in rows}
+    surveyed = connection.execute(select(_ack.c.surveyed_seq).where(_ack.c.source == source)).scalar_one_or_none()
+    return SourceCoverage(found, frozenset(row.source_table for row in rows if not row.staged), surveyed or 0)
 
 
 def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:

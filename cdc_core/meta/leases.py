@@ -62,6 +62,11 @@ def renew(connection: Connection, lease: Lease, ttl_s: float, ring: RingDepth) -
     return Lease(lease.source, lease.pipeline, lease.holder, lease.epoch, expires_us)
 
 
+def record_retention(connection: Connection, lease: Lease, retention_s: int) -> None:
+    held(connection, lease)
+    connection.execute(_mine(lease).values(retention_s=retention_s))
+
+
 def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     """The epoch stays: what this holder might still send is refused, because the holder is nobody now."""
     held(connection, lease)

@@ -13,14 +13,26 @@ from types import TracebackType
 
 from sqlalchemy import Connection
 
-from cdc_core.errors import Refused
-from cdc_core.meta import batches, forget, leases, migrate, runs, views
+from cdc_core.errors import LockstepError, Refused
+from cdc_core.meta import batches, failures, forget, leases, migrate, runs, views
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
-from cdc_core.meta.rows import BatchRow, Claim, FileRow, Lease, LedgerRow, RecordRow, RingDepth, RunRow, Status
+from cdc_core.meta.rows import (
+    BatchRow,
+    Claim,
+    FileRow,
+    Lease,
+    LedgerRow,
+    RecordRow,
+    RingDepth,
+    RunRow,
+    SourceCoverage,
+    Status,
+)
 from cdc_core.meta.states import RecordState
 from cdc_core.meta.views import PlanView
 from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -103,6 +115,10 @@ class Meta:
         """Epochs of the source below it have ended."""
         return self._database.read(lambda c: leases.live_epoch(c, source))
 
+    def record_retention(self, lease: Lease, retention_s: int) -> None:
+        """How long the source keeps its log; 0: for ever. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: leases.record_retention(c, lease, retention_s))
+
     @contextmanager
     def holding(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Iterator[None]:
         """The source's lease for the length of a block, in which no extractor is at work. Raises as acquire_lease."""
@@ -146,14 +162,26 @@ class Meta:
         """
         self._database.write(lambda c: batches.advance_watermark(c, lease, checkpoint))
 
-    def rebuild(self, lease: Lease, manifests: Iterable[Manifest]) -> tuple[Lease, int]:
+    def coverage(self, source: str) -> SourceCoverage:
+        """Whether the source's tables are staged with every row."""
+        return self._database.read(lambda c: batches.coverage(c, source))
+
+    def keep_coverage(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int) -> None:
+        """Keep what was seen of tables until a manifest says it. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: batches.keep_coverage(c, lease, covered, surveyed_seq))
+
+    def rebuild(
+        self, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage] | None = None
+    ) -> tuple[Lease, int]:
         """Restore a source's batches and position from its chain of manifests, given from the first one on.
+
+        purged: the coverage that the horizon kept of manifests before them.
 
         Returns the lease, under an epoch above all of the chain's, and how many batches were missing.
         Raises RetryLater (meta.lease_lost), DataAtRisk (meta.chain, meta.batch_differs).
         """
         chain = tuple(manifests)
-        return self._database.write(lambda c: batches.rebuild(c, lease, chain))
+        return self._database.write(lambda c: batches.rebuild(c, lease, chain, purged or {}))
 
     def batches(
         self, source: str, *, after: Position | None = None, until: Position | None = None
@@ -243,6 +271,10 @@ class Meta:
     def record_failure(self, run_id: str, error: str, *, target: str | None = None) -> None:
         """Keep why a task of the run failed; states stay. Does nothing for a run that has committed."""
         self._database.write(lambda c: runs.record_failure(c, run_id, target, error))
+
+    def failed(self, pipeline: str, task: str, subject: str, error: LockstepError) -> None:
+        """Keep an error of a task (extract, plan, run) of a source or run, until the task has succeeded."""
+        self._database.write(lambda c: failures.keep(c, pipeline, task, subject, error))
 
     def purge(self, targets: Sequence[str], batch_ids: Sequence[str]) -> int:
         """COMMITTED → PURGED for all of them and all of these targets; how many records moved. Again: 0, no change.

@@ -16,10 +16,11 @@ from cdc_core.meta.rows import BatchRow, LedgerRow, RunRow, Status
 from cdc_core.meta.runs import ledger_of
 from cdc_core.windows import Windows
 
-_batch, _record, _ledger = tables.batch, tables.consume_record, tables.apply_ledger
+_batch, _file, _record, _ledger = tables.batch, tables.batch_file, tables.consume_record, tables.apply_ledger
 
 BATCHES = 50
 WINDOWS = 48
+TABLES = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,19 @@ class WindowSums:
     batches: int
     rows: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class TableFreshness:
+    """A logical table. window_end_us: end of the latest window with changes of it. rows: of changes staged in all.
+
+    applied: by target, when the latest ledger with changes of it was closed, µs UTC.
+    """
+
+    table: str
+    window_end_us: int
+    rows: int
+    applied: Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +63,14 @@ class Overview:
     batches: the latest of all its sources, newest first, at most BATCHES.
     windows: the last WINDOWS of the schedule, oldest first, without holes, none before the first batch.
     accounts: of each run in `status`, in that order.
+    tables: that are staged, those with the latest changes first, at most TABLES.
     """
 
     status: Status
     batches: tuple[BatchRow, ...]
     windows: tuple[WindowSums, ...]
     accounts: tuple[Account, ...]
+    tables: tuple[TableFreshness, ...]
 
 
 def overview(connection: Connection, pipeline: str, targets: Sequence[str], windows: Windows) -> Overview:
@@ -64,6 +80,7 @@ def overview(connection: Connection, pipeline: str, targets: Sequence[str], wind
         _latest(connection, [one.source for one in status.sources]),
         _growth(connection, pipeline, windows, status.watermark_us),
         accounts(connection, status.runs),
+        _freshness(connection, pipeline),
     )
 
 
@@ -79,6 +96,29 @@ def accounts(connection: Connection, runs: Sequence[RunRow]) -> tuple[Account, .
     return tuple(
         Account(run, tuple(sorted(target for of, target in reached if of == run.run_id)), ledgers[run.run_id])
         for run in runs
+    )
+
+
+def _freshness(connection: Connection, pipeline: str) -> tuple[TableFreshness, ...]:
+    latest, rows = func.max(_batch.c.window_end_us), func.sum(_file.c.row_count)
+    staged = connection.execute(
+        select(_file.c.table_name, latest.label("latest"), rows.label("rows"))
+        .join(_batch, _batch.c.batch_id == _file.c.batch_id)
+        .where(_batch.c.pipeline == pipeline)
+        .group_by(_file.c.table_name)
+        .order_by(latest.desc(), _file.c.table_name)
+        .limit(TABLES)
+    ).all()
+    closed: dict[str, dict[str, int]] = defaultdict(dict)
+    for row in connection.execute(
+        select(_ledger.c.table_name, _ledger.c.target, func.max(_ledger.c.closed_us).label("closed"))
+        .join(tables.run, tables.run.c.run_id == _ledger.c.run_id)
+        .where(tables.run.c.pipeline == pipeline)
+        .group_by(_ledger.c.table_name, _ledger.c.target)
+    ):
+        closed[row.table_name][row.target] = row.closed
+    return tuple(
+        TableFreshness(row.table_name, row.latest, int(row.rows), closed.get(row.table_name, {})) for row in staged
     )
 
 

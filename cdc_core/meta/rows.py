@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc_core.meta.states import RecordState, RunState
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -43,6 +44,18 @@ class FileRow:
     size_bytes: int
     sha256: str
     absent_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class SourceCoverage:
+    """tables: by source table. unstaged: those of which no manifest says it yet.
+
+    surveyed_seq: order key at which every captured table that existed was seen; 0 where there is none.
+    """
+
+    tables: Mapping[str, TableCoverage] = field(default_factory=dict)
+    unstaged: frozenset[str] = frozenset()
+    surveyed_seq: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +139,25 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class Failure:
+    """An error that no success has followed. subject: a source (extract), a run (run), "" (plan).
+
+    first_us, failed_us: the first and the latest time that it came with this code in a row of `times`.
+    """
+
+    task: str
+    subject: str
+    code: str
+    exit_class: str
+    what: str
+    where: str
+    remedy: str
+    first_us: int
+    failed_us: int
+    times: int
+
+
+@dataclass(frozen=True, slots=True)
 class SourceStatus:
     """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag.
     Below 0 where clocks were ahead: see Checkpoint.floor_us."""
@@ -144,6 +176,10 @@ class SourceStatus:
     size_bytes: int
     notes: tuple[str, ...]
     """Distinct notes of its latest batches, newest first."""
+    retention_s: int = 0
+    """How long the server keeps its log, as of the last extract; 0: for ever, or not known."""
+    partial: Mapping[str, TableCoverage] = field(default_factory=dict)
+    """Source tables of which rows are missing in the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +196,8 @@ class TargetStatus:
     pending: StateCount
     records: Mapping[RecordState, StateCount]
     last_error: str | None
+    oldest_window_us: int | None = None
+    """Start of the oldest window of which the target has not consumed a batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,3 +212,4 @@ class Status:
     targets: tuple[TargetStatus, ...]
     runs: tuple[RunRow, ...]
     ledgers: tuple[LedgerRow, ...]
+    failures: tuple[Failure, ...] = ()

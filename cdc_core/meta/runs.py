@@ -15,7 +15,7 @@ from dataclasses import asdict
 from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, update
 
 from cdc_core.errors import InternalError, Refused, RetryLater
-from cdc_core.meta import tables
+from cdc_core.meta import failures, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, RecordRow, RunRow
 from cdc_core.meta.states import RecordState, RunState, before, run_may_move
@@ -90,6 +90,8 @@ def claim(
         )
     else:
         _move_run(connection, known, state, now, plan_path=plan_path, plan_sha256=plan_sha256, last_error=None)
+    if not replays:
+        failures.clear(connection, pipeline, failures.PLAN, "")
     for target in sorted({one.target for one in claims}):
         _claim_records(connection, run_id, pipeline, target, [one for one in claims if one.target == target], now)
 
@@ -339,6 +341,8 @@ def _move_run(connection: Connection, known: RunRow, goal: RunState, now: int, *
             remedy="report this as a defect of Lockstep, with the log of the task",
         )
     connection.execute(update(_run).where(_run.c.run_id == known.run_id).values(state=goal, updated_us=now, **values))
+    if goal is not RunState.FAILED:
+        failures.clear(connection, known.pipeline, failures.RUN, known.run_id)
 
 
 def _unplanned(run_id: str, target: str, why: str) -> Refused:

@@ -63,7 +63,7 @@ lease = Table(
     _needed("expires_us", BigInteger()),
     *(
         Column(name, BigInteger(), nullable=False, server_default="0")
-        for name in ("ring_items", "ring_bytes", "ring_most_items", "ring_most_bytes")
+        for name in ("ring_items", "ring_bytes", "ring_most_items", "ring_most_bytes", "retention_s")
     ),
     comment="who may extract a source; epoch is the fencing token and never falls",
 )
@@ -81,6 +81,7 @@ ack_position = Table(
     _needed("updated_us", BigInteger()),
     Column("fingerprint", long_text()),
     Column("floor_us", BigInteger(), nullable=False, server_default="0"),
+    Column("surveyed_seq", BigInteger(), nullable=False, server_default="0"),
     comment="up to where a source is staged, durably",
 )
 
@@ -144,6 +145,33 @@ table_definition = Table(
     Column("since_seq", BigInteger(), primary_key=True, autoincrement=False),
     _needed("definition", long_text()),
     comment="what a source table was from the order key since_seq on, where the log does not name its columns",
+)
+
+table_coverage = Table(
+    "table_coverage",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    Column("source_table", text(TABLE_NAME), primary_key=True),
+    _needed("coverage", long_text()),
+    _needed("staged", Boolean()),
+    comment="whether the staged history of a source table has every row; staged: a manifest says so",
+)
+
+failure = Table(
+    "failure",
+    metadata,
+    Column("pipeline", text(NAME), primary_key=True),
+    Column("task", text(16), primary_key=True),
+    Column("subject", text(RUN_ID), primary_key=True),
+    _needed("code", text(NAME)),
+    _needed("exit_class", text(16)),
+    _needed("what", long_text()),
+    _needed("place", long_text()),
+    _needed("remedy", long_text()),
+    _needed("first_us", BigInteger()),
+    _needed("failed_us", BigInteger()),
+    _needed("times", Integer()),
+    comment="the latest error of a task that has not succeeded since; subject: a source, a run",
 )
 
 run = Table(

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
-from cdc_core.meta import batches, leases, runs, tables
+from cdc_core.meta import batches, failures, leases, runs, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, RingDepth, SourceStatus, StateCount, Status, TargetStatus
 from cdc_core.meta.states import RecordState
@@ -141,6 +141,7 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         targets=tuple(_target_status(connection, pipeline, name) for name in names),
         runs=tuple(runs.run_of(row) for row in run_rows),
         ledgers=tuple(runs.ledger_of(row) for row in closed),
+        failures=failures.find(connection, pipeline),
     )
 
 
@@ -176,6 +177,8 @@ def _source_status(connection: Connection, source: str, now: int) -> SourceStatu
         rows=int(totals[1]),
         size_bytes=int(totals[2]),
         notes=tuple(dict.fromkeys(note for notes in latest for note in json.loads(notes))),
+        retention_s=0 if holder is None else holder.retention_s,
+        partial={table: one for table, one in batches.coverage(connection, source).tables.items() if not one.whole},
     )
 
 
@@ -186,6 +189,9 @@ def _target_status(connection: Connection, pipeline: str, target: str) -> Target
             ~exists().where(_record.c.target == target, _record.c.batch_id == _batch.c.batch_id),
         )
     ).one()
+    oldest = connection.execute(
+        select(func.min(_batch.c.window_start_us)).where(_batch.c.pipeline == pipeline, _lacks(target))
+    ).scalar_one_or_none()
     by_state = connection.execute(
         select(_record.c.state, func.count(_record.c.batch_id.distinct()), func.sum(_record.c.row_count))
         .where(_record.c.target == target, _record.c.pipeline == pipeline)
@@ -202,4 +208,5 @@ def _target_status(connection: Connection, pipeline: str, target: str) -> Target
         StateCount(int(pending[0]), int(pending[1])),
         {RecordState(row[0]): StateCount(int(row[1]), int(row[2])) for row in by_state},
         last_error,
+        oldest,
     )

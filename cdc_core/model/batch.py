@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.typed import require_types
@@ -74,6 +75,8 @@ class Manifest:
     schemas: every definition that a part refers to, by id.
     again_until: of a batch that leads to another server's log: transactions that begin there before this order key may
              have been staged before; 0 where none may.
+    coverage: of source tables whose coverage is another than after the batch before; it holds as of the batch's end.
+    surveyed_seq: order key at which every captured table that existed had a coverage; 0 where the account cannot tell.
     definitions: of source tables whose names the log does not carry, as they became known in this batch.
     """
 
@@ -94,6 +97,8 @@ class Manifest:
     isolated: Mapping[str, str] = field(default_factory=dict)
     definitions: tuple[DefinedSince, ...] = ()
     again_until: int = 0
+    coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
+    surveyed_seq: int = 0
 
     @property
     def batch_id(self) -> str:
@@ -123,6 +128,8 @@ class Manifest:
             "notes": list(self.notes),
             "isolated": dict(self.isolated),
             "again_until": self.again_until,
+            "coverage": {table: one.to_json() for table, one in self.coverage.items()},
+            "surveyed_seq": self.surveyed_seq,
             "definitions": [one.to_json() for one in self.definitions],
             "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
             "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
@@ -142,6 +149,8 @@ class Manifest:
             notes=tuple(data["notes"]),
             isolated=data.get("isolated", {}),
             again_until=data.get("again_until", 0),
+            coverage={table: TableCoverage.from_json(one) for table, one in data.get("coverage", {}).items()},
+            surveyed_seq=data.get("surveyed_seq", 0),
             definitions=tuple(DefinedSince.from_json(one) for one in data.get("definitions", ())),
             parts=tuple(Part(**part) for part in data["parts"]),
             schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},

@@ -17,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from cdc_core.model.coverage import TableEvent
 from cdc_core.model.position import Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
@@ -110,6 +111,7 @@ class Block:
                 not rows: what is not captured is not decoded. Of rows that the sink leaves out it counts the rows.
     isolated:   source tables that are left out because they cannot be read, as of the block's end, -> since where, why.
     definitions: of source tables whose names the log does not carry, as they became known in this block.
+    happened:   what statements did to captured tables, for their coverage, in stream order.
     notes:      what an operator should know of this block ("needs re-sync of table X: ..."), in stream order.
     format_crc: of the FORMAT_DESCRIPTION of the block's file; 0 where it is not known.
     """
@@ -124,6 +126,7 @@ class Block:
     isolated: Mapping[str, str] = field(default_factory=dict)
     definitions: tuple[DefinedSince, ...] = ()
     format_crc: int = 0
+    happened: tuple[TableEvent, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -148,7 +151,7 @@ class Block:
 
     def slice(self, start: int, stop: int) -> Block:
         """Entries start..stop-1 as a block of their own. `passed` and `notes` go with the block's last entry,
-        `definitions` with its first."""
+        `definitions` with its first, what happened with the entry in which it did."""
         if start == 0 and stop == len(self.entries):
             return self
         last = stop == len(self.entries)
@@ -162,4 +165,9 @@ class Block:
             passed=self.passed if last else {},
             notes=self.notes if last else (),
             definitions=self.definitions if start == 0 else (),
+            happened=tuple(
+                one
+                for one in self.happened
+                if (start == 0 or one.seq >= self.entries.seq[start]) and (last or one.seq < self.entries.seq[stop])
+            ),
         )

@@ -40,6 +40,7 @@ from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import NO_TRACE, Block, EntryKind
+from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, TableEvent
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
@@ -105,7 +106,7 @@ class _Group:
     groups of a MariaDB ALTER. undone: will be rolled back, as an earlier reading has shown. ordinal: row events so
     far. pieces: how many PARTs have left. defines: holds DDL of a captured table. marks: savepoint -> how much was held
     when it was set. isolated: ids in `maps` of isolated tables. passed, notes: of its entry, and gone with
-    the group when it is dropped.
+    the group when it is dropped. happened: what its statements did to captured tables, for their coverage.
     """
 
     start: int
@@ -126,6 +127,7 @@ class _Group:
     isolated: set[bytes] = field(default_factory=set)
     passed: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
+    happened: list[tuple[str, Happened]] = field(default_factory=list)
 
 
 class Assembly:
@@ -452,6 +454,7 @@ class Assembly:
         group.events = 0
         group.passed.clear()
         group.notes.clear()
+        group.happened.clear()
         group.pieces += 1
         self._close()
 
@@ -468,6 +471,8 @@ class Assembly:
             self.gather.pass_over(rule, count)
         for note in group.notes:
             self.gather.note(note)
+        for table, what in group.happened:
+            self.gather.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._place(group)))
 
     def _table_map(self, event: Event) -> None:
         group = self._require_group(event)
@@ -613,14 +618,16 @@ class Assembly:
         truncated = self._truncated(statement, lived)
         self._tables.redefined(tables, place, change)
         captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
-        if captured == []:
-            if not (statement.database and statement.unlogged):
-                return
+        if statement.database and statement.unlogged:
             # Which tables the database had is not in the log, and the server does not know it any more.
-            if not self._tables.captures(statement.database, _SOME_TABLE):
+            each = statement.database + EACH_TABLE
+            if self._tables.captures(statement.database, _SOME_TABLE):
+                captured = [each]
+            elif not captured:
                 group.notes.append(f"{statement.verb} {statement.database} at {where}: of its tables none is known")
-                return
-            captured = [f"{statement.database}.*"]
+                group.happened.append((each, Happened.UNLOGGED))
+        if captured == []:
+            return
         group.defines = True
         if truncated is not None:
             self._hold(group, HeldTruncate(truncated, self._file, event.start, group.ordinal))
@@ -630,6 +637,8 @@ class Assembly:
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
         if not why and lived:
             why = "the rows of an earlier table of that name are still staged and in the targets"
+        if (what := _happened(statement, why)) is not None:
+            group.happened += [(name, what) for name in ([ANY_TABLE] if captured is None else captured)]
         if not why and (emptied := [column for columns in change.emptied.values() for column in columns]):
             why = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
         if not why:
@@ -722,13 +731,19 @@ class Assembly:
             remedy += f"{self._accept_by} {file}:{offset}"
             raise type(error)(error.what, where=error.where, code=error.code, remedy=remedy) from None
         self.accepted.add((file, offset))
-        names = ", ".join(tables) or "any captured table"
+        touched = list(tables)
+        names = ", ".join(touched) or "any captured table"
         note = f"needs re-sync of table {names}: {faults.accepted_at(file, offset)}: {error.what} ({error.code})"
         log.warning("%s: %s", self._source, note)
+        changed = touched or [ANY_TABLE]
         if self._group is None:
             self.gather.note(note)
+            moment, place = event.header.timestamp * 1_000_000, f"{file}:{offset}"
+            for table in changed:
+                self.gather.happened(TableEvent(table, Happened.UNLOGGED, self._seq(event), moment, place))
         else:
             self._group.notes.append(note)
+            self._group.happened += [(table, Happened.UNLOGGED) for table in changed]
 
     def _require_used(self) -> None:
         """An event that was to be accepted and is passed must have been one that stops."""
@@ -812,3 +827,12 @@ def _updated_databases(query: Query) -> frozenset[str] | None:
     """In which alone the statement changed anything; None where the event does not say."""
     names = query.status.get(_UPDATED_DATABASES, b"")
     return frozenset(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else None
+
+
+def _happened(statement: Statement, unlogged: str) -> Happened | None:
+    """What a definition did to the rows of the tables that it names."""
+    if unlogged:
+        return Happened.UNLOGGED
+    if statement.verb == "CREATE TABLE":
+        return Happened.CREATED_IF_ABSENT if statement.guarded else Happened.CREATED
+    return Happened.DROPPED if statement.verb in ("DROP TABLE", "DROP DATABASE") else None

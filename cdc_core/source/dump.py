@@ -1,7 +1,7 @@
 """The wire: a replication connection that mysql-replication opens, read for as long as the caller wants.
 
 mysql-replication does the handshake, checksum and heartbeat negotiation, registration and the dump command; from
-there on the socket is ours, and `frames` makes events of its bytes. It must keep true that a dead connection is
+there on the socket is ours, and `framer` makes events of its bytes. It must keep true that a dead connection is
 noticed, and that a caller never waits longer than it said. MariaDB is asked for its ANNOTATE_ROWS events too, which it
 would leave out in silence, so that places could not be counted.
 """
@@ -21,8 +21,8 @@ from cdc_core.binlog.events import Event
 from cdc_core.errors import LockstepError
 from cdc_core.model.position import Fingerprint, Position
 from cdc_core.source import faults
+from cdc_core.source.event_framer import MAX_DUMP_OFFSET, EventFramer
 from cdc_core.source.facts import log_off
-from cdc_core.source.frames import MAX_DUMP_OFFSET, Frames
 
 _ENOUGH = 2 << 20
 """Bytes received at once before they are looked at, as long as more keep coming."""
@@ -70,14 +70,14 @@ class LogReader:
         self._source = source
         self._waits = server_id != 0
         self._read_timeout_s = read_timeout_s
-        self.frames = Frames(start, source, known=known, max_dump_offset=max_dump_offset)
+        self.framer = EventFramer(start, source, known=known, max_dump_offset=max_dump_offset)
         self._silent_s = 0.0
         self._connection = self._open(server, server_id, heartbeat_s, host)
         self._socket: Any = self._connection._sock  # type: ignore[attr-defined]
         self._unread = False
         """What came with the proof was not looked at yet, and goes before whatever became of the connection since."""
         try:
-            while not self.frames.prove():
+            while not self.framer.prove():
                 self.receive(read_timeout_s)
         except BaseException:
             self.close()
@@ -103,8 +103,8 @@ class LogReader:
             server_id=server_id,
             blocking=self._waits,
             resume_stream=True,
-            log_file=self.frames.file,
-            log_pos=self.frames.offset,
+            log_file=self.framer.file,
+            log_pos=self.framer.offset,
             slave_heartbeat=heartbeat_s,
             report_slave=host or None,
             # Never is_mariadb: it would ignore file and position. The plain dump command serves both flavors.
@@ -131,42 +131,42 @@ class LogReader:
     @property
     def mariadb(self) -> bool:
         """Known once the first FORMAT_DESCRIPTION was read."""
-        return self.frames.mariadb
+        return self.framer.mariadb
 
     def events(self, wait_s: float) -> list[Event]:
         """What has come, waiting at most `wait_s` for the first byte; [] when nothing did.
 
         Raises EndOfLog; RetryLater (source.connection_lost) when neither event nor heartbeat came for the read
-        timeout or the connection ended; else as Frames.take does.
+        timeout or the connection ended; else as EventFramer.take does.
         """
-        if not self.frames.failed:
+        if not self.framer.failed:
             self.receive(wait_s)
-        found = self.frames.take(b"")
+        found = self.framer.take(b"")
         if not found:
             self._require_more()
         return found
 
     def receive(self, wait_s: float) -> bool:
-        """Waits at most `wait_s` for bytes, and gives `frames` what has come; whether any did. Raises as `events`."""
+        """Waits at most `wait_s` for bytes, and gives `framer` what has come; whether any did. Raises as `events`."""
         if self._unread:
             self._unread = False
             return True
         self._require_more()
-        received = size = self._receive(self.frames.room(), wait_s)
-        self.frames.came(size)
+        received = size = self._receive(self.framer.buffer.get_buffer(), wait_s)
+        self.framer.buffer.buffer_updated(size)
         # What has come must be looked at before an end of the connection is told: its last words may say why.
         with suppress(OSError):
             while size >= _STEADY and received < _ENOUGH:
                 self._socket.settimeout(_MOMENT_S)
-                size = self._socket.recv_into(self.frames.room())
-                self.frames.came(size)
+                size = self._socket.recv_into(self.framer.buffer.get_buffer())
+                self.framer.buffer.buffer_updated(size)
                 received += size
         return received > 0
 
     def _require_more(self) -> None:
-        if self.frames.ended and self._waits:
-            raise faults.connection_lost("the server ended it", self.frames.where)
-        if self.frames.ended:
+        if self.framer.ended and self._waits:
+            raise faults.connection_lost("the server ended it", self.framer.where)
+        if self.framer.ended:
             raise EndOfLog
 
     def _receive(self, room: memoryview, wait_s: float) -> int:
@@ -179,19 +179,19 @@ class LogReader:
             self._silent_s += time.monotonic() - started_s
             if self._silent_s >= self._read_timeout_s:
                 raise faults.connection_lost(
-                    f"neither event nor heartbeat for {self._silent_s:.0f} s", self.frames.where
+                    f"neither event nor heartbeat for {self._silent_s:.0f} s", self.framer.where
                 ) from None
             return 0
         except OSError as error:
-            raise faults.connection_lost(str(error), self.frames.where) from None
+            raise faults.connection_lost(str(error), self.framer.where) from None
         if not size:
-            raise faults.connection_lost("the server closed it", self.frames.where)
+            raise faults.connection_lost("the server closed it", self.framer.where)
         self._silent_s = 0.0
         return size
 
     def _explained(self, error: Exception) -> LockstepError:
         number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-        return faults.dump_error(number, str(error.args[-1]) if error.args else str(error), self.frames.where)
+        return faults.dump_error(number, str(error.args[-1]) if error.args else str(error), self.framer.where)
 
 
 def _ask_for_annotations(connection: pymysql.Connection) -> None:

@@ -25,6 +25,7 @@ from cdc_core.binlog.rows_event import UPDATE, RowsEvent
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused
 from cdc_core.model.block import NO_TRACE, Block, Entries, EntryKind, TableRows
+from cdc_core.model.coverage import TableEvent
 from cdc_core.model.position import OFFSET_BITS, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -249,6 +250,7 @@ class Gather:
         self._truncates: list[tuple[int, HeldTruncate]] = []
         self._passed: Counter[str] = Counter()
         self._notes: list[str] = []
+        self._happened: list[TableEvent] = []
 
     def __bool__(self) -> bool:
         """Whether the position moved."""
@@ -400,6 +402,9 @@ class Gather:
     def note(self, text: str) -> None:
         self._notes.append(text)
 
+    def happened(self, event: TableEvent) -> None:
+        self._happened.append(event)
+
     def block(self, next_file: str = "", isolates: Isolates = lambda *_: False) -> Block:
         """What was gathered, decoded. next_file: the block ends with a rotation to it. isolates: whether to leave out a
         table that cannot be decoded, from a transaction on.
@@ -441,7 +446,10 @@ class Gather:
             trace_crc=self._entries["trace_crc"],
         )
         _require_partition(entries, self.begin.offset, self.end, f"{self._source}, {self.begin}")
-        return Block(self._source, self.begin, end, entries, tuple(tables), dict(self._passed), tuple(self._notes))
+        return Block(
+            self._source, self.begin, end, entries, tuple(tables), dict(self._passed), tuple(self._notes),
+            happened=tuple(self._happened),
+        )  # fmt: skip
 
     def _all_decoded(self, gtid: pa.StringArray, isolates: Isolates) -> list[TableRows]:
         """Of a table that cannot be decoded, and is left out, the transactions before the first that cannot."""

@@ -17,7 +17,7 @@ from cdc_core.binlog import framing, ordinary
 from cdc_core.binlog.events import EventType
 from cdc_core.model.position import file_number, order_key
 from cdc_core.source.assembly import Assembly, Steps
-from cdc_core.source.frames import Frames
+from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.gather import ENTRY_BYTES, ROW_BYTES, Groups, RowEvents, TableUse
 from cdc_core.source.tables import Tables
 
@@ -104,7 +104,7 @@ class _Maps:
 
 
 class Lane:
-    """Feeds `assembly` what lies in the frames of a connection."""
+    """Feeds `assembly` the events of a framer."""
 
     def __init__(self, assembly: Assembly, tables: Tables) -> None:
         self._assembly = assembly
@@ -120,30 +120,30 @@ class Lane:
         self._runs = ordinary.GtidRuns(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.GtidRuns._fields))
         self._rows = ordinary.RowEvents(*(np.empty(_ROWS, np.int64) for _ in ordinary.RowEvents._fields))
 
-    def feed(self, frames: Frames) -> Iterator[None]:
+    def feed(self, framer: EventFramer) -> Iterator[None]:
         """All that is there: ordinary groups at once, the rest event by event. Stops after each step, since
-        the assembly may have closed a block. Raises what Frames.next and Assembly.feed raise."""
+        the assembly may have closed a block. Raises what EventFramer.next_event and Assembly.feed raise."""
         assembly = self._assembly
-        assembly.mariadb = frames.mariadb
-        assembly.format_crc = frames.format_crc or assembly.format_crc
+        assembly.mariadb = framer.mariadb
+        assembly.format_crc = framer.format_crc or assembly.format_crc
         for _ in self._steps:
             yield
         while True:
-            if frames.look() and self._take_inside(frames):
+            if framer.ordinary() and self._take_inside(framer):
                 yield
                 continue
-            if assembly.between_groups and frames.look():
-                why = self._take(frames)
+            if assembly.between_groups and framer.ordinary():
+                why = self._take(framer)
                 yield
-                if why == ordinary.FULL or (why == ordinary.OPEN and self._has_more(frames)):
+                if why == ordinary.FULL or (why == ordinary.OPEN and framer.buffer.make_space()):
                     continue
-                if why == ordinary.OPEN and self._may_wait(frames):
+                if why == ordinary.OPEN and framer.incomplete and framer.buffer.waiting_bytes < WAIT_BYTES:
                     return
-            event = frames.next()
+            event = framer.next_event()
             if event is None:
                 return
-            assembly.mariadb = frames.mariadb
-            assembly.format_crc = frames.format_crc or assembly.format_crc
+            assembly.mariadb = framer.mariadb
+            assembly.format_crc = framer.format_crc or assembly.format_crc
             self._group += assembly.between_groups
             self._steps = assembly.steps(event)
             for _ in self._steps:
@@ -151,16 +151,6 @@ class Lane:
             if event.header.type == EventType.TABLE_MAP and not assembly.between_groups:
                 self._learn(event.body)
             yield
-
-    def _has_more(self, frames: Frames) -> bool:
-        """The columns had no room for the rest of the group; now they have."""
-        full = frames.ordinary.stopped == framing.FULL and frames.ordinary.first > 0
-        if full:
-            frames.ordinary.moved(0)
-        return full
-
-    def _may_wait(self, frames: Frames) -> bool:
-        return frames.ordinary.stopped == framing.MORE and frames.waiting_bytes < WAIT_BYTES
 
     def _learn(self, body: bytes) -> None:
         if self._generation != self._tables.generation:
@@ -173,15 +163,15 @@ class Lane:
             self._maps = _Maps()
             self._maps.learn(body, use, self._group)
 
-    def _take(self, frames: Frames) -> int:
-        """Ordinary groups from the first event in the frames on; why there are no more."""
-        assembly, framed = self._assembly, frames.ordinary
+    def _take(self, framer: EventFramer) -> int:
+        """Ordinary groups from the first framed event on; why there are no more."""
+        assembly, events = self._assembly, framer.events
         gather = assembly.gather
-        if not self._knows(frames, _BEGINS) or frames.file != gather.begin.file:
+        if not self._knows(events, _BEGINS) or framer.file != gather.begin.file:
             return ordinary.UNUSUAL
-        base = order_key(gather.begin.timeline, file_number(frames.file), 0)
+        base = order_key(gather.begin.timeline, file_number(framer.file), 0)
         found = ordinary.take_transactions(
-            frames.verified,
+            events,
             self._maps.columns_of(),
             self._names,
             self._limits(assembly.block_bytes - gather.size_bytes),
@@ -195,53 +185,52 @@ class Lane:
             framing.CRC_TABLES,
         )
         self._group = found.group
-        if found.reached == framed.first:
+        if found.reached == events.first:
             return ordinary.UNUSUAL if found.why == ordinary.FULL else found.why
         for number in range(len(self._prefixes), int(self._names.used[0])):
             self._prefixes.append(_prefix(*self._names.rows[number].tolist()))
         entries = ordinary.Entries(*(column[: found.entries] for column in self._entries))
         runs = ordinary.GtidRuns(*(column[: found.runs] for column in self._runs))
-        rows = self._row_events(frames, found.rows)
+        rows = self._row_events(framer, found.rows)
         entry = self._rows.entry[: found.rows]
         assembly.take(Groups(entries, runs, self._prefixes, rows, entry, found.left_out, found.end))
-        framed.first = found.reached
+        framer.buffer.consume(found.reached - events.first)
         return found.why
 
-    def _take_inside(self, frames: Frames) -> bool:
-        """Of the open group what is ordinary from the first event in the frames on; whether that was any."""
-        assembly, framed = self._assembly, frames.ordinary
+    def _take_inside(self, framer: EventFramer) -> bool:
+        """Of the open group what is ordinary from the first framed event on; whether that was any."""
+        assembly, events = self._assembly, framer.events
         inside = assembly.inside
-        if inside is None or not self._knows(frames, _OF_ROWS):
+        if inside is None or not self._knows(events, _OF_ROWS):
             return False
         next_ordinal, budget = inside
         found = ordinary.take_row_events(
-            frames.verified, self._maps.columns_of(), self._limits(budget), self._rows, self._group, next_ordinal,
+            events, self._maps.columns_of(), self._limits(budget), self._rows, self._group, next_ordinal,
             *assembly.trace, framing.CRC_TABLES,
         )  # fmt: skip
-        if found.reached == framed.first:
+        if found.reached == events.first:
             return False
         last = found.reached - 1
         assembly.take_inside(
-            self._row_events(frames, found.rows).kept(), self._maps.of_group(self._group),
-            events=found.reached - framed.first, ordinal=found.ordinal, left_out=found.left_out,
+            self._row_events(framer, found.rows).kept(), self._maps.of_group(self._group),
+            events=found.reached - events.first, ordinal=found.ordinal, left_out=found.left_out,
             trace=(found.trace, found.trace_crc),
-            end=int(framed.start[last] + framed.length[last]),
+            end=int(events.start[last] + events.length[last]),
         )  # fmt: skip
-        framed.first = found.reached
+        framer.buffer.consume(found.reached - events.first)
         return True
 
-    def _knows(self, frames: Frames, codes: frozenset[EventType]) -> bool:
-        """Whether the first event in the frames is of these, and what is known of table maps still holds."""
-        ordinary = frames.ordinary
-        return int(ordinary.code[ordinary.first]) in codes and self._generation == self._tables.generation
+    def _knows(self, events: ordinary.Events, codes: frozenset[EventType]) -> bool:
+        """Whether the first event is of these types, and what is known of table maps still holds."""
+        return int(events.code[events.first]) in codes and self._generation == self._tables.generation
 
     def _limits(self, budget: int) -> ordinary.Limits:
         return ordinary.Limits(budget, ENTRY_BYTES, ROW_BYTES, self._assembly.block_bytes)
 
-    def _row_events(self, frames: Frames, count: int) -> RowEvents:
+    def _row_events(self, framer: EventFramer, count: int) -> RowEvents:
         rows = self._rows
         columns = (rows.table, rows.start, rows.stop, rows.change, rows.ordinal, rows.offset)
-        return RowEvents(frames.file, self._maps.uses, frames.buffer, *(column[:count] for column in columns))
+        return RowEvents(framer.file, self._maps.uses, framer.buffer.data, *(column[:count] for column in columns))
 
 
 def _prefix(first: int, second: int, flavor: int) -> str:

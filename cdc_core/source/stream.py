@@ -180,7 +180,7 @@ class SourceStream:
                     self._reader = self._open_again()
                 self._verify()
                 came = self._reader.receive(POLL_S)
-                for _ in self._lane.feed(self._reader.frames):
+                for _ in self._lane.feed(self._reader.framer):
                     yield from self._handed_on()
             except Exception as error:
                 assembly.flush()

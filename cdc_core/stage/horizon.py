@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
+from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Position
 from cdc_core.model.typed import require_types
 from cdc_core.stage.layout import horizon_path
@@ -25,7 +26,7 @@ from cdc_core.windows import from_us
 class Horizon:
     """position: where the oldest staged batch begins. until_us: end of the last purged window, µs UTC.
     last_batch: id of the last purged batch. targets: those that have all that was purged. tables: purged changes by
-    logical table."""
+    logical table. coverage: of source tables, as the purged manifests say it."""
 
     source: str
     position: Position
@@ -33,6 +34,7 @@ class Horizon:
     last_batch: str
     targets: tuple[str, ...]
     tables: Mapping[str, int]
+    coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return f"{self.position} (windows up to {from_us(self.until_us).isoformat()})"
@@ -46,6 +48,7 @@ class Horizon:
             "last_batch": self.last_batch,
             "targets": list(self.targets),
             "tables": dict(self.tables),
+            "coverage": {table: one.to_json() for table, one in self.coverage.items()},
         }
         return json.dumps(data, indent=1, ensure_ascii=False).encode()
 
@@ -54,7 +57,8 @@ class Horizon:
         data = versioned(raw)
         position = Position.from_json(data["position"])
         names = data["source"], position, data["until_us"], data["last_batch"]
-        found = cls(*names, tuple(data["targets"]), data["tables"])
+        coverage = {table: TableCoverage.from_json(one) for table, one in data.get("coverage", {}).items()}
+        found = cls(*names, tuple(data["targets"]), data["tables"], coverage)
         require_types(found)
         return found
 

@@ -20,9 +20,10 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from cdc_core.errors import RetryLater, UsageError
+from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.model.schema import TableSchema
+from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.fold import (
     FileGroup,
@@ -50,6 +51,12 @@ from cdc_core.stage.unify import (
 log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 122_880
+_MARK = "\u2402"
+"""Around the reason for which a view refuses to be read: by it the reason is known in what DuckDB says."""
+_READ_OTHERWISE = (
+    "read the view of its changes (the name with _changes appended), or a target, or accept the rows that are there "
+    "with --partial"
+)
 
 
 def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa.Table:
@@ -73,6 +80,7 @@ def table_state(
     table: str,
     key: Sequence[str] | None = None,
     *,
+    since_horizon: bool = False,
     partial: bool = False,
     as_of: AsOf | None = None,
 ) -> pa.Table:
@@ -81,12 +89,13 @@ def table_state(
 
     manifests: of one or more sources, each source's in stream order and complete.
     key:       columns that identify a row; by default the table's own key. Without any, whole rows are matched.
-    partial:   where history was purged, give the rows that changed since.
+    since_horizon: where history was purged, give the rows that changed since.
+    partial:   give the rows that are staged, whatever is missing.
     as_of:     the state at a moment; the caller has seen that it is staged completely.
-    Raises Refused (stage.no_table, stage.schema_conflict, stage.key, stage.purged), DataAtRisk (stage.missing).
+    Raises Refused (stage.no_table, stage.schema_conflict, stage.key, stage.purged, stage.partial), DataAtRisk
+    (stage.missing).
     """
-    if not partial:
-        require_whole(store, _sources(manifests), table)
+    _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
     with _state(store, manifests, table, key, as_of) as (relation, schema):
         return relation.to_arrow_table().cast(schema)
 
@@ -99,6 +108,7 @@ def export(
     key: Sequence[str] | None = None,
     *,
     level: int = 3,
+    since_horizon: bool = False,
     partial: bool = False,
     as_of: AsOf | None = None,
     dropped: bool = False,
@@ -108,8 +118,7 @@ def export(
     dropped: also columns that the table has no more, null in rows that changed since.
     Raises what `table_state` does, and RetryLater (stage.unwritable).
     """
-    if not partial:
-        require_whole(store, _sources(manifests), table)
+    _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     rows = 0
     try:
@@ -138,6 +147,7 @@ def sql(
     manifests_by_source: Mapping[str, Sequence[Manifest]],
     query: str,
     *,
+    partial: bool = False,
     as_of: AsOf | None = None,
 ) -> pa.Table:
     """The answer of a DuckDB query over the staged files.
@@ -145,7 +155,8 @@ def sql(
     Each logical table has two views: `<table>_changes`, every change, and `<table>`, its state. A name `a.b` is the
     quoted view "a.b", and also view b of schema a. Tables whose names differ in letter case only, which DuckDB does not
     tell apart, have the views "<table>~1", "<table>~2" and so on instead. Only the tables whose names occur in the
-    query are prepared. The state of a table of which changes were purged refuses to be read. as_of: both views as they
+    query are prepared. The state of a table of which rows are missing refuses to be read, unless
+    `partial`. as_of: both views as they
     were at a moment.
 
     The query can read the views, and nothing else: no other file, no network; it can write nothing and change no
@@ -160,18 +171,25 @@ def sql(
     asked = query.casefold()
     named = [table for table in tables if table.rpartition(".")[2].casefold() in asked]
     view_names = _view_names(tables)
+    lacking = {} if partial else coverage.missing_of(store, manifests, tables, as_of)
     with ExitStack() as stack:
         connection = stack.enter_context(_duckdb())
         files: list[str] = []
         for table in named or tables:
             folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
-            _views(connection, table, view_names[table], folded, missing_of(store, manifests_by_source, table))
+            purged = "" if partial else missing_of(store, manifests_by_source, table)
+            reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
+            _views(
+                connection, table, view_names[table], folded, next((pair for pair in reasons.items() if pair[1]), None)
+            )
             files += [file for group in folded.groups for file in group.files]
         _confine(connection, files)
         try:
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
             return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
         except duckdb.Error as error:
+            if (refused := _refused(str(error))) is not None:
+                raise refused from None
             names = ", ".join(quoted(view_names[table][0]) for table in tables)
             alike = [f"{quoted(view_names[table][0])} for {table}" for table in tables if view_names[table][0] != table]
             hint = f"; DuckDB ignores letter case, so write {', '.join(alike)}" if alike else ""
@@ -236,6 +254,32 @@ def _view_names(tables: Sequence[str]) -> dict[str, tuple[str, ...]]:
                 break
         found[table] = (name,)
     return found
+
+
+def _require_all_rows(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    as_of: AsOf | None,
+    *,
+    since_horizon: bool,
+    partial: bool,
+) -> None:
+    """Raises Refused (stage.purged, stage.partial) where rows are missing that the caller has not waived."""
+    if not partial and not since_horizon:
+        require_whole(store, _sources(manifests), table)
+    if not partial:
+        coverage.require_covered(store, manifests if as_of is None else as_of.cut(manifests), table, as_of)
+
+
+def _refused(said: str) -> Refused | None:
+    """The error for which a view of a state refused to be read, from what DuckDB says; None for another one."""
+    if said.count(_MARK) < 3:
+        return None
+    _, code, what, *_ = said.split(_MARK)
+    if code == "stage.purged":
+        return Refused(f"{what}.", code="stage.purged", remedy=_READ_OTHERWISE)
+    return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=_READ_OTHERWISE)
 
 
 def _sources(manifests: Sequence[Manifest]) -> Iterator[str]:
@@ -354,12 +398,19 @@ def _local_files(
 
 
 def _views(
-    connection: duckdb.DuckDBPyConnection, table: str, view_names: Sequence[str], folded: Folded, lacking: str
+    connection: duckdb.DuckDBPyConnection,
+    table: str,
+    view_names: Sequence[str],
+    folded: Folded,
+    refused: tuple[str, str] | None,
 ) -> None:
-    """lacking: why the state must not be read; "" where it may."""
+    """refused: code and reason why the state must not be read; None where it may."""
     state = state_sql(folded)
-    if lacking:
-        state = f"SELECT * FROM ({state}) WHERE error({text(f'{lacking}; read {table}_changes, or a target')})"
+    if refused is not None:
+        # In a join, so that it is raised for a state without rows too.
+        reason = text(_MARK + _MARK.join(refused) + _MARK)
+        failing = f"SELECT CASE WHEN error({reason}) IS NULL THEN 1 END AS readable"
+        state = f"SELECT state.* FROM ({failing}) AS gate, ({state}) AS state WHERE gate.readable = 1"
     database, dot, short = table.partition(".")
     in_schema = dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS
     for suffix, body in (("_changes", changes_sql(folded.groups, folded.all_columns)), ("", state)):

@@ -26,10 +26,11 @@ def as_airflow_failures(doing: str) -> Iterator[None]:
     try:
         yield
     except LockstepError as error:
-        log.error("%s: %s failed (%s): %s", doing, error.code, error.exit_class, error)
-        if error.retriable:
-            raise AirflowException(f"{doing}: {error}") from error
-        raise AirflowFailException(f"{doing}: {error}") from error
+        said = _said(doing, error)
+        for line in said:
+            log.error("%s", line)
+        kind = AirflowException if error.retriable else AirflowFailException
+        raise kind("\n".join(said)) from None
     except (AirflowException, AirflowRuntimeError):
         raise
     except Exception as error:
@@ -40,7 +41,18 @@ def as_airflow_failures(doing: str) -> Iterator[None]:
             remedy="nothing is lost, positions and records move only past durable data; clear the task, and report "
             "the traceback below if it fails again",
         )
-        raise AirflowFailException(str(unplanned)) from error
+        for line in _said(doing, unplanned):
+            log.error("%s", line)
+        raise AirflowFailException("\n".join(_said(doing, unplanned))) from error
+
+
+def _said(doing: str, error: LockstepError) -> list[str]:
+    """What happened, where, what to do, and the code: a line for each, so that a narrow log shows all of them."""
+    lines = [f"{doing} failed: {error.what}"]
+    if error.where:
+        lines.append(f"  at   {error.where}")
+    again = "Airflow tries again" if error.retriable else "it is not tried again"
+    return [*lines, f"  fix  {error.remedy}", f"  code {error.code} ({error.exit_class}: {again})"]
 
 
 def of_spark(failure: Exception, job: str) -> LockstepError:

@@ -86,7 +86,13 @@ class PlanOperator(_PipelineOperator, SkipMixin):
     def execute(self, context: Context) -> dict[str, Any]:
         with as_airflow_failures("plan"), self.rooms() as (pipeline, meta, store):
             dry = is_dry_run(context)
-            planned = self._look(context, pipeline, meta, store) if dry else self._plan(context, pipeline, meta, store)
+            try:
+                look = self._look if dry else self._plan
+                planned = look(context, pipeline, meta, store)
+            except LockstepError as error:
+                if not dry:
+                    self._keep(meta, pipeline.pipeline, error)
+                raise
         for target, batches in planned["targets"].items():
             if batches:
                 log.info("%s: %d batches to apply", target, batches)
@@ -100,6 +106,13 @@ class PlanOperator(_PipelineOperator, SkipMixin):
             log.info("Skipped: %s.", ", ".join(idle))
             self._skip(context, planned, [task for target in idle for task in self.target_tasks[target]])
         return planned
+
+    def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
+        """Keeps why nothing could be planned, until something is."""
+        try:
+            meta.failed(pipeline, "plan", "", error)
+        except LockstepError as unkept:
+            log.warning("plan: this failure could not be kept in meta: %s", unkept)
 
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.plan import plan
@@ -139,6 +152,9 @@ class PlanOperator(_PipelineOperator, SkipMixin):
 
 class ReplayPlanOperator(PlanOperator):
     """Registers a replay: what the trigger form names, for one target. XCom as PlanOperator's."""
+
+    def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
+        """A replay is started by hand: that it could not be says nothing of the pipeline."""
 
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.replay import plan
@@ -260,12 +276,13 @@ class _RunOperator(_PipelineOperator):
                     raise AirflowSkipException(reason)
                 yield pipeline, meta, store, plan
             except LockstepError as error:
-                self._record(meta, run_id, error)
+                self._record(meta, pipeline.pipeline, run_id, error)
                 raise
 
-    def _record(self, meta: Meta, run_id: str, error: LockstepError) -> None:
+    def _record(self, meta: Meta, pipeline: str, run_id: str, error: LockstepError) -> None:
         try:
             meta.record_failure(run_id, str(error), target=self.target or None)
+            meta.failed(pipeline, "run", run_id, error)
         except LockstepError as unrecorded:
             log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
 

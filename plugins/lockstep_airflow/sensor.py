@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseSensorOperator, PokeReturnValue
 
 from cdc_core import config
-from cdc_core.errors import RetryLater
+from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.model.coverage import lacks
 from cdc_core.windows import CLOCK_TOLERANCE_US
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import exported
@@ -63,9 +64,24 @@ class ExtractSensor(BaseSensorOperator):
         with as_airflow_failures(f"extract {self.source}"):
             try:
                 return self._poke(context)
+            except Exception as error:
+                self._keep(error)
+                raise
             finally:
                 if self.reschedule:
                     self._close()
+
+    def _keep(self, error: Exception) -> None:
+        """Keeps the failure for the page and for `lockstep status`; what prevents that is logged only."""
+        from cdc_core.extract.outcome import keep_failure
+        from cdc_core.meta import Meta
+
+        try:
+            pipeline = config.load(Path(self.file))
+            with Meta.open(pipeline.meta.url, upgrade=True) as meta:
+                keep_failure(meta, pipeline.pipeline, self.source, error)
+        except LockstepError as unkept:
+            log.warning("%s: this failure could not be kept in meta: %s", self.source, unkept)
 
     def _poke(self, context: Context) -> PokeReturnValue:
         pipeline = config.load(Path(self.file))
@@ -98,6 +114,8 @@ class ExtractSensor(BaseSensorOperator):
             result.staged.batches,
             result.position,
         )
+        for table, coverage in result.partial.items():
+            log.warning("%s: partial: %s", self.source, lacks(table, self.source, coverage))
         return PokeReturnValue(result.done, _counts(self.source, result) if result.done else None)
 
     def _staged_already(self, pipeline: Pipeline, until_us: int) -> dict[str, Any] | None:

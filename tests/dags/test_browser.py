@@ -7,10 +7,14 @@ import os
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, ConsoleMessage, FrameLocator, Page, expect, sync_playwright
 
+from cdc_core import config
+from cdc_core.errors import DataAtRisk
+from cdc_core.meta import Meta
 from cdc_core.stage.isolated import isolated
 from cdc_core.stage.objects import open_store
 from examples.sandbox import browser
@@ -121,6 +125,7 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     visit = log_in("operator")
     visit.open_lockstep()
     seen = visit.lockstep
+    seen.get_by_text("Sources and targets").click()
     for text in ("binlog.000001:3004", "not taken 0, committed 1, staged 2"):
         expect(seen.get_by_role("cell", name=text)).to_be_visible()
     expect(seen.get_by_text(f"needs re-sync of table {ALERT}").first).to_be_visible()
@@ -151,8 +156,10 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     expect(seen.get_by_role("heading", name="Ledger of a run")).to_be_visible()
     expect(seen.get_by_text("Nothing is known of this run")).to_be_visible()
     seen.get_by_role("link", name="shop").click()
-    seen.get_by_role("link", name="first").click()
+    seen.get_by_text("committed", exact=True).last.click()
+    seen.get_by_role("link", name="ledger by table, and checks").last.click()
     expect(seen.get_by_role("cell", name="1,234")).to_have_count(3)
+    expect(seen.get_by_role("img", name="winners 1,234")).to_be_visible()
     assert visit.trouble == []
 
 
@@ -237,6 +244,7 @@ def test_a_viewer_sees_the_figures_and_no_button_and_airflow_refuses_what_the_bu
 ) -> None:
     visit = log_in("looker")
     visit.open_lockstep()
+    visit.lockstep.get_by_text("Sources and targets").click()
     expect(visit.lockstep.get_by_role("cell", name="binlog.000001:3004")).to_be_visible()
     expect(visit.lockstep.get_by_role("button")).to_have_count(0)
     assert visit.page.evaluate(START, [RUNS, "application/json"]) == 403
@@ -254,3 +262,54 @@ def test_a_page_of_another_site_can_start_nothing_for_who_is_logged_in(log_in: C
     for kind in ("application/json", "text/plain"):
         assert visit.page.evaluate(START, [path, kind]) == "kept away"
     assert visit.airflow.runs(REPLAY) == before
+
+
+def test_the_page_keeps_itself_fresh_and_what_is_open_stays_open(log_in: Callable[[str], Visit]) -> None:
+    visit = log_in("looker")
+    visit.open_lockstep()
+    seen = visit.lockstep
+    seen.get_by_text("Sources and targets").click()
+    before = seen.locator("body").evaluate("() => { window.scrollTo(0, 300); return window.scrollY; }")
+    assert before > 0
+    pipeline = config.load(visit.airflow.home.parent / "pipelines" / "shop.yaml")
+    error = DataAtRisk("The server has purged its log.", where="shop_db", code="source.purged", remedy="copy again")
+    with Meta.open(pipeline.meta.url) as meta:
+        meta.failed("shop", "extract", "shop_db", error)
+    try:
+        expect(seen.get_by_text(error.what)).to_be_visible()
+        expect(seen.get_by_role("cell", name="binlog.000001:3004")).to_be_visible()
+        assert seen.locator("body").evaluate("() => window.scrollY") >= before
+    finally:
+        with Meta.open(pipeline.meta.url) as meta:
+            lease = meta.acquire_lease("shop_db", "shop", "test", 60)
+            reached = meta.checkpoint("shop_db")
+            assert reached is not None
+            meta.advance_watermark(lease, reached)  # a success
+            meta.release_lease(lease)
+    assert visit.trouble == []
+
+
+def test_a_link_to_airflow_opens_there_and_not_in_the_frame(log_in: Callable[[str], Visit]) -> None:
+    visit = log_in("looker")
+    visit.open_lockstep()
+    visit.lockstep.get_by_role("link", name="cdc_shop").first.click()
+    visit.page.wait_for_url("**/dags/cdc_shop**")
+    assert "plugin" not in visit.page.url
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "light"), (1400, "dark"), (390, "light")])
+def test_the_page_fits_its_window_in_the_light_and_in_the_dark(
+    log_in: Callable[[str], Visit], width: int, scheme: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    visit = log_in("looker")
+    visit.page.set_viewport_size({"width": width, "height": 900})
+    visit.page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+    visit.go("/lockstep/")
+    page = visit.page
+    expect(page.get_by_role("heading", name="shop")).to_be_visible()
+    assert page.evaluate("document.documentElement.scrollWidth <= window.innerWidth")
+    ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    assert (sum(int(part) for part in re.findall(r"\d+", ground)[:3]) < 384) == (scheme == "dark")
+    folder = Path(os.environ.get("LOCKSTEP_PICTURES") or tmp_path_factory.mktemp("pictures"))
+    folder.mkdir(parents=True, exist_ok=True)
+    page.screenshot(path=folder / f"page-{width}-{scheme}.png", full_page=True)

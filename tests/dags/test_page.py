@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -12,14 +13,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from cdc_core.apply import commit
 from cdc_core.cli.output import moment
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.run import WriteCounts
+from lockstep_airflow.page import airflow_state
+from lockstep_airflow.page.glossary import TERMS
 from tests.dags.made_pipelines import ALERT, staged
 from tests.unit.apply.made_line import WINDOW, Line
 
-OURS = '<script src="trigger.js" defer></script>'
+OURS = '<script src="page.js" defer></script>'
 REPLAY = "cdc_shop_replay"
 
 
@@ -61,7 +67,7 @@ def shop(write_pipeline: Callable[..., Path]) -> Iterator[Line]:
 
 
 def test_who_is_not_logged_in_sees_nothing(client: Callable[..., Any], shop: Line) -> None:
-    for path in ("", "status.json", "style.css", "trigger.js", "ledger/shop/first"):
+    for path in ("", "status.json", "style.css", "page.js", "ledger/shop/first"):
         answer = client().get(f"/lockstep/{path}")
         assert answer.status_code == 401
         assert "shop" not in answer.text
@@ -74,7 +80,14 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     answer = client("VIEWER").get("/lockstep/")
     assert answer.status_code == 200
     text = " ".join(unescape(re.sub("<[^>]+>", " ", answer.text)).split())
-    for part in ("binlog.000001:3004", "1,234", "The latest run failed", "test", "not taken 0, committed 1, staged 2"):
+    for part in (
+        "binlog.000001:3004",
+        "1,234",
+        "it broke at",
+        "run second",
+        "test",
+        "not taken 0, committed 1, staged 2",
+    ):
         assert part in text
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     status = shop.meta.status("shop", ["main"])
@@ -90,7 +103,8 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     (delay,) = found["delays"]
     assert (delay["run_id"], delay["window"]) == ("first", [moment(edge) for edge in WINDOW])
     assert delay["delay_s"] == (status.runs[1].updated_us - WINDOW[1]) / 1e6
-    assert answer.text.count("<svg") == 3
+    assert answer.text.count("<figure>") == 3
+    assert answer.text.count('class="stack"') == 2  # the ledger of the run that was committed
     second, first = found["runs"]
     assert (second["state"], second["targets"][0]["sums"]) == ("FAILED", None)
     assert first["targets"][0]["adds_up"] is True
@@ -173,7 +187,8 @@ def test_a_ledger_that_does_not_add_up_is_said_first_and_its_table_is_escaped(
     commit.mark_applied(shop.meta, run, "main")
     shop.meta.commit_run("third", "main", batches, [entry], [WriteCounts("shop.orders", "0", 3, 1, 0)])
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
-    assert found["attention"][0] == "The ledger of run third for main does not add up."
+    assert found["health"] == "failed"
+    assert found["attention"][0].startswith(f"The ledger of shop.{ALERT} does not add up: ")
     text = client("VIEWER").get("/lockstep/").text
     assert re.findall("<script.*", text) == [OURS]
     for part in (found["attention"][0], f"shop.{ALERT}", "winners 5 != written 3 + stale 1 + absent 0"):
@@ -254,10 +269,95 @@ def test_a_run_has_a_page_with_its_ledgers_for_those_who_may_read_its_pipeline(
     assert [part in text for part in parts] == [True] * len(parts)
     failed = client("VIEWER").get("/lockstep/ledger/shop/second").text
     assert f"it broke at {ALERT}" in unescape(failed)
-    assert "<script" not in failed
+    assert re.findall("<script.*", failed) == ['<script src="../../page.js" defer></script>']
     assert "main: no ledger is closed." in failed
     assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/shop/never").text
     write_pipeline("bank", source="bank_db")  # in the same meta database
     assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/bank/first").text
     assert client("VIEWER").get("/lockstep/ledger/nowhere/first").status_code == 404
     assert client("").get("/lockstep/ledger/shop/first").status_code == 403
+
+
+def health(client: Callable[..., Any]) -> tuple[str, list[dict[str, Any]]]:
+    (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
+    return found["health"], found["problems"]
+
+
+def test_a_failed_extract_is_the_first_thing_that_the_page_shows_and_goes_with_the_next_success(
+    client: Callable[..., Any], shop: Line
+) -> None:
+    error = DataAtRisk(
+        f"Purged {ALERT}.", where="shop_db, binlog.000001:4", code="source.purged", remedy="copy it again"
+    )
+    for _ in range(2):
+        shop.meta.failed("shop", "extract", "shop_db", error)
+    level, (first, *_) = health(client)
+    assert (level, first["subject"], first["code"], first["times"]) == ("failed", "extract shop_db", "source.purged", 2)
+    text = client("VIEWER").get("/lockstep/").text
+    assert "<script>alert" not in text
+    card = unescape(text.partition('<section id="shop"')[2])
+    places = [card.index(part) for part in ("failed", error.what, error.where, error.remedy, "lag</abbr>")]
+    assert places == sorted(places)
+    reached = shop.meta.checkpoint("shop_db")
+    assert reached is not None
+    shop.meta.advance_watermark(shop.leases["shop_db"], reached)
+    assert "source.purged" not in [one["code"] for one in health(client)[1]]
+
+
+def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
+    client: Callable[..., Any], shop: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(airflow_state, "dags", lambda ids: {"cdc_shop": airflow_state.DagState(True, None)})
+    coverage = TableCoverage(How.EXISTING, 1, 0, "binlog.000001:4", 60_000, ("shop.orders",))
+    shop.meta.keep_coverage(shop.leases["shop_db"], {"shop.orders": coverage}, 0)
+    _, problems = health(client)
+    levels = [one["level"] for one in problems]
+    assert levels == sorted(levels, key=["failed", "paused", "late", "noted"].index)
+    said = " ".join(one["what"] for one in problems)
+    for part in ("cdc_shop is paused", "shop_db is late by 1,000 intervals or more", "~60,000 rows of shop.orders"):
+        assert part in said
+    (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
+    assert [(one["table"], one["partial"]) for one in found["tables"]] == [("shop.orders", True)]
+
+
+def test_a_dag_run_that_failed_without_a_word_to_meta_is_said(
+    client: Callable[..., Any], shop: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    state = airflow_state.DagState(False, "manual__1")
+    monkeypatch.setattr(airflow_state, "dags", lambda ids: {"cdc_shop": state})
+    shop.done("third")
+    assert "manual__1" in health(client)[1][0]["what"]
+
+
+def test_the_page_says_what_its_terms_mean_and_keeps_silent_airflow_databases_out(
+    client: Callable[..., Any], shop: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(**_: object) -> None:
+        raise OperationalError("no such table", None, Exception())
+
+    text = client("VIEWER").get("/lockstep/").text
+    assert {unescape(title) for title in re.findall('<abbr title="([^"]+)"', text)} <= set(TERMS.values())
+    for term in ("winners", "epoch", "in the ring", "superseded", "absent"):
+        assert f"<dt>{term}</dt>" in text
+    monkeypatch.setattr(airflow_state, "create_session", broken)
+    assert client("VIEWER").get("/lockstep/").status_code == 200
+
+
+def test_the_checks_of_a_run_are_shown_without_the_rows_that_they_give_as_examples(
+    client: Callable[..., Any], shop: Line
+) -> None:
+    verdict = {
+        "rows": 7, "success": False, "examples": [{"card": "4111"}],
+        "expectations": [
+            {"expectation": "expect_x", "arguments": {"column": ALERT}, "severity": "critical", "success": False,
+             "result": {"partial_unexpected_list": ["4111"]}},
+        ],
+    }  # fmt: skip
+    shop.store.put("runs/first/quality/target=main/own-0.json", json.dumps(verdict).encode())
+    text = client("VIEWER").get("/lockstep/ledger/shop/first").text
+    assert "7 rows, 0 of 1 expectations met" in text
+    assert "column=" in text
+    assert "4111" not in text
+    assert "<script>alert" not in text
+    shop.store.put("runs/first/quality/target=main/own-1.json", b"[]")
+    assert "not to be read from this host" in client("VIEWER").get("/lockstep/ledger/shop/first").text

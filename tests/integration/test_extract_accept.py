@@ -17,6 +17,7 @@ from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.model.coverage import How
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore, open_store
 from cdc_core.stage.reader import changes
@@ -56,6 +57,11 @@ class Line:
     @property
     def notes(self) -> list[str]:
         return [note for manifest in manifests.chain(self.store, "main") for note in manifest.notes]
+
+    @property
+    def covered(self) -> dict[str, How]:
+        with Meta.open(self.pipeline.meta.url) as meta:
+            return {table: one.how for table, one in meta.coverage("main").tables.items()}
 
     def ids(self) -> list[int]:
         return sorted(changes(self.store, list(manifests.chain(self.store, "main")), "t")["id"].to_pylist())
@@ -128,6 +134,7 @@ def test_an_accepted_event_is_passed_and_noted_and_what_is_after_it_is_staged(
     line.drain()
     assert len(line.notes) == 1
     assert line.ids() == [1, 2]
+    assert line.covered == {f"{line.origin.name}.t": How.UNLOGGED, f"{line.origin.name}.u": How.CREATED}
 
 
 def test_one_acceptance_is_for_one_event(line: Line) -> None:
@@ -214,3 +221,4 @@ def test_an_incident_is_accepted_with_all_tables_in_doubt(line: Line) -> None:
     assert line.ids() == [1, 2]
     (note,) = line.notes
     assert note.startswith("needs re-sync of table any captured table: accepted by an operator at")
+    assert set(line.covered.values()) == {How.UNLOGGED}

@@ -379,7 +379,7 @@ def test_each_end_of_a_block_is_a_place_to_resume_from(log: Log) -> None:
             known = block.fingerprint(known)
             assert known is not None
             with closing(LogReader(origin.address(), block.end, source="test", known=known)) as reader:
-                assert reader.frames.proven
+                assert reader.framer.proven
             for other in (replace(known, crc=known.crc ^ 1), replace(known, format_crc=known.format_crc ^ 1)):
                 if other.traced:
                     with pytest.raises(DataAtRisk, match="not the one that was read before"):

@@ -1,10 +1,12 @@
 """Lockstep's page in Airflow's UI: what every pipeline of the folder has staged and applied, and what went wrong.
 
 No route changes anything, here or in a pipeline's meta database; buttons start DAG runs by Airflow's own REST
-interface. Airflow's web server serves it, so it sees what that host sees: the pipelines folder and the meta databases,
-neither sources nor targets.
+interface. Airflow's web server serves it, so it sees what that host sees: the pipelines folder, the meta databases and
+Airflow's own, for the checks of a run its stage; neither sources nor targets.
 
     app         who may ask, and in which form it is answered
     figures     the figures of each pipeline, as one plain document
-    trigger.js  starts a DAG run
+    airflow_state  what Airflow's database adds: switched off or on, tasks of runs
+    glossary    the terms, explained
+    page.js     starts a DAG run, opens Airflow's pages, keeps the page fresh
 """

@@ -25,6 +25,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cdc_core.cli.output import duration, shown, size
 from lockstep_airflow.page import figures
+from lockstep_airflow.page.glossary import TERMS
 from lockstep_airflow.pipelines import pipelines_folder
 from lockstep_airflow.specs import dag_id_of
 
@@ -43,7 +44,7 @@ _templates = Environment(
     loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
 )
 _templates.filters |= {"shown": shown, "size": size, "duration": duration}
-_templates.globals |= {"shown": shown, "size": size, "duration": duration}
+_templates.globals |= {"shown": shown, "size": size, "duration": duration, "terms": TERMS}
 
 
 @app.middleware("http")
@@ -78,9 +79,9 @@ def style() -> FileResponse:
     return FileResponse(HERE / "style.css")
 
 
-@app.get("/trigger.js")
+@app.get("/page.js")
 def script() -> FileResponse:
-    return FileResponse(HERE / "trigger.js")
+    return FileResponse(HERE / "page.js")
 
 
 def _html(template: str, **values: Any) -> HTMLResponse:

@@ -6,21 +6,26 @@ databases only to read, and makes none.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from cdc_core import config
 from cdc_core.cli.output import error_document, moment
-from cdc_core.cli.status import ledger_document, run_document, status_document
+from cdc_core.cli.status import health, ledger_document, problem_document, run_document, status_document
 from cdc_core.errors import InternalError, LockstepError
 from cdc_core.meta import Meta, RecordState, RunState
+from cdc_core.meta.health import retention_left_s
 from cdc_core.model.run import quality_folder
 from cdc_core.windows import to_us
+from lockstep_airflow.page import airflow_state
 from lockstep_airflow.pipelines import read_folder
+from lockstep_airflow.run_context import run_name_of
 
 if TYPE_CHECKING:
     from cdc_core.meta import Account, BatchRow, LedgerRow, RunRow
@@ -52,8 +57,12 @@ def figures(
     asked = [specs for specs in of_file.values() if may_read(specs[0].dag_id)]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         entries = list(pool.map(lambda specs: _entry(specs[0], _read), asked))
+    known = airflow_state.dags([spec.dag_id for specs in asked for spec in specs])
+    now_us = to_us(datetime.now(UTC))
+    for entry, specs in zip(entries, asked, strict=True):
+        _add_airflow(entry, [spec.dag_id for spec in specs], known, now_us)
     return {
-        "now": moment(to_us(datetime.now(UTC))),
+        "now": moment(now_us),
         "folder": str(folder),
         "pipelines": [
             entry | {"trigger": _triggers(specs, may_trigger)} for entry, specs in zip(entries, asked, strict=True)
@@ -71,11 +80,27 @@ def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
     def read(parsed: config.Pipeline) -> dict[str, Any]:
         with _meta(parsed) as meta:
             found = meta.account(run_id)
-        mine = found is not None and found.run.pipeline == pipeline
-        return {"run": account_document(found, parsed.stage) if found is not None and mine else None}
+        if found is None or found.run.pipeline != pipeline:
+            return {"run": None, "runs": [], "problems": []}
+        document = account_document(found, parsed.stage)
+        return {"run": document, "runs": [document], "problems": [], **_judged(parsed, found)}
 
-    spec = next((spec for spec in read_folder(folder).specs if spec.pipeline == pipeline), None)
-    return None if spec is None else _entry(spec, read)
+    specs = [spec for spec in read_folder(folder).specs if spec.pipeline == pipeline]
+    if not specs:
+        return None
+    entry = _entry(specs[0], read)
+    _add_airflow(entry, [spec.dag_id for spec in specs], {}, to_us(datetime.now(UTC)))
+    return entry
+
+
+def _judged(pipeline: config.Pipeline, account: Account) -> dict[str, Any]:
+    """{verdicts, unread}: what the checks found, or why it could not be read: this host may not reach the stage."""
+    try:
+        return {"verdicts": verdicts(pipeline, account), "unread": ""}
+    except LockstepError as error:
+        return {"verdicts": {}, "unread": error.what}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return {"verdicts": {}, "unread": f"{type(error).__name__}: {error}"}
 
 
 def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> dict[str, Any]:
@@ -103,7 +128,9 @@ def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> 
             code="internal.unexpected",
             remedy="report the traceback in the web server's log; the pipeline itself is not touched by the page",
         )
-    return entry | {"error": error_document(failed)["error"], "attention": [failed.what]}
+    said = error_document(failed)["error"]
+    problem = said | {"level": "failed", "subject": "meta", "since": "", "times": 1}
+    return entry | {"error": said, "problems": [problem], "attention": [failed.what]}
 
 
 def _meta(pipeline: config.Pipeline) -> Meta:
@@ -116,8 +143,24 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         seen = meta.overview(pipeline.pipeline, targets, pipeline.windows)
     known = {one.source for one in seen.status.sources}
     document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])
+    start_us, end_us = pipeline.windows.containing(seen.status.now_us)
+    left = {one.source: retention_left_s(one) for one in seen.status.sources}
+    partial = {logical for one in seen.status.sources for covered in one.partial.values() for logical in covered.feeds}
     document |= {
         "schedule": pipeline.schedule,
+        "interval_s": (end_us - start_us) / 1e6,
+        "problems": [problem_document(one) for one in health(seen.status, pipeline)],
+        "sources": [one | {"log_kept_s": left.get(one["source"])} for one in document["sources"]],
+        "tables": [
+            {
+                "table": one.table,
+                "changed": moment(one.window_end_us),
+                "rows": one.rows,
+                "partial": one.table in partial,
+                "applied": {target: moment(closed_us) for target, closed_us in sorted(one.applied.items())},
+            }
+            for one in seen.tables
+        ],
         "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_mib << 20},
         "lag_s": max((one.lag_us for one in seen.status.sources), default=0) / 1e6,
         "batches": [_batch(one) for one in seen.batches],
@@ -134,7 +177,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
         "targets": [one | {"open": _open(one)} for one in document["targets"]],
         "runs": [account_document(one, pipeline.stage) for one in seen.accounts],
     }
-    return document | {"attention": _attention(document)}
+    return document | {"attention": [one["what"] for one in document["problems"]]}
 
 
 def _delays(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
@@ -194,16 +237,75 @@ def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
     return {name: sum(getattr(row.entry, name) for row in rows) for name in _SUMMED}
 
 
-def _attention(document: Mapping[str, Any]) -> list[str]:
-    """What somebody should look at, the worst first."""
-    found = [
-        f"The ledger of run {run['run_id']} for {one['target']} does not add up."
-        for run in document["runs"]
-        for one in run["targets"]
-        if one["adds_up"] is False
-    ]
-    if document["runs"] and document["runs"][0]["state"] == "FAILED":
-        found.append("The latest run failed.")
-    found += [f"{one['source']} was never extracted." for one in document["sources"] if one["position"] is None]
-    found += [f"{one['source']}: {note}" for one in document["sources"] for note in one.get("notes", ())]
+def _add_airflow(
+    entry: dict[str, Any], dag_ids: Sequence[str], known: Mapping[str, airflow_state.DagState], now_us: int
+) -> None:
+    """Adds what Airflow knows: whether the DAG is switched off, a run that failed without a word, tasks of runs."""
+    state = known.get(entry["dag_id"])
+    entry["paused"] = state.paused if state is not None else None
+    problems = entry["problems"]
+    failed = any(one["level"] == "failed" for one in problems)
+    if state is not None and state.failed_run is not None and not failed and not state.paused:
+        what = f"The latest run of the DAG {entry['dag_id']} failed: {state.failed_run}."
+        problems.insert(
+            0, _problem("failed", f"DAG {entry['dag_id']}", what, "read the log of its failed task, then clear it")
+        )
+    if state is not None and state.paused:
+        at = next((number for number, one in enumerate(problems) if one["level"] != "failed"), len(problems))
+        what = f"The DAG {entry['dag_id']} is paused: nothing is extracted or applied by schedule."
+        problems.insert(at, _problem("paused", f"DAG {entry['dag_id']}", what, "switch it on in Airflow"))
+    entry["attention"] = [one["what"] for one in problems]
+    entry["health"] = problems[0]["level"] if problems else "ok"
+    of_run = {run["run_id"]: _dag_run(entry["pipeline"], run, dag_ids) for run in entry.get("runs", ())}
+    found = airflow_state.tasks({key for key in of_run.values() if key is not None})
+    for run in entry.get("runs", ()):
+        key = of_run[run["run_id"]]
+        run["link"] = None if key is None else f"dags/{quote(key[0])}/runs/{quote(key[1], safe='')}"
+        run["tasks"] = [] if key is None else airflow_state.task_documents(found.get(key, []), now_us, link=run["link"])
+
+
+def _problem(level: str, subject: str, what: str, remedy: str) -> dict[str, Any]:
+    return {
+        "level": level, "subject": subject, "what": what, "where": "", "remedy": remedy, "code": "", "class": "",
+        "since": "", "times": 1,
+    }  # fmt: skip
+
+
+def _dag_run(pipeline: str, run: Mapping[str, Any], dag_ids: Sequence[str]) -> airflow_state.RunKey | None:
+    """The DAG run that a run of ours belongs to; None for one of the command line."""
+    airflow_run_id = run["airflow_run_id"]
+    if airflow_run_id is None:
+        return None
+    of = (dag_id for dag_id in dag_ids if run_name_of(pipeline, dag_id, airflow_run_id) == run["run_id"])
+    dag_id = next(of, None)
+    return None if dag_id is None else (dag_id, airflow_run_id)
+
+
+def verdicts(pipeline: config.Pipeline, account: Account) -> dict[str, list[dict[str, Any]]]:
+    """By target: what the checks of a run found, without the rows that they give as examples."""
+    from cdc_core.stage.objects import open_stage
+
+    store = open_stage(pipeline.stage)
+    found: dict[str, list[dict[str, Any]]] = {}
+    for target in account.targets:
+        folder = f"{quality_folder(account.run.run_id, target)}/"
+        for info in store.list(folder):
+            if info.path.endswith(".json"):
+                verdict = json.loads(store.get(info.path))
+                found.setdefault(target, []).append(
+                    {
+                        "name": info.path.removeprefix(folder).removesuffix(".json"),
+                        "rows": verdict.get("rows", 0),
+                        "success": bool(verdict.get("success")),
+                        "expectations": [
+                            {
+                                "expectation": one["expectation"],
+                                "arguments": ", ".join(f"{name}={value}" for name, value in one["arguments"].items()),
+                                "severity": one["severity"],
+                                "success": bool(one["success"]),
+                            }
+                            for one in verdict.get("expectations", ())
+                        ],
+                    }
+                )
     return found

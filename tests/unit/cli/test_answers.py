@@ -119,7 +119,7 @@ def test_a_pipeline_is_found_by_name_in_the_folder(
 ) -> None:
     assert json.loads(lockstep("status", "shop", "--pipelines", pipeline.parent, "--json").out)["pipeline"] == "shop"
     monkeypatch.setenv("LOCKSTEP_PIPELINES", str(pipeline.parent))
-    assert lockstep("status", "shop").code == 0
+    assert lockstep("status", "shop").code == 75  # it was never extracted
 
 
 def test_a_name_that_is_not_there_is_answered_with_those_that_are(lockstep: Lockstep, pipeline: Path) -> None:

@@ -14,7 +14,7 @@ from cdc_core.binlog.events import EventType
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Fingerprint, Position
-from cdc_core.source.frames import Frames
+from cdc_core.source.event_framer import EventFramer
 from tests.unit.source.made_wire import Wire
 from tests.unit.source.test_lane import SIDS, Reading
 
@@ -81,21 +81,21 @@ def known_at_each_end(log: Log, cuts: list[int]) -> list[tuple[Position, Fingerp
 
 
 def reads_on(log: Log, place: Position, known: Fingerprint) -> bool:
-    frames = Frames(place, "src", known=known)
-    wire = log.wire(Position(0, frames.file, frames.offset))
+    framer = EventFramer(place, "src", known=known)
+    wire = log.wire(Position(0, framer.file, framer.offset))
     if not wire:
         return False
-    room = frames.room()
+    room = framer.buffer.get_buffer()
     room[: len(wire)] = wire
-    frames.came(len(wire))
+    framer.buffer.buffer_updated(len(wire))
     try:
-        proven = frames.prove()
+        proven = framer.prove()
     except DataAtRisk as error:
         if error.code != "source.history_changed":
             raise
         return False
     assert proven
-    after = frames.next()
+    after = framer.next_event()
     assert after is None or after.start == place.offset
     return True
 

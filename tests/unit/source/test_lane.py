@@ -20,7 +20,7 @@ from cdc_core.model.position import Position
 from cdc_core.source import lane as lanes
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.effects import Effect
-from cdc_core.source.frames import Frames
+from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.lane import Lane
 from cdc_core.source.tables import Tables
 from tests.unit.binlog.reading import raw_events
@@ -32,10 +32,10 @@ Policy = Literal["stop", "isolate"]
 CAPTURED = Path(__file__).parents[1] / "binlog" / "captured"
 
 
-class ByHand(Frames):
+class ByHand(EventFramer):
     """Every event goes the long way, in Python."""
 
-    def look(self) -> int:
+    def ordinary(self) -> int:
         return 0
 
 
@@ -48,7 +48,7 @@ class Reading:
             "src", start, tables, on_unlogged_change="record", effects=lambda *_: Effect(), prepared=lambda _: None,
             block_bytes=block_bytes, on_unreadable=on_unreadable,
         )  # fmt: skip
-        self.frames = Frames(start, "src") if fast else ByHand(start, "src")
+        self.framer = EventFramer(start, "src") if fast else ByHand(start, "src")
         self.lane = Lane(self.assembly, tables)
         self.taken = 0
         self.error = ("", "")
@@ -63,10 +63,10 @@ class Reading:
         with patch.object(self.assembly, "take", counted):
             try:
                 for piece in pieces:
-                    room = self.frames.room()
+                    room = self.framer.buffer.get_buffer()
                     room[: len(piece)] = piece
-                    self.frames.came(len(piece))
-                    for _ in self.lane.feed(self.frames):
+                    self.framer.buffer.buffer_updated(len(piece))
+                    for _ in self.lane.feed(self.framer):
                         pass
                 # What the lane waits for, the assembly holds in an open group: neither is in a block.
                 self.assembly.flush()

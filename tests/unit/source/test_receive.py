@@ -1,4 +1,4 @@
-"""Bytes from a connection to the frames: all that has come is looked at before its end is told."""
+"""Bytes from a connection to the framer: all that has come is looked at before its end is told."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc_core.binlog.framing import CRC_TABLES, crc32
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Position
 from cdc_core.source.dump import LogReader
-from cdc_core.source.frames import Frames
+from cdc_core.source.event_framer import EventFramer
 from tests.unit.source.made_wire import Wire, packet
 
 START = Position(0, "binlog.000007", 1000)
@@ -31,7 +31,8 @@ class Connected(LogReader):
         self._silent_s = 0.0
         self._unread = False
         self._socket = end
-        self.frames = Frames(START, "src")
+        self._unread = False
+        self.framer = EventFramer(START, "src")
 
 
 def test_the_last_words_of_a_server_are_told_though_it_has_closed_the_connection() -> None:
@@ -44,11 +45,11 @@ def test_the_last_words_of_a_server_are_told_though_it_has_closed_the_connection
         theirs.close()
         reader = Connected(ours)
         assert reader.receive(1.0)
-        while (event := reader.frames.next()) is None:
+        while (event := reader.framer.next_event()) is None:
             assert reader.receive(1.0)
         assert (event.start, len(event.body)) == (1000, 90_000)
         with pytest.raises(Refused, match="Access denied"):
-            reader.frames.next()
+            reader.framer.next_event()
         with pytest.raises(RetryLater) as raised:
             reader.receive(1.0)
         assert raised.value.code == "source.connection_lost"
@@ -73,15 +74,15 @@ def test_events_larger_than_the_buffer_make_it_grow_and_lose_nothing(size: int) 
     sent = [bytes([n]) * (size if n == 1 else 100_000) for n in range(120 if size == 1 else 5)]
     for body in sent:
         wire.send(30, body)
-    frames = Frames(START, "src")
+    framer = EventFramer(START, "src")
     found = []
     data = memoryview(wire.data)
     while data:
-        room = frames.room()
+        room = framer.buffer.get_buffer()
         part = data[: len(room)]
         room[: len(part)] = part
-        frames.came(len(part))
+        framer.buffer.buffer_updated(len(part))
         data = data[len(part) :]
-        while (event := frames.next()) is not None:
+        while (event := framer.next_event()) is not None:
             found.append(event.body)
     assert found == sent

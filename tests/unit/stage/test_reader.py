@@ -26,6 +26,7 @@ from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import changes, export, sql, table_state
 from cdc_core.stage.writer import BatchWriter
+from tests.made_batches import covered
 from tests.made_blocks import Change, Made, block
 
 ID = Column("id", ColumnType("int"), False, 1)
@@ -53,7 +54,7 @@ def stage(store, *batches: Sequence[Made], source: str = "shop") -> list[Manifes
         writer.add(block(made, at(place), source=source))
         place += len(made)
         manifests.append(writer.finish(Checkpoint(at(place))))
-    return manifests
+    return covered(manifests)
 
 
 def insert(number: int, note: str | None = "n", schema: TableSchema = ORDERS, **rest) -> Change:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from cdc_core.binlog.events import Event, EventType
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.position import Position
-from cdc_core.source.frames import Frames
+from cdc_core.source.event_framer import EventFramer
 from tests.unit.source.made_wire import Wire, event, format_description, ok, packet, rotate
 
 
@@ -20,10 +20,10 @@ def places(events: list[Event]) -> list[tuple[str, int, int]]:
 
 
 def read(start: Position, wire: Wire) -> list[Event]:
-    frames = Frames(start, "src")
-    found = frames.take(wire.data)
-    while frames.failed:
-        found += frames.take(b"")
+    framer = EventFramer(start, "src")
+    found = framer.take(wire.data)
+    while framer.failed:
+        found += framer.take(b"")
     return found
 
 
@@ -44,19 +44,19 @@ def test_events_come_whole_and_in_place_however_the_bytes_are_cut(
     wire = Wire(START)
     for code, body in sent:
         wire.send(code, body)
-    frames = Frames(START, "src")
+    framer = EventFramer(START, "src")
     found: list[Event] = []
     rest = wire.data
     while rest:
         size = data.draw(st.integers(1, len(rest)))
-        found += frames.take(rest[:size])
+        found += framer.take(rest[:size])
         rest = rest[size:]
     assert [(one.header.type, one.body) for one in found] == sent
     at = START.offset
     for one in found:
         assert one.start == at
         at += one.header.length
-    assert frames.offset == at
+    assert framer.offset == at
 
 
 @pytest.mark.parametrize(
@@ -71,11 +71,11 @@ def test_an_event_of_many_packets_is_joined_even_when_the_last_one_is_empty(size
 def test_of_an_event_of_many_packets_only_the_begin_is_held_until_more_is_asked_for() -> None:
     body = bytes(range(256)) * (1 << 17)
     wire = Wire(START).send(30, body)
-    frames = Frames(START, "src")
-    (found,) = [one for at in range(0, len(wire.data), 1 << 20) for one in frames.take(wire.data[at : at + (1 << 20)])]
+    framer = EventFramer(START, "src")
+    (found,) = [one for at in range(0, len(wire.data), 1 << 20) for one in framer.take(wire.data[at : at + (1 << 20)])]
     assert found.more is not None
     assert len(found.body) < 1 << 20
-    assert len(frames.buffer) < 1 << 24
+    assert len(framer.buffer.data) < 1 << 24
     assert found.rest(7).all() == body[7:]
     assert found.more.left == 0
 
@@ -118,10 +118,10 @@ def test_heartbeats_are_no_events_of_the_log() -> None:
 
 
 def test_a_hole_stops_at_the_place_and_what_came_before_it_is_handed_on() -> None:
-    frames = Frames(START, "src")
-    assert [one.body for one in frames.take(Wire(START).send(16, b"x").send(16, b"y", gap=40).data)] == [b"x"]
+    framer = EventFramer(START, "src")
+    assert [one.body for one in framer.take(Wire(START).send(16, b"x").send(16, b"y", gap=40).data)] == [b"x"]
     with pytest.raises(DataAtRisk) as raised:
-        frames.take(b"")
+        framer.take(b"")
     assert raised.value.code == "source.hole"
     assert f"{START.file}:1024" in raised.value.where
 
@@ -150,26 +150,26 @@ def test_an_event_that_is_shorter_than_it_says_stops() -> None:
 
 
 def test_a_place_that_the_dump_command_cannot_name_is_asked_for_from_the_files_begin() -> None:
-    frames = Frames(START, "src", max_dump_offset=500)
-    assert frames.offset == 4
+    framer = EventFramer(START, "src", max_dump_offset=500)
+    assert framer.offset == 4
     begin = Position(0, START.file, 4)
     wire = Wire(begin)
     wire.send(16, bytes(1000 - wire.at - 23)).send(33, b"here").send(16, b"x")
-    assert places(frames.take(wire.data)) == [(START.file, 1000, 33), (START.file, 1027, 16)]
+    assert places(framer.take(wire.data)) == [(START.file, 1000, 33), (START.file, 1027, 16)]
 
 
 def test_a_place_that_no_event_begins_at_stops() -> None:
-    frames = Frames(START, "src", max_dump_offset=500)
+    framer = EventFramer(START, "src", max_dump_offset=500)
     wire = Wire(Position(0, START.file, 4)).send(16, bytes(2000)).send(16, b"x")
     with pytest.raises(DataAtRisk) as raised:
-        frames.take(wire.data)
+        framer.take(wire.data)
     assert raised.value.code == "source.bad_position"
 
 
 def test_the_end_of_the_log_ends_a_reader_that_does_not_wait() -> None:
-    frames = Frames(START, "src")
-    assert len(frames.take(Wire(START).send(16, b"x").raw(packet(b"\xfe\0\0\2\0")).data)) == 1
-    assert frames.ended
+    framer = EventFramer(START, "src")
+    assert len(framer.take(Wire(START).send(16, b"x").raw(packet(b"\xfe\0\0\2\0")).data)) == 1
+    assert framer.ended
 
 
 @pytest.mark.parametrize(
@@ -203,7 +203,7 @@ def test_what_is_no_replication_stream_stops(payload: bytes) -> None:
 
 
 def test_an_event_before_the_format_is_known_stops() -> None:
-    frames = Frames(START, "src")
+    framer = EventFramer(START, "src")
     with pytest.raises(DataAtRisk) as raised:
-        frames.take(ok(event(16, b"x", end=1024)))
+        framer.take(ok(event(16, b"x", end=1024)))
     assert raised.value.code == "source.protocol"

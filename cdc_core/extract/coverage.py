@@ -1,0 +1,126 @@
+"""What the extractor knows of each table's coverage, and what of it the next manifest has to say.
+
+It does no I/O. It may assume that surveys and blocks come in the order in which they were taken. `pending` is emptied
+only by the caller, once it is durable; until then an extractor that starts again finds it out once more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from cdc_core.meta import SourceCoverage
+from cdc_core.model.block import Block, TableRows
+from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, How, TableCoverage, TableEvent, after
+from cdc_core.model.position import Position
+from cdc_core.model.staged import OP, SEQ, TRUNCATE, TS
+from cdc_core.source.survey import Survey
+
+Route = Callable[[str, str], tuple[str, ...]]
+NOTHING_KNOWN = SourceCoverage()
+
+
+class CoverageLog:
+    """known: what meta has of it. feeds: the logical tables of a captured table, () for others."""
+
+    def __init__(
+        self,
+        known: SourceCoverage = NOTHING_KNOWN,
+        *,
+        feeds: Route = lambda database, table: (f"{database}.{table}",),
+    ) -> None:
+        self._known = dict(known.tables)
+        self._feeds = feeds
+        self.surveyed_seq = known.surveyed_seq
+        self.pending: dict[str, TableCoverage] = {table: known.tables[table] for table in sorted(known.unstaged)}
+        """What no manifest says yet."""
+
+    @property
+    def known(self) -> Mapping[str, TableCoverage]:
+        return self._known
+
+    @property
+    def whole(self) -> frozenset[str]:
+        return frozenset(table for table, one in self._known.items() if one.whole)
+
+    @property
+    def partial(self) -> dict[str, TableCoverage]:
+        return {table: one for table, one in sorted(self._known.items()) if not one.whole}
+
+    def survey(self, found: Survey) -> None:
+        """Takes what a survey has seen, before blocks that begin before its position."""
+        place, seq = str(found.position), found.position.seq - 1
+        for table, rows in found.tables.items():
+            known = self._known.get(table)
+            if table in found.empty:
+                if known is None or known.how is How.EXISTING:
+                    self._set(table, TableCoverage(How.EMPTY, seq, found.at_us, place))
+            elif known is None:
+                absent_seq = self.surveyed_seq
+                self._set(table, TableCoverage(How.EXISTING, seq, found.at_us, place, rows, absent_seq=absent_seq))
+            elif known.how is How.EXISTING and known.rows is None and rows is not None:
+                self._set(table, replace(known, rows=rows))
+        if found.complete:
+            self.surveyed_seq = seq
+
+    def declared_empty(self, tables: Iterable[str], position: Position, at_us: int) -> None:
+        """Tables that the pipeline file says were empty at the position where a source that is new begins."""
+        for table in tables:
+            if table not in self._known and self._logical(table):
+                self._set(table, TableCoverage(How.EMPTY, position.seq - 1, at_us, str(position)))
+
+    def left_out(self, position: Position, at_us: int) -> None:
+        """Tables that the pipeline does not capture any more miss changes from here on."""
+        for table, known in list(self._known.items()):
+            if known.how is not How.LEFT_OUT and not self._logical(table):
+                self._set(table, TableCoverage(How.LEFT_OUT, position.seq, at_us, str(position), feeds=known.feeds))
+
+    def add(self, block: Block) -> None:
+        """Takes what a block says."""
+        for event in sorted(self._events(block), key=lambda one: (one.seq, one.what is Happened.ROWS)):
+            for table in self._meant(event.table):
+                known = self._known.get(table)
+                found = after(known, event, surveyed_seq=self.surveyed_seq)
+                if found is not None and found is not known:
+                    self._set(table, found)
+        for table in block.isolated:
+            known = self._known.get(table)
+            if known is None or known.how is not How.ISOLATED:
+                end = block.end
+                moment_us = int(block.entries.commit_ts_us.max())
+                self._set(table, TableCoverage(How.ISOLATED, end.seq, moment_us, str(end)))
+
+    def _meant(self, table: str) -> list[str]:
+        if table == ANY_TABLE:
+            return list(self._known)
+        if table.endswith(EACH_TABLE):
+            database = table.removesuffix(EACH_TABLE)
+            return [known for known in self._known if known.partition(".")[0] == database]
+        return [table]
+
+    def _events(self, block: Block) -> Iterator[TableEvent]:
+        yield from block.happened
+        for part in block.tables:
+            if part.schema.name not in self._known:
+                yield _event(block, part, 0, Happened.ROWS)
+            ops = part.rows.column(OP)
+            if TRUNCATE in ops.dictionary.to_pylist():
+                numbers = ops.to_pylist()
+                for row, op in enumerate(numbers):
+                    if op == TRUNCATE:
+                        yield _event(block, part, row, Happened.TRUNCATED)
+
+    def _set(self, table: str, coverage: TableCoverage) -> None:
+        feeds = self._logical(table) or coverage.feeds
+        self._known[table] = self.pending[table] = replace(coverage, feeds=feeds)
+
+    def _logical(self, table: str) -> tuple[str, ...]:
+        database, _, name = table.partition(".")
+        return self._feeds(database, name)
+
+
+def _event(block: Block, part: TableRows, row: int, what: Happened) -> TableEvent:
+    moment = part.rows.column(TS)[row]
+    seq = part.rows.column(SEQ)[row].as_py()
+    place = str(block.position_after(int(part.entry[row])))
+    return TableEvent(part.schema.name, what, seq, moment.value or 0, place)

@@ -1,0 +1,32 @@
+"""What became of an extract, kept in meta, so that a failed one is the first thing that people see."""
+
+from __future__ import annotations
+
+import logging
+
+from cdc_core.errors import InternalError, LockstepError
+from cdc_core.meta import Meta
+
+log = logging.getLogger(__name__)
+
+ANOTHER_HAS_IT = frozenset({"meta.lease_held", "meta.lease_lost", "extract.chain_moved"})
+"""Codes that say that another extractor is at work on the source, which is no failure of the pipeline."""
+
+
+def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception) -> None:
+    """Keeps an error of an extract until the source's position or watermark moves. Raises nothing."""
+    if isinstance(error, LockstepError):
+        failed = error
+    else:
+        failed = InternalError(
+            f"{type(error).__name__}: {error}",
+            where=source,
+            code="internal.unexpected",
+            remedy="nothing staged is lost; report the traceback in the log of the task if it comes back",
+        )
+    if failed.code in ANOTHER_HAS_IT:
+        return
+    try:
+        meta.failed(pipeline, "extract", source, failed)
+    except LockstepError as unkept:
+        log.warning("%s: this failure could not be kept in meta: %s", source, unkept)

@@ -1,0 +1,184 @@
+"""What somebody should look at in a pipeline, the worst first: a pure function of its status and its schedule.
+
+It must keep true that a pipeline whose last extract failed, that is late, or that never extracted is not called well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice, takewhile
+
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta.rows import SourceStatus, Status
+from cdc_core.meta.states import RunState
+from cdc_core.model.coverage import lacks
+from cdc_core.windows import Windows, from_us
+
+MOST_LATE = 1000
+"""Intervals that are counted at most."""
+GRACE = 1
+"""The interval that ended last may still be at work."""
+
+
+class Level(StrEnum):
+    FAILED = "failed"
+    """Data wait, or are at risk, until somebody acts, or until a retry succeeds."""
+    LATE = "late"
+    NOTED = "noted"
+    """To know of; nothing waits for it."""
+
+
+_CLASSES: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
+_EXITS = {kind.exit_class: kind.exit_code for kind in _CLASSES}
+_BY_CLASS = {kind.exit_class: rank for rank, kind in enumerate(_CLASSES)}
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """what, where, remedy, code: as an error has them. subject: source, target or run.
+
+    since_us: 0 where it is not known. exit_code: of `lockstep status`, 0 for what is only to know of.
+    """
+
+    level: Level
+    subject: str
+    what: str
+    where: str = ""
+    remedy: str = ""
+    code: str = ""
+    exit_class: str = ""
+    since_us: int = 0
+    times: int = 1
+    exit_code: int = 0
+
+
+def problems(status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str]) -> tuple[Problem, ...]:
+    """sources, targets: of the pipeline file, those that its schedule takes along."""
+    return (
+        *_failed(status, sources),
+        *_unclosed(status),
+        *_never(status, sources),
+        *_late(status, windows, targets),
+        *_purged_soon(status),
+        *_noted(status),
+    )
+
+
+def _failed(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
+    runs = _standing(status)
+    known = set()
+    for one in sorted(status.failures, key=lambda each: (_BY_CLASS.get(each.exit_class, 0), -each.failed_us)):
+        if one.subject not in {"extract": sources, "run": runs}.get(one.task, [one.subject]):
+            continue
+        known.add(one.subject)
+        subject = f"{one.task} {one.subject}".strip()
+        yield Problem(
+            Level.FAILED, subject, one.what, one.where, one.remedy, one.code, one.exit_class, one.first_us, one.times,
+            _EXITS.get(one.exit_class, InternalError.exit_code),
+        )  # fmt: skip
+    for run_id in runs:
+        if run_id not in known:
+            run = next(each for each in status.runs if each.run_id == run_id)
+            yield Problem(
+                Level.FAILED, f"run {run_id}", run.last_error or "The run failed.", since_us=run.updated_us,
+                exit_code=InternalError.exit_code, exit_class=InternalError.exit_class,
+            )  # fmt: skip
+
+
+def _standing(status: Status) -> list[str]:
+    """Runs that failed, and after which no other run has committed."""
+    found = []
+    for run in status.runs:
+        if run.state is RunState.COMMITTED:
+            break
+        if run.state is RunState.FAILED:
+            found.append(run.run_id)
+    return found
+
+
+def _unclosed(status: Status) -> Iterator[Problem]:
+    for row in status.ledgers:
+        for problem in row.entry.problems():
+            yield Problem(
+                Level.FAILED, f"run {row.entry.run_id}", f"The ledger of {row.entry.table} does not add up: {problem}.",
+                where=row.entry.target, remedy="compare the table with its source before you trust it",
+                exit_code=DataAtRisk.exit_code, exit_class=DataAtRisk.exit_class, since_us=row.closed_us,
+            )  # fmt: skip
+
+
+def _never(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
+    known = {one.source for one in status.sources}
+    for name in sources:
+        if name not in known:
+            yield Problem(
+                Level.LATE, f"source {name}", f"{name} was never extracted.",
+                remedy="switch the DAG on, or run `lockstep extract`",
+                exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
+            )  # fmt: skip
+
+
+def intervals_late(windows: Windows, complete_us: int, now_us: int) -> int:
+    """Intervals that ended, and are not complete, beyond the one that may still be at work; MOST_LATE at most."""
+    ended = takewhile(lambda end_us: end_us <= now_us, islice(windows.ends_after(complete_us), MOST_LATE + GRACE))
+    return max(0, sum(1 for _ in ended) - GRACE)
+
+
+def _late(status: Status, windows: Windows, targets: Sequence[str]) -> Iterator[Problem]:
+    for one in status.sources:
+        reached = one.checkpoint.watermark_us
+        late = intervals_late(windows, reached, status.now_us) if reached else 0
+        if late:
+            yield _lateness(f"source {one.source}", one.source, late, reached, "extracted")
+    for target in status.targets:
+        oldest = target.oldest_window_us
+        late = intervals_late(windows, oldest, status.now_us) if oldest is not None and target.target in targets else 0
+        if late and oldest is not None:
+            yield _lateness(f"target {target.target}", target.target, late, oldest, "applied")
+
+
+def _lateness(subject: str, name: str, late: int, reached_us: int, done: str) -> Problem:
+    count = f"{late:,} interval{'s' if late > 1 else ''}" if late < MOST_LATE else f"{MOST_LATE:,} intervals or more"
+    return Problem(
+        Level.LATE, subject, f"{name} is late by {count}: it is {done} up to {_moment(reached_us)}.",
+        remedy="see whether the DAG is switched on and its runs succeed, or run `lockstep run` by hand",
+        since_us=reached_us, exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
+    )  # fmt: skip
+
+
+def retention_left_s(source: SourceStatus) -> float | None:
+    """How long the source still keeps what was not extracted yet; None where it keeps its log for ever."""
+    return source.retention_s - source.lag_us / 1e6 if source.retention_s else None
+
+
+def _purged_soon(status: Status) -> Iterator[Problem]:
+    for one in status.sources:
+        left_s = retention_left_s(one)
+        if left_s is not None and left_s < one.retention_s / 2:
+            gone = "may be purged already" if left_s <= 0 else f"are purged in {left_s / 3600:.1f} h"
+            yield Problem(
+                Level.LATE, f"source {one.source}",
+                f"The changes of {one.source} that are not extracted yet {gone}: the source keeps its log for "
+                f"{one.retention_s / 3600:.1f} h.",
+                remedy="extract now, or raise binlog_expire_logs_seconds on the source",
+                exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
+            )  # fmt: skip
+
+
+def _noted(status: Status) -> Iterator[Problem]:
+    for one in status.sources:
+        for note in one.notes:
+            yield Problem(Level.NOTED, f"source {one.source}", note)
+    for one in status.sources:
+        for table, coverage in one.partial.items():
+            said = lacks(table, one.source, coverage)
+            yield Problem(
+                Level.NOTED, f"table {table}", f"{said[0].upper()}{said[1:]}.", code="stage.partial",
+                remedy="its state is not to be had from the staged files; docs/tutorial.md says how rows that are "
+                "there already are loaded into a target",
+            )  # fmt: skip
+
+
+def _moment(moment_us: int) -> str:
+    return f"{from_us(moment_us):%Y-%m-%d %H:%M} UTC"

@@ -1,0 +1,152 @@
+"""Coverage: whether the staged history of a source table holds every row that the table has.
+
+A history is whole from the place on where the table was known to be empty: it was created in the log, truncated, or
+seen to be empty. It is partial where rows were there before the first staged change, or where changes were missed.
+Manifests carry what changed in coverage, so that it is known from the stage alone.
+
+    event                     what it makes of a table's coverage
+    created, truncated        whole from there on
+    seen empty                whole, where nothing is known or only earlier rows are missing; else as it was
+    seen with rows            partial, where nothing is known
+    created if absent         whole, where the table is known not to have existed; else as it was
+    rows                      partial, where nothing is known
+    unlogged, isolated,       partial: the staged files may also hold rows that the table has no more
+    left out
+    dropped                   as it was, and the table is known not to exist
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from enum import StrEnum
+from typing import Any
+
+
+class How(StrEnum):
+    """Why a history is whole, or what it lacks."""
+
+    CREATED = "created"
+    EMPTY = "empty"
+    TRUNCATED = "truncated"
+    COPIED = "copied"
+    """A full copy of the table is staged."""
+    EXISTING = "existing"
+    """Rows were there before the first staged change."""
+    LEFT_OUT = "left out"
+    """The pipeline did not capture the table for a while."""
+    ISOLATED = "isolated"
+    UNLOGGED = "unlogged"
+    """Rows changed without row events."""
+
+    @property
+    def whole(self) -> bool:
+        return self in _WHOLE
+
+
+_WHOLE = frozenset({How.CREATED, How.EMPTY, How.TRUNCATED, How.COPIED})
+
+
+class Happened(StrEnum):
+    """What a statement of the log did to a table, as far as coverage goes."""
+
+    CREATED = "created"
+    CREATED_IF_ABSENT = "created if absent"
+    DROPPED = "dropped"
+    TRUNCATED = "truncated"
+    UNLOGGED = "unlogged"
+    ROWS = "rows"
+
+
+ANY_TABLE = ""
+"""In a TableEvent: every table may be meant."""
+EACH_TABLE = ".*"
+"""Behind the name of a database, in a TableEvent: every table of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableEvent:
+    """table: `database.table`, `database.*` (EACH_TABLE), or ANY_TABLE.
+    seq, ts_us: order key and commit time (µs UTC) of the transaction.
+
+    place: where it is in the log, for people.
+    """
+
+    table: str
+    what: Happened
+    seq: int
+    ts_us: int
+    place: str
+
+
+@dataclass(frozen=True, slots=True)
+class TableCoverage:
+    """seq: order key; whole as of any position behind it, partial from it on. ts_us: the same as a time, µs UTC.
+
+    rows: the server's estimate of the rows that are missing, None where it is not known.
+    feeds: the logical tables that the table's rows go to.
+    absent_seq: order key at which the table was known not to exist, 0 where it is not known.
+    """
+
+    how: How
+    seq: int
+    ts_us: int
+    place: str
+    rows: int | None = None
+    feeds: tuple[str, ...] = ()
+    absent_seq: int = 0
+
+    @property
+    def whole(self) -> bool:
+        return self.how.whole
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "how": self.how.value, "feeds": list(self.feeds)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TableCoverage:
+        return cls(**{**data, "how": How(data["how"]), "feeds": tuple(data["feeds"])})
+
+
+def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int = 0) -> TableCoverage | None:
+    """The coverage of a table after an event of the log; the docstring of this module has the rules.
+
+    surveyed_seq: order key at which every captured table that existed was known; 0 where there is none.
+    """
+    absent_seq = surveyed_seq if known is None else known.absent_seq
+    whole = None
+    match event.what:
+        case Happened.CREATED:
+            whole = How.CREATED
+        case Happened.TRUNCATED:
+            whole = How.TRUNCATED
+        case Happened.CREATED_IF_ABSENT if 0 < absent_seq <= event.seq:
+            whole = How.CREATED
+        case Happened.DROPPED if known is not None:
+            return replace(known, absent_seq=event.seq)
+        case Happened.UNLOGGED if known is None or known.how is not How.EXISTING:
+            return TableCoverage(How.UNLOGGED, event.seq, event.ts_us, event.place)
+        case Happened.UNLOGGED if known is not None:
+            return replace(known, how=How.UNLOGGED, absent_seq=0)
+        case Happened.ROWS if known is None:
+            return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place)
+    return known if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
+
+
+def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
+    """What the staged history of a source table lacks, in words for people."""
+    if coverage is None:
+        return f"nothing says what {table} of source {source} held before its first staged change"
+    count = "rows" if coverage.rows is None else f"~{coverage.rows:,} row" + ("s" if coverage.rows != 1 else "")
+    since = coverage.place
+    match coverage.how:
+        case How.EXISTING:
+            return f"{count} of {table} (source {source}) from before {since} are not captured"
+        case How.LEFT_OUT:
+            return f"{table} (source {source}) was not captured for a while, up to {since} or later"
+        case How.ISOLATED:
+            return f"{table} (source {source}) was isolated at {since}, and its changes were left out"
+        case How.UNLOGGED:
+            return f"rows of {table} (source {source}) changed without row events at {since}"
+        case _:
+            return f"{table} (source {source}) is complete only from {since} on"

@@ -1,0 +1,84 @@
+"""Which logical tables are staged with every row, as the manifests and the horizon of each source say it.
+
+It must keep true that a state is given as complete only where every source table that feeds it is known to be whole as
+of the moment that is asked for; what nothing is known of is partial.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from cdc_core.errors import Refused
+from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import TableCoverage, lacks
+from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.horizon import read
+from cdc_core.stage.objects import ObjectStore
+
+
+def coverage_of(store: ObjectStore, source: str, manifests: Iterable[Manifest]) -> dict[str, TableCoverage]:
+    """Of each source table, as of the end of the manifests, which are those of one source in stream order."""
+    horizon = read(store, source)
+    found = dict(horizon.coverage) if horizon is not None else {}
+    for manifest in manifests:
+        found |= manifest.coverage
+    return found
+
+
+def missing_of(
+    store: ObjectStore, manifests: Sequence[Manifest], tables: Iterable[str], as_of: AsOf | None = None
+) -> dict[str, list[str]]:
+    """What the states of logical tables lack, in words; nothing for those that are whole.
+
+    manifests: of one or more sources, each source's in stream order; with as_of cut to the moment.
+    """
+    chains: dict[str, list[Manifest]] = defaultdict(list)
+    for manifest in manifests:
+        chains[manifest.source].append(manifest)
+    found: dict[str, list[str]] = {table: [] for table in tables}
+    for source, chain in chains.items():
+        covered = coverage_of(store, source, chain)
+        end_seq = chain[-1].end.position.seq
+        for table, feeding in _feeding(chain, covered).items():
+            if table in found:
+                found[table] += [
+                    lacks(one, source, covered.get(one))
+                    for one in sorted(feeding)
+                    if not _whole(covered.get(one), end_seq, as_of)
+                ]
+    return {table: lines for table, lines in found.items() if lines}
+
+
+def _feeding(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:
+    """The source tables of each logical table: those whose rows were staged for it, and those routed to it."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for table, one in covered.items():
+        for logical in one.feeds:
+            found[logical].add(table)
+    for manifest in chain:
+        for part in manifest.parts:
+            found[part.table].add(manifest.schemas[part.schema_id].name)
+    return found
+
+
+def _whole(coverage: TableCoverage | None, end_seq: int, as_of: AsOf | None) -> bool:
+    if coverage is None or not coverage.whole or coverage.seq >= end_seq:
+        return False
+    if as_of is None:
+        return True
+    if as_of.position is not None:
+        return coverage.seq < as_of.position.seq
+    return as_of.time_us is not None and coverage.ts_us <= as_of.time_us
+
+
+def require_covered(store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None = None) -> None:
+    """Raises Refused (stage.partial) for a table of which rows are missing."""
+    for lines in missing_of(store, manifests, [table], as_of).values():
+        raise Refused(
+            f"{table} is partial: {'; '.join(lines)}.",
+            where=table,
+            code="stage.partial",
+            remedy=f"read its changes (the view {table}_changes), or accept the rows that are there with --partial; "
+            "docs/tutorial.md says how existing rows are loaded into a target",
+        )

@@ -1,0 +1,273 @@
+"""Which tables are staged with every row: known from the stage alone, on both servers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import Refused
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import How
+from cdc_core.source import server
+from cdc_core.source.survey import proven_empty
+from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.coverage import coverage_of
+from cdc_core.stage.manifest import chain
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.reader import changes, export, sql, table_state
+from tests.integration.source_origin import Origin
+
+ROWS = "CREATE TABLE {} (id INT PRIMARY KEY, v INT)"
+
+
+class Line:
+    """A pipeline of one source on a database of its own, that begins where the server is now."""
+
+    def __init__(self, origin: Origin, folder: Path, more: str = "", tables: str = "") -> None:
+        self.origin, self.folder = origin, folder
+        end = server.end_position(origin.control, 0)
+        self._text = f"""
+            pipeline: shop
+            sources:
+              - name: shop
+                connection: env:SOURCE
+                server_id: 8823
+                start: {{position: {{file: {end.file}, offset: {end.offset}}}}}
+                heartbeat_s: 1
+            tables: {{{tables or f"include: ['{origin.name}[.].*']"} {more}}}
+            routes: [{{match: '{origin.name}[.](all|part)_.*', to: '\\1'}}, {{match: '.*[.](.*)', to: '\\1'}}]
+            stage: {{uri: {(folder / "stage").as_uri()}}}
+            meta: {{url: "sqlite:///{folder}/meta.db"}}
+            """
+        self.pipeline: Pipeline = parse(self._text, where="test")
+        self.store = open_store(self.pipeline.stage.uri)
+
+    def again(self, **changed: str) -> None:
+        """The pipeline file with some texts replaced."""
+        for old, new in changed.items():
+            self._text = self._text.replace(old, new)
+        self.pipeline = parse(self._text, where="test")
+
+    def drain(self) -> dict[str, How]:
+        with Meta.open(self.pipeline.meta.url) as meta:
+            opened = Extractor(self.pipeline, "shop", meta=meta, environ={"SOURCE": self.origin.sql.url})
+            with opened as extractor:
+                extractor.drain()
+        return self.coverage
+
+    @property
+    def chain(self) -> list[Manifest]:
+        return list(chain(self.store, "shop"))
+
+    @property
+    def coverage(self) -> dict[str, How]:
+        """Of each table, without its database; equal in stage and meta."""
+        found = coverage_of(self.store, "shop", self.chain)
+        with Meta.open(self.pipeline.meta.url) as meta:
+            assert dict(meta.coverage("shop").tables) == found or not self.chain
+        return {table.partition(".")[2]: one.how for table, one in found.items()}
+
+    def ids(self, table: str, **options: object) -> list[int]:
+        return table_state(self.store, self.chain, table, **options).column("id").to_pylist()  # type: ignore[arg-type]
+
+    def refuses(self, table: str, **options: object) -> str:
+        with pytest.raises(Refused) as caught:
+            table_state(self.store, self.chain, table, **options)  # type: ignore[arg-type]
+        assert caught.value.code == "stage.partial"
+        return caught.value.what
+
+
+@pytest.fixture
+def make_line(origin: Origin, tmp_path: Path) -> Callable[..., Line]:
+    return lambda **options: Line(origin, tmp_path, **options)
+
+
+def test_rows_from_before_the_start_make_a_table_partial_and_its_state_is_refused(
+    origin: Origin, make_line: Callable[..., Line], tmp_path: Path
+) -> None:
+    origin.execute(ROWS.format("old"), ROWS.format("bare"), ROWS.format("quiet"), ROWS.format("emptied"))
+    origin.execute(*(f"INSERT INTO {table} VALUES (1, 1), (2, 2)" for table in ("old", "quiet", "emptied")))
+    line = make_line()
+    origin.execute(
+        "UPDATE old SET v = 9 WHERE id = 1", "INSERT INTO bare VALUES (7, 7)", ROWS.format("fresh"),
+        "INSERT INTO fresh VALUES (3, 3)", "DELETE FROM emptied",
+    )  # fmt: skip
+    covered = line.drain()
+    assert covered == {
+        "old": How.EXISTING, "quiet": How.EXISTING, "bare": How.EXISTING, "fresh": How.CREATED, "emptied": How.EMPTY,
+    }  # fmt: skip
+    assert "from before" in line.refuses("old")
+    assert "(source shop)" in line.refuses("quiet")  # nothing of it is staged
+    assert line.ids("old", partial=True) == [1]
+    assert line.ids("fresh") == [3]
+    assert line.ids("emptied") == []
+    assert changes(line.store, line.chain, "old").num_rows == 1
+    with pytest.raises(Refused) as caught:
+        export(line.store, line.chain, "old", tmp_path / "old.parquet")
+    assert caught.value.code == "stage.partial"
+    assert not (tmp_path / "old.parquet").exists()
+    by_source = {"shop": line.chain}
+    for query in ("SELECT count(*) FROM old", "SELECT count(*) FROM bare WHERE id < 0", "SELECT id FROM old LIMIT 1"):
+        with pytest.raises(Refused) as caught:
+            sql(line.store, by_source, query)
+        assert caught.value.code == "stage.partial"
+        assert "--partial" in caught.value.remedy
+    assert sql(line.store, by_source, "SELECT count(*) n FROM old_changes").to_pylist() == [{"n": 1}]
+    assert sql(line.store, by_source, "SELECT count(*) n FROM old", partial=True).to_pylist() == [{"n": 1}]
+
+
+def test_a_table_that_is_empty_at_the_start_is_whole_and_stays_so_when_meta_is_rebuilt(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    origin.execute(ROWS.format("bare"), ROWS.format("old"), "INSERT INTO old VALUES (1, 1)")
+    line = make_line()
+    with Meta.open(line.pipeline.meta.url) as meta:
+        Extractor(line.pipeline, "shop", meta=meta, environ={"SOURCE": origin.sql.url}).__enter__().__exit__(
+            None, None, None
+        )  # killed before anything was staged: what it saw is found out again
+    line.drain()
+    origin.execute("INSERT INTO bare VALUES (1, 1)", "UPDATE old SET v = 2")
+    assert line.drain() == {"bare": How.EMPTY, "old": How.EXISTING}
+    assert line.ids("bare") == [1]
+    before = line.coverage
+    Path(line.folder / "meta.db").unlink()
+    with Meta.open(line.pipeline.meta.url) as meta:
+        lease = meta.acquire_lease("shop", "shop", "test", 60)
+        meta.release_lease(meta.rebuild(lease, line.chain)[0])
+    assert line.coverage == before
+    origin.execute("INSERT INTO bare VALUES (2, 2)")
+    assert line.drain() == before
+    assert line.ids("bare") == [1, 2]
+
+
+def test_what_happens_to_a_table_in_the_log_makes_it_whole_or_partial(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    tables = ("cut", "dropped", "renamed", "kept", "truncated")
+    origin.execute(*(ROWS.format(table) for table in tables))
+    origin.execute(*(f"INSERT INTO {table} VALUES (1, 1)" for table in tables))
+    line = make_line(more=", on_unlogged_change: record, on_truncate: stage")
+    line.drain()
+    origin.execute(
+        "TRUNCATE cut", "INSERT INTO cut VALUES (5, 5)",
+        "DROP TABLE dropped", ROWS.format("dropped"), "INSERT INTO dropped VALUES (6, 6)",
+        "RENAME TABLE renamed TO other",
+        "CREATE TABLE IF NOT EXISTS kept (id INT PRIMARY KEY, v INT)", "UPDATE kept SET v = 2",
+        "CREATE TABLE IF NOT EXISTS late (id INT PRIMARY KEY, v INT)", "INSERT INTO late VALUES (8, 8)",
+        "CREATE TABLE copied AS SELECT * FROM cut",
+    )  # fmt: skip
+    covered = line.drain()
+    assert covered["cut"] is How.TRUNCATED
+    assert covered["dropped"] is How.TRUNCATED  # its former rows are removed where the new table begins
+    assert line.ids("dropped") == [6]
+    assert covered["renamed"] is covered["other"] is How.UNLOGGED
+    assert covered["kept"] is How.EXISTING
+    assert covered["copied"] is How.CREATED
+    assert line.ids("cut") == [5]
+    assert line.ids("copied") == [5]
+    # The account sees every table, so that `late` is known not to have existed before the statement.
+    assert covered["late"] is How.CREATED
+    assert line.ids("late") == [8]
+
+
+def test_a_table_that_the_pipeline_left_out_for_a_while_is_partial(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    line = make_line(tables=f"include: ['{origin.name}[.].*'], exclude: []")
+    origin.execute(ROWS.format("a"), ROWS.format("b"), "INSERT INTO a VALUES (1, 1)", "INSERT INTO b VALUES (1, 1)")
+    assert line.drain() == {"a": How.CREATED, "b": How.CREATED}
+    line.again(**{"exclude: []": f"exclude: ['{origin.name}[.]b']"})
+    origin.execute("INSERT INTO b VALUES (2, 2)", "INSERT INTO a VALUES (2, 2)")
+    assert line.drain() == {"a": How.CREATED, "b": How.LEFT_OUT}
+    line.again(**{f"exclude: ['{origin.name}[.]b']": "exclude: []"})
+    origin.execute("INSERT INTO b VALUES (3, 3)", "DELETE FROM b WHERE id = 2")
+    assert line.drain() == {"a": How.CREATED, "b": How.LEFT_OUT}
+    assert "not captured for a while" in line.refuses("b")
+    assert line.ids("a") == [1, 2]
+
+
+def test_a_logical_table_is_whole_only_if_all_that_is_routed_to_it_is(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    origin.execute(ROWS.format("part_1"), "INSERT INTO part_1 VALUES (1, 1)")
+    line = make_line()
+    names = ("part_2", "all_1", "all_2")
+    origin.execute(*(ROWS.format(name) for name in names))
+    origin.execute(*(f"INSERT INTO {name} VALUES ({number}, 1)" for number, name in enumerate(names, 2)))
+    line.drain()
+    assert "part_1" in line.refuses("part")  # which has no staged change at all
+    assert line.ids("all") == [3, 4]
+
+
+def test_the_state_before_a_table_became_whole_is_refused(origin: Origin, make_line: Callable[..., Line]) -> None:
+    origin.execute(ROWS.format("cut"), "INSERT INTO cut VALUES (1, 1), (2, 2)")
+    line = make_line(more=", on_truncate: stage")
+    origin.execute("UPDATE cut SET v = 3 WHERE id = 1")
+    line.drain()
+    early = line.chain[-1].end.position
+    origin.execute("TRUNCATE cut", "INSERT INTO cut VALUES (5, 5)")
+    line.drain()
+    late = line.chain[-1].end.position
+    assert line.ids("cut", as_of=AsOf(position=late)) == [5]
+    line.refuses("cut", as_of=AsOf(position=early))
+    line.refuses("cut", as_of=AsOf(time_us=line.chain[0].begin.watermark_us))
+
+
+def test_a_row_that_is_logged_but_not_visible_yet_is_not_taken_for_an_empty_table(origin: Origin) -> None:
+    """A transaction is written to the log before a plain read can see its rows."""
+    origin.execute(ROWS.format("t"), ROWS.format("u"))
+    with closing(origin.sql.connect(origin.name)) as writer, writer.cursor() as cursor:
+        cursor.execute("INSERT INTO t VALUES (1, 1)")  # not committed: held, as one that is being committed is
+        assert not proven_empty(origin.control, origin.name, "t")
+        assert proven_empty(origin.control, origin.name, "u")
+        writer.rollback()
+    assert proven_empty(origin.control, origin.name, "t")
+    assert not proven_empty(origin.control, origin.name, "none")
+
+
+def test_a_busy_table_is_never_called_empty_while_one_of_its_rows_is_missing(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    """Rows come and go while pipelines begin: what is called whole must equal the source."""
+    origin.execute(ROWS.format("busy"))
+    stop = threading.Event()
+
+    def work() -> None:
+        with closing(origin.sql.connect(origin.name, autocommit=True)) as writer, writer.cursor() as cursor:
+            number = 0
+            while not stop.is_set():
+                number += 1
+                cursor.execute(f"INSERT INTO busy VALUES ({number}, 1)")
+                cursor.execute("DELETE FROM busy WHERE id < %s", (number - number % 2,))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    seen: list[How] = []
+    try:
+        for attempt in range(4):
+            folder = make_line().folder / str(attempt)
+            folder.mkdir()
+            line = Line(origin, folder)
+            line.drain()
+            seen.append(line.coverage.get("busy", How.EXISTING))
+            end = line.chain[-1].end.position
+            assert line.chain
+            if seen[-1].whole:
+                lowest = min(line.ids("busy", as_of=AsOf(position=end)), default=0)
+                assert len(line.ids("busy")) <= 2, lowest
+    finally:
+        stop.set()
+        thread.join()
+    line.drain()
+    with closing(origin.sql.connect(origin.name)) as connection, connection.cursor() as cursor:
+        cursor.execute("SELECT id FROM busy ORDER BY id")
+        there = [row[0] for row in cursor.fetchall()]
+    if line.coverage["busy"].whole:
+        assert line.ids("busy") == there

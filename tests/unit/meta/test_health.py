@@ -1,0 +1,136 @@
+"""What is shown first of a pipeline: failures, lateness, what was never extracted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta.health import MOST_LATE, Level, intervals_late, problems, retention_left_s
+from cdc_core.model.coverage import How
+from cdc_core.windows import Windows
+from tests.made_batches import HOUR_US, START_US, covered, manifest
+from tests.unit.apply.made_line import Line
+
+SCHEDULES = ("*/7 * * * *", "0 * * * *", "30 2 * * 1")
+HOURLY = Windows("0 * * * *")
+
+
+@pytest.fixture
+def line(tmp_path: Path) -> Iterator[Line]:
+    made = Line.open(tmp_path, schedule="0 * * * *")
+    yield made
+    made.meta.close()
+
+
+def seen(line: Line, now_us: int = START_US + HOUR_US) -> list[tuple[str, str]]:
+    status = replace(line.meta.status("line", ["t"]), now_us=now_us)
+    return [(one.level.value, one.code or one.subject) for one in problems(status, HOURLY, ["shop"], ["t"])]
+
+
+def error(kind: type[LockstepError] = DataAtRisk, code: str = "source.purged") -> LockstepError:
+    return kind("It broke.", where="binlog.000001:4", remedy="copy it", code=code)
+
+
+def test_a_source_that_was_never_extracted_is_said_and_its_failure_before_that(line: Line) -> None:
+    assert seen(line) == [("late", "source shop")]
+    line.meta.failed("line", "extract", "shop", error())
+    assert seen(line) == [("failed", "source.purged"), ("late", "source shop")]
+
+
+def test_a_failed_extract_is_said_with_all_it_said_until_the_position_or_the_watermark_moves(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.meta.failed("line", "extract", "shop", error(RetryLater, "source.connection_lost"))
+    line.meta.failed("line", "extract", "shop", error())
+    line.meta.failed("line", "extract", "shop", error())
+    (one,) = line.meta.status("line").failures
+    assert (one.code, one.what, one.where, one.remedy, one.exit_class, one.times) == (
+        "source.purged", "It broke.", "binlog.000001:4", "copy it", "data at risk", 2,
+    )  # fmt: skip
+    assert one.first_us <= one.failed_us
+    line.meta.failed("other", "extract", "shop", error())
+    assert seen(line) == [("failed", "source.purged")]
+    reached = line.meta.checkpoint("shop")
+    assert reached is not None
+    line.meta.advance_watermark(line.leases["shop"], reached)
+    assert seen(line) == []
+    line.meta.failed("line", "extract", "shop", error())
+    line.stage(manifest(1, window=1))
+    assert ("failed", "source.purged") not in seen(line)
+
+
+def test_the_worst_class_comes_first(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    for number, kind in enumerate((RetryLater, UsageError, Refused, DataAtRisk, InternalError)):
+        line.meta.failed("line", "plan", str(number), error(kind, f"x.{number}"))
+    assert [code for _, code in seen(line)] == ["x.3", "x.4", "x.2", "x.1", "x.0"]
+
+
+def test_a_failed_run_and_a_failed_plan_are_said_until_one_succeeds(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.meta.failed("line", "plan", "", error(Refused, "plan.purged"))
+    assert seen(line) == [("failed", "plan.purged")]
+    run = line.plan("first")
+    assert seen(line) == []
+    line.meta.record_failure("first", "it broke")
+    assert seen(line) == [("failed", "run first")]
+    line.meta.failed("line", "run", "first", error(Refused, "target.grants"))
+    assert seen(line) == [("failed", "target.grants")]
+    line.apply(run)
+    line.commit(run)
+    assert seen(line) == []
+
+
+def test_a_failed_run_whose_batches_another_has_committed_is_over(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.plan("first")
+    line.meta.record_failure("first", "it broke")
+    line.meta.failed("line", "run", "first", error(Refused, "target.grants"))
+    line.done("second")
+    assert seen(line) == []
+
+
+def test_a_source_and_a_target_are_late_by_the_intervals_that_have_ended(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    assert seen(line, START_US + 2 * HOUR_US - 1) == []  # the hour that ended last may be at work
+    assert seen(line, START_US + 3 * HOUR_US) == [("late", "source shop"), ("late", "target t")]
+    line.done("first")
+    assert seen(line, START_US + 3 * HOUR_US) == [("late", "source shop")]
+
+
+def test_tables_that_are_partial_are_noted_last(line: Line) -> None:
+    line.stage(*covered([manifest(0)], how=How.EXISTING, rows=60_000), until_us=START_US + HOUR_US)
+    status = line.meta.status("line")
+    (found,) = problems(status, HOURLY, ["shop"], [])[-1:]
+    assert (found.level, found.exit_code) == (Level.NOTED, 0)
+    assert "~60,000 rows of shop.orders" in found.what
+
+
+def test_what_the_source_will_purge_is_said_from_half_of_its_retention_on(line: Line) -> None:
+    line.stage(manifest(0), until_us=START_US + HOUR_US)
+    line.meta.record_retention(line.leases["shop"], 7200)
+    (source,) = line.meta.status("line").sources
+    left = retention_left_s(source)
+    assert left is not None
+    assert left < 0  # the made batches are years old
+    assert any("may be purged already" in one.what for one in problems(line.meta.status("line"), HOURLY, ["shop"], []))
+
+
+@settings(deadline=None)
+@given(complete=st.integers(0, 200 * HOUR_US), more=st.integers(0, 100 * HOUR_US), schedule=st.sampled_from(SCHEDULES))
+def test_lateness_counts_the_intervals_that_ended_after_what_is_complete(
+    complete: int, more: int, schedule: str
+) -> None:
+    windows, now = Windows(schedule), START_US + complete + more
+    complete += START_US
+    ended = 0
+    _, end = windows.containing(complete)
+    while end <= now:
+        ended += 1
+        _, end = windows.containing(end)
+    assert intervals_late(windows, complete, now) == max(0, min(ended - 1, MOST_LATE))
