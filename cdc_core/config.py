@@ -155,7 +155,7 @@ class Start(_Model):
 class Source(_Model):
     """One server, or a primary and its standbys, of which one is read."""
 
-    name: Name = Field(description="stands in paths, leases and versions of target rows: never change it")
+    name: Name = Field(description="part of paths, leases and versions of target rows: never change it")
     connection: ConnectionRef | Annotated[tuple[ConnectionRef, ...], Field(min_length=1)] = Field(
         description="env:VARIABLE with a URL mysql://user:password@host:port, or airflow:CONNECTION_ID; or a list of "
         "them, a primary and its standbys: the server that was read last is read on; when it is gone, the first that "
@@ -202,8 +202,8 @@ class Columns(_Model):
     exclude: tuple[ColumnPattern, ...] = Field((), description="regular expressions: columns that are left out")
     mask: tuple[ColumnPattern, ...] = Field(
         (),
-        description="regular expressions: columns of which the SHA-256 of salt and value, in hex, stands for the "
-        "value; null stays null",
+        description="regular expressions: columns whose value is replaced by the SHA-256 of salt and "
+        "value, in hex; null stays null",
     )
     salt: Annotated[str, AfterValidator(_environment)] | None = Field(
         None, description="env:VARIABLE that holds the salt of `mask`; another salt gives other hashes"
@@ -412,14 +412,12 @@ class TargetTable(_Model):
 class Target(_Model):
     """Where staged changes are applied."""
 
-    name: Name = Field(description="stands in consume records: never change it")
+    name: Name = Field(description="part of consume records: never change it")
     kind: Literal["mysql"] = Field("mysql", description="MySQL or MariaDB")
     connections: tuple[ConnectionRef, ...] = Field(
         min_length=1, description="one server for all databases, or one for each database number in order"
     )
-    tables: Mapping[str, TargetTable] = Field(
-        min_length=1, description="by logical table name; '*' stands for every other one"
-    )
+    tables: Mapping[str, TargetTable] = Field(min_length=1, description="by logical table name; '*' is every other one")
     replay_only: bool = Field(
         False, description="fed by replays that name it, and left out by scheduled runs and by `lockstep run`"
     )
@@ -627,7 +625,7 @@ def parse(text: str, *, where: str) -> Pipeline:
             f"Not readable as YAML: {_without_secrets(str(error))}",
             where=where,
             code="config.yaml",
-            remedy="mend the line that the message names",
+            remedy="fix the line that the message names",
         ) from None
     try:
         return Pipeline.model_validate(data)
@@ -669,7 +667,7 @@ def _relevant(error: ValidationError) -> list[Any]:
 
 
 def _explain(problem: dict[str, Any]) -> str:
-    # Pydantic puts the name of a union's member into the path: nothing that stands in the file.
+    # Pydantic puts the name of a union's member into the path: nothing that is in the file.
     path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part)) or "(top level)"
     value = problem.get("input")
     shown = "" if isinstance(value, dict | list | BaseModel) or value is None else f" (got {value!r})"

@@ -18,7 +18,7 @@ def register(app: typer.Typer) -> None:
 def check(
     pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
 ) -> None:
-    """Look at everything a pipeline needs, before it runs: each finding says how to mend it.
+    """Look at everything a pipeline needs, before it runs: each finding says how to fix it.
 
     \b
       lockstep check shop
@@ -59,7 +59,7 @@ def check(
         for one in report.findings
     ]
     count = {status: sum(one.status == status for one in report.findings) for status in STYLES}
-    summary = f"{count['ok']} ok, {count['warn']} to know of, {count['fail']} to mend"
-    output.answer(document, table("", ("", "what", "finding", "how to mend"), rows), summary)
+    summary = f"{count['ok']} ok, {count['warn']} to know of, {count['fail']} to fix"
+    output.answer(document, table("", ("", "what", "finding", "how to fix"), rows), summary)
     if worst is not None:
         raise typer.Exit(worst.exit_code)

@@ -46,7 +46,7 @@ def rebuild(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore positions and batches from the manifests of the stage, after meta was lost or is behind.
+    """Restore positions and batches from the manifests of the stage, after meta was lost, or lacks some of them.
 
     \b
       lockstep meta rebuild shop

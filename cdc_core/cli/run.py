@@ -87,7 +87,7 @@ def run(
     A replay takes what it is told to, whole batches of it, whether the target has taken them before or not. It asks no
     source and moves no consume record; the target's versions let nothing older overwrite anything newer. Where the
     target has it all, nothing changes: every row of the ledger is equal, stale or absent. --requeue is the replay of a
-    run of which a target did not take some rows (on_row_error: quarantine), once the target has been mended.
+    run of which a target did not take some rows (on_row_error: quarantine), once the target has been fixed.
     """
     from cdc_core.apply.replay import requeued
     from cdc_core.meta import Meta

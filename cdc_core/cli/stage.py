@@ -252,8 +252,8 @@ def isolated(
       lockstep stage isolated shop
       lockstep stage isolated shop --source shop --clear shop.orders
 
-    Where `tables.on_unreadable` is isolate, such a table is left out until it is cleared. Mend the reason first. What
-    was logged of it from the place that is shown up to now is not staged: copy the table anew.
+    Where `tables.on_unreadable` is isolate, such a table is left out until it is cleared. Fix the reason first. What
+    was logged of it from the place that is shown up to now is not staged: copy the table again.
     """
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
