@@ -91,7 +91,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     with connections.connect(address, where=wishes.source) as connection:
         facts = server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
-        found = survey(connection, Capture(tables).captures)
+        found = survey(connection, Capture(tables, lower_case=facts.lower_case).captures)
         catalogue = _catalogue(found)
         kept = {schema.name for schema in catalogue.captured}
         end, empty = _empty_there(connection, [one for one in found if one.name in kept])

@@ -92,9 +92,11 @@ def _stage(pipeline: Pipeline, findings: Findings) -> None:
 def _logical(pipeline: Pipeline, captured: list[TableSchema]) -> dict[str, list[TableSchema]]:
     """Captured tables by the logical table that they feed."""
     capture = Capture(pipeline.tables, pipeline.routes)
+    without_case = Capture(pipeline.tables, pipeline.routes, lower_case=True)
     logical: dict[str, list[TableSchema]] = {}
     for schema in captured:
-        for name in capture.route(schema.database, schema.table):
+        name_of = schema.database, schema.table
+        for name in capture.route(*name_of) or without_case.route(*name_of):
             logical.setdefault(name, []).append(schema)
     return logical
 

@@ -14,7 +14,8 @@ from cdc_core.target.sharding import ShardTable, shard_tables
 
 def require_no_loop(pipeline: Pipeline, place: ShardTable) -> None:
     """For a physical table on a server that is also read. Raises Refused (check.loop) when the pipeline captures it."""
-    if Capture(pipeline.tables, pipeline.routes).captures(place.database, place.table):
+    captures = [Capture(pipeline.tables, pipeline.routes, lower_case=way).captures for way in (False, True)]
+    if any(captured(place.database, place.table) for captured in captures):
         raise Refused(
             f"{place.name} is written by this pipeline and captured by it, on the same server: a loop.",
             where=place.name,

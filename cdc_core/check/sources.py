@@ -17,6 +17,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import FoundTable, require_logged_cascades, survey
+from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.start import find_start
 from cdc_core.source.survey import proven_empty, rows_before
@@ -98,7 +99,7 @@ def check_tables(
 ) -> list[TableSchema]:
     """The captured tables as they are now, with the columns that go on. covered: of one extracted before."""
     subject = f"source {source.name}: tables"
-    capture = Capture(pipeline.tables, pipeline.routes, environ)
+    capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: survey(connection, capture.captures))
     if found is None:
         return []

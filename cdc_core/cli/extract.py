@@ -55,6 +55,14 @@ def extract(
     follow: Annotated[
         bool, typer.Option("--follow", help="Go on until interrupted; stand by while another extractor has a source.")
     ] = False,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept",
+            metavar="FILE:OFFSET",
+            help="Read past the event there, which stops the source; may be repeated.",
+        ),
+    ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -64,6 +72,7 @@ def extract(
       lockstep extract shop --until now                    all that is committed at this moment
       lockstep extract shop --until 2026-11-21T04:00:00Z   waits for that time if it is still to come
       lockstep extract shop --follow                       until Ctrl-C
+      lockstep extract shop --accept binlog.000012:4711    once you know what the statement there changed
 
     Several that follow one source take turns: one reads, the others stand by, and one of them takes over when its lease
     ends (`limits.lease_s` after it has died). Begins where the last extract, here or in Airflow, has ended. An
@@ -82,7 +91,8 @@ def extract(
                 remedy="give one of the two",
             )
         until_us = FOREVER_US
-    results = extract_sources(parsed, names, until_us, output, endless=follow)
+    accepted = _accepted(accept or [], names)
+    results = extract_sources(parsed, names, until_us, output, endless=follow, accept=accepted)
     document = {"pipeline": parsed.pipeline, "sources": [describe(name, result) for name, result in results]}
     columns = ("source", "rows", "batches", "files", "size", "position", "complete to (UTC)", "lag")
     rows = [
@@ -106,6 +116,19 @@ def warn_of_partial(output: Output, results: list[tuple[str, DrainResult]]) -> N
     if lines:
         more = f" (and {len(lines) - MOST_WARNINGS:,} more: `lockstep status`)" if len(lines) > MOST_WARNINGS else ""
         output.note(f"The staged files do not hold these tables' states{more}: docs/tutorial.md, step 4.")
+
+
+def _accepted(texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]:
+    from cdc_core.extract.acceptances import parse_place
+
+    if texts and len(names) != 1:
+        raise UsageError(
+            f"--accept names a place in the log of one source, and there are {len(names)}.",
+            where="lockstep extract",
+            code="cli.usage",
+            remedy="add --source NAME",
+        )
+    return tuple(parse_place(text) for text in texts)
 
 
 def describe(name: str, result: DrainResult) -> dict[str, Any]:
@@ -135,7 +158,13 @@ class _StopError(Exception):
 
 
 def extract_sources(
-    pipeline: Pipeline, names: list[str], until_us: int | None, output: Output, *, endless: bool = False
+    pipeline: Pipeline,
+    names: list[str],
+    until_us: int | None,
+    output: Output,
+    *,
+    endless: bool = False,
+    accept: tuple[tuple[str, int], ...] = (),
 ) -> list[tuple[str, DrainResult]]:
     """Drain the sources side by side, a thread each, until all are done, one fails, or a signal comes.
 
@@ -159,7 +188,7 @@ def extract_sources(
                     raise _StopError
 
             try:
-                drain = partial(_drain, pipeline, name, meta, until_us, progressed)
+                drain = partial(_drain, pipeline, name, meta, until_us, progressed, accept)
                 while not (_stand_by(drain, name, stop) if endless else drain()):
                     pass
             except _StopError:
@@ -188,12 +217,19 @@ def extract_sources(
     return [(name, latest[name]) for name in names if name in latest]
 
 
-def _drain(pipeline: Pipeline, name: str, meta: Meta, until_us: int | None, progressed: Progressed) -> bool:
+def _drain(
+    pipeline: Pipeline,
+    name: str,
+    meta: Meta,
+    until_us: int | None,
+    progressed: Progressed,
+    accept: tuple[tuple[str, int], ...],
+) -> bool:
     from cdc_core.extract import Extractor
     from cdc_core.extract.outcome import keep_failure
 
     try:
-        with Extractor(pipeline, name, meta=meta) as extractor:
+        with Extractor(pipeline, name, meta=meta, accept=accept) as extractor:
             progressed(extractor.drain(until_us=until_us, progress=progressed))
     except _StopError:
         raise

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from cdc_core.meta import SourceCoverage
 from cdc_core.model.block import Block, TableRows
-from cdc_core.model.coverage import ANY_TABLE, Happened, How, TableCoverage, TableEvent, after
+from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, How, TableCoverage, TableEvent, after
 from cdc_core.model.position import Position
 from cdc_core.model.staged import OP, SEQ, TRUNCATE, TS
 from cdc_core.source.survey import Survey
@@ -78,8 +78,7 @@ class CoverageLog:
     def add(self, block: Block) -> None:
         """Takes what a block says."""
         for event in sorted(self._events(block), key=lambda one: (one.seq, one.what is Happened.ROWS)):
-            tables = list(self._known) if event.table == ANY_TABLE else [event.table]
-            for table in tables:
+            for table in self._meant(event.table):
                 known = self._known.get(table)
                 found = after(known, event, surveyed_seq=self.surveyed_seq)
                 if found is not None and found is not known:
@@ -90,6 +89,14 @@ class CoverageLog:
                 end = block.end
                 moment_us = int(block.entries.commit_ts_us.max())
                 self._set(table, TableCoverage(How.ISOLATED, end.seq, moment_us, str(end)))
+
+    def _meant(self, table: str) -> list[str]:
+        if table == ANY_TABLE:
+            return list(self._known)
+        if table.endswith(EACH_TABLE):
+            database = table.removesuffix(EACH_TABLE)
+            return [known for known in self._known if known.partition(".")[0] == database]
+        return [table]
 
     def _events(self, block: Block) -> Iterator[TableEvent]:
         yield from block.happened

@@ -13,7 +13,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,7 +26,7 @@ from cdc_core import connections
 from cdc_core.binlog.warm import warm
 from cdc_core.config import Pipeline, Start
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
-from cdc_core.extract import hosts
+from cdc_core.extract import acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.lean import lean
 from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
@@ -116,7 +116,10 @@ class Extractor:
         holder: str | None = None,
         environ: Mapping[str, str] | None = None,
         scratch: Path | None = None,
+        accept: Iterable[tuple[str, int]] = (),
     ) -> None:
+        """accept: file and offset of events that would stop the source, and that an operator accepts."""
+        self._accept = tuple(accept)
         self._pipeline = pipeline
         self._source = pipeline.source(source)
         self._meta = meta
@@ -178,6 +181,8 @@ class Extractor:
             opened.callback(self._control.close)
             self._meta.record_retention(self._lease, known.retention_s)
             self._read_clock(self._control)
+            if known.lower_case != self._capture.lower_case:
+                self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
             policy = pipeline.tables.on_unlogged_change
             for unlogged in require_logged_cascades(
                 self._control, self._capture.captures, known, source=source.name, on_unlogged_change=policy
@@ -187,6 +192,7 @@ class Extractor:
             left_out = isolated(self._store, source.name)
             for note in notes(left_out):
                 log.warning("%s: %s", source.name, note)
+            pending = acceptances.pending(self._accept, start.position, self._store, source.name)
             effort = self._effort()
             # The stream counts what it mends itself; an end that it handed to us is one more.
             self._effort_before = replace(effort, losses=effort.losses + (self._stream is not None))
@@ -215,6 +221,8 @@ class Extractor:
                 history=self._meta.history(source.name),
                 limits=pipeline.limits,
                 undone=self._undone,
+                accept=pending,
+                accept_by=f"lockstep extract {pipeline.pipeline} --source {source.name} --accept",
             )
             opened.enter_context(stream)
             self._stream = stream
@@ -337,6 +345,8 @@ class Extractor:
             passed_window = not asked_now and reached.watermark_us >= until_us
             if (complete or passed_window) and not self._stager.inside_transaction:
                 self._stager.commit(watermark_us=until_us if complete else 0)
+                if self._stream is not None:
+                    self._stream.require_accepted()
                 return self._result(done=True)
             if progress is not None:
                 progress(self._result(done=False))

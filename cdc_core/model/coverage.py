@@ -60,11 +60,14 @@ class Happened(StrEnum):
 
 ANY_TABLE = ""
 """In a TableEvent: every table may be meant."""
+EACH_TABLE = ".*"
+"""Behind the name of a database, in a TableEvent: every table of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableEvent:
-    """table: `database.table`, or ANY_TABLE. seq, ts_us: order key and commit time (µs UTC) of the transaction.
+    """table: `database.table`, `database.*` (EACH_TABLE), or ANY_TABLE.
+    seq, ts_us: order key and commit time (µs UTC) of the transaction.
 
     place: where it is in the log, for people.
     """

@@ -9,6 +9,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Mapping
 from dataclasses import fields, is_dataclass
+from enum import Enum
 from functools import cache
 from typing import TYPE_CHECKING, Any, Union, get_args, get_origin, get_type_hints
 
@@ -54,6 +55,8 @@ def _check_of(hint: Any) -> Check:
         return _mapping(_check_of(arguments[1]))
     if is_dataclass(hint) and isinstance(hint, type):
         return _record(hint)
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return _member(hint)
     raise TypeError(f"a field of type {hint} cannot be checked")
 
 
@@ -83,6 +86,14 @@ def _text(value: Any) -> None:
 def _boolean(value: Any) -> None:
     if type(value) is not bool:
         raise WrongType(f"is {_shown(value)}, not true or false")
+
+
+def _member(kind: type[Enum]) -> Check:
+    def checked(value: Any) -> None:
+        if type(value) is not kind:
+            raise WrongType(f"is {_shown(value)}, not one of {', '.join(str(one.value) for one in kind)}")
+
+    return checked
 
 
 def _optional(check: Check) -> Check:

@@ -63,6 +63,8 @@ class Capture:
     tables: Tables
     routes: tuple[Route, ...] = ()
     environ: Mapping[str, str] | None = field(default=None, repr=False)
+    lower_case: bool = False
+    """The server compares names of tables in lower case: so do the patterns."""
     _decided: dict[tuple[str, str], tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
@@ -85,14 +87,17 @@ class Capture:
         include = self.tables.include
         if database.lower() in SYSTEM_SCHEMAS:
             include = tuple(pattern for pattern in include if named_schema(pattern) == database.lower())
-        if table.lower().startswith(OWN_PREFIX) or not any(re.fullmatch(pattern, name) for pattern in include):
+        if table.lower().startswith(OWN_PREFIX) or not any(self._matches(pattern, name) for pattern in include):
             return ()
-        if any(re.fullmatch(pattern, name) for pattern in self.tables.exclude):
+        if any(self._matches(pattern, name) for pattern in self.tables.exclude):
             return ()
         logical = dict.fromkeys(
-            _expand(route, match, name) for route in self.routes if (match := re.fullmatch(route.match, name))
+            _expand(route, match, name) for route in self.routes if (match := self._matches(route.match, name))
         )
         return tuple(logical) or (name,)
+
+    def _matches(self, pattern: str, name: str) -> re.Match[str] | None:
+        return re.fullmatch(pattern, name, re.IGNORECASE if self.lower_case else 0)
 
     def shape(self, schema: TableSchema) -> TableSchema:
         """The definition under which rows of this one go on. Raises what `apply` does."""
@@ -142,11 +147,11 @@ class Capture:
 
     @cached_property
     def _masking(self) -> Masking:
-        return Masking(self.tables.columns, self.environ)
+        return Masking(self.tables.columns, self.environ, self.lower_case)
 
     def _steps_of(self, schema: TableSchema) -> tuple[Step, ...]:
         def matching(rules: Sequence[Rule]) -> list[Rule]:
-            return [rule for rule in rules if re.fullmatch(rule.match, schema.name)]
+            return [rule for rule in rules if self._matches(rule.match, schema.name)]
 
         steps: list[Step] = [Process(rule, function_of(rule.use)) for rule in matching(self.tables.processors)]
         conditions = [rule.where for rule in matching(self.tables.rows)]

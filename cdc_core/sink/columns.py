@@ -32,10 +32,11 @@ HASH = ColumnType("char", length=64, charset="ascii", collation="ascii_bin")
 
 @dataclass(frozen=True)
 class Masking:
-    """The rule `tables.columns`. environ: stands for the process environment."""
+    """The rule `tables.columns`. environ: stands for the process environment. lower_case: see Capture."""
 
     columns: Columns
     environ: Mapping[str, str] | None = field(default=None, repr=False)
+    lower_case: bool = False
 
     @cached_property
     def _hasher(self) -> Hasher:
@@ -44,11 +45,15 @@ class Masking:
     def _shape(self, schema: TableSchema) -> TableSchema:
         """The definition of what goes on; the same one where nothing of it is touched."""
         kept = tuple(
-            replace(column, type=HASH) if _matches(self.columns.mask, schema, column) else column
+            replace(column, type=HASH) if self._matches(self.columns.mask, schema, column) else column
             for column in schema.columns
-            if not _matches(self.columns.exclude, schema, column)
+            if not self._matches(self.columns.exclude, schema, column)
         )
         return schema if kept == schema.columns else replace(schema, columns=_usable(schema, kept))
+
+    def _matches(self, patterns: Sequence[str], schema: TableSchema, column: Column) -> bool:
+        flags = re.IGNORECASE if self.lower_case else 0
+        return any(re.fullmatch(pattern, f"{schema.name}.{column.name}", flags) for pattern in patterns)
 
     def apply(self, part: TableRows) -> TableRows:
         """Raises Refused (sink.columns), UsageError (sink.salt)."""
@@ -98,10 +103,6 @@ def salt_of(columns: Columns, environ: Mapping[str, str] | None = None) -> bytes
             remedy=f"export {variable} where the source is read: a long random text, and always the same one",
         )
     return salt.encode()
-
-
-def _matches(patterns: Sequence[str], schema: TableSchema, column: Column) -> bool:
-    return any(re.fullmatch(pattern, f"{schema.name}.{column.name}") for pattern in patterns)
 
 
 def _usable(schema: TableSchema, kept: tuple[Column, ...]) -> tuple[Column, ...]:

@@ -22,25 +22,28 @@ _HARMLESS_HEADS = frozenset({
     "SECONDARY_ENGINE", "SECONDARY_LOAD", "SECONDARY_UNLOAD", "STATS_AUTO_RECALC", "STATS_PERSISTENT",
     "STATS_SAMPLE_PAGES", "TABLESPACE", "TRANSACTIONAL", "PAGE_CHECKSUM", "PAGE_COMPRESSED",
     "PAGE_COMPRESSION_LEVEL", "ENCRYPTED", "ENCRYPTION_KEY_ID", "AUTOEXTEND_SIZE", "PARTITION", "REMOVE", "REORGANIZE",
-    "COALESCE", "REBUILD", "OPTIMIZE", "ANALYZE", "CHECK", "REPAIR", "WITHOUT", "WITH", "DEFAULT", "CHARACTER", "INDEX",
-    "START", "IETF_QUOTES", "SEQUENCE",
+    "COALESCE", "REBUILD", "OPTIMIZE", "ANALYZE", "CHECK", "WITHOUT", "WITH", "DEFAULT", "CHARACTER", "INDEX",
+    "START", "IETF_QUOTES", "SEQUENCE", "ENGINE_ATTRIBUTE", "SECONDARY_ENGINE_ATTRIBUTE", "STORAGE",
 })  # fmt: skip
-_KEY_HEADS = frozenset({"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "FOREIGN", "CHECK", "PARTITION"})
+_KEY_HEADS = frozenset({"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "PARTITION"})
+"""Reserved by both servers, so that a column of such a name is quoted."""
 
 
-def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str, str], ...]]:
-    """Why rows change without row events ("" if they do not), and other tables that the statement names."""
+def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str, str], ...] | None]:
+    """Why rows change without row events ("" if they do not), and other tables that the statement names: None where
+    they cannot be told."""
     reasons: list[str] = []
-    others: list[tuple[str, str]] = []
+    others: list[tuple[str, str] | None] = []
     for clause in read.clauses():
         part = Reader(clause)
         reason = _clause(part, database, others)
         if reason:
             reasons.append(reason)
-    return "; ".join(dict.fromkeys(reasons)), tuple(others)
+    named = tuple(one for one in others if one is not None)
+    return "; ".join(dict.fromkeys(reasons)), named if len(named) == len(others) else None
 
 
-def _clause(read: Reader, database: str, others: list[tuple[str, str]]) -> str:
+def _clause(read: Reader, database: str, others: list[tuple[str, str] | None]) -> str:
     if read.done:
         return ""
     head = read.next().word
@@ -56,19 +59,16 @@ def _clause(read: Reader, database: str, others: list[tuple[str, str]]) -> str:
         if read.take("COLUMN"):
             return "a column was renamed"
         read.take_any("TO", "AS") or read.take_sign("=")
-        if (table := read.table(database)) is not None:
-            others.append(table)
+        others.append(read.table(database))
         return "rows now belong to a table of another name"
     if head == "ALTER":
         return ""  # defaults, visibility, indexes, checks
-    if head in ("ENGINE", "TYPE"):
-        read.take_sign("=")
-        return "the engine BLACKHOLE drops all rows" if read.peek().text.upper() == "BLACKHOLE" else ""
+    if head in ("ENGINE", "TYPE") or head in _HARMLESS_HEADS:
+        return "the engine BLACKHOLE drops all rows" if _to_blackhole(read) else ""
     if head == "EXCHANGE":
         while not read.done and not read.take("WITH", "TABLE"):
             read.next()
-        if (table := read.table(database)) is not None:
-            others.append(table)
+        others.append(read.table(database))
         return "EXCHANGE PARTITION swapped rows"
     if head == "CONVERT":
         if read.take("TO"):
@@ -77,14 +77,26 @@ def _clause(read: Reader, database: str, others: list[tuple[str, str]]) -> str:
             read.next()
         read.next()
         read.take("TABLE")
-        if (table := read.table(database)) is not None:
-            others.append(table)
+        others.append(read.table(database))
         return "CONVERT moved a partition's rows"
     if head in ("TRUNCATE", "DISCARD", "IMPORT"):
         return f"{head} changed whole partitions or tablespaces"
-    if head in _HARMLESS_HEADS:
-        return ""
+    if head == "REPAIR":
+        return "REPAIR drops rows that it cannot read"
     return f"a clause that Lockstep does not know: {head or read.peek().text}"
+
+
+def _to_blackhole(read: Reader) -> bool:
+    """Options need no comma between them, so the engine may come after another one; `read` is after the first word."""
+    read.at -= 1
+    while not read.done:
+        if read.take_any("ENGINE", "TYPE"):
+            read.take_sign("=")
+            if read.peek().text.upper() == "BLACKHOLE":
+                return True
+        else:
+            read.next()
+    return False
 
 
 def _add(read: Reader) -> str:
@@ -94,7 +106,7 @@ def _add(read: Reader) -> str:
             read.next()
     if read.take("PRIMARY"):
         return "the primary key changed"
-    if read.peek().word in _KEY_HEADS and not _is_column(read):
+    if read.peek().word in _KEY_HEADS or _is_vector_key(read):
         return ""
     if read.peek().word in ("SYSTEM", "PERIOD") and read.peek(1).word in ("VERSIONING", "FOR"):
         return "system versioning was added"
@@ -106,9 +118,12 @@ def _add(read: Reader) -> str:
     return _added(read)
 
 
-def _is_column(read: Reader) -> bool:
-    """A quoted name is never a keyword, so a head word here is one."""
-    return read.peek().kind is not Kind.WORD
+def _is_vector_key(read: Reader) -> bool:
+    """VECTOR is not reserved: it begins a key only before INDEX or KEY, which are, and else names a column.
+
+    `ADD VECTOR (c)` and `ADD VECTOR name (c)` are keys too; as columns they have neither NOT NULL nor DEFAULT.
+    """
+    return read.peek().word == "VECTOR" and read.peek(1).word in ("INDEX", "KEY")
 
 
 def _inside(read: Reader) -> list[Token]:
@@ -125,7 +140,7 @@ def _inside(read: Reader) -> list[Token]:
 
 def _added(read: Reader) -> str:
     """A column definition, name first."""
-    if read.peek().word in ("PRIMARY", *_KEY_HEADS, "CONSTRAINT"):
+    if read.peek().word in ("PRIMARY", *_KEY_HEADS, "CONSTRAINT") or _is_vector_key(read):
         return "the primary key changed" if read.peek().word == "PRIMARY" else ""
     name = read.next().text
     type_name = read.next().word
@@ -138,6 +153,8 @@ def _added(read: Reader) -> str:
             depth += (token.text == "(") - (token.text == ")")
         elif depth == 0 and token.word in ("COMMENT", "AFTER", "COLLATE", "CHECK", "REFERENCES"):
             read.next()
+        elif depth == 0 and token.word == "SET" and read.peek().word in ("NULL", "DEFAULT"):
+            read.next()  # ON DELETE SET NULL
         elif depth == 0 and token.word == "DEFAULT":
             default = read.next()
         elif depth == 0:
@@ -163,6 +180,9 @@ def _plain_key(words: list[str]) -> bool:
 def _drop(read: Reader) -> str:
     if read.take("PRIMARY"):
         return "the primary key changed"
+    if read.take_any("INDEX", "KEY", "CONSTRAINT"):
+        read.take("IF", "EXISTS")
+        return "the primary key changed" if read.peek().text.upper() == "PRIMARY" else ""
     if read.take("PARTITION"):
         return "DROP PARTITION removed rows"
     if read.take("SYSTEM", "VERSIONING"):

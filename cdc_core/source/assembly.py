@@ -17,7 +17,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 from uuid import UUID
@@ -27,6 +27,7 @@ from cdc_core.binlog.events import (
     TRACE_BYTES,
     Event,
     EventType,
+    Query,
     crc_of,
     folded,
     parse_query,
@@ -39,10 +40,11 @@ from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import NO_TRACE, Block, EntryKind
-from cdc_core.model.coverage import ANY_TABLE, Happened, TableEvent
+from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, TableEvent
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
+from cdc_core.source.effects import Effect
 from cdc_core.source.gather import (
     ISOLATED,
     NOT_INCLUDED,
@@ -57,13 +59,15 @@ from cdc_core.source.gather import (
     TableUse,
     Trace,
 )
-from cdc_core.source.history import Place
+from cdc_core.source.history import Change, Place
 from cdc_core.source.shelf import Pile, Shelf
 from cdc_core.source.statements import Action, Statement, classify, shown
 from cdc_core.source.tables import Tables
 
 log = logging.getLogger(__name__)
 
+_SOME_TABLE = "lockstep_some_table"
+"""A name that no pattern is about: captured where all tables of a database are."""
 STATEMENT_PASSED = "statement on a table not included"
 
 _FILE_EVENTS = frozenset({
@@ -87,6 +91,10 @@ _BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
 _SHOWN_ACTIONS = frozenset({Action.DATA, Action.DEFINITION, Action.UNKNOWN})
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
+_FLAG_THREAD_SPECIFIC = 0x04
+"""Of a statement that uses temporary tables."""
+_UPDATED_DATABASES = 12
+"""The status variable in which MySQL names the databases that a statement changed; not there when it cannot say."""
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 
 
@@ -125,7 +133,9 @@ class _Group:
 class Assembly:
     """Feed it events in order; take blocks from `ready`.
 
-    triggers:    whether a table has triggers; asked for DML in statement format on tables that are not captured.
+    effects:     which captured tables a statement may change (effects.Effects.of).
+    accept:      file and offset of events that an operator accepts where they would stop the stream.
+    accept_by:   the command with which an operator accepts one, up to the place.
     prepared:    what was prepared before this stream began and not ended before it, by xid; asked once, if at all.
                  None: this is a look at the past for just that. Of all other transactions nothing is read.
     block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
@@ -141,14 +151,20 @@ class Assembly:
         *,
         on_unlogged_change: Literal["stop", "record"],
         on_truncate: Literal["unlogged", "stage"] = "unlogged",
-        triggers: Callable[[str, str], bool],
+        effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
         prepared: Callable[[], Mapping[str, Pile]] | None,
         block_bytes: int,
         on_unreadable: Literal["stop", "isolate"] = "stop",
         on_definition: Literal["drop", "note"] = "drop",
         undone: set[int] | None = None,
+        accept: Iterable[tuple[str, int]] = (),
+        accept_by: str = "lockstep extract PIPELINE --accept",
     ) -> None:
         self.mariadb = False
+        self.lower_case = False
+        """The server compares names of tables in lower case."""
+        self.accepted: set[tuple[str, int]] = set()
+        """Of what is to be accepted: where something was."""
         self.format_crc = 0
         """Of the file that the next event lies in; 0 while it is not known."""
         self.gather = Gather(source, begin)
@@ -161,7 +177,10 @@ class Assembly:
         self._on_truncate = on_truncate
         self._on_unreadable = on_unreadable
         self._on_definition = on_definition
-        self._triggers = triggers
+        self._effects = effects
+        self._pending = sorted({Position(begin.timeline, *place) for place in accept})
+        self._accept_by = accept_by
+        self._outermost: Event | None = None
         self._find_prepared = prepared
         self._past = prepared is None
         self._undone = set() if undone is None else undone
@@ -188,10 +207,12 @@ class Assembly:
             self._switch(parse_rotate(event).file)
             return
         self._end = self._cut = event.start + event.header.length
+        self._outermost = event
         self._trace_event(event)
         if self._group is not None:
             self._group.events += 1
         yield from self._dispatch(event) or ()
+        self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
 
@@ -212,6 +233,7 @@ class Assembly:
         self._end = groups.reached
         self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.gather.extend(groups)
+        self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
             self._close()
 
@@ -241,6 +263,7 @@ class Assembly:
         assert group is not None
         self._end = self._cut = end
         self.trace = trace
+        self._require_used()
         group.events += events
         group.ordinal = ordinal
         group.maps.update(maps)
@@ -280,7 +303,9 @@ class Assembly:
     def _dispatch(self, event: Event) -> Steps | None:
         handler = self._handlers.get(event.header.type)
         if handler is None:
-            raise faults.unknown_event(event, self._where(event))
+            self._stop(event, faults.unknown_event(event, self._where(event)))
+            self._pass_unread(event)
+            return None
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
     def _table_of_handlers(self) -> dict[int, Callable[[Event], Steps | None]]:
@@ -305,7 +330,8 @@ class Assembly:
         self._require_group(event)
 
     def _incident(self, event: Event) -> None:
-        raise faults.incident(event, self._where(event))
+        self._stop(event, faults.incident(event, self._where(event)))
+        self._pass_unread(event)
 
     # The file
 
@@ -345,6 +371,15 @@ class Assembly:
                 self._where(event),
             )
         self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
+
+    def _pass_unread(self, event: Event) -> None:
+        """An event that was accepted: on its own, the only one of its group, or one of several."""
+        if self._group is None:
+            self.gather.add(
+                EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace
+            )
+        else:
+            self._single(self._group)
 
     # Groups
 
@@ -511,14 +546,15 @@ class Assembly:
             event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
         query = parse_query(event)
         statement = classify(
-            query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode
-        )
+            query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
+            lower_case=self.lower_case, temporary=bool(event.header.flags & _FLAG_THREAD_SPECIFIC),
+        )  # fmt: skip
         words = ""
         if statement.action in _SHOWN_ACTIONS:
             words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
-        return self._statement(event, statement, words)
+        return self._statement(event, statement, query, words)
 
-    def _statement(self, event: Event, statement: Statement, words: str) -> Steps | None:
+    def _statement(self, event: Event, statement: Statement, query: Query, words: str) -> Steps | None:
         group = self._require_group(event)
         action = statement.action
         if action in (Action.BEGIN, Action.XA_START):
@@ -543,16 +579,19 @@ class Assembly:
             group.rows = self.held.pop(statement.name, group.rows)
             self._drop(group)
         elif action == Action.DATA:
-            self._data(event, group, statement, words)
+            self._data(event, group, statement, query, words)
             self._single(group)
         elif action == Action.DEFINITION:
+            if statement.queries:
+                self._data(event, group, replace(statement, tables=()), query, words)
             if not group.redundant:
                 self._definition(event, group, statement, words)
             self._single(group)
         elif action == Action.HARMLESS:
             self._single(group)
         else:
-            raise faults.unknown_statement(words, self._where(event))
+            self._unknown(event, group, statement, words)
+            self._single(group)
         return None
 
     def _single(self, group: _Group) -> None:
@@ -579,6 +618,14 @@ class Assembly:
         truncated = self._truncated(statement, lived)
         self._tables.redefined(tables, place, change)
         captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
+        if statement.database and statement.unlogged:
+            # Which tables the database had is not in the log, and the server does not know it any more.
+            each = statement.database + EACH_TABLE
+            if self._tables.captures(statement.database, _SOME_TABLE):
+                captured = [each]
+            elif not captured:
+                group.notes.append(f"{statement.verb} {statement.database} at {where}: of its tables none is known")
+                group.happened.append((each, Happened.UNLOGGED))
         if captured == []:
             return
         group.defines = True
@@ -601,7 +648,7 @@ class Assembly:
             if statement.verb in ("DROP TABLE", "DROP DATABASE"):
                 group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
         elif self._on_unlogged_change == "stop":
-            raise faults.unlogged_change(statement.verb, names, why, words, where)
+            self._stop(event, faults.unlogged_change(statement.verb, names, why, words, where), captured or ())
         else:
             log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
             group.notes.append(f"needs re-sync of table {names}: {why}, at {where}: {words}")
@@ -609,25 +656,101 @@ class Assembly:
     def _truncated(self, statement: Statement, lived: bool) -> TableSchema | None:
         """The definition of the captured table that a TRUNCATE empties, where that is to be staged; or that is empty
         because it is created again."""
-        replaced = statement.verb == "CREATE TABLE" and statement.unlogged != ""
+        replaced = statement.verb == "CREATE OR REPLACE TABLE"
         empties = statement.verb == "TRUNCATE" or lived or replaced
-        if not empties or self._on_truncate != "stage" or statement.tables is None:
+        if not empties or self._on_truncate != "stage" or statement.tables is None or statement.queries:
             return None
         (name,) = statement.tables
         return self._tables.definition(name) if self._tables.captures(*name) else None
 
-    def _data(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
+    def _data(self, event: Event, group: _Group, statement: Statement, query: Query, words: str) -> None:
         """DML as a statement: what it did to rows is not in the log."""
         if self._past:
             return
-        tables = statement.tables
         refused = faults.statement_dml(words, self._where(event))
-        if tables is None or any(self._triggers(*table) for table in tables):
-            raise refused
-        for table in tables:
-            if self._tables.captures(*table) and not self._isolates(table, refused, self._place(group)):
-                raise refused
+        captured = tuple(table for table in statement.tables or () if self._tables.captures(*table))
+        effect = self._effects(statement, _updated_databases(query), self._after())
+        self._leave_out_or_stop(event, group, Effect(tuple({*effect.tables, *captured}), effect.unknown), refused)
         group.passed[STATEMENT_PASSED] += 1
+
+    def _unknown(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
+        """It passes only where it names what is there, and no captured table can be meant."""
+        if self._past:
+            return
+        where = self._where(event)
+        effect = self._effects(statement, None, self._after())
+        if effect.tables or effect.unknown:
+            self._leave_out_or_stop(event, group, effect, faults.unknown_statement(words, where))
+            self._tables.redefined(None, self._placed(group), Change())
+        else:
+            log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
+            group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
+
+    def _leave_out_or_stop(self, event: Event, group: _Group, effect: Effect, error: LockstepError) -> None:
+        """Isolates what a statement may have changed, where the pipeline says so and all of it is known."""
+        captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))
+        if not captured and not effect.unknown:
+            return
+        if effect.unknown and not self._accepts(event):
+            error = type(error)(
+                f"{error.what} Which captured tables it changed cannot be told: {effect.unknown}.",
+                where=error.where, code=error.code, remedy=error.remedy,
+            )  # fmt: skip
+        if effect.unknown or self._accepts(event):
+            self._stop(event, error, [".".join(table) for table in captured] if not effect.unknown else ())
+            return
+        for table in captured:
+            if not self._isolates(table, error, self._place(group)):
+                self._stop(event, error, [".".join(one) for one in captured])
+                return
+
+    def _after(self) -> Position:
+        return Position(self.gather.begin.timeline, self._file, self._end)
+
+    # What an operator accepts
+
+    def _place_of(self, event: Event) -> tuple[str, int]:
+        """Of an event in a compressed transaction: where that one begins."""
+        outer = event if event.start >= 0 or self._outermost is None else self._outermost
+        return outer.file, outer.start
+
+    def _accepts(self, event: Event) -> bool:
+        file, offset = self._place_of(event)
+        return any((one.file, one.offset) == (file, offset) for one in self._pending)
+
+    def _stop(self, event: Event, error: LockstepError, tables: Iterable[str] = ()) -> None:
+        """Raises the error with the way past this place, unless an operator has accepted it: then it is noted.
+
+        tables: captured ones that may have changed; none named: any may have.
+        """
+        if self._past:
+            return
+        file, offset = self._place_of(event)
+        if not self._accepts(event):
+            remedy = f"{error.remedy}. Or accept this place, once you know what it changed: "
+            remedy += f"{self._accept_by} {file}:{offset}"
+            raise type(error)(error.what, where=error.where, code=error.code, remedy=remedy) from None
+        self.accepted.add((file, offset))
+        touched = list(tables)
+        names = ", ".join(touched) or "any captured table"
+        note = f"needs re-sync of table {names}: {faults.accepted_at(file, offset)}: {error.what} ({error.code})"
+        log.warning("%s: %s", self._source, note)
+        changed = touched or [ANY_TABLE]
+        if self._group is None:
+            self.gather.note(note)
+            moment, place = event.header.timestamp * 1_000_000, f"{file}:{offset}"
+            for table in changed:
+                self.gather.happened(TableEvent(table, Happened.UNLOGGED, self._seq(event), moment, place))
+        else:
+            self._group.notes.append(note)
+            self._group.happened += [(table, Happened.UNLOGGED) for table in changed]
+
+    def _require_used(self) -> None:
+        """An event that was to be accepted and is passed must have been one that stops."""
+        while self._pending and (first := self._pending[0]) < self._after():
+            if (first.file, first.offset) not in self.accepted:
+                raise faults.nothing_to_accept(f"{self._source}, {first.file}:{first.offset}")
+            self._pending.pop(0)
 
     # XA
 
@@ -649,7 +772,7 @@ class Assembly:
             self._find_prepared = None
         found = self.held.pop(xid, None)
         if found is None and not self._past:
-            raise faults.xa_unknown(xid, self._where(event))
+            self._stop(event, faults.xa_unknown(xid, self._where(event)))
         return found or Pile(self._shelf)
 
     # What must hold
@@ -683,7 +806,8 @@ class Assembly:
         return Position(self.gather.begin.timeline, event.file, event.start).seq
 
     def _where(self, event: Event) -> str:
-        return f"{self._source}, {event.file}:{event.start}"
+        file, offset = self._place_of(event)
+        return f"{self._source}, {file}:{offset}"
 
     def _require_group(self, event: Event) -> _Group:
         if self._group is None:
@@ -697,6 +821,12 @@ class Assembly:
 
     def _where_of(self, group: _Group) -> str:
         return f"{self._source}, {self._file}:{group.start}"
+
+
+def _updated_databases(query: Query) -> frozenset[str] | None:
+    """In which alone the statement changed anything; None where the event does not say."""
+    names = query.status.get(_UPDATED_DATABASES, b"")
+    return frozenset(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else None
 
 
 def _happened(statement: Statement, unlogged: str) -> Happened | None:

@@ -36,6 +36,9 @@ SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, TABLE_ROWS FROM INFORMATION
  ORDER BY TABLE_SCHEMA, TABLE_NAME
 """
 _TABLE_TYPES = frozenset({"BASE TABLE", "SYSTEM VERSIONED"})
+_VERSIONED = """
+SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED' AND {where}
+"""
 
 Name = tuple[str, str]
 
@@ -105,10 +108,31 @@ def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str],
 
 @answers("source")
 def table_schema(connection: pymysql.Connection, database: str, table: str) -> TableSchema | None:
-    """The present definition of one table; None where it is gone, unseen, or has a type that is not supported."""
+    """The present definition of one table; None where it is gone, unseen, or has a type that is not supported.
+
+    Raises Refused (source.system_versioned).
+    """
     where = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
     found = _read(connection, where, [database, table], frozenset({(database, table)}))
-    return found.get((database, table), (None, ""))[0]
+    schema, problem = found.get((database, table), (None, ""))
+    if problem == SYSTEM_VERSIONED:
+        raise system_versioned(database, table)
+    return schema
+
+
+SYSTEM_VERSIONED = "system-versioned: the log has its history as further rows"
+
+
+def system_versioned(database: str, table: str) -> Refused:
+    """Of a table of MariaDB whose row events are of old versions too. They have the key of the live row, but for the
+    column where the version ends, which the server may not even show: a target would lose or overwrite live rows."""
+    return Refused(
+        f"{database}.{table} is system-versioned: the log has its history as further rows of the same key.",
+        where=f"{database}.{table}",
+        code="source.system_versioned",
+        remedy="exclude the table (tables.exclude); or ALTER TABLE ... DROP SYSTEM VERSIONING on the source, and start "
+        "after it with a full copy of the table",
+    )
 
 
 def _read(
@@ -121,9 +145,12 @@ def _read(
     columns: dict[Name, list[tuple[Any, ...]]] = {}
     for row in query(connection, _COLUMNS.format(where=where), arguments):
         columns.setdefault((_text(row[0]), _text(row[1])), []).append(row)
-    found: dict[Name, tuple[TableSchema | None, str]] = {}
+    versioned = query(connection, _VERSIONED.format(where=where), arguments) if mariadb else ()
+    found: dict[Name, tuple[TableSchema | None, str]] = {
+        name: (None, SYSTEM_VERSIONED) for row in versioned if (name := (_text(row[0]), _text(row[1]))) in wanted
+    }
     for name, rows in columns.items():
-        if name not in wanted:
+        if name not in wanted or name in found:
             continue
         key = keys.get(name, ())
         try:

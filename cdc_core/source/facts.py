@@ -57,6 +57,7 @@ class Replica:
 class ServerFacts:
     """flavor: 'mysql' or 'mariadb'. identity: see Checkpoint.server. retention_s: 0 means for ever.
 
+    lower_case: it compares names of tables and databases in lower case.
     clock_us: the server's clock when asked. is_replica: None where the account may not know.
     filters: databases of binlog-do-db and binlog-ignore-db. Names of variables' values are upper-case.
     """
@@ -78,6 +79,7 @@ class ServerFacts:
     clock_us: int
     grants: Grants
     replicas: tuple[Replica, ...]
+    lower_case: bool = False
 
     @property
     def mariadb(self) -> bool:
@@ -166,7 +168,7 @@ def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer
 _VARIABLES = (
     "version", "server_id", "server_uuid", "log_bin", "binlog_format", "binlog_row_image", "binlog_row_metadata",
     "binlog_checksum", "binlog_expire_logs_seconds", "expire_logs_days", "gtid_mode", "log_replica_updates",
-    "log_slave_updates",
+    "log_slave_updates", "lower_case_table_names",
 )  # fmt: skip
 
 
@@ -203,10 +205,18 @@ def facts(connection: pymysql.Connection) -> ServerFacts:
         clock_us=now_us(connection),
         grants=parse_grants([str(row[0]) for row in query(connection, "SHOW GRANTS")]),
         replicas=_replicas(connection),
+        lower_case=value.get("lower_case_table_names", "0") != "0",
     )
 
 
 @answers("source")
+@answers("source")
+@_understood
+def lower_case_names(connection: pymysql.Connection) -> bool:
+    """Whether the server compares names of tables and databases in lower case (lower_case_table_names 1 and 2)."""
+    return int(query(connection, "SELECT @@GLOBAL.lower_case_table_names")[0][0]) != 0
+
+
 @_understood
 def now_us(connection: pymysql.Connection) -> int:
     """The server's clock in µs UTC."""

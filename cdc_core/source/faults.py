@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cdc_core.binlog.events import Event, parse_incident, type_name
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.source.facts import DENIED
 
 
@@ -111,6 +111,21 @@ def unlogged_change(verb: str, names: str, why: str, words: str, where: str) -> 
         code="source.unlogged_change",
         remedy="set tables.on_unlogged_change to record to go on, then copy the tables anew (needs re-sync); until "
         "then target and source differ",
+    )
+
+
+def accepted_at(file: str, offset: int) -> str:
+    """How a manifest's note says that an operator has accepted an event."""
+    return f"accepted by an operator at {file}:{offset}"
+
+
+def nothing_to_accept(where: str) -> UsageError:
+    return UsageError(
+        "Nothing that stops the source is there to be accepted.",
+        where=where,
+        code="extract.accept",
+        remedy="take file and offset from the error that stopped the source; if it no longer stops, run without "
+        "--accept",
     )
 
 

@@ -58,7 +58,9 @@ class History:
         self._ask_defaults = ask_defaults
         self.early = True
         self.early_defaults = False
-        self._ahead = _Ahead(events)
+        self.lower_case = False
+        """The server compares names of tables in lower case."""
+        self._ahead = _Ahead(events, lambda: self.lower_case)
         self._since: dict[Table, list[DefinedSince]] = {}
         self._new: list[DefinedSince] = []
         for one in known:
@@ -312,8 +314,9 @@ def _defaults_unknown(schema: TableSchema, names: Sequence[str], place: Place, w
 class _Ahead:
     """Statements that define tables, in a stretch of the log that grows with it: none is read twice."""
 
-    def __init__(self, events: Callable[[Position], Iterator[Event]]) -> None:
+    def __init__(self, events: Callable[[Position], Iterator[Event]], lower_case: Callable[[], bool]) -> None:
         self._events = events
+        self._lower_case = lower_case
         self._begin: Position | None = None
         self._end: Position | None = None
         self._found: list[tuple[Position, Statement]] = []
@@ -327,18 +330,21 @@ class _Ahead:
             if event.start < 0 or here <= self._end:
                 continue
             self._end = here
-            statement = _statement(event)
+            statement = _statement(event, lower_case=self._lower_case())
             if statement is not None:
                 self._found.append((here, statement))
         return [statement for here, statement in self._found if here > behind]
 
 
-def _statement(event: Event) -> Statement | None:
+def _statement(event: Event, *, lower_case: bool) -> Statement | None:
     """What a statement defines; None where it defines nothing."""
     if event.header.type not in _QUERIES or event.body.endswith(b"\0BEGIN"):
         return None
     query = parse_query(plain(event))
-    found = classify(query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode)
+    found = classify(
+        query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
+        lower_case=lower_case, temporary=bool(event.header.flags & 0x04),
+    )  # fmt: skip
     return found if found.action in (Action.DEFINITION, Action.UNKNOWN) else None
 
 

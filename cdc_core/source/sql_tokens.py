@@ -10,17 +10,14 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import cache
+
+from cdc_core.source.client_text import is_known, swe7_name
 
 ANSI_QUOTES = 1 << 2
 NO_BACKSLASH_ESCAPES = 1 << 20
-
-_CODECS = {
-    1: "big5", 84: "big5", 13: "cp932", 88: "cp932", 95: "cp932", 96: "cp932", 19: "euc_kr", 85: "euc_kr",
-    24: "gb2312", 86: "gb2312", 28: "gbk", 87: "gbk", 248: "gb18030", 249: "gb18030", 250: "gb18030",
-    12: "euc_jp", 91: "euc_jp", 97: "euc_jp", 98: "euc_jp",
-    5: "cp1252", 8: "cp1252", 15: "cp1252", 31: "cp1252", 47: "cp1252", 48: "cp1252", 49: "cp1252", 94: "cp1252",
-}  # fmt: skip
-"""Collation ids of client character sets that are not UTF-8 or ASCII-compatible single bytes we need not tell apart."""
+MARIADB_CODE = "/*M!"
+"""Begins a comment that MariaDB executes. To MySQL it is a comment."""
 
 
 class Kind(Enum):
@@ -41,7 +38,7 @@ class Token:
     @property
     def word(self) -> str:
         """Upper-case keyword; "" for anything that cannot be one."""
-        return self.text.upper() if self.kind is Kind.WORD else ""
+        return self.text.upper() if self.kind is Kind.WORD and self.text.isascii() else ""
 
     @property
     def names(self) -> bool:
@@ -51,40 +48,54 @@ class Token:
 
 _PATTERN = re.compile(
     r"""
-      (?P<space>\s+|\#[^\n]*|--(?=[\s\x00-\x1f]|\Z)[^\n]*)
+      (?P<space>[\x00-\x20]+|\#[^\n]*|--(?=[\x00-\x20]|\Z)[^\n]*)
     | (?P<code>/\*M?!\d{0,6})
     | (?P<comment>/\*.*?\*/)
     | (?P<end>\*/)
     | (?P<backtick>`(?:[^`]|``)*`)
     | (?P<double>"(?:[^"\\]|""|\\.)*")
     | (?P<single>[nN]?'(?:[^'\\]|''|\\.)*')
-    | (?P<number>\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?![\w$]))
-    | (?P<word>[\w$\u0080-\U0010ffff\udc80-\udcff]+)
+    | (?P<number>[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?(?![0-9A-Za-z_$\u0080-\U0010ffff]))
+    | (?P<word>[0-9A-Za-z_$\u0080-\U0010ffff]+)
     | (?P<sign>.)
     """,
     re.VERBOSE | re.DOTALL,
 )
-_PLAIN_BACKSLASH = re.compile(_PATTERN.pattern.replace(r"|\\.)", ")").replace(r"\\]", "]"), re.VERBOSE | re.DOTALL)
-"""The same where a backslash in a string is an ordinary character."""
 
 
-def decode(sql: bytes, client_collation: int) -> str:
-    """The text of a statement; bytes that its character set does not know become surrogates."""
-    return sql.decode(_CODECS.get(client_collation, "utf-8"), "surrogateescape")
+@cache
+def _pattern(*, ansi_quotes: bool, plain_backslash: bool, swe7: bool) -> re.Pattern[str]:
+    """plain_backslash: in a string it is an ordinary character. swe7: brackets and braces are letters."""
+    text = _PATTERN.pattern
+    if ansi_quotes:
+        text = text.replace(r'"(?:[^"\\]|""|\\.)*"', '"(?:[^"]|"")*"')
+    if plain_backslash:
+        text = text.replace(r"|\\.)", ")").replace(r"\\]", "]")
+    if swe7:
+        text = text.replace("[0-9A-Za-z_$", r"[\[\]\\^{}~0-9A-Za-z_$")
+    return re.compile(text, re.VERBOSE | re.DOTALL)
 
 
-def tokens(sql: str, sql_mode: int = 0) -> list[Token]:
-    """All tokens but comments and white space."""
-    pattern = _PLAIN_BACKSLASH if sql_mode & NO_BACKSLASH_ESCAPES else _PATTERN
+def tokens(sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: bool = True) -> list[Token]:
+    """All tokens but comments and white space.
+
+    swe7: the text is of that character set. mariadb_code: `/*M! ... */` is read as statement text.
+    """
+    pattern = _pattern(
+        ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES), swe7=swe7
+    )
+    if not mariadb_code:
+        sql = sql.replace(MARIADB_CODE, "/*M ")
+    quoted = swe7_name if swe7 else str
     found: list[Token] = []
     for match in pattern.finditer(sql):
         group, text = match.lastgroup, match[0]
         if group in ("space", "comment", "code", "end"):
             continue
         if group == "backtick":
-            found.append(Token(Kind.NAME, text[1:-1].replace("``", "`")))
+            found.append(Token(Kind.NAME, quoted(text[1:-1].replace("``", "`"))))
         elif group == "double" and sql_mode & ANSI_QUOTES:
-            found.append(Token(Kind.NAME, text[1:-1].replace('""', '"')))
+            found.append(Token(Kind.NAME, quoted(text[1:-1].replace('""', '"'))))
         elif group in ("double", "single"):
             found.append(Token(Kind.STRING, text.lstrip("nN")[1:-1]))
         elif group == "number":
@@ -140,16 +151,15 @@ class Reader:
         return False
 
     def table(self, database: str) -> tuple[str, str] | None:
-        """A table name, qualified or in `database`; None where no name comes next.
+        """A table name, qualified or in `database`; None where no name comes next, or one that cannot be told.
 
         `.5x` and `a.5x`: a name after a dot may begin with digits, which makes it a number or a word here.
         """
         if not self.peek().names:
             return None
         first = self.next().text
-        if self.take_sign("."):
-            return first, self.next().text
-        return database, first
+        found = (first, self.next().text) if self.take_sign(".") else (database, first)
+        return found if is_known("".join(found)) else None
 
     def clauses(self) -> list[list[Token]]:
         """What is left, cut at the commas that stand in no parentheses."""

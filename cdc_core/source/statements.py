@@ -1,18 +1,21 @@
 """What a statement in the log is: transaction control, definition, data, or none of our business.
 
 A pure function of the statement's text. It must keep true that whatever it does not know for harmless is UNKNOWN,
-DATA or an unlogged change: the caller stops on those. The rules for ALTER TABLE stand in `alter`.
+DATA or an unlogged change: the caller asks `effects` about those. The rules for ALTER TABLE are in `alter`.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
+from itertools import pairwise
 
 from cdc_core.source.alter import unlogged_by_alter
 from cdc_core.source.alter_columns import ColumnChanges, column_changes
-from cdc_core.source.sql_tokens import Kind, Reader, Token, decode, tokens
+from cdc_core.source.client_text import SWE7, charset_of, decode, hides_backquotes, is_known, lower_cased
+from cdc_core.source.sql_tokens import ANSI_QUOTES, MARIADB_CODE, Kind, Reader, Token, tokens
 
 Table = tuple[str, str]
 """Database and table."""
@@ -36,12 +39,40 @@ class Action(Enum):
 
 
 @dataclass(frozen=True, slots=True)
+class Mentions:
+    """Every name in a text that may be of a table, view or routine: more than there are, never fewer.
+
+    names:     `b` in the default database, and each `a.b`.
+    databases: unqualified names, which may be databases.
+    calls:     those before a parenthesis or after CALL, with what may be their package.
+    known:     False where a name holds characters that cannot be told.
+    """
+
+    names: frozenset[Table] = frozenset()
+    databases: frozenset[str] = frozenset()
+    calls: frozenset[Table] = frozenset()
+    known: bool = True
+
+    def __or__(self, other: Mentions) -> Mentions:
+        return Mentions(
+            self.names | other.names, self.databases | other.databases, self.calls | other.calls,
+            self.known and other.known,
+        )  # fmt: skip
+
+
+NOTHING = Mentions()
+
+
+@dataclass(frozen=True, slots=True)
 class Statement:
     """tables: those whose definition or data it touches; None where that cannot be told, so that any may be.
 
+    Of a HARMLESS statement that drops or redefines views, triggers or routines: these.
     database: the one that is dropped whole, else "". unlogged: why rows changed without row events, else "".
     name: of a savepoint, or the xid of an XA statement as `X'gtrid',X'bqual',format`.
     guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
+    mentions: of DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
+    drops_constraint: it may drop a foreign key.
     """
 
     action: Action
@@ -53,26 +84,81 @@ class Statement:
     guarded: bool = False
     vacates: tuple[Table, ...] = ()
     columns: ColumnChanges | None = None
+    mentions: Mentions = NOTHING
+    queries: bool = False
+    drops_constraint: bool = False
 
 
 _HARMLESS_VERBS = frozenset({
-    "GRANT", "REVOKE", "FLUSH", "ANALYZE", "OPTIMIZE", "CHECK", "INSTALL", "UNINSTALL", "SHUTDOWN", "KILL", "CACHE",
-    "LOCK", "UNLOCK", "PURGE", "BACKUP", "SIGNAL", "BINLOG",
+    "GRANT", "REVOKE", "FLUSH", "ANALYZE", "OPTIMIZE", "CHECK", "CHECKSUM", "INSTALL", "UNINSTALL", "SHUTDOWN", "KILL",
+    "CACHE", "LOCK", "UNLOCK", "PURGE", "BACKUP", "SIGNAL", "RESIGNAL", "BINLOG", "RELEASE", "CHANGE", "RESET", "START",
+    "STOP", "CLONE", "RESTART", "HELP", "USE", "SHOW", "PREPARE", "DEALLOCATE", "GET",
 })  # fmt: skip
 _HARMLESS_SETS = frozenset({"PASSWORD", "ROLE", "DEFAULT"})
+_EXPLAINED = ("EXPLAIN", "DESCRIBE", "DESC", "ANALYZE")
+"""Before a statement: MariaDB's `ANALYZE UPDATE ...` runs it."""
+_OF_TABLES = frozenset({"TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"})
 _DATA_VERBS = frozenset({
     "INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD", "CALL", "DO", "WITH", "SELECT", "HANDLER", "EXECUTE", "VALUES",
     "TABLE", "MERGE",
 })  # fmt: skip
 _HARMLESS_OBJECTS = frozenset({
     "VIEW", "TRIGGER", "PROCEDURE", "FUNCTION", "EVENT", "USER", "ROLE", "SERVER", "TABLESPACE", "LOGFILE", "PACKAGE",
-    "RESOURCE", "LIBRARY", "INSTANCE", "UNDO", "SEQUENCE", "CATALOG",
+    "RESOURCE", "LIBRARY", "INSTANCE", "UNDO", "SEQUENCE", "CATALOG", "SYNONYM", "MASKING", "KEYRING",
 })  # fmt: skip
+_ROUTINES = frozenset({"VIEW", "TRIGGER", "PROCEDURE", "FUNCTION", "PACKAGE"})
+"""What may hold statements that run when another does."""
 
 
-def classify(sql: bytes, database: str, *, client_collation: int = 0, sql_mode: int | None = None) -> Statement:
-    """What the statement, run with `database` as the default one, is."""
-    read = Reader(tokens(decode(sql, client_collation), sql_mode or 0))
+def classify(
+    sql: bytes,
+    database: str,
+    *,
+    client_collation: int = 0,
+    sql_mode: int | None = None,
+    lower_case: bool = False,
+    temporary: bool = False,
+) -> Statement:
+    """What the statement, run with `database` as the default one, is.
+
+    lower_case: the server compares names of tables and databases in lower case; so the names in the answer are.
+    temporary:  the event says that the statement uses temporary tables.
+    """
+    swe7 = charset_of(client_collation) == SWE7
+
+    def read(text: str, *, mariadb_code: bool = True) -> Statement:
+        found = tokens(text, sql_mode or 0, swe7=swe7, mariadb_code=mariadb_code)
+        if lower_case:
+            found = [replace(one, text=lower_cased(one.text)) if one.names else one for one in found]
+        return _classify(found, lower_cased(database) if lower_case else database)
+
+    text = decode(sql, client_collation)
+    found = read(text)
+    # Where the servers read the same bytes in two ways, the text does not say which of them has written it.
+    if MARIADB_CODE in text and (other := read(text, mariadb_code=False)) != found:
+        found = _worse(found, other)
+    if hides_backquotes(client_collation) and not text.isascii():
+        by_byte = decode(sql, client_collation, quotes_by_byte=True)
+        if by_byte != text and (other := read(by_byte)) != found:
+            found = _worse(found, other)
+    if temporary and found.verb == "TRUNCATE":
+        return Statement(Action.HARMLESS, "TRUNCATE TEMPORARY TABLE")
+    return found
+
+
+def _worse(one: Statement, other: Statement) -> Statement:
+    """What holds in both readings of a statement."""
+    if one.action is other.action is Action.DEFINITION and (one.tables, one.database) == (other.tables, other.database):
+        return one if one.unlogged else other
+    if one.action is other.action is Action.HARMLESS:
+        return one
+    return Statement(Action.UNKNOWN, one.verb, tables=None, mentions=one.mentions | other.mentions)
+
+
+def _classify(found: Sequence[Token], database: str) -> Statement:
+    read = Reader(list(found))
+    while read.take_sign("("):
+        pass
     verb = read.next().word
     if verb == "BEGIN" or (verb == "START" and read.peek().word == "TRANSACTION"):
         return Statement(Action.BEGIN, verb)
@@ -81,25 +167,67 @@ def classify(sql: bytes, database: str, *, client_collation: int = 0, sql_mode: 
     if verb == "ROLLBACK":
         return _rollback(read)
     if verb == "SAVEPOINT":
-        return Statement(Action.SAVEPOINT, verb, name=read.next().text)
-    if verb == "RELEASE":
-        return Statement(Action.HARMLESS, verb)
+        return Statement(Action.SAVEPOINT, verb, name=lower_cased(read.next().text))
     if verb == "XA":
         return _xa(read)
-    if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE"):
-        return _DEFINITIONS[verb](read, database)
+    if verb == "SET" and read.take("STATEMENT"):
+        while not read.done and not read.take("FOR"):
+            read.next()
+        return _classify(read.found[read.at :], database)
+    if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE", "REPAIR", "IMPORT"):
+        statement = _DEFINITIONS[verb](read, database)
+        if statement.action is Action.UNKNOWN or statement.queries:
+            statement = replace(statement, mentions=mentions(found, database))
+        return statement
+    if verb in _EXPLAINED and read.peek().word not in _OF_TABLES:
+        return Statement(Action.DATA, verb, tables=None, mentions=mentions(found, database))
+    if verb == "LOAD" and read.peek().word == "INDEX":
+        return Statement(Action.HARMLESS, "LOAD INDEX")
     if verb in _DATA_VERBS:
-        return Statement(Action.DATA, verb, tables=_written(verb, read, database))
+        written = _written(verb, read, database)
+        return Statement(Action.DATA, verb, tables=written, mentions=mentions(found, database))
     if verb in _HARMLESS_VERBS or (verb == "SET" and read.peek().word in _HARMLESS_SETS):
         return Statement(Action.HARMLESS, verb)
-    return Statement(Action.UNKNOWN, verb or "(none)", tables=None)
+    return Statement(Action.UNKNOWN, verb or "(none)", tables=None, mentions=mentions(found, database))
+
+
+def mentions(found: Sequence[Token], database: str) -> Mentions:
+    """All names in a text whose default database this is."""
+    names: set[Table] = set()
+    alone: set[str] = set()
+    calls: set[Table] = set()
+    known = True
+    for at, token in enumerate(found):
+        if not token.names or (at and _is_sign(found[at - 1], ".")):
+            continue
+        path, end = [token.text], at + 1
+        while end + 1 < len(found) and _is_sign(found[end], "."):
+            path.append(found[end + 1].text)
+            end += 2
+        known = known and is_known("".join(path))
+        named = {(database, path[0]), *pairwise(path)}
+        names |= named
+        if len(path) == 1:
+            alone.add(token.text)
+        if (end < len(found) and _is_sign(found[end], "(")) or (at and found[at - 1].word == "CALL"):
+            calls |= named
+    return Mentions(frozenset(names), frozenset(alone), frozenset(calls), known)
+
+
+def mentioned_in(text: str, database: str) -> Mentions:
+    """All names in the body of a view, trigger or routine, whatever its SQL mode is."""
+    return mentions(tokens(text), database) | mentions(tokens(text, ANSI_QUOTES), database)
+
+
+def _is_sign(token: Token, sign: str) -> bool:
+    return token.kind is Kind.SIGN and token.text == sign
 
 
 def _rollback(read: Reader) -> Statement:
     read.take("WORK")
     if read.take("TO"):
         read.take("SAVEPOINT")
-        return Statement(Action.ROLLBACK_TO, "ROLLBACK TO", name=read.next().text)
+        return Statement(Action.ROLLBACK_TO, "ROLLBACK TO", name=lower_cased(read.next().text))
     return Statement(Action.ROLLBACK, "ROLLBACK")
 
 
@@ -128,9 +256,12 @@ def _xid_part(part: list[Token]) -> str:
 
 def _create(read: Reader, database: str) -> Statement:
     replaces = read.take("OR", "REPLACE")
+    external = False
     while (word := read.peek().word) in ("DEFINER", "ALGORITHM", "SQL", "AGGREGATE", "UNIQUE", "FULLTEXT", "SPATIAL",
-                                         "VECTOR", "ONLINE", "OFFLINE"):  # fmt: skip
+                                         "VECTOR", "ONLINE", "OFFLINE", "JSON", "RELATIONAL", "DUALITY",
+                                         "MATERIALIZED", "EXTERNAL", "PUBLIC", "ANY", "STATIC"):  # fmt: skip
         read.next()
+        external = external or word == "EXTERNAL"
         if word == "SPATIAL" and read.take("REFERENCE"):
             return Statement(Action.HARMLESS, "CREATE SPATIAL REFERENCE SYSTEM")
         if word == "SQL":
@@ -145,20 +276,60 @@ def _create(read: Reader, database: str) -> Statement:
             return Statement(Action.HARMLESS, "CREATE TEMPORARY TABLE")
         guarded = read.take("IF", "NOT", "EXISTS")
         table = read.table(database)
+        queries = _has_query(read)
         reason = "CREATE OR REPLACE drops the rows that the table had" if replaces else ""
-        return Statement(Action.DEFINITION, "CREATE TABLE", tables=_known(table), unlogged=reason, guarded=guarded)
+        if external:
+            reason = "its rows come from a file"
+        elif queries:
+            reason = "a query filled it, and the log does not say with what"
+        verb = "CREATE OR REPLACE TABLE" if replaces else "CREATE TABLE"
+        return Statement(
+            Action.DEFINITION, verb, tables=_known(table), unlogged=reason, queries=queries, guarded=guarded
+        )
     if kind == "INDEX":
         return _index("CREATE INDEX", read, database)
     if kind in ("DATABASE", "SCHEMA"):
         if replaces:
-            return Statement(
-                Action.DEFINITION, "CREATE OR REPLACE DATABASE", database=_name_after_exists(read),
-                unlogged="CREATE OR REPLACE drops the tables that the database had",
-            )  # fmt: skip
+            reason = "CREATE OR REPLACE drops the tables that the database had"
+            return _without_database("CREATE OR REPLACE DATABASE", _name_after_exists(read), reason)
         return Statement(Action.HARMLESS, f"CREATE {kind}")
     if kind in _HARMLESS_OBJECTS:
-        return Statement(Action.HARMLESS, f"CREATE {kind}")
+        redefined = _objects(kind, read, database) if replaces else ()
+        return Statement(Action.HARMLESS, f"CREATE {kind}", tables=redefined)
     return Statement(Action.UNKNOWN, f"CREATE {kind}", tables=None)
+
+
+def _has_query(read: Reader) -> bool:
+    """Whether what is left of CREATE TABLE has a query that fills it."""
+    depth = 0
+    while not read.done:
+        token = read.next()
+        if token.kind is Kind.SIGN:
+            depth += (token.text == "(") - (token.text == ")")
+        elif token.word == "SELECT" or (
+            depth == 0 and token.word in ("TABLE", "VALUES", "WITH") and _begins_query(read, token.word)
+        ):
+            return True
+    return False
+
+
+def _begins_query(read: Reader, word: str) -> bool:
+    """`TABLE t`, `VALUES ROW(...)`, `WITH x AS (...)`; not `WITH SYSTEM VERSIONING` or `WITH PARSER`."""
+    after = read.peek(1)
+    if word == "WITH":
+        return read.peek().word == "RECURSIVE" or after.word == "AS" or (after.kind is Kind.SIGN and after.text == "(")
+    return True
+
+
+def _objects(kind: str, read: Reader, database: str) -> tuple[Table, ...] | None:
+    """The views, triggers or routines that a statement drops or redefines; none of other kinds."""
+    if kind not in _ROUTINES:
+        return ()
+    read.take("BODY")
+    if read.take("IF"):
+        read.take("NOT")
+        read.take("EXISTS")
+    return _tables(read, database)
 
 
 def _pass_account(read: Reader) -> None:
@@ -181,7 +352,8 @@ def _drop(read: Reader, database: str) -> Statement:
     temporary = read.take("TEMPORARY")
     if read.take("SPATIAL", "REFERENCE"):
         return Statement(Action.HARMLESS, "DROP SPATIAL REFERENCE SYSTEM")
-    read.take_any("ONLINE", "OFFLINE")
+    while read.take_any("ONLINE", "OFFLINE", "MATERIALIZED", "EXTERNAL", "PUBLIC"):
+        pass
     kind = read.next().word
     if kind in ("TABLE", "TABLES"):
         if temporary:
@@ -192,12 +364,18 @@ def _drop(read: Reader, database: str) -> Statement:
             Action.DEFINITION, "DROP TABLE", tables=dropped, guarded=guarded, vacates=dropped or ()
         )  # fmt: skip
     if kind in ("DATABASE", "SCHEMA"):
-        return Statement(Action.DEFINITION, "DROP DATABASE", tables=(), database=_name_after_exists(read))
+        return _without_database("DROP DATABASE", _name_after_exists(read))
     if kind == "INDEX":
         return _index("DROP INDEX", read, database)
     if kind in _HARMLESS_OBJECTS or (kind == "PREPARE"):
-        return Statement(Action.HARMLESS, f"DROP {kind}")
+        return Statement(Action.HARMLESS, f"DROP {kind}", tables=_objects(kind, read, database))
     return Statement(Action.UNKNOWN, f"DROP {kind}", tables=None)
+
+
+def _without_database(verb: str, name: str, unlogged: str = "") -> Statement:
+    if not is_known(name):
+        return Statement(Action.DEFINITION, verb, tables=None, unlogged=unlogged)
+    return Statement(Action.DEFINITION, verb, database=name, unlogged=unlogged)
 
 
 def _tables(read: Reader, database: str) -> tuple[Table, ...] | None:
@@ -210,15 +388,18 @@ def _tables(read: Reader, database: str) -> tuple[Table, ...] | None:
 
 
 def _index(verb: str, read: Reader, database: str) -> Statement:
+    primary = False
     while not read.done:
         if read.take("ON"):
-            return Statement(Action.DEFINITION, verb, tables=_known(read.table(database)))
-        read.next()
+            reason = "the primary key changed" if primary and verb == "DROP INDEX" else ""
+            return Statement(Action.DEFINITION, verb, tables=_known(read.table(database)), unlogged=reason)
+        primary = read.next().text.upper() == "PRIMARY" or primary
     return Statement(Action.UNKNOWN, verb, tables=None)
 
 
 def _alter(read: Reader, database: str) -> Statement:
-    while read.peek().word in ("DEFINER", "ALGORITHM", "SQL"):
+    while read.peek().word in ("DEFINER", "ALGORITHM", "SQL", "JSON", "RELATIONAL", "DUALITY", "MATERIALIZED",
+                               "EXTERNAL"):  # fmt: skip
         word = read.next().word
         if word == "SQL":
             read.take("SECURITY")
@@ -234,16 +415,21 @@ def _alter(read: Reader, database: str) -> Statement:
         if not read.take("NOWAIT") and read.take("WAIT"):
             read.next()
         columns = column_changes(Reader(read.found[read.at :]))
+        drops_constraint = any(
+            one.word == "DROP" and other.word in ("FOREIGN", "CONSTRAINT") for one, other in pairwise(read.found)
+        )
         reason, others = unlogged_by_alter(read, database)
         if ignore:
             reason = "ALTER IGNORE drops rows that break a unique key"
         known = _known(table)
         return Statement(
-            Action.DEFINITION, "ALTER TABLE", tables=None if known is None else known + others, unlogged=reason,
-            vacates=known if columns.moved and known is not None and known[0] not in others else (), columns=columns,
+            Action.DEFINITION, "ALTER TABLE", tables=None if known is None or others is None else known + others,
+            unlogged=reason, drops_constraint=drops_constraint,
+            vacates=known if columns.moved and known is not None and known[0] not in (others or ()) else (),
+            columns=columns,
         )  # fmt: skip
     if kind in ("DATABASE", "SCHEMA") or kind in _HARMLESS_OBJECTS:
-        return Statement(Action.HARMLESS, f"ALTER {kind}")
+        return Statement(Action.HARMLESS, f"ALTER {kind}", tables=_objects(kind, read, database))
     return Statement(Action.UNKNOWN, f"ALTER {kind}", tables=None)
 
 
@@ -283,8 +469,30 @@ def _truncate(read: Reader, database: str) -> Statement:
     )
 
 
+def _repair(read: Reader, database: str) -> Statement:
+    """On a table of MyISAM or Aria it drops the rows that it cannot read."""
+    read.take_any("NO_WRITE_TO_BINLOG", "LOCAL")
+    if read.take("VIEW"):
+        return Statement(Action.HARMLESS, "REPAIR VIEW")
+    if not read.take_any("TABLE", "TABLES"):
+        return Statement(Action.UNKNOWN, "REPAIR", tables=None)
+    return Statement(
+        Action.DEFINITION, "REPAIR TABLE", tables=_tables(read, database),
+        unlogged="REPAIR drops rows that it cannot read",
+    )  # fmt: skip
+
+
+def _import(read: Reader, _database: str) -> Statement:
+    """`IMPORT TABLE FROM 'file'`: tables with rows, of which the file alone knows the names."""
+    return Statement(
+        Action.DEFINITION if read.take("TABLE") else Action.UNKNOWN, "IMPORT TABLE", tables=None,
+        unlogged="tables were made of files, with the rows in them",
+    )  # fmt: skip
+
+
 _DEFINITIONS = {
-    "CREATE": _create, "DROP": _drop, "ALTER": _alter, "RENAME": _rename, "TRUNCATE": _truncate,
+    "CREATE": _create, "DROP": _drop, "ALTER": _alter, "RENAME": _rename, "TRUNCATE": _truncate, "REPAIR": _repair,
+    "IMPORT": _import,
 }  # fmt: skip
 
 
@@ -325,14 +533,17 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
 
     These texts end in manifests, in the meta database and in logs, where masked columns and passwords must not be. Of
     DML the verb and its tables are left. Of the others keywords, names and signs are: strings, numbers and comments
-    are not.
+    are not. Where the servers read a text in two ways, which differ in where strings begin, only the verb is left.
     """
     if statement.action is Action.DATA:
         names = "" if not statement.tables else f" {', '.join(f'{d}.{t}' for d, t in statement.tables)}"
         return f"{statement.verb}{names} …"
     words: list[str] = []
     length = 0
-    for token in tokens(decode(sql, client_collation), sql_mode or 0):
+    readings = _readings(sql, client_collation, sql_mode or 0)
+    if any(reading != readings[0] for reading in readings[1:]):
+        return f"{statement.verb} …"
+    for token in readings[0]:
         if token.kind is Kind.SIGN and token.text in _QUOTES:
             # A quote that does not end: where strings begin and end cannot be told, from the first of them on.
             words[words.index("?") if "?" in words else len(words) :] = ["…"]
@@ -348,6 +559,17 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
     text = _CLOSE.sub(r"\1", " ".join(words)).encode("utf-8", "replace").decode()
     text = "".join(char if char.isprintable() else " " for char in text)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
+
+
+def _readings(sql: bytes, client_collation: int, sql_mode: int) -> list[list[Token]]:
+    """The tokens of a statement in each way in which a server may read it (see classify)."""
+    swe7 = charset_of(client_collation) == SWE7
+    text = decode(sql, client_collation)
+    texts = [text]
+    if hides_backquotes(client_collation) and not text.isascii():
+        texts.append(decode(sql, client_collation, quotes_by_byte=True))
+    codes = (True, False) if MARIADB_CODE in text else (True,)
+    return [tokens(one, sql_mode, swe7=swe7, mariadb_code=code) for one in texts for code in codes]
 
 
 _SHOWN = 200

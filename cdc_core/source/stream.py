@@ -21,16 +21,17 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
+from cdc_core.source import faults
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
-from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, query
-from cdc_core.source.faults import history_changed
+from cdc_core.source.effects import Effects
+from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.history import History, Place
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
@@ -63,6 +64,7 @@ class SourceStream:
     history:            what tables were, as blocks have said before (Block.definitions).
     limits:             of the ring; they bound the size of a block.
     undone:             see Assembly; is added to.
+    accept, accept_by:  see Assembly.
     Raises, on entering, what LogReader raises.
     """
 
@@ -82,6 +84,8 @@ class SourceStream:
         limits: Limits | None = None,
         block_bytes: int = BLOCK_BYTES,
         undone: set[int] | None = None,
+        accept: Iterable[tuple[str, int]] = (),
+        accept_by: str = "",
     ) -> None:
         self._source = source
         self._server = server
@@ -96,8 +100,11 @@ class SourceStream:
         self._control: pymysql.Connection | None = None
         self._on_unreadable = on_unreadable
         self._undone = undone
+        self._accept = tuple(accept)
+        self._accept_by = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
+        self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._on_definition = on_definition
-        self._history = History(history, self._known, self._behind, self._defaults)
+        self._history = History(history, self._present, self._behind, self._defaults)
         self._tables = tables = Tables(captures, self._known, isolated, self._history)
         self._assembly = self._assemble(self._start, tables)
         self._lane = Lane(self._assembly, tables)
@@ -113,8 +120,16 @@ class SourceStream:
         self.losses = 0
         """Connections that were lost and tried again."""
 
+    def require_accepted(self) -> None:
+        """Raises UsageError (extract.accept) where a place that was to be accepted did not come."""
+        for place in self._accept:
+            if place not in self._assembly.accepted:
+                raise faults.nothing_to_accept(f"{self._source.name}, {place[0]}:{place[1]}")
+
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start, binlog_files(self._asked()))
+        lower_case = lower_case_names(self._asked())
+        self._assembly.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
         self._begin_history()
         return self
 
@@ -226,7 +241,7 @@ class SourceStream:
                 if known is None or error.code not in PERHAPS_ON_THE_WAY | NO_EVENT_HERE:
                     raise
                 if not again:
-                    raise history_changed(
+                    raise faults.history_changed(
                         f"{known.file} cannot be read from {known.begin} on: {error.what}", f"{source.name}, {begin}"
                     ) from error
         raise AssertionError("unreachable")
@@ -273,8 +288,9 @@ class SourceStream:
         return Assembly(
             self._source.name, begin, tables,
             on_unlogged_change="record" if past else self._on_unlogged_change, on_truncate=self._on_truncate,
-            on_definition=self._on_definition, on_unreadable=self._on_unreadable, triggers=self._triggers,
+            on_definition=self._on_definition, on_unreadable=self._on_unreadable, effects=self._effects.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
+            accept=() if past else self._accept, accept_by=self._accept_by,
         )  # fmt: skip
 
     # What the assembly asks
@@ -289,18 +305,20 @@ class SourceStream:
     def _known(self, database: str, table: str) -> TableSchema | None:
         return table_schema(self._asked(), database, table)
 
+    def _present(self, database: str, table: str) -> TableSchema | None:
+        """As `_known`; nothing of a table that cannot be captured."""
+        try:
+            return self._known(database, table)
+        except Refused as error:
+            if error.code != "source.system_versioned":
+                raise
+            return None
+
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)
 
-    def _triggers(self, database: str, table: str) -> bool:
-        return bool(
-            query(
-                self._asked(),
-                "SELECT 1 FROM INFORMATION_SCHEMA.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s AND EVENT_OBJECT_TABLE = %s "
-                "LIMIT 1",
-                (database, table),
-            )
-        )
+    def _end_of_log(self) -> Position:
+        return end_position(self._asked(), self._start.timeline)
 
     def _prepared(self) -> Mapping[str, Pile]:
         """What was prepared before this stream began and not ended before it: the log before it is read once more."""
@@ -312,6 +330,7 @@ class SourceStream:
             begin, Tables(self._captures, self._known, self._tables.isolated, self._history), past=True
         )
         past.mariadb = self._assembly.mariadb
+        past.lower_case = self._assembly.lower_case
         with closing(self._behind(begin)) as events:
             for event in events:
                 if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:

@@ -7,12 +7,15 @@ does not name comes from the history as of its place, and that equal table maps 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event
-from cdc_core.binlog.table_map import parse_table_map, table_name
+from cdc_core.binlog.table_map import TableMap, TypeCode, parse_table_map, table_name
+from cdc_core.errors import Refused
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
+from cdc_core.source.definitions import system_versioned
 from cdc_core.source.gather import TableUse
 from cdc_core.source.history import Change, History, Place
 from cdc_core.source.statements import Statement
@@ -86,7 +89,12 @@ class Tables:
             self._known[name] = self._history.at(name, place)
         elif name not in self._known:
             self._known[name] = self._ask(*name)
-        schema = schema_of(table_map, self._known[name], mariadb=mariadb)
+        known = self._known[name]
+        if known is None and table_map.names is None:
+            self._ask(*name)  # it says why
+        if mariadb and _was_versioned(table_map, known):
+            raise system_versioned(*name)
+        schema = schema_of(table_map, known, mariadb=mariadb)
         require_unreserved(schema)
         if self._history is not None and place is not None:
             self._history.saw(name, place)
@@ -113,7 +121,11 @@ class Tables:
         for use in self._uses.values():
             if use is not None and (use.schema.database, use.schema.table) == name:
                 return use.schema
-        return self._former.get(name) or self._ask(*name)
+        if name in self._former:
+            return self._former[name]
+        with suppress(Refused):
+            return self._ask(*name)
+        return None
 
     def of_database(self, database: str) -> tuple[Name, ...]:
         """Tables of a database that were seen or known at any time."""
@@ -145,7 +157,11 @@ class Tables:
 
     def lived(self, statement: Statement, place: Place) -> bool:
         """Whether a CREATE TABLE comes after rows of an earlier table of that name."""
-        if self._history is None or statement.verb != "CREATE TABLE" or not statement.tables:
+        if (
+            self._history is None
+            or statement.verb not in ("CREATE TABLE", "CREATE OR REPLACE TABLE")
+            or not statement.tables
+        ):
             return False
         return self._history.lived(statement.tables[0], place, guarded=statement.guarded)
 
@@ -174,3 +190,12 @@ class Tables:
                 self._former[use.schema.database, use.schema.table] = use.schema
         self.generation += len(kept) < len(self._uses)
         self._uses = kept
+
+
+def _was_versioned(table_map: TableMap, known: TableSchema | None) -> bool:
+    """Whether rows have the two columns that MariaDB adds to a system-versioned table and INFORMATION_SCHEMA does not
+    show: the table may be gone since, or versioned no more."""
+    if table_map.names is None or [name.lower() for name in table_map.names[-2:]] != ["row_start", "row_end"]:
+        return False
+    stamps = all(code == TypeCode.TIMESTAMP2 for code in table_map.types[-2:])
+    return stamps and (known is None or "row_end" not in [column.name.lower() for column in known.columns])

@@ -39,7 +39,9 @@ class MySql(SqlServer):
         env: Mapping[str, str] | None = None,
     ) -> Self:
         """A server that answers; `options` are those of mysqld without the dashes, None for one without a value."""
-        return cls(**start(_flavor(), directory, server_id, options or {}, env))
+        options = options or {}
+        lower_case = options.get("lower-case-table-names", "0") != "0"
+        return cls(**start(_flavor(lower_case=lower_case), directory, server_id, options, env))
 
     @staticmethod
     def version() -> tuple[int, ...]:
@@ -103,19 +105,21 @@ def _loaded(root: Path) -> tuple[str, ...]:
     return (str(loader), "--library-path", ":".join(libraries))
 
 
-def _flavor() -> Flavor:
+def _flavor(*, lower_case: bool) -> Flavor:
+    """lower_case: names of tables have no case; a server can only be made so, not changed."""
     installation = _find()
+    names = ["--lower-case-table-names=1"] if lower_case else []
 
     def install(data: Path) -> None:
-        command = [*installation.command, "--initialize-insecure", f"--datadir={data}"]
+        command = [*installation.command, "--initialize-insecure", f"--datadir={data}", *names]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise SandboxError(f"mysqld --initialize-insecure failed:\n{(done.stdout + done.stderr)[-2000:]}")
 
     return Flavor(
         name="MySQL",
-        template=f"mysql-{installation.version}-uid{os.geteuid()}",
-        command=installation.command,
+        template=f"mysql-{installation.version}-uid{os.geteuid()}{'-lower' if lower_case else ''}",
+        command=(*installation.command, *names),
         options=_OPTIONS,
         install=install,
     )

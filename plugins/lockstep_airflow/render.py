@@ -23,6 +23,7 @@ from lockstep_airflow.operators import (
 from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, DagSpec, Kind, TaskSpec
 from lockstep_airflow.window import (
+    ACCEPT,
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
@@ -142,6 +143,14 @@ def _params(spec: DagSpec) -> dict[str, Param]:
             type="boolean",
             title="Dry run",
             description="Only say which staged batches a run would apply: reads no source, changes nothing.",
+        ),
+        ACCEPT: Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string"},
+            title="Accept",
+            description="SOURCE=FILE:OFFSET of a statement that stopped a source, once you know what it changed. The "
+            "tables that it may have changed need a re-sync.",
         ),
     }
     if spec.targets:

@@ -9,8 +9,10 @@ from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
 
+from cdc_core.errors import UsageError
 from lockstep_airflow.specs import dag_id_of
 from lockstep_airflow.window import (
+    ACCEPT,
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
@@ -76,6 +78,25 @@ def isolated_of(context: Context) -> tuple[str, str]:
     """Source and table that a run of the readmit DAG names."""
     params = _params(context)
     return str(params.get(SOURCE) or ""), str(params.get(TABLE) or "")
+
+
+def accepted_of(context: Context, pipeline: Pipeline, source: str) -> tuple[tuple[str, int], ...]:
+    """Places in the source's log that the DAG run accepts. Raises UsageError (cli.usage, airflow.accept)."""
+    from cdc_core.extract.acceptances import parse_place
+
+    found = []
+    for text in _params(context).get(ACCEPT) or ():
+        name, _, place = str(text).partition("=")
+        if name not in {one.name for one in pipeline.sources}:
+            raise UsageError(
+                f"{text!r} does not begin with a source of the pipeline.",
+                where=f"param {ACCEPT}",
+                code="airflow.accept",
+                remedy="give SOURCE=FILE:OFFSET, such as shop=binlog.000012:4711",
+            )
+        if name == source:
+            found.append(parse_place(place))
+    return tuple(found)
 
 
 def is_dry_run(context: Context) -> bool:

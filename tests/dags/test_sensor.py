@@ -37,6 +37,7 @@ class Extraction:
     holders: list[str] = field(default_factory=list)
     logins: list[str | None] = field(default_factory=list)
     until_us: list[int | None] = field(default_factory=list)
+    accepted: list[tuple[tuple[str, int], ...]] = field(default_factory=list)
 
 
 @pytest.fixture
@@ -44,7 +45,8 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
     record = Extraction()
 
     class StandIn:
-        def __init__(self, pipeline: Any, source: str, *, meta: Any, holder: str) -> None:
+        def __init__(self, pipeline: Any, source: str, *, meta: Any, holder: str, accept: Any) -> None:
+            record.accepted.append(accept)
             record.logins.append(os.environ.get("LOCKSTEP_CONN_SOURCE_DB"))
             record.holders.append(holder)
 
@@ -116,6 +118,16 @@ def test_reschedule_mode_opens_and_closes_in_each_poke(extraction: Extraction, s
     assert not sensor("reschedule").poke(context)
     assert sensor("reschedule").poke(context)
     assert extraction.events == ["open", "drain", "close"] * 2
+
+
+def test_the_param_accept_is_for_the_source_that_it_names(extraction: Extraction, sensor: Any, context: Any) -> None:
+    extraction.answers = [True, True]
+    assert sensor("poke").poke(context)
+    assert sensor("poke").poke({**context, "params": {"accept": ["shop_db=binlog.000012:4711"]}})
+    assert extraction.accepted == [(), (("binlog.000012", 4711),)]
+    for wrong, code in (("other=binlog.000012:4711", "airflow.accept"), ("shop_db=binlog.000012", "cli.usage")):
+        with pytest.raises(AirflowFailException, match=code):
+            sensor("poke").poke({**context, "params": {"accept": [wrong]}})
 
 
 def test_a_source_that_another_holds_is_waited_for(extraction: Extraction, sensor: Any, context: Any) -> None:

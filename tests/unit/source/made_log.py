@@ -11,11 +11,18 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.assembly import Assembly
+from cdc_core.source.effects import Effect
 from cdc_core.source.shelf import Pile
+from cdc_core.source.statements import Statement
 from cdc_core.source.tables import Tables
 
 STANDALONE, XA_PREPARED, XA_COMPLETED = 1, 64, 128
 SECOND = 1_700_000_000
+
+
+def named_only(statement: Statement, databases: frozenset[str] | None, behind: Position) -> Effect:
+    """What a statement may change where there are neither views nor triggers, routines and foreign keys."""
+    return Effect(unknown="it does not say" if statement.tables is None else "")
 
 
 @dataclass
@@ -27,7 +34,8 @@ class Log:
     on_truncate: str = "unlogged"
     on_unreadable: str = "stop"
     block_bytes: int = 1 << 20
-    triggers: Callable[[str, str], bool] = lambda database, table: False
+    effects: Callable[[Statement, frozenset[str] | None, Position], Effect] = named_only
+    accept: tuple[tuple[str, int], ...] = ()
     prepared: Callable[[], Mapping[str, Pile]] | None = dict
     file: str = "binlog.000001"
     offset: int = 4
@@ -42,7 +50,8 @@ class Log:
             Tables(lambda database, table: database != "other", self._known),
             on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
             on_truncate=self.on_truncate,  # type: ignore[arg-type]
-            triggers=self.triggers,
+            effects=self.effects,
+            accept=self.accept,
             prepared=self.prepared,
             block_bytes=self.block_bytes,
             on_unreadable=self.on_unreadable,  # type: ignore[arg-type]

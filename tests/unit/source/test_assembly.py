@@ -15,6 +15,7 @@ from cdc_core.binlog.gtid import parse_gtid
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
+from cdc_core.source.effects import Effect
 from cdc_core.source.gather import ISOLATED, NOT_INCLUDED
 from cdc_core.source.shelf import Pile
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
@@ -532,14 +533,14 @@ def test_dml_as_a_statement_whose_tables_cannot_be_told_stops(sql: str) -> None:
     refused("source.statement_dml", log, lambda: log.query(sql))
 
 
-def test_dml_as_a_statement_on_a_table_that_is_not_captured_is_passed_unless_it_has_triggers() -> None:
+def test_dml_as_a_statement_on_a_table_that_is_not_captured_is_passed_unless_it_may_change_others() -> None:
     log = Log()
     log.gtid()
     log.query("UPDATE other.x SET a = 1")
     log.commit()
     (block,) = log.blocks()
     assert (kinds([block]), block.passed) == ([EntryKind.PASSED], {"statement on a table not included": 1})
-    log = Log(triggers=lambda database, table: (database, table) == ("other", "x"))
+    log = Log(effects=lambda *_: Effect((("db", "t"),)))
     log.gtid()
     refused("source.statement_dml", log, lambda: log.query("UPDATE other.x SET a = 1"))
 

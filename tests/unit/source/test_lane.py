@@ -19,6 +19,7 @@ from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source import lane as lanes
 from cdc_core.source.assembly import Assembly
+from cdc_core.source.effects import Effect
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.lane import Lane
 from cdc_core.source.tables import Tables
@@ -44,7 +45,7 @@ class Reading:
     def __init__(self, start: Position, *, fast: bool, block_bytes: int, on_unreadable: Policy = "stop") -> None:
         tables = Tables(lambda database, table: database != "other", lambda database, table: None)
         self.assembly = Assembly(
-            "src", start, tables, on_unlogged_change="record", triggers=lambda *_: False, prepared=lambda _: None,
+            "src", start, tables, on_unlogged_change="record", effects=lambda *_: Effect(), prepared=lambda _: None,
             block_bytes=block_bytes, on_unreadable=on_unreadable,
         )  # fmt: skip
         self.framer = EventFramer(start, "src") if fast else ByHand(start, "src")

@@ -29,6 +29,7 @@ class Connected(LogReader):
         self._waits = True
         self._read_timeout_s = 5.0
         self._silent_s = 0.0
+        self._unread = False
         self._socket = end
         self._unread = False
         self.framer = EventFramer(START, "src")

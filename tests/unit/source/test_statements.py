@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cdc_core.source.client_text import decode
 from cdc_core.source.sql_tokens import ANSI_QUOTES, NO_BACKSLASH_ESCAPES
 from cdc_core.source.statements import Action, classify, shown
 
@@ -38,7 +39,7 @@ def action(sql: str, **options: int) -> Action:
         ("ALTER USER x IDENTIFIED BY 'y'", Action.HARMLESS),
         ("CREATE DATABASE d", Action.HARMLESS),
         ("SET @x = 1", Action.UNKNOWN),
-        ("IMPORT TABLE FROM 'x.sdi'", Action.UNKNOWN),
+        ("IMPORT TABLE FROM 'x.sdi'", Action.DEFINITION),
         ("# Dummy event replacing event type 160 that slave cannot handle.", Action.UNKNOWN),
         ("", Action.UNKNOWN),
     ],
@@ -208,6 +209,58 @@ def test_an_alter_names_the_columns_that_it_drops_and_adds(
 )
 def test_a_statement_names_the_tables_that_are_not_there_after_it(sql: str, vacated: list[str]) -> None:
     assert sorted(".".join(name) for name in classify(sql.encode(), "db").vacates) == vacated
+
+
+@pytest.mark.parametrize("collation", [1, 8, 13, 24, 28, 33, 45, 63, 95, 248, 0, 9999])
+@given(raw=st.binary(max_size=60))
+def test_no_byte_above_127_ever_becomes_a_sign_of_the_grammar(collation: int, raw: bytes) -> None:
+    text = decode(raw, collation)
+    signs = [character for character in text if character.isascii()]
+    # Where sets of two bytes have an ASCII byte second, it is part of a character: signs may be fewer, never more.
+    assert len(signs) <= sum(code < 128 for code in raw)
+    rest = iter(chr(code) for code in raw if code < 128)
+    assert all(sign in rest for sign in signs), "in their order"
+
+
+@pytest.mark.parametrize(
+    ("sql", "action"),
+    [
+        ("CREATE EXTERNAL TABLE x (a INT)", Action.DEFINITION),
+        ("CREATE OR REPLACE MATERIALIZED VIEW v AS SELECT 1", Action.HARMLESS),
+        ("SET STATEMENT max_statement_time = 1, lock_wait_timeout = 2 FOR TRUNCATE t", Action.DEFINITION),
+        ("SET STATEMENT max_statement_time = 1 FOR DELETE FROM t", Action.DATA),
+        ("(SELECT f())", Action.DATA),
+        ("DESCRIBE UPDATE t SET a = 1", Action.DATA),
+        ("ANALYZE FORMAT=JSON DELETE FROM t", Action.DATA),
+        ("ANALYZE NO_WRITE_TO_BINLOG TABLE t", Action.HARMLESS),
+        ("LOAD INDEX INTO CACHE t", Action.HARMLESS),
+        ("CREATE FANCY THING x", Action.UNKNOWN),
+        ("/*M! CREATE VIEW x AS */ TRUNCATE t", Action.UNKNOWN),
+        ("CREATE TABLE t (a INT) /*M! ENGINE=Aria */", Action.DEFINITION),
+    ],
+)
+def test_prefixes_and_new_grammar_are_what_follows_them(sql: str, action: Action) -> None:
+    assert classify(sql.encode(), "db").action is action
+
+
+def test_a_name_that_cannot_be_decoded_may_be_any_table() -> None:
+    for sql in (b"TRUNCATE t\xff", b"DROP TABLE a, `\xfe`", b"DROP DATABASE \xff", b"RENAME TABLE a TO \xff",
+                b"ALTER TABLE a RENAME TO \xff", b"INSERT INTO \xff VALUES (1)"):  # fmt: skip
+        assert classify(sql, "db", client_collation=45).tables is None, sql
+
+
+def test_a_truncate_of_a_temporary_table_empties_no_other() -> None:
+    assert classify(b"TRUNCATE t", "db", temporary=True).action is Action.HARMLESS
+    assert classify(b"ALTER TABLE t ADD c INT DEFAULT (CONNECTION_ID())", "db", temporary=True).unlogged
+
+
+def test_mentions_are_all_names_and_what_is_called() -> None:
+    found = classify(b"UPDATE a, x.b SET a.c = f(1), b.d = y.g (2) WHERE 'n' = \"m\"", "db").mentions
+    assert {("db", "a"), ("x", "b"), ("a", "c"), ("db", "f"), ("y", "g")} <= found.names
+    assert {("db", "f"), ("y", "g")} <= found.calls
+    assert not {name for _, name in found.names} & {"n", "m"}
+    assert "x" not in found.databases
+    assert "a" in found.databases
 
 
 def displayed(sql: str | bytes, sql_mode: int = 0) -> str:

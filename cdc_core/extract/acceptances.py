@@ -1,0 +1,57 @@
+"""Events that would stop a source, and that an operator accepts by file and offset.
+
+What was accepted is in the notes of the batch that holds the event: from then on it is history, and to accept it again
+changes nothing. A place that was read without being accepted cannot be accepted afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+
+from cdc_core.errors import LockstepError, UsageError
+from cdc_core.model.position import Position
+from cdc_core.source import faults
+from cdc_core.stage.manifest import chain
+from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+
+def parse_place(text: str) -> tuple[str, int]:
+    """`binlog.000012:4711`. Raises UsageError (cli.usage)."""
+    file, _, digits = text.strip().rpartition(":")
+    try:
+        offset = int(digits) if digits.isascii() and digits.isdigit() else -1
+        place = Position(0, file, offset)
+    except (LockstepError, ValueError) as error:
+        raise UsageError(
+            f"{text!r} is not a place in a log.",
+            where="accept",
+            code="cli.usage",
+            remedy="give FILE:OFFSET as the error that stopped the source names it, such as binlog.000012:4711",
+        ) from error
+    return place.file, place.offset
+
+
+def pending(
+    places: Iterable[tuple[str, int]], start: Position, store: ObjectStore, source: str
+) -> tuple[tuple[str, int], ...]:
+    """Those from where reading begins on. Raises UsageError (extract.accept) for one that was passed unaccepted."""
+    left: list[tuple[str, int]] = []
+    for place in places:
+        at = Position(start.timeline, *place)
+        if at >= start:
+            left.append(place)
+        elif _is_noted(at, store, source):
+            log.info("%s: %s:%s was accepted before", source, *place)
+        else:
+            raise faults.nothing_to_accept(f"{source}, {at.file}:{at.offset}, which lies before {start}")
+    return tuple(left)
+
+
+def _is_noted(at: Position, store: ObjectStore, source: str) -> bool:
+    words = faults.accepted_at(at.file, at.offset) + ":"
+    return any(
+        words in note for manifest in chain(store, source) if manifest.end.position > at for note in manifest.notes
+    )

@@ -1,0 +1,224 @@
+"""An operator's way past an event that stops a source: --accept FILE:OFFSET, and what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from cdc_core.cli.app import app
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import DataAtRisk, UsageError
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+from cdc_core.model.coverage import How
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.reader import changes
+from tests.integration.source_origin import Origin
+
+
+@dataclass(frozen=True)
+class Line:
+    """A pipeline of one source on the origin's captured database."""
+
+    origin: Origin
+    pipeline: Pipeline
+    store: ObjectStore
+    folder: Path
+    monkeypatch: pytest.MonkeyPatch
+
+    def cli(self, *options: str) -> Result:
+        self.monkeypatch.setenv("SOURCE", self.origin.sql.url)
+        return CliRunner().invoke(app, ["extract", "shop", "--pipelines", str(self.folder), *options])
+
+    def extractor(self, meta: Meta, *accept: tuple[str, int]) -> Extractor:
+        return Extractor(self.pipeline, "main", meta=meta, environ={"SOURCE": self.origin.sql.url}, accept=accept)
+
+    def drain(self, *accept: tuple[str, int]) -> None:
+        with Meta.open(self.pipeline.meta.url) as meta, self.extractor(meta, *accept) as extractor:
+            assert extractor.drain().done
+
+    def stopped_at(self) -> tuple[str, int]:
+        """Where it stops: the place that the error's remedy names."""
+        with pytest.raises(DataAtRisk) as raised:
+            self.drain()
+        found = re.search(r"lockstep extract shop --source main --accept (\S+):(\d+)$", raised.value.remedy)
+        assert found, raised.value.remedy
+        assert f"{found[1]}:{found[2]}" in raised.value.where
+        return found[1], int(found[2])
+
+    @property
+    def notes(self) -> list[str]:
+        return [note for manifest in manifests.chain(self.store, "main") for note in manifest.notes]
+
+    @property
+    def covered(self) -> dict[str, How]:
+        with Meta.open(self.pipeline.meta.url) as meta:
+            return {table: one.how for table, one in meta.coverage("main").tables.items()}
+
+    def ids(self) -> list[int]:
+        return sorted(changes(self.store, list(manifests.chain(self.store, "main")), "t")["id"].to_pylist())
+
+
+@pytest.fixture
+def line(origin: Origin, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Line:
+    end = origin.end().position
+    text = f"""
+        pipeline: shop
+        schedule: "0 * * * *"
+        sources:
+          - name: main
+            connection: env:SOURCE
+            server_id: 78
+            start: {{position: {{file: {end.file}, offset: {end.offset}}}}}
+            reconnect_s: 2
+        tables: {{include: ['{origin.name}\\..*']}}
+        routes: [{{match: '{origin.name}\\.(.*)', to: '\\1'}}]
+        stage: {{uri: {(tmp_path / "stage").as_uri()}}}
+        meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+        limits: {{lease_s: 5}}
+        """
+    (tmp_path / "shop.yaml").write_text(text)
+    pipeline = parse(text, where="test")
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)", "CREATE TABLE u (id INT PRIMARY KEY)")
+    origin.execute("INSERT INTO t VALUES (1, 1)")
+    return Line(origin, pipeline, open_store(pipeline.stage.uri), tmp_path, monkeypatch)
+
+
+def by_statement(line: Line) -> None:
+    with line.origin.session() as run:
+        run("SET SESSION binlog_format = STATEMENT", "INSERT INTO t VALUES (50, 50)")
+
+
+def by_definition(line: Line) -> None:
+    line.origin.execute("TRUNCATE TABLE t")
+
+
+def by_compressed_statement(line: Line) -> None:
+    """Inside a compressed transaction, whose event alone has a place. MariaDB compresses the statement itself."""
+    with line.origin.session() as run:
+        if line.origin.mariadb:
+            run("SET GLOBAL log_bin_compress = ON", "SET GLOBAL log_bin_compress_min_len = 10")
+        else:
+            run("SET SESSION binlog_transaction_compression = ON")
+        run("SET SESSION binlog_format = STATEMENT", f"INSERT INTO t VALUES (50, LENGTH('{'x' * 300}'))")
+        if line.origin.mariadb:
+            run("SET GLOBAL log_bin_compress = DEFAULT", "SET GLOBAL log_bin_compress_min_len = DEFAULT")
+        events = [row[2] for row in run(f"SHOW BINLOG EVENTS IN '{line.origin.end().position.file}'")]
+        assert {"Query_compressed", "Transaction_payload"} & set(events), "it is compressed indeed"
+
+
+@pytest.mark.parametrize("stop", [by_statement, by_definition, by_compressed_statement])
+def test_an_accepted_event_is_passed_and_noted_and_what_is_after_it_is_staged(
+    line: Line, stop: Callable[[Line], None]
+) -> None:
+    stop(line)
+    line.origin.execute("INSERT INTO t VALUES (2, 2)", "INSERT INTO u VALUES (9)")
+    place = line.stopped_at()
+    assert line.stopped_at() == place, "it stops again, at the same place"
+    assert line.ids() == [1]
+    line.drain(place)
+    assert line.ids() == [1, 2]
+    (note,) = line.notes
+    assert note.startswith(
+        f"needs re-sync of table {line.origin.name}.t: accepted by an operator at {place[0]}:{place[1]}"
+    )
+    line.drain(place)
+    line.drain()
+    assert len(line.notes) == 1
+    assert line.ids() == [1, 2]
+    assert line.covered == {f"{line.origin.name}.t": How.UNLOGGED, f"{line.origin.name}.u": How.CREATED}
+
+
+def test_one_acceptance_is_for_one_event(line: Line) -> None:
+    by_definition(line)
+    by_statement(line)
+    first = line.stopped_at()
+    with pytest.raises(DataAtRisk):
+        line.drain(first)
+    second = line.stopped_at()
+    assert second > first
+    line.drain(second)
+    assert len(line.notes) == 2
+
+
+def test_both_at_once_by_the_command_line(line: Line) -> None:
+    by_definition(line)
+    first = line.stopped_at()
+    by_statement(line)
+    failed = line.cli("--accept", "{}:{}".format(*first), "--json")
+    assert isinstance(failed.exception, DataAtRisk), failed.output
+    found = re.search(r"--accept (\S+:\d+)", failed.exception.remedy)
+    assert found
+    done = line.cli("--accept", "{}:{}".format(*first), "--accept", found[1], "--json")
+    assert done.exit_code == 0, done.output
+    assert json.loads(done.stdout)["sources"][0]["done"]
+    assert len(line.notes) == 2
+
+
+def test_what_is_not_durable_was_not_accepted(line: Line) -> None:
+    by_definition(line)
+    place = line.stopped_at()
+    with Meta.open(line.pipeline.meta.url) as meta, line.extractor(meta, place) as extractor:
+        give_up_s = time.monotonic() + 60
+        while not extractor._stream._assembly.accepted:  # type: ignore[union-attr]
+            assert time.monotonic() < give_up_s
+            time.sleep(0.01)
+    assert line.notes == []
+    assert line.stopped_at() == place
+    line.drain(place)
+    assert len(line.notes) == 1
+
+
+def test_a_place_where_nothing_stops_is_an_error_and_costs_nothing(line: Line) -> None:
+    before = line.origin.end().position
+    line.origin.execute("INSERT INTO t VALUES (2, 2)")
+    for offset in (before.offset, before.offset + 1):
+        with pytest.raises(UsageError) as raised:
+            line.drain((before.file, offset))
+        assert raised.value.code == "extract.accept"
+        assert f"{before.file}:{offset}" in raised.value.where
+    line.drain()
+    assert line.ids() == [1, 2]
+
+
+def test_a_place_that_was_passed_or_does_not_come_is_an_error(line: Line) -> None:
+    start = line.origin.end().position
+    line.origin.execute("INSERT INTO t VALUES (2, 2)")
+    line.drain()
+    with pytest.raises(UsageError) as raised:
+        line.drain((start.file, start.offset))
+    assert (raised.value.code, "lies before" in raised.value.where) == ("extract.accept", True)
+    with pytest.raises(UsageError) as raised:
+        line.drain((start.file, 8_000_000))
+    assert raised.value.code == "extract.accept"
+    line.drain()
+    assert line.ids() == [1, 2]
+    assert line.notes == []
+
+
+def test_an_incident_is_accepted_with_all_tables_in_doubt(line: Line) -> None:
+    line.origin.execute("CREATE TABLE m (id INT PRIMARY KEY, b VARCHAR(200)) ENGINE=MyISAM")
+    sizes = ("binlog_stmt_cache_size", "max_binlog_stmt_cache_size")
+    try:
+        line.origin.execute(*(f"SET GLOBAL {size} = 4096" for size in sizes))
+        with pytest.raises(Exception, match="max_binlog_stmt_cache_size"):
+            line.origin.execute(
+                "INSERT INTO m WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n WHERE i < 500) "
+                "SELECT i, REPEAT('z', 150) FROM n"
+            )
+    finally:
+        line.origin.execute(*(f"SET GLOBAL {size} = DEFAULT" for size in reversed(sizes)))
+    line.origin.execute("INSERT INTO t VALUES (2, 2)")
+    line.drain(line.stopped_at())
+    assert line.ids() == [1, 2]
+    (note,) = line.notes
+    assert note.startswith("needs re-sync of table any captured table: accepted by an operator at")
+    assert set(line.covered.values()) == {How.UNLOGGED}

@@ -1,0 +1,181 @@
+"""What a statement may have changed, asked of real servers: what they no longer have, may not show, or do not know."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cdc_core import connections
+from cdc_core.errors import DataAtRisk
+from cdc_core.source.effects import Effect, Effects
+from cdc_core.source.statements import classify
+from tests.integration.source_origin import Origin, fresh_name
+
+
+@pytest.fixture
+def other(origin: Origin) -> Iterator[str]:
+    """A database that is not captured, beside the captured one with the table t."""
+    name = fresh_name()
+    origin.execute_on_server(f"CREATE DATABASE {name}", "SET GLOBAL log_bin_trust_function_creators = 1")
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    origin.execute_on_server(f"CREATE TABLE {name}.plain (id INT)")
+    yield name
+    origin.execute_on_server(f"DROP DATABASE {name}")
+
+
+def as_statements(origin: Origin, database: str, *statements: str) -> None:
+    """Runs them in a session that logs its changes as statements."""
+    with origin.sql.connect(database, autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION binlog_format = STATEMENT")
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def stops(origin: Origin, start: object, **options: object) -> bool:
+    code = ""
+    try:
+        origin.drain(start, **options)  # type: ignore[arg-type]
+    except DataAtRisk as error:
+        code = error.code
+    assert code in ("", "source.statement_dml")
+    return bool(code)
+
+
+REACHES = {
+    "a view": (["CREATE VIEW {o}.v AS SELECT id FROM {c}.t"], "INSERT INTO v VALUES (1)", "DROP VIEW {o}.v"),
+    "a view that is another now": (
+        ["CREATE VIEW {o}.v AS SELECT id FROM {c}.t"], "INSERT INTO v VALUES (1)",
+        "CREATE OR REPLACE VIEW {o}.v AS SELECT id FROM {o}.plain",
+    ),
+    "a trigger": (
+        ["CREATE TRIGGER {o}.x AFTER INSERT ON {o}.plain FOR EACH ROW INSERT INTO {c}.t (id) VALUES (new.id)"],
+        "INSERT INTO plain VALUES (1)", "DROP TRIGGER {o}.x",
+    ),
+    "a function": (
+        ["CREATE FUNCTION {o}.f() RETURNS INT DETERMINISTIC BEGIN INSERT INTO {c}.t (id) VALUES (1); RETURN 1; END"],
+        "INSERT INTO plain VALUES (f())", "DROP FUNCTION {o}.f",
+    ),
+    "a foreign key": (
+        ["CREATE TABLE {o}.par (id INT PRIMARY KEY)",
+         "CREATE TABLE {c}.ch (id INT PRIMARY KEY, CONSTRAINT fk FOREIGN KEY (id) REFERENCES {o}.par (id) "
+         "ON DELETE CASCADE)",
+         "INSERT INTO {o}.par VALUES (1)", "INSERT INTO {c}.ch VALUES (1)"],
+        "DELETE FROM par", "ALTER TABLE {c}.ch DROP FOREIGN KEY fk",
+    ),
+    "a table that is gone": (
+        ["CREATE TABLE {o}.gone (id INT)",
+         "CREATE TRIGGER {o}.x AFTER INSERT ON {o}.gone FOR EACH ROW INSERT INTO {c}.t (id) VALUES (new.id)"],
+        "INSERT INTO gone VALUES (1)", "DROP TABLE {o}.gone",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", REACHES)
+def test_what_a_statement_went_through_may_be_gone_when_it_is_read(origin: Origin, other: str, what: str) -> None:
+    setup, statement, removal = REACHES[what]
+    origin.execute_on_server(*(sql.format(c=origin.name, o=other) for sql in setup))
+    start = origin.end()
+    as_statements(origin, other, statement)
+    origin.execute_on_server(removal.format(c=origin.name, o=other))
+    assert stops(origin, start, on_unlogged_change="record")
+
+
+def test_what_is_defined_further_on_elsewhere_does_not_matter(origin: Origin, other: str) -> None:
+    third = fresh_name()
+    origin.execute_on_server(f"CREATE DATABASE {third}", f"CREATE TABLE {third}.x (id INT)")
+    start = origin.end()
+    as_statements(origin, other, "INSERT INTO plain VALUES (1)")
+    origin.execute_on_server(
+        f"CREATE VIEW {third}.v AS SELECT 1 AS one", f"DROP VIEW {third}.v", f"DROP TABLE {third}.x",
+        f"CREATE TABLE {other}.later (id INT)", f"ALTER TABLE {other}.later ADD v INT", f"DROP DATABASE {third}",
+    )  # fmt: skip
+    as_statements(origin, other, "INSERT INTO plain VALUES (2)", "DELETE FROM plain")
+    assert not stops(origin, start)
+
+
+@contextmanager
+def account(origin: Origin, *grants: str) -> Iterator[connections.Server]:
+    user, password = origin.name, "Correct-horse-9"
+    origin.execute(f"CREATE USER {user} IDENTIFIED BY '{password}'", f"GRANT {', '.join(grants)} ON *.* TO {user}")
+    try:
+        yield origin.address(user, password)
+    finally:
+        origin.execute(f"DROP USER {user}")
+
+
+@pytest.mark.parametrize("hidden", ["trigger", "view", "function"])
+def test_an_account_that_may_not_see_what_a_statement_runs_does_not_take_it_for_nothing(
+    origin: Origin, other: str, hidden: str
+) -> None:
+    setup, statement, _ = REACHES[f"a {hidden}"]
+    origin.execute_on_server(*(sql.format(c=origin.name, o=other) for sql in setup))
+    monitor = "BINLOG MONITOR" if origin.mariadb else "REPLICATION CLIENT"
+    with account(origin, "REPLICATION SLAVE", monitor, "SELECT") as address:
+        start = origin.end()
+        as_statements(origin, other, statement)
+        assert stops(origin, start, address=address)
+
+
+def test_mysql_says_itself_that_no_captured_database_was_changed_and_mariadb_needs_the_grant(
+    origin: Origin, other: str
+) -> None:
+    monitor = "BINLOG MONITOR" if origin.mariadb else "REPLICATION CLIENT"
+    with account(origin, "REPLICATION SLAVE", monitor, "SELECT") as address:
+        start = origin.end()
+        as_statements(origin, other, "INSERT INTO plain VALUES (1)")
+        assert stops(origin, start, address=address) == origin.mariadb
+    with account(origin, "REPLICATION SLAVE", monitor, "SELECT", "TRIGGER") as address:
+        assert not stops(origin, start, address=address)
+
+
+def test_isolate_leaves_out_all_that_a_statement_changed_and_nothing_else(origin: Origin, other: str) -> None:
+    origin.execute("CREATE TABLE kept (id INT PRIMARY KEY)")
+    origin.execute_on_server(f"CREATE VIEW {other}.v AS SELECT id FROM {origin.name}.t")
+    start = origin.end()
+    as_statements(origin, other, "INSERT INTO v VALUES (1)")
+    origin.execute("INSERT INTO t VALUES (2, 2)", "INSERT INTO kept VALUES (3)")
+    blocks = origin.drain(start, on_unreadable="isolate")
+    assert set(blocks[-1].isolated) == {f"{origin.name}.t"}
+    assert [(part.schema.table, row["id"]) for b in blocks for part in b.tables for row in part.rows.to_pylist()] == [
+        ("kept", 3)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("sql", "tables", "known"),
+    [
+        ("FROBNICATE TABLE {o}.plain", [], True),
+        ("FROBNICATE {o}", [], True),
+        ("FROBNICATE plain WITH (x = 'y')", [], True),
+        ("FROBNICATE TABLE {c}.t", ["t"], True),
+        ("FROBNICATE DATABASE {c}", ["t"], True),
+        ("FROBNICATE v", ["t"], True),
+        ("FROBNICATE tr", ["t"], True),
+        ("FROBNICATE (SELECT f())", ["t"], True),
+        ("FROBNICATE ALL", [], False),
+        ("FROBNICATE FROM 'file'", [], False),
+        ("FROBNICATE {o}.gone", [], False),
+        ("", [], False),
+    ],
+)  # fmt: skip
+def test_an_unknown_statement_concerns_what_it_names_and_all_where_it_names_nothing(
+    origin: Origin, other: str, sql: str, tables: list[str], known: bool
+) -> None:
+    c, o = origin.name, other
+    origin.execute_on_server(
+        f"CREATE VIEW {o}.v AS SELECT id FROM {c}.t", f"CREATE TABLE {o}.tr (id INT)",
+        f"CREATE TRIGGER {o}.x AFTER INSERT ON {o}.tr FOR EACH ROW INSERT INTO {c}.t (id) VALUES (new.id)",
+        f"CREATE FUNCTION {o}.f() RETURNS INT DETERMINISTIC BEGIN DELETE FROM {c}.t; RETURN 1; END",
+    )  # fmt: skip
+    here = origin.end().position
+    stream = origin.stream(origin.end())
+    effects = Effects(
+        lambda database, table: database == c, lambda: origin.control, stream._behind, lambda: origin.end().position
+    )
+    statement = classify(sql.format(c=c, o=o).encode(), o)
+    found = effects.of(statement, None, here)
+    assert [table for _, table in found.tables] == tables
+    assert (found.unknown == "") is known
+    assert found != Effect() or (known and not tables)

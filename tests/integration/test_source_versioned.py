@@ -1,0 +1,87 @@
+"""System-versioned tables of MariaDB: their old versions are in the log as rows of the live row's key, so that they are
+refused wherever a captured one could be met."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from cdc_core.check.findings import Findings
+from cdc_core.check.sources import check_tables
+from cdc_core.config import parse
+from cdc_core.errors import Refused
+from cdc_core.init import Wishes, draft
+from cdc_core.source.definitions import survey
+from tests.integration.source_origin import Origin, fresh_name
+from tests.refusals import refusal
+
+SHAPES = {
+    "columns that the server adds": "(id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING",
+    "columns of its own": "(id INT PRIMARY KEY, v INT, s TIMESTAMP(6) GENERATED ALWAYS AS ROW START, "
+    "e TIMESTAMP(6) GENERATED ALWAYS AS ROW END, PERIOD FOR SYSTEM_TIME (s, e)) WITH SYSTEM VERSIONING",
+    "one column": "(id INT PRIMARY KEY, v INT WITH SYSTEM VERSIONING, w INT)",
+    "no key": "(id INT, v INT) WITH SYSTEM VERSIONING",
+    "partitions": "(id INT PRIMARY KEY, v INT) WITH SYSTEM VERSIONING PARTITION BY SYSTEM_TIME LIMIT 1 "
+    "(PARTITION p0 HISTORY, PARTITION p1 HISTORY, PARTITION pn CURRENT)",
+}
+CHANGES = ("INSERT INTO t (id, v) VALUES (1, 1)", "UPDATE t SET v = 2", "DELETE HISTORY FROM t", "DELETE FROM t")
+
+
+@pytest.fixture
+def origin(mariadb: Any) -> Iterator[Origin]:
+    made = Origin(mariadb, fresh_name())
+    made.execute_on_server(f"CREATE DATABASE {made.name}")
+    yield made
+    made.execute_on_server(f"DROP DATABASE {made.name}", "SET GLOBAL binlog_row_metadata = FULL")
+    made.control.close()
+
+
+@pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_no_change_of_a_system_versioned_table_is_staged(origin: Origin, shape: str, metadata: str) -> None:
+    origin.execute_on_server(f"SET GLOBAL binlog_row_metadata = {metadata}")
+    origin.execute(f"CREATE TABLE t {shape}", "CREATE TABLE u (id INT PRIMARY KEY)")
+    for change in CHANGES:
+        start = origin.end()
+        origin.execute(change, "INSERT INTO u VALUES (1)", "DELETE FROM u")
+        assert refusal(lambda start=start: origin.drain(start)).code == "source.system_versioned"  # type: ignore[misc]
+        blocks = origin.drain(start, on_unreadable="isolate")
+        assert [part.schema.table for block in blocks for part in block.tables] == ["u"]
+        assert "source.system_versioned" in blocks[-1].isolated[f"{origin.name}.t"]
+        origin.drain(start, include=[rf"{origin.name}\.u"])
+
+
+@pytest.mark.parametrize("removal", ["DROP TABLE t", "ALTER TABLE t DROP SYSTEM VERSIONING"])
+def test_nor_is_one_that_is_gone_or_versioned_no_more_when_it_is_read(origin: Origin, removal: str) -> None:
+    origin.execute(f"CREATE TABLE t {SHAPES['columns that the server adds']}")
+    start = origin.end()
+    origin.execute(*CHANGES, removal)
+    with pytest.raises(Refused) as raised:
+        origin.drain(start, on_unlogged_change="record")
+    assert raised.value.code == "source.system_versioned"
+
+
+def test_a_table_whose_own_columns_have_these_names_is_read(origin: Origin) -> None:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, row_start TIMESTAMP(6) NULL, row_end TIMESTAMP(6) NULL)")
+    start = origin.end()
+    origin.execute("INSERT INTO t (id) VALUES (1)")
+    assert [part.schema.table for block in origin.drain(start) for part in block.tables] == ["t"]
+
+
+def test_init_leaves_it_out_and_check_warns_of_it(origin: Origin, tmp_path: Any) -> None:
+    origin.execute(f"CREATE TABLE t {SHAPES['columns of its own']}", "CREATE TABLE u (id INT PRIMARY KEY)")
+    (one,) = [one for one in survey(origin.control, lambda d, t: d == origin.name) if one.table == "t"]
+    assert (one.kind, one.schema) == ("table", None)
+    environ = {"SOURCE": origin.sql.url}
+    made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path), environ=environ)
+    assert [name for name, _ in made.captured] == [f"{origin.name}.u"]
+    assert [(name, why.partition(":")[0]) for name, why in made.left_out] == [(f"{origin.name}.t", "system-versioned")]
+    drafted = parse(made.text, where="test")
+    # With the table in the patterns all the same:
+    pipeline = drafted.model_copy(update={"tables": drafted.tables.model_copy(update={"exclude": ()})})
+    findings = Findings()
+    assert [s.table for s in check_tables(pipeline, pipeline.sources[0], origin.control, environ, findings)] == ["u"]
+    (warned,) = [one for one in findings.made if "system-versioned" in one.what]
+    assert (warned.status, "tables.exclude" in warned.remedy) == ("warn", True)
