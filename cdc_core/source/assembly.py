@@ -167,6 +167,8 @@ class Assembly:
         """Of what is to be accepted: where something was."""
         self.format_crc = 0
         """Of the file that the next event lies in; 0 while it is not known."""
+        self.cascades_logged = True
+        """Whether the server logs what foreign keys change."""
         self.gather = Gather(source, begin)
         self.ready: list[Block] = []
         self.held: dict[str, Pile] = {}
@@ -615,7 +617,8 @@ class Assembly:
             tables = self._tables.of_database(statement.database)
         change = self._tables.change(statement, tables or (), place, group.commit_ts_us)
         lived = self._tables.lived(statement, place)
-        truncated = self._truncated(statement, lived)
+        cascades = statement.cascades and not self.cascades_logged
+        truncated = None if cascades else self._truncated(statement, lived)
         self._tables.redefined(tables, place, change)
         captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
         if statement.database and statement.unlogged:
@@ -635,6 +638,8 @@ class Assembly:
             return
         names = "unknown tables" if captured is None else ", ".join(captured)
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
+        if not why and cascades:
+            why = "by its foreign key this server changes rows from here on that it does not log"
         if not why and lived:
             why = "the rows of an earlier table of that name are still staged and in the targets"
         if (what := _happened(statement, why)) is not None:

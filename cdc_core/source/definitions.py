@@ -6,6 +6,7 @@ the definition of a table is the one that its row images follow as long as no AL
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -203,14 +204,26 @@ SELECT CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME, REFERENCED_TABLE_NAME, DE
  ORDER BY CONSTRAINT_SCHEMA, TABLE_NAME, CONSTRAINT_NAME
 """
 CASCADES_LOGGED_SINCE = (9, 6)
-"""MySQL logs what a foreign key changes in the child table since this version; MariaDB and older ones never do."""
+"""MySQL logs what a foreign key changes in the child table since this version, unless innodb_native_foreign_keys is on;
+MariaDB and older ones never do."""
+
+
+@answers("source")
+def logs_cascades(connection: pymysql.Connection) -> bool:
+    """Whether the server logs what foreign keys change: only where InnoDB leaves them to the server above it."""
+    version = "".join(_text(row[0]) for row in query(connection, "SELECT VERSION()"))
+    number = re.match(r"(\d+)\.(\d+)", version)
+    if "mariadb" in version.lower() or number is None or (int(number[1]), int(number[2])) < CASCADES_LOGGED_SINCE:
+        return False
+    rows = query(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
+    return not any(_text(row[1]).upper() in ("ON", "1") for row in rows)
 
 
 def unlogged_cascades(
     connection: pymysql.Connection, captures: Callable[[str, str], bool], server: ServerFacts
 ) -> tuple[str, ...]:
     """Foreign keys that change rows of captured tables without row events, one line each."""
-    if not server.mariadb and server.version_number >= CASCADES_LOGGED_SINCE:
+    if not server.mariadb and logs_cascades(connection):
         return ()
     found = []
     for row in query(connection, _CASCADES):

@@ -73,6 +73,7 @@ class Statement:
     guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
     mentions: of DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
     drops_constraint: it may drop a foreign key.
+    cascades: a definition with a foreign key by which the server changes rows of the table itself.
     """
 
     action: Action
@@ -87,6 +88,7 @@ class Statement:
     mentions: Mentions = NOTHING
     queries: bool = False
     drops_constraint: bool = False
+    cascades: bool = False
 
 
 _HARMLESS_VERBS = frozenset({
@@ -175,7 +177,7 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
             read.next()
         return _classify(read.found[read.at :], database)
     if verb in ("CREATE", "DROP", "ALTER", "RENAME", "TRUNCATE", "REPAIR", "IMPORT"):
-        statement = _DEFINITIONS[verb](read, database)
+        statement = replace(_DEFINITIONS[verb](read, database), cascades=_cascades(found))
         if statement.action is Action.UNKNOWN or statement.queries:
             statement = replace(statement, mentions=mentions(found, database))
         return statement
@@ -221,6 +223,17 @@ def mentioned_in(text: str, database: str) -> Mentions:
 
 def _is_sign(token: Token, sign: str) -> bool:
     return token.kind is Kind.SIGN and token.text == sign
+
+
+def _cascades(found: Sequence[Token]) -> bool:
+    """Whether a foreign key says ON DELETE or ON UPDATE with CASCADE, SET NULL or SET DEFAULT."""
+    words = [token.word for token in found]
+    if "REFERENCES" not in words:
+        return False
+    return any(
+        words[i] == "ON" and words[i + 1] in ("DELETE", "UPDATE") and words[i + 2] in ("CASCADE", "SET")
+        for i in range(len(words) - 2)
+    )
 
 
 def _rollback(read: Reader) -> Statement:

@@ -28,7 +28,7 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import table_schema, table_schemas
+from cdc_core.source.definitions import logs_cascades, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
@@ -130,6 +130,7 @@ class SourceStream:
         self._reader = self._open(self._start, binlog_files(self._asked()))
         lower_case = lower_case_names(self._asked())
         self._assembly.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
+        self._assembly.cascades_logged = logs_cascades(self._asked())
         self._begin_history()
         return self
 

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import Refused
 from cdc_core.source import server
-from cdc_core.source.definitions import survey, table_schema, table_schemas, unlogged_cascades
-from tests.integration.source_origin import Origin
+from cdc_core.source.definitions import (
+    logs_cascades,
+    require_logged_cascades,
+    survey,
+    table_schema,
+    table_schemas,
+    unlogged_cascades,
+)
+from examples.sandbox.mysql import MySql
+from tests.integration.source_origin import Origin, fresh_name
+from tests.refusals import refusal
 
 
 def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: Origin) -> None:
@@ -67,3 +82,60 @@ def test_foreign_keys_that_change_rows_without_row_events_are_told_where_the_ser
     told = unlogged_cascades(origin.control, lambda database, _: database == origin.name, server.facts(origin.control))
     assert bool(told) != logged
     assert [line for line in told if "child" not in line] == []
+
+
+KEYED = "FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE"
+CASCADES = {
+    "added and dropped": (
+        f"ALTER TABLE child ADD CONSTRAINT k {KEYED}", "DELETE FROM parent WHERE id = 1",
+        "ALTER TABLE child DROP FOREIGN KEY k",
+    ),
+    "of a new table": (
+        f"CREATE TABLE other (id INT PRIMARY KEY, p INT, {KEYED})", "INSERT INTO other VALUES (1, 1)",
+        "DELETE FROM parent WHERE id = 1", "DROP TABLE other",
+    ),
+}  # fmt: skip
+
+
+def play_cascades(origin: Origin, steps: tuple[str, ...]) -> None:
+    """Rows of `child` go with their parent by a key that nobody finds in INFORMATION_SCHEMA afterwards."""
+    origin.execute("CREATE TABLE parent (id INT PRIMARY KEY)", "CREATE TABLE child (id INT PRIMARY KEY, p INT)")
+    origin.execute("INSERT INTO parent VALUES (1), (2)", "INSERT INTO child VALUES (1, 1), (2, 2)")
+    start = origin.end()
+    origin.execute(*steps)
+    logs = logs_cascades(origin.control)
+    if logs:
+        rows = [(part.schema.table, part.rows.num_rows) for block in origin.drain(start) for part in block.tables]
+        assert ("parent", 1) in rows
+        assert len(rows) > 1
+        return
+    error = refusal(lambda: origin.drain(start))
+    assert (error.code, "foreign key" in error.what) == ("source.unlogged_change", True)
+    options: tuple[dict[str, Any], ...] = ({}, {"on_truncate": "stage"})
+    for more in options:
+        notes = [one for block in origin.drain(start, on_unlogged_change="record", **more) for one in block.notes]
+        assert [one for one in notes if "needs re-sync" in one and "foreign key" in one]
+
+
+@pytest.mark.parametrize("steps", CASCADES.values(), ids=CASCADES)
+def test_a_foreign_key_that_came_and_went_unseen_stops_where_its_changes_are_not_logged(
+    origin: Origin, steps: tuple[str, ...]
+) -> None:
+    assert logs_cascades(origin.control) != origin.mariadb
+    play_cascades(origin, steps)
+
+
+def test_a_mysql_with_native_foreign_keys_does_not_log_what_they_change(mysql9: MySql) -> None:
+    with MySql.start(server_id=5, options={"innodb-native-foreign-keys": "ON"}) as engine:
+        origin = Origin(engine, fresh_name())
+        origin.execute_on_server(f"CREATE DATABASE {origin.name}")
+        with closing(origin.control):
+            assert not logs_cascades(origin.control)
+            play_cascades(origin, CASCADES["added and dropped"])
+            origin.execute(f"ALTER TABLE child ADD CONSTRAINT k {KEYED}")
+            with pytest.raises(Refused) as caught:
+                require_logged_cascades(
+                    origin.control, lambda database, _: database == origin.name, server.facts(origin.control),
+                    source="shop", on_unlogged_change="stop",
+                )  # fmt: skip
+            assert caught.value.code == "source.unlogged_cascades"

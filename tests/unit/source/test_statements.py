@@ -340,3 +340,19 @@ def test_no_number_is_shown(number: str) -> None:
 def test_what_a_string_holds_is_never_shown_whatever_is_in_it(text: str, quote: str) -> None:
     body = (text + CANARY).replace("\\", "\\\\").replace(quote, quote * 2)
     assert CANARY not in displayed(f"CREATE TABLE t (a INT DEFAULT {quote}{body}{quote}, b INT COMMENT 'x')")
+
+
+@pytest.mark.parametrize(
+    ("sql", "cascades"),
+    [
+        ("CREATE TABLE t (a INT, FOREIGN KEY (a) REFERENCES b (c) ON DELETE CASCADE)", True),
+        ("CREATE TABLE t (a INT REFERENCES b (c) ON UPDATE SET NULL)", True),
+        ("ALTER TABLE t ADD d INT, ADD FOREIGN KEY (a) REFERENCES b (c) ON UPDATE CASCADE", True),
+        ("ALTER TABLE t ADD FOREIGN KEY (a) REFERENCES b (c) on /* now */ delete /*!40000 set default */", True),
+        ("ALTER TABLE t ADD FOREIGN KEY (a) REFERENCES b (c) ON DELETE NO ACTION ON UPDATE RESTRICT", False),
+        ("ALTER TABLE t ADD d DATETIME ON UPDATE NOW() COMMENT 'REFERENCES x ON DELETE CASCADE'", False),
+        ("ALTER TABLE t DROP FOREIGN KEY f", False),
+    ],
+)
+def test_a_definition_says_whether_a_foreign_key_changes_rows_of_its_table(sql: str, cascades: bool) -> None:
+    assert classify(sql.encode(), "db").cascades == cascades
