@@ -24,7 +24,7 @@ PYTEST_ARGS ?=
 PYTEST_SPREAD ?= -n $(shell n=$$(($$(nproc) + 1)); echo $$((n < 4 ? n : 4))) --dist loadfile --no-loadscope-reorder
 BENCH_ARGS ?=
 MUTANTS_ARGS ?=
-LINTED := $(wildcard cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
+LINTED := $(wildcard lockstep cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
 
 help: ## list these targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -22,7 +21,7 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import Output, moment, size, table
 from cdc_core.config import Pipeline
-from cdc_core.errors import DataAtRisk, LockstepError, UsageError
+from cdc_core.errors import DataAtRisk, UsageError
 from cdc_core.stage.objects import ObjectStore, open_stage
 from cdc_core.windows import MICROSECONDS, age_us, to_us
 
@@ -30,11 +29,8 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from cdc_core.model.batch import Manifest
-    from cdc_core.model.position import Position
     from cdc_core.stage.as_of import AsOf
-
-_ANSWER_S = 10.0
-"""For how long meta may keep silent before the stage is read without it."""
+    from cdc_core.staged import Chains
 
 app = typer.Typer(name="stage", help="The staged files, by manifest.", no_args_is_help=True)
 
@@ -43,48 +39,15 @@ SourceOption = Annotated[
 ]
 
 
-@dataclass(frozen=True, slots=True)
-class Chains:
-    """Batches by source, each source's in stream order. compared: with what the meta database has recorded."""
-
-    by_source: dict[str, list[Manifest]]
-    compared: bool
-
-    @property
-    def all(self) -> list[Manifest]:
-        return [manifest for chain in self.by_source.values() for manifest in chain]
-
-
 def chains(pipeline: Pipeline, store: ObjectStore, output: Output, sources: list[str] | None = None) -> Chains:
     """All batches of the sources, verified to be chains that reach as far as meta says.
 
     Raises DataAtRisk (stage.gap and others).
     """
-    from cdc_core.stage.manifest import chain, require_reached
+    from cdc_core.staged import read_chains
 
     names = choose([one.name for one in pipeline.sources], sources, "source")
-    recorded = _recorded(pipeline, names, output)
-    found = {name: list(chain(store, name)) for name in names}
-    for name, of_source in found.items() if recorded is not None else ():
-        assert recorded is not None
-        require_reached(store, name, of_source[-1] if of_source else None, recorded[name])
-    return Chains(found, recorded is not None)
-
-
-def _recorded(pipeline: Pipeline, names: list[str], output: Output) -> dict[str, Position | None] | None:
-    """Up to where meta has each source; None, after saying so, where it does not answer.
-
-    It is asked before the stage is read: what is recorded is staged, and the stage only grows meanwhile.
-    """
-    from cdc_core.meta import Meta
-
-    try:
-        with Meta.open(pipeline.meta.url, create=False, answer_timeout_s=_ANSWER_S) as meta:
-            checkpoints = {name: meta.checkpoint(name) for name in names}
-    except LockstepError as error:
-        output.note(f"The end of the stage was not compared with the meta database: {error.what} ({error.code})")
-        return None
-    return {name: None if one is None else one.position for name, one in checkpoints.items()}
+    return read_chains(store, pipeline, names, output.note)
 
 
 @app.command()
@@ -298,14 +261,15 @@ def verify(
     Exits with 'data at risk' when something is wrong, after showing all of it.
     """
     from cdc_core.stage.manifest import verify as look
+    from cdc_core.staged import recorded_ends
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
     output = Output(as_json)
-    recorded = _recorded(parsed, names, output)
-    ends = dict.fromkeys(names) if recorded is None else recorded
-    problems = [(name, problem) for name in names for problem in look(store, name, deep=deep, recorded=ends[name])]
+    recorded = recorded_ends(parsed, names, output.note)
+    ends = {name: end.position for name, end in (recorded or {}).items() if end is not None}
+    problems = [(name, problem) for name in names for problem in look(store, name, deep=deep, recorded=ends.get(name))]
     document = {
         "pipeline": parsed.pipeline,
         "ok": not problems,

@@ -10,9 +10,13 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from cdc_core.errors import Refused, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.staged import SEQ, TS
 from cdc_core.windows import from_us
 
 _POSITION = re.compile(r"^(?:timeline (\d+) )?([^\s:]+\.\d+):(\d+)$")
@@ -32,6 +36,14 @@ class AsOf:
             return f"_cdc_seq < {self.position.seq}"
         assert self.time_us is not None
         return f"_cdc_ts <= TIMESTAMPTZ '{from_us(self.time_us).isoformat()}'"
+
+    @property
+    def expression(self) -> pc.Expression:
+        """The same for Arrow."""
+        if self.position is not None:
+            return pc.field(SEQ) < self.position.seq
+        assert self.time_us is not None
+        return pc.field(TS) <= pa.scalar(self.time_us, pa.timestamp("us", tz="UTC"))
 
     def includes(self, seq: int, ts_us: int) -> bool:
         """Whether what happened at an order key, at a time, had happened by then."""

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import ABSENT, BEFORE, BEFORE_MARK, BOOKKEEPING, LITERAL, SEQ, TS
+from cdc_core.model.staged import ABSENT, BEFORE, BEFORE_MARK, BOOKKEEPING, DELETE, INSERT, LITERAL, OP, SEQ, TS
 
 _TYPES = {
     pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT",
@@ -181,12 +181,108 @@ def _old(name: str) -> str:
     return f"struct_extract({BEFORE}, {text(name)})"
 
 
-def _keyed_sql(changes: str, folded: Folded) -> str:
+def _key_values(folded: Folded) -> tuple[list[str], list[str]]:
+    """SQL of what identifies a row after a change, and before it."""
     new = [quoted(name) for name in folded.key]
     old = [_old(name) for name in folded.key]
     if folded.literals:
         new += [f"_cdc_literal[{text(name)}]" for name in folded.key]
         old += [f"_cdc_literal[{text(BEFORE_MARK + name)}]" for name in folded.key]
+    return new, old
+
+
+def by_key_sql(folded: Folded) -> str:
+    """All changes under one schema, each a change of one key: the last of a key says whether the row exists, and how.
+
+    An update that changes the key is a delete of the old key and an insert of the new one, with `_before` null in both.
+    A truncate is a delete of each key that lives, of which it has the key alone. Columns as `changes_sql` has them.
+    folded must have a key.
+    """
+    new, old = _key_values(folded)
+    moved = " OR ".join(f"{a} IS DISTINCT FROM {b}" for a, b in zip(new, old, strict=True))
+    place = _PLACE.format(of="")
+    changes = changes_sql(folded.groups, folded.all_columns)
+    names = [quoted(field.name) for field in folded.all_columns]
+    notes = [field.name for field in BOOKKEEPING if field.name not in (OP, LITERAL, ABSENT)] + ["_lockstep_table"]
+    row, rest = ", ".join(names), ", ".join(notes)
+    was = ", ".join(f"{_old(field.name)} AS {quoted(field.name)}" for field in folded.all_columns)
+    lists = _ABSENT_LIST.format(of="")
+    new_absent = f"list_filter({lists}, lambda _lockstep_e: NOT starts_with(_lockstep_e, '_before.'))"
+    old_absent = f"[_lockstep_e[9:] FOR _lockstep_e IN {lists} IF starts_with(_lockstep_e, '_before.')]"
+    empty = "NULL::MAP(VARCHAR, VARCHAR)"
+
+    def side(op: str, values: str, literal: str, absent: str) -> str:
+        kept = f"CASE WHEN len(map_keys({literal})) > 0 THEN {literal} ELSE {empty} END" if folded.literals else empty
+        lacks = f"CASE WHEN len({absent}) > 0 THEN to_json({absent})::VARCHAR END" if folded.absent else "NULL::VARCHAR"
+        return (
+            f"SELECT {values}, NULL AS {BEFORE}, {text(op)} AS {OP}, {kept} AS {LITERAL}, {lacks} AS {ABSENT}, {rest} "
+            "FROM changes WHERE _lockstep_moved"
+        )
+
+    plain = f"SELECT {row}, {BEFORE}, {OP}, {LITERAL}, {ABSENT}, {rest} FROM changes WHERE NOT _lockstep_moved"
+    sides = [
+        plain + (" AND _cdc_op <> 't'" if folded.truncated else ""),
+        side(DELETE, was, _BEFORE_LITERAL, old_absent),
+        side(INSERT, row, _AFTER_LITERAL, new_absent),
+    ]
+    ctes = [
+        f"changes AS (SELECT *, _cdc_op = 'u' AND ({moved}) AS _lockstep_moved, {place} AS _lockstep_place "
+        f"FROM ({changes}))"
+    ]
+    if folded.truncated:
+        ctes += _truncated_ctes(folded, new, old)
+        sides.append(_truncated_side(folded, notes))
+    union = " UNION ALL BY NAME ".join(sides)
+    return f"WITH {', '.join(ctes)} SELECT {row}, {BEFORE}, {', '.join(_ALL_NOTES)} FROM ({union})"
+
+
+_ALL_NOTES = [field.name for field in BOOKKEEPING] + ["_lockstep_table"]
+
+
+def _truncated_ctes(folded: Folded, new: Sequence[str], old: Sequence[str]) -> list[str]:
+    """CTEs up to `ended`: the keys that live when their table is truncated, each with the truncate's place."""
+    of = "_cdc_source, _lockstep_table, _lockstep_place"
+    keys = ", ".join(f"k{number}" for number in range(len(new)))
+    new_keys = ", ".join(f"{value} AS k{number}" for number, value in enumerate(new))
+    old_keys = ", ".join(f"{value} AS k{number}" for number, value in enumerate(old))
+    return [
+        "truncates AS (SELECT * FROM changes WHERE _cdc_op = 't')",
+        f"""events AS (
+  SELECT {new_keys}, _cdc_op = 'd' AS gone, {of} FROM changes WHERE _cdc_op <> 't'
+  UNION ALL SELECT {old_keys}, true AS gone, {of} FROM changes WHERE _lockstep_moved)""",
+        f"""ended AS (
+  SELECT {keys}, _lockstep_e._cdc_source, _lockstep_e._lockstep_table, _lockstep_t._lockstep_place AS place
+  FROM events AS _lockstep_e ASOF JOIN truncates AS _lockstep_t
+    ON _lockstep_e._cdc_source = _lockstep_t._cdc_source AND _lockstep_e._lockstep_table = _lockstep_t._lockstep_table
+    AND _lockstep_e._lockstep_place <= _lockstep_t._lockstep_place
+  GROUP BY ALL HAVING NOT arg_max(_lockstep_e.gone, _lockstep_e._lockstep_place))""",
+    ]
+
+
+def _truncated_side(folded: Folded, notes: Sequence[str]) -> str:
+    numbers = {name.lower(): number for number, name in enumerate(folded.key)}
+    values = ", ".join(
+        f"{f'k{number}' if (number := numbers.get(field.name.lower())) is not None else 'NULL'} AS {quoted(field.name)}"
+        for field in folded.all_columns
+    )
+    literal = "NULL"
+    if folded.literals:
+        pairs = ", ".join(
+            f"{{'key': {text(name)}, 'value': k{len(folded.key) + number}}}" for number, name in enumerate(folded.key)
+        )
+        kept = f"list_filter([{pairs}], lambda _lockstep_e: _lockstep_e.value IS NOT NULL)"
+        literal = f"CASE WHEN len({kept}) > 0 THEN map_from_entries({kept}) END"
+    rest = ", ".join(f"_lockstep_t.{name}" for name in notes)
+    return (
+        f"SELECT {values}, NULL AS {BEFORE}, {text(DELETE)} AS {OP}, {literal} AS {LITERAL}, NULL AS {ABSENT}, {rest} "
+        "FROM ended AS _lockstep_e JOIN truncates AS _lockstep_t ON _lockstep_e._cdc_source = _lockstep_t._cdc_source "
+        "AND _lockstep_e._lockstep_table = _lockstep_t._lockstep_table "
+        "AND _lockstep_e.place = _lockstep_t._lockstep_place"
+    )
+
+
+def _keyed_sql(changes: str, folded: Folded) -> str:
+    new, old = _key_values(folded)
     keys = [f"k{index}" for index in range(len(new))]
     new_keys = ", ".join(f"{value} AS {key}" for value, key in zip(new, keys, strict=True))
     old_keys = ", ".join(f"{value} AS {key}" for value, key in zip(old, keys, strict=True))

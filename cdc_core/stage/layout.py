@@ -11,6 +11,7 @@ from cdc_core.windows import window_label
 
 CHANGES = "changes/"
 MANIFESTS = "manifests/"
+STARTS = "starts/"
 _PART = re.compile(
     r"changes/cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
     r"\1\2\3T\d{6}Z-([a-z][a-z0-9_]*)-(\d{19})-(\d{1,19})-(\d{4,9})\.parquet",
@@ -65,7 +66,7 @@ def horizon_path(source: str) -> str:
 
 def start_path(source: str) -> str:
     """Where the source's chain of manifests began."""
-    return f"starts/{segment(source)}.json"
+    return f"{STARTS}{segment(source)}.json"
 
 
 def manifest_path(source: str, begin: Position) -> str:

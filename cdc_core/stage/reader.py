@@ -28,6 +28,7 @@ from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.fold import (
     FileGroup,
     Folded,
+    by_key_sql,
     changes_sql,
     check_key,
     key_of,
@@ -100,6 +101,101 @@ def table_state(
         return relation.to_arrow_table().cast(schema)
 
 
+def state_batches(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None = None,
+    *,
+    partial: bool = False,
+    as_of: AsOf | None = None,
+    rows: int = _BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """`table_state` in batches of at most `rows` rows: DuckDB spills to disk what does not fit into memory."""
+    _require_all_rows(store, manifests, table, as_of, since_horizon=False, partial=partial)
+    with _state(store, manifests, table, key, as_of) as (relation, schema):
+        yield from _cast(relation, schema, rows)
+
+
+def state_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
+    """The schema of `table_state`; no file is opened."""
+    parts = parts_of(manifests if as_of is None else as_of.cut(manifests), table)
+    return state_schema(unified_columns(table, _definitions(parts), latest_definitions(parts)))
+
+
+def changes_columns(manifests: Sequence[Manifest], table: str) -> pa.Schema:
+    """The schema of `changes`; no file is opened."""
+    return unified_schema(table, _definitions(parts_of(manifests, table)))
+
+
+def change_batches(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    *,
+    since: AsOf | None = None,
+    until: AsOf | None = None,
+    rows: int = _BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """`changes` in batches of at most `rows` rows: those that the state as of `since` lacks and that as of `until` has.
+
+    The two are exact complements: what is left out up to a moment comes since it, late data too.
+    """
+    parts = parts_of(manifests, table)
+    schema = unified_schema(table, _definitions(parts))
+    before, up_to = _paths(manifests, since), _paths(manifests, until)
+    for one in parts:
+        if until is not None and one.part.path not in up_to:
+            continue
+        with store.open_input(one.part.path) as file:
+            for batch in pq.ParquetFile(file).iter_batches(rows):
+                aligned = align(pa.Table.from_batches([batch]), schema)
+                if until is not None:
+                    aligned = aligned.filter(until.expression)
+                if since is not None and one.part.path in before:
+                    aligned = aligned.filter(~since.expression)
+                yield from aligned.to_batches()
+
+
+def _paths(manifests: Sequence[Manifest], moment: AsOf | None) -> frozenset[str]:
+    """The parts in which something may have happened by the moment."""
+    cut = () if moment is None else moment.cut(manifests)
+    return frozenset(part.path for manifest in cut for part in manifest.parts)
+
+
+def by_key_batches(
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    table: str,
+    key: Sequence[str] | None = None,
+    *,
+    until: AsOf | None = None,
+    rows: int = _BATCH_ROWS,
+) -> Iterator[pa.RecordBatch]:
+    """`changes`, each a change of one key (`fold.by_key_sql`), in order. Raises Refused (stage.key) without a key."""
+    if until is not None:
+        manifests = until.cut(manifests)
+    with _duckdb() as connection, _fold(connection, store, manifests, table, key, until) as folded:
+        if not folded.key:
+            raise Refused(
+                f"{table} has no key, so its changes are not changes of keys.",
+                where=table,
+                code="stage.key",
+                remedy="read its changes as they are, or name the columns that identify a row",
+            )
+        schema = unified_schema(table, _definitions(parts_of(manifests, table)))
+        names = ", ".join(quoted(name) for name in schema.names)
+        # A delete of a key comes before an insert of another one at the same place.
+        order = "_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC"
+        relation = connection.sql(f"SELECT {names} FROM ({by_key_sql(folded)}) ORDER BY {order}")
+        yield from _cast(relation, schema, rows)
+
+
+def _cast(relation: duckdb.DuckDBPyRelation, schema: pa.Schema, rows: int) -> Iterator[pa.RecordBatch]:
+    for batch in relation.to_arrow_reader(rows):
+        yield from pa.Table.from_batches([batch]).cast(schema).to_batches()
+
+
 def export(
     store: ObjectStore,
     manifests: Sequence[Manifest],
@@ -119,15 +215,18 @@ def export(
     Raises what `table_state` does, and RetryLater (stage.unwritable).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
+    with _state(store, manifests, table, key, as_of, dropped) as (relation, schema):
+        return write_parquet(schema, _cast(relation, schema, _BATCH_ROWS), path, level=level)
+
+
+def write_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Path, *, level: int = 3) -> int:
+    """The rows written. The file appears whole or not at all. Raises RetryLater (stage.unwritable)."""
     temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
     rows = 0
     try:
-        with (
-            _state(store, manifests, table, key, as_of, dropped) as (relation, schema),
-            pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer,
-        ):
-            for batch in relation.to_arrow_reader(_BATCH_ROWS):
-                writer.write_table(pa.Table.from_batches([batch]).cast(schema))
+        with pq.ParquetWriter(temporary, schema, compression="zstd", compression_level=level) as writer:
+            for batch in batches:
+                writer.write_batch(batch)
                 rows += batch.num_rows
         os.replace(temporary, path)
     except OSError as error:
@@ -152,8 +251,9 @@ def sql(
 ) -> pa.Table:
     """The answer of a DuckDB query over the staged files.
 
-    Each logical table has two views: `<table>_changes`, every change, and `<table>`, its state. A name `a.b` is the
-    quoted view "a.b", and also view b of schema a. Tables whose names differ in letter case only, which DuckDB does not
+    Each logical table has the views `<table>_changes`, every change, `<table>`, its state, and, where it has a key,
+    `<table>_by_key`, every change as one of a single key. A name `a.b` is the quoted view "a.b", and also view b of
+    schema a. Tables whose names differ in letter case only, which DuckDB does not
     tell apart, have the views "<table>~1", "<table>~2" and so on instead. Only the tables whose names occur in the
     query are prepared. The state of a table of which rows are missing refuses to be read, unless
     `partial`. as_of: both views as they
@@ -233,24 +333,29 @@ def _confine(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> Non
     connection.execute("SET lock_configuration = true")
 
 
+_SUFFIXES = ("_changes", "_by_key")
+"""Of the views beside that of a table's state."""
+
+
 def _view_names(tables: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """By table: the names of its state's view, of which the first is quoted whole and the second, if any, is the view
     of a schema. All of their views, `_changes` too, are apart from those of other tables."""
     taken: dict[str, list[str]] = {}
     for table in tables:
-        for name in (table, f"{table}_changes"):
+        for name in (table, *(f"{table}{suffix}" for suffix in _SUFFIXES)):
             taken.setdefault(name.casefold(), []).append(table)
     numbers: dict[str, int] = {}
     found: dict[str, tuple[str, ...]] = {}
     for table in tables:
-        alike = {*taken[table.casefold()], *taken[f"{table}_changes".casefold()]}
+        names = (table, *(f"{table}{suffix}" for suffix in _SUFFIXES))
+        alike = {other for name in names for other in taken[name.casefold()]}
         if len(alike) == 1:
             found[table] = (table, table)
             continue
         while True:
             number = numbers[table.casefold()] = numbers.get(table.casefold(), 0) + 1
             name = f"{table}~{number}"
-            if name.casefold() not in taken and f"{name}_changes".casefold() not in taken:
+            if not any(f"{name}{suffix}".casefold() in taken for suffix in ("", *_SUFFIXES)):
                 break
         found[table] = (name,)
     return found
@@ -413,7 +518,10 @@ def _views(
         state = f"SELECT state.* FROM ({failing}) AS gate, ({state}) AS state WHERE gate.readable = 1"
     database, dot, short = table.partition(".")
     in_schema = dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS
-    for suffix, body in (("_changes", changes_sql(folded.groups, folded.all_columns)), ("", state)):
+    bodies = {"_changes": changes_sql(folded.groups, folded.all_columns), "": state}
+    if folded.key:
+        bodies["_by_key"] = by_key_sql(folded)
+    for suffix, body in bodies.items():
         names = [quoted(view_names[0] + suffix)]
         if in_schema and len(view_names) > 1:
             connection.execute(f"CREATE SCHEMA IF NOT EXISTS {quoted(database)}")

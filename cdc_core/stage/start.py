@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 
 from cdc_core.errors import DataAtRisk, LockstepError
 from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.typed import require_types
-from cdc_core.stage.layout import start_path
+from cdc_core.stage.layout import STARTS, start_path
 from cdc_core.stage.objects import ObjectStore, find
 from cdc_core.stage.unreadable import other_version
 
@@ -51,6 +52,12 @@ def read(store: ObjectStore, source: str) -> Checkpoint | None:
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise _lost(f"{path} does not say where the chain of manifests began: {error}.", store.uri) from None
     return start.checkpoint
+
+
+def sources(store: ObjectStore) -> list[str]:
+    """The sources of which anything was ever staged."""
+    found = (PurePosixPath(info.path) for info in store.list(STARTS))
+    return [path.stem for path in found if path.suffix == ".json" and str(path) == start_path(path.stem)]
 
 
 def put(store: ObjectStore, source: str, checkpoint: Checkpoint) -> Checkpoint:

@@ -27,10 +27,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "source": BASE | {"binlog"},
     "apply": BASE | {"target", "stage", "meta"},
     "extract": JOINED - {"extract", "apply", "target"},
+    "staged": BASE | {"stage", "meta"},
     "check": JOINED,
     "init": JOINED | {"check"},
     "run": JOINED | {"check"},
-    "cli": JOINED | {"check", "init", "run"},
+    "cli": JOINED | {"check", "init", "run", "staged"},
 }
 """Room of cdc_core -> rooms it may import, besides itself."""
 PURE = {"apply.guard": {"target"}}

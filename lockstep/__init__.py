@@ -1,0 +1,27 @@
+"""Lockstep's public Python API: reading the staged files. docs/analysts.md shows it; `cdc_core.staged` has it.
+
+    import lockstep
+
+    stage = lockstep.open("shop.yaml")
+    stage["shop.orders"].now().to_pandas()
+
+What is named here is stable; the modules of `cdc_core` are not.
+"""
+
+from __future__ import annotations
+
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.staged import Rows, Stage, StagedFile, Table, open
+
+__all__ = [
+    "DataAtRisk",
+    "LockstepError",
+    "Refused",
+    "RetryLater",
+    "Rows",
+    "Stage",
+    "StagedFile",
+    "Table",
+    "UsageError",
+    "open",
+]
