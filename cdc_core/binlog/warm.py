@@ -91,6 +91,19 @@ def kernels() -> Iterator[tuple[str, Any]]:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", function
 
 
+def is_cold() -> bool:
+    """Whether `warm` will have to compile, which takes a minute rather than a moment; a few small files are read.
+
+    The kernels that are asked are one of each module that a stream cannot do without. Numba has no public way to ask:
+    its index of a function names what was compiled from the source as it is now (numba/core/caching.py, 0.68).
+    """
+    for function in (framing.frame, ordinary.take_transactions, scan._walk, gtid_text.runs, json_kernels.documents):
+        cache = getattr(getattr(function, "_cache", None), "_cache_file", None)
+        if not getattr(function, "signatures", ()) and cache is not None and not cache._load_index():
+            return True
+    return False
+
+
 def main() -> None:
     started_s = time.monotonic()
     sys.stderr.write("compiling the binlog decoder (once; later runs take it from the cache)\n")

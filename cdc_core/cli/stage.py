@@ -516,14 +516,15 @@ def sql(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the staged files with SQL. Each table has two views: its state, and NAME_changes with every change.
+    """Ask the staged files with SQL. Each table has three views: its state, NAME_changes with every change, and
+    NAME_by_key, in which each change concerns one key, so that the last row of each key is right.
 
     \b
       lockstep stage sql shop 'SELECT count(*) FROM shop.orders'
       lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, _before.status, status
         FROM shop.orders_changes WHERE order_id = 7 ORDER BY _cdc_seq, _cdc_row'
 
-    With --as-of both views are as they were then. The state of a table of which rows are missing (it had rows before
+    With --as-of all views are as they were then. The state of a table of which rows are missing (it had rows before
     the pipeline captured it, or changes were purged) is refused, unless --partial accepts that; its changes can always
     be read. DuckDB runs inside this command and reads only the files that the
     manifests list: a query can read no other file, write none and change no setting.

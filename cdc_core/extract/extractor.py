@@ -23,7 +23,7 @@ from typing import TypeVar
 import pymysql
 
 from cdc_core import connections
-from cdc_core.binlog.warm import warm
+from cdc_core.binlog.warm import is_cold, warm
 from cdc_core.config import Pipeline, Start
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.extract import acceptances, hosts
@@ -207,6 +207,8 @@ class Extractor:
             )  # fmt: skip
             opened.callback(self._stager.abort)
             lean()
+            if is_cold():
+                log.warning("Compiling the decoder for this machine, once: about 40 s. Later runs take it from disk.")
             warm()  # from the cache on disk; the first block would wait for it else, while the server sends
             stream = SourceStream(
                 source,

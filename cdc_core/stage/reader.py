@@ -186,7 +186,7 @@ def by_key_batches(
         schema = unified_schema(table, _definitions(parts_of(manifests, table)))
         names = ", ".join(quoted(name) for name in schema.names)
         # A delete of a key comes before an insert of another one at the same place.
-        order = "_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC"
+        order = ", ".join(["_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC", *(quoted(name) for name in folded.key)])
         relation = connection.sql(f"SELECT {names} FROM ({by_key_sql(folded)}) ORDER BY {order}")
         yield from _cast(relation, schema, rows)
 

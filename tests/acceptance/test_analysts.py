@@ -64,9 +64,15 @@ def test_each_query_answers_what_the_document_shows(staged: Any, lockstep: Any) 
 def test_each_program_prints_what_the_document_shows(staged: Any, spark: Any) -> None:
     names: dict[str, Any] = {"spark": spark}
     programs = list(recipes("python", "python spark"))
-    assert len(programs) == 5
+    assert len(programs) == 7
     for _, program, expected in programs:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
             exec(program.replace("shop.orders", f"{staged.name}.orders"), names)
-        assert printed.getvalue() == expected, program
+        assert printed.getvalue() == expected.replace("shop.orders", f"{staged.name}.orders"), program
+
+
+def test_the_document_uses_the_public_api_alone() -> None:
+    text = DOCUMENT.read_text(encoding="utf-8")
+    assert "import lockstep" in text
+    assert re.findall(r"\b(?:cdc_core|spark_jobs|lockstep_airflow)\b", text) == []

@@ -24,7 +24,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.objects import open_store
-from cdc_core.stage.reader import changes, export, sql, table_state
+from cdc_core.stage.reader import by_key_batches, changes, export, sql, table_state
 from cdc_core.stage.writer import BatchWriter
 from tests.made_batches import covered
 from tests.made_blocks import Change, Made, block
@@ -349,6 +349,9 @@ def test_the_state_equals_a_table_to_which_the_changes_were_applied(tmp_path_fac
     state = table_state(store, batches, schema.name)
     if keyed:
         assert dict(rows(state, "id", "note")) == table
+        in_order = sorted(batches, key=lambda one: one.begin.position)
+        last = {row["id"]: row for one in by_key_batches(store, in_order, schema.name) for row in one.to_pylist()}
+        assert {key: row["note"] for key, row in last.items() if row["_cdc_op"] != "d"} == table
     else:
         assert Counter(rows(state, "n", "note")) == bag
 

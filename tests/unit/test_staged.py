@@ -1,0 +1,244 @@
+"""The public Python API, over stages made by hand; tests/acceptance/test_analysts.py runs it on a server's changes."""
+
+from __future__ import annotations
+
+import datetime
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import duckdb
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import lockstep
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage import start
+from cdc_core.stage.objects import open_store
+from cdc_core.stage.writer import BatchWriter
+from tests.made_batches import covered
+from tests.made_blocks import Change, Made, block
+
+KEY = Column("id", ColumnType("int"), False, 1)
+NOTE = Column("note", ColumnType("varchar", length=50, charset="utf8mb4"))
+ORDERS = TableSchema("shop", "orders", (KEY, NOTE))
+ELSEWHERE = TableSchema("old", "orders", (KEY, NOTE))
+KEYLESS = TableSchema("shop", "log", (Column("n", ColumnType("int")), NOTE))
+HOUR_US = 3_600_000_000
+SECOND_US = 1_000_000
+
+
+def place(entries: int) -> Position:
+    return Position(0, "binlog.000001", 4 + 100 * entries)
+
+
+def staged(folder: Path, *batches: Sequence[Made], source: str = "shop", whole: bool = True) -> Path:
+    """A stage with one committed batch for each list of transactions, the n-th in the n-th hour."""
+    store = open_store(folder.as_uri())
+    start.put(store, source, Checkpoint(place(0)))
+    at, made_batches = 0, []
+    for hour, made in enumerate(batches):
+        window = (hour * HOUR_US, (hour + 1) * HOUR_US)
+        writer = BatchWriter(store, pipeline="p", source=source, epoch=1, begin=Checkpoint(place(at)), window=window)
+        writer.add(block(made, place(at), source=source))
+        at += len(made)
+        made_batches.append(writer.finish(Checkpoint(place(at), watermark_us=window[1])))
+    for one in covered(made_batches) if whole else made_batches:
+        manifests.commit(store, one)
+    return folder
+
+
+def insert(number: int, note: str | None = "n", schema: TableSchema = ORDERS) -> Change:
+    return Change(schema, "c", {schema.columns[0].name: number, "note": note})
+
+
+def update(old: tuple[int, str], new: tuple[int, str]) -> Change:
+    return Change(ORDERS, "u", {"id": new[0], "note": new[1]}, {"id": old[0], "note": old[1]})
+
+
+def delete(number: int, note: str | None = "n") -> Change:
+    return Change(ORDERS, "d", {"id": number, "note": note})
+
+
+def truncate() -> Change:
+    return Change(ORDERS, "t", {})
+
+
+def rows(found: lockstep.Rows, *names: str) -> list[tuple]:
+    return [tuple(row[name] for name in names) for row in found.to_arrow().to_pylist()]
+
+
+@pytest.fixture
+def history(tmp_path: Path) -> lockstep.Stage:
+    """Three hours: rows 1, 2, 3; then 2 becomes 20 and 3 is deleted; then a late change of an hour before, and 4."""
+    staged(
+        tmp_path,
+        [Made([insert(1), insert(2), insert(3)], ts=10 * SECOND_US)],
+        [Made([update((2, "n"), (20, "moved")), delete(3)], ts=HOUR_US + 5)],
+        [Made([insert(5, "late")], ts=HOUR_US - 1), Made([insert(4)], ts=2 * HOUR_US + 1)],
+    )
+    return lockstep.open(tmp_path)
+
+
+def test_a_stage_opens_by_directory_and_by_uri_and_names_its_tables(history: lockstep.Stage, tmp_path: Path) -> None:
+    for stage in (history, lockstep.open(str(tmp_path)), lockstep.open(tmp_path.as_uri())):
+        assert (stage.tables(), list(stage), "shop.orders" in stage) == (["shop.orders"], ["shop.orders"], True)
+        assert rows(stage["orders"].now(), "id", "note") == [(1, "n"), (4, "n"), (5, "late"), (20, "moved")]
+    assert history["shop.orders"].key == ("id",)
+    assert history["shop.orders"].missing() == []
+
+
+def test_the_state_at_a_moment_and_the_changes_since_it_make_the_state_of_now(history: lockstep.Stage) -> None:
+    orders = history["shop.orders"]
+    zone = datetime.timezone(datetime.timedelta(hours=5))
+    moments = [
+        "1970-01-01T00:00:09Z", "1970-01-01T00:59:59.999999Z", datetime.datetime(1970, 1, 1, 6, 0, 0, 5, zone),
+        str(place(1)), str(place(3)), "1970-01-01T03:00:00+00:00",
+    ]  # fmt: skip
+    everything = rows(orders.changes(), "_cdc_seq", "_cdc_row")
+    for moment in moments:
+        before, after = orders.changes(until=moment), orders.changes(since=moment)
+        assert rows(before, "_cdc_seq", "_cdc_row") + rows(after, "_cdc_seq", "_cdc_row") == everything
+        table = {row["id"]: row["note"] for row in orders.as_of(moment).to_arrow().to_pylist()}
+        for row in after.to_arrow().to_pylist():
+            if row["_cdc_op"] == "u":
+                del table[row["_before"]["id"]]
+            table[row["id"]] = row["note"]
+            if row["_cdc_op"] == "d":
+                del table[row["id"]]
+        assert table == dict(rows(orders.now(), "id", "note")), moment
+    assert orders.as_of(moments[0]).to_arrow().num_rows == 0
+
+
+def test_by_key_the_last_row_of_a_key_says_whether_it_is_there(tmp_path: Path) -> None:
+    staged(
+        tmp_path,
+        [Made([insert(1), insert(2), insert(3)])],
+        [Made([truncate(), insert(2, "again")]), Made([update((2, "again"), (1, "moved"))])],
+        [Made([insert(9), delete(9)])],
+    )
+    found = lockstep.open(tmp_path)["shop.orders"].changes(by_key=True)
+    assert rows(found, "_cdc_op", "id", "note", "_before") == [
+        ("c", 1, "n", None), ("c", 2, "n", None), ("c", 3, "n", None),
+        ("d", 1, None, None), ("d", 2, None, None), ("d", 3, None, None), ("c", 2, "again", None),
+        ("d", 2, "again", None), ("c", 1, "moved", None), ("c", 9, "n", None), ("d", 9, "n", None),
+    ]  # fmt: skip
+    last = {row[0]: row[1:] for row in rows(found, "id", "_cdc_op", "note")}
+    assert {key: note for key, (op, note) in last.items() if op != "d"} == {1: "moved"}
+
+
+def test_changes_of_a_table_without_a_key_are_not_told_by_key(tmp_path: Path) -> None:
+    table = lockstep.open(staged(tmp_path, [Made([insert(1, schema=KEYLESS)])]))["log"]
+    assert table.key == ()
+    with pytest.raises(lockstep.Refused) as caught:
+        table.changes(by_key=True).to_arrow()
+    assert caught.value.code == "stage.key"
+    assert rows(table.changes(by_key=True, key=["n"]), "n") == [(1,)]
+
+
+def test_rows_go_to_each_library_with_their_types(history: lockstep.Stage, tmp_path: Path) -> None:
+    now = history["shop.orders"].now()
+    arrow = now.to_arrow()
+    assert now.schema == arrow.schema
+    assert now.to_pandas()["id"].dtype.pyarrow_dtype == pa.int32()
+    assert now.to_polars()["id"].to_list() == pl.DataFrame(now)["id"].to_list() == [1, 4, 5, 20]
+    orders = now.to_duckdb()
+    assert duckdb.sql("SELECT sum(id) FROM orders").fetchall() == [(30,)]
+    with duckdb.connect() as connection:
+        assert now.to_duckdb(connection).aggregate("max(id)").fetchall() == [(20,)]
+    assert pa.table(now).num_rows == orders.count("*").fetchall()[0][0] == 4
+    assert now.to_parquet(tmp_path / "orders.parquet") == 4
+    assert pq.read_table(tmp_path / "orders.parquet").equals(arrow)
+    assert rows(history.sql('SELECT count(*) AS n FROM "shop.orders_changes"'), "n") == [(7,)]
+
+
+@pytest.mark.parametrize("how", ["now", "changes", "by_key"])
+def test_batches_are_never_larger_than_asked_for_and_hold_every_row_once(tmp_path: Path, how: str) -> None:
+    table = lockstep.open(staged(tmp_path, *([Made([insert(100 * n + m) for m in range(100)])] for n in range(3))))[
+        "orders"
+    ]
+    found = table.now() if how == "now" else table.changes(by_key=how == "by_key")
+    batches = list(found.batches(64))
+    assert max(batch.num_rows for batch in batches) <= 64
+    assert sorted(number for batch in batches for number in batch.column("id").to_pylist()) == list(range(300))
+    assert {batch.schema for batch in batches} == {found.schema}
+
+
+def test_a_stage_is_what_it_was_when_it_was_opened_until_it_is_refreshed(tmp_path: Path) -> None:
+    staged(tmp_path, [Made([insert(1)])])
+    stage = lockstep.open(tmp_path)
+    staged(tmp_path, [Made([insert(7)])], source="other")
+    assert stage["orders"].now().to_arrow().num_rows == 1
+    stage.refresh()
+    assert stage["orders"].changes().to_arrow().num_rows == 2
+
+
+def test_what_cannot_be_answered_is_an_error_with_a_code_and_a_way_out(
+    tmp_path: Path, history: lockstep.Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def code(ask: object) -> str:
+        with pytest.raises(lockstep.LockstepError) as caught:
+            ask()  # type: ignore[operator]
+        assert caught.value.remedy
+        return caught.value.code
+
+    orders = history["shop.orders"]
+    with pytest.raises(lockstep.Refused, match="did you mean 'orders'") as caught:
+        history["ordres"]
+    assert (caught.value.code, "shop.orders" in caught.value.remedy) == ("stage.no_table", True)
+    assert code(lambda: orders.as_of("1970-01-02T00:00:00Z")) == "stage.as_of"
+    assert code(lambda: orders.changes(until=str(place(9)))) == "stage.as_of"
+    for moment in ("yesterday", "1970-01-01T00:00:09", datetime.datetime(1970, 1, 1), 7):
+        assert code(lambda moment=moment: orders.as_of(moment)) == "stage.moment"
+    assert code(lambda: orders.changes(by_key=True, since="1970-01-01T00:00:09Z")) == "stage.changes"
+    assert code(lambda: history.sql("SELECT 1 FROM nothing")) == "stage.sql"
+    assert code(lambda: lockstep.open(tmp_path / "missing")) == "stage.open"
+    (tmp_path / "empty").mkdir()
+    assert code(lambda: lockstep.open(tmp_path / "empty")) == "stage.empty"
+    monkeypatch.setitem(sys.modules, "polars", None)
+    assert code(orders.now().to_polars) == "stage.no_polars"
+
+
+def test_a_short_name_that_two_tables_have_is_refused_with_both(tmp_path: Path) -> None:
+    staged(tmp_path, [Made([insert(1), insert(2, schema=ELSEWHERE)])])
+    with pytest.raises(lockstep.UsageError, match=r"old\.orders, shop\.orders") as caught:
+        lockstep.open(tmp_path)["orders"]
+    assert caught.value.code == "stage.ambiguous_table"
+
+
+def test_the_state_of_a_partial_table_is_refused_unless_that_is_accepted(tmp_path: Path) -> None:
+    stage = lockstep.open(staged(tmp_path, [Made([insert(1)], ts=5)], whole=False))
+    orders = stage["orders"]
+    assert len(orders.missing()) == 1
+    for refused in (orders.now(), orders.as_of("1970-01-01T00:30:00Z")):
+        with pytest.raises(lockstep.Refused) as caught:
+            refused.to_arrow()
+        assert caught.value.code == "stage.partial"
+    with pytest.raises(lockstep.Refused) as caught:
+        stage.sql("SELECT * FROM shop.orders")
+    assert caught.value.code == "stage.partial"
+    accepted = orders.now(partial=True), orders.as_of("1970-01-01T00:30:00Z", partial=True), orders.changes()
+    for found in (*accepted, stage.sql("SELECT * FROM shop.orders", partial=True)):
+        assert rows(found, "id") == [(1,)]
+
+
+def test_what_is_public_is_typed_and_its_names_are_what_a_checker_sees(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import lockstep\n"
+        "stage = lockstep.open('shop.yaml')\n"
+        "reveal_type(stage['shop.orders'].as_of('x').to_parquet('y'))\n"
+        "reveal_type(stage.tables())\n"
+    )
+    command = [sys.executable, "-m", "mypy", "--strict", "--ignore-missing-imports", "--follow-imports=silent"]
+    done = subprocess.run(
+        [*command, "--config-file=", f"--cache-dir={tmp_path}", str(program)],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[2],
+    )  # fmt: skip
+    assert 'Revealed type is "builtins.int"' in done.stdout, done.stdout + done.stderr
+    assert 'Revealed type is "builtins.list[builtins.str]"' in done.stdout
