@@ -63,7 +63,7 @@ def class_archive() -> Path:
 
 
 def s3_jars() -> Path:
-    """Where `python -m examples.sandbox fetch spark-s3` keeps the jars of S3_PACKAGES.
+    """Where `lockstep spark fetch-jars` keeps the jars of S3_PACKAGES.
 
     Without it spark-submit resolves them itself at each start, by the user's Ivy cache or the network: seconds more,
     and two applications that start at once with an empty cache disturb each other.

@@ -1,7 +1,7 @@
 """One column's values, found by scan.py, as one Arrow array of the type that the schema says.
 
 Assumes places inside the buffer (scan.py checks them) and a type that fits the wire's (rows.py checks it).
-Keeps true (DESIGN.md, invariant 6): each value is exact, or null here with its exact text in `Literals`. Bytes that
+Keeps true (G20 of docs/guarantees.md): each value is exact, or null here with its exact text in `Literals`. Bytes that
 are not text of their character set have no text: their literal is `0x` and their hex digits.
 """
 

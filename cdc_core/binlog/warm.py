@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.binlog import framing, gtid_text, json_kernels, ordinary
+from cdc_core.binlog import framing, gtid_text, json_kernels, ordinary, scan
 from cdc_core.binlog.events import Event, EventType, Header
 from cdc_core.binlog.rows import RowImages, decode_rows
 from cdc_core.binlog.rows_event import DELETE, INSERT, UPDATE, RowsEvent
@@ -83,7 +83,7 @@ def _warm_lane() -> None:
 
 def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this package by name."""
-    from cdc_core.binlog import addresses, kernels, scan, temporal, wide
+    from cdc_core.binlog import addresses, kernels, temporal, wide
 
     for module in (scan, kernels, temporal, addresses, wide, framing, gtid_text, json_kernels):
         for name, function in vars(module).items():

@@ -264,7 +264,7 @@ class LedgerEntry:
     """Set aside, because the target does not take them."""
 
     def problems(self) -> tuple[str, ...]:
-        """Each broken equation in words (invariant 8)."""
+        """Each broken equation in words (G34 of docs/guarantees.md)."""
         staged = self.staged_rows + self.key_changes
         found = []
         if staged != self.winners + self.superseded:

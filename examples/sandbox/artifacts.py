@@ -12,7 +12,8 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from cdc_core.apply.jobs import S3_EXCLUDED, S3_PACKAGES, s3_jars
+from cdc_core.apply.spark_jars import fetch_s3_jars
+from cdc_core.errors import LockstepError
 from examples.sandbox.cache import SandboxError, cache_dir, cached
 
 
@@ -46,7 +47,10 @@ def fetch(artifact: Artifact) -> Path:
 
 def fetch_spark_s3() -> Path:
     """The folder with the jars by which Spark reads and writes a bucket, from the cache or the network."""
-    return cached(f"maven/{s3_jars().name}", _retrieve_spark_s3)
+    try:
+        return fetch_s3_jars()[0]
+    except LockstepError as error:
+        raise SandboxError(str(error)) from None
 
 
 def java() -> str:
@@ -67,23 +71,6 @@ def _ivy_jar() -> Path:
     if not jars:
         raise SandboxError("pyspark's Ivy jar is not there. Run `make setup` first.")
     return jars[0]
-
-
-def _retrieve_spark_s3(into: Path) -> None:
-    needed = "".join(
-        '<dependency org="{}" name="{}" rev="{}" conf="default->default"/>'.format(*one.split(":"))
-        for one in S3_PACKAGES
-    )
-    excluded = "".join('<exclude org="{}" module="{}"/>'.format(*one.split(":")) for one in S3_EXCLUDED)
-    with tempfile.TemporaryDirectory(prefix=".ivy-", dir=cache_dir()) as folder:
-        asked = Path(folder) / "ivy.xml"
-        asked.write_text(
-            '<ivy-module version="2.0"><info organisation="lockstep" module="spark-s3"/>'
-            '<configurations><conf name="default"/></configurations>'
-            f"<dependencies>{needed}{excluded}</dependencies></ivy-module>"
-        )
-        print(f"fetching {S3_PACKAGES[0]} and what it needs (14 MB)", file=sys.stderr, flush=True)
-        _ivy(["-ivy", str(asked)], into, S3_PACKAGES[0])
 
 
 def _retrieve(artifact: Artifact, into: Path) -> None:

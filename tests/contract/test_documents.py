@@ -14,13 +14,60 @@ import yaml
 from typer.main import get_command
 
 from cdc_core import config
-from cdc_core.cli import reference
+from cdc_core.cli import airflow, reference
 from cdc_core.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 CODE = re.compile(r"^[a-z][a-z0-9]*(_[a-z0-9]+)*\.[a-z][a-z0-9_]*$")
 STALE = "run `python -m cdc_core.cli.reference`"
+
+
+CODE_FOLDERS = (
+    "cdc_core", "spark_jobs", "plugins", "expectations", "lockstep", "dags", "examples", "benchmarks", "tests", "docker",
+)  # fmt: skip
+CITED_DOCUMENT = re.compile(r"(?<![\w./{}-])((?:[\w.-]+/)*[\w-]+\.md)\b")
+
+
+def test_every_document_that_the_code_cites_is_in_the_repository() -> None:
+    """By its path from the root, or by its name where it is in docs/ or at the root."""
+    wrong, seen = [], 0
+    for folder in CODE_FOLDERS:
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix not in (".py", ".sh", ".yaml") or path == Path(__file__):
+                continue
+            for name in CITED_DOCUMENT.findall(path.read_text(encoding="utf-8")):
+                seen += 1
+                if not (ROOT / name).is_file() and not (DOCS / name).is_file():
+                    wrong.append(f"{path.relative_to(ROOT)} cites {name}")
+    assert seen > 20
+    assert wrong == []
+
+
+def test_every_link_of_a_document_leads_to_a_file_and_a_heading() -> None:
+    wrong = []
+    for document in (*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"):
+        for target in re.findall(r"\]\(([^)\s]+)\)", document.read_text(encoding="utf-8")):
+            name, _, anchor = target.partition("#")
+            if "://" in target:
+                continue
+            path = (document.parent / name) if name else document
+            if not path.exists():
+                wrong.append(f"{document.name}: {target}")
+            elif anchor and anchor not in anchors(path):
+                wrong.append(f"{document.name}: {target}")
+    assert wrong == []
+
+
+def anchors(document: Path) -> set[str]:
+    """The anchors that a reader of Markdown makes of headings."""
+    headings = re.findall(r"^#+ (.+)$", document.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_dag_files_that_the_command_prints_are_those_of_the_repository() -> None:
+    assert (ROOT / "dags" / "lockstep_pipelines.py").read_text(encoding="utf-8") == airflow.DAGS
+    assert (ROOT / "dags" / "lockstep_pipeline_errors.py").read_text(encoding="utf-8") == airflow.IMPORT_ERRORS
 
 
 def sources() -> Iterator[tuple[Path, ast.AST]]:

@@ -9,12 +9,30 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
 PROMISE = re.compile(r"^\*\*(.+?)\*\*\n((?:`.*\n?)+)", re.MULTILINE)
+NUMBERED = re.compile(r"^\*\*(?:G(\d+)\. )?(.+?)\*\*$", re.MULTILINE)
+CITED = re.compile(r"\bG(\d+)(?:, G\d+)* of docs/guarantees\.md")
 OFF = ("skip", "xfail")
 
 
 def promises() -> dict[str, list[str]]:
     text = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
     return {promise: re.findall(r"`(test_\w+)`", tests) for promise, tests in PROMISE.findall(text)}
+
+
+def test_each_promise_has_a_number_of_its_own_by_which_the_code_cites_it() -> None:
+    found = NUMBERED.findall((ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8"))
+    numbers = [int(number) for number, _ in found if number]
+    free = f"the next free number is G{max(numbers) + 1}"
+    assert [promise for number, promise in found if not number] == [], free
+    assert len(set(numbers)) == len(numbers), free
+    cited = {
+        int(number)
+        for folder in ("cdc_core", "spark_jobs", "plugins", "expectations", "lockstep")
+        for path in (ROOT / folder).rglob("*.py")
+        for number in CITED.findall(path.read_text(encoding="utf-8"))
+    }
+    assert cited, "nothing cites a promise: does the pattern still fit?"
+    assert cited <= set(numbers)
 
 
 def functions() -> dict[str, list[ast.FunctionDef]]:

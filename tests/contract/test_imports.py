@@ -65,6 +65,31 @@ def room_of(name: str) -> str | None:
     return parts[1] if parts[0] == "cdc_core" and len(parts) > 1 else None
 
 
+def imports_table() -> str:
+    """docs/architecture.md's table: which packages and modules of cdc_core may import which."""
+    order = sorted(MAY_IMPORT, key=lambda name: (len(MAY_IMPORT[name] - {name}), name))
+    groups: dict[str, list[str]] = {}
+    for name in order:
+        groups.setdefault(", ".join(f"`{one}`" for one in order if one in MAY_IMPORT[name] - {name}), []).append(name)
+    lines = ["| of `cdc_core` | may import |", "|---|---|"]
+    for others, names in groups.items():
+        lines.append(f"| {', '.join(f'`{name}`' for name in names)} | {others or 'none of the others'} |")
+    return "\n".join(lines)
+
+
+def test_architecture_md_has_the_table_of_imports() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert imports_table() in text, f"put this under 'Imports point one way':\n{imports_table()}"
+
+
+@pytest.mark.parametrize("document", ["CONTRIBUTING.md", "docs/architecture.md"])
+def test_the_map_names_every_package(document: str) -> None:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    folders = sorted(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "cdc_core").glob("*/__init__.py"))
+    others = ["lockstep", "spark_jobs", "plugins/lockstep_airflow", "expectations"]
+    assert [name for name in [*folders, *others] if f"`{name}`" not in text] == []
+
+
 def test_every_room_has_a_place_in_the_order() -> None:
     rooms = {path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py") for path in modules("cdc_core")}
     assert rooms - {"__init__"} <= set(MAY_IMPORT)
@@ -100,6 +125,7 @@ def test_rooms_import_only_what_lies_before_them() -> None:
         ("cdc_core", {"airflow", "pyspark", "spark_jobs", "lockstep_airflow", "plugins", "expectations", "examples"}),
         ("spark_jobs", {"airflow", "lockstep_airflow", "plugins", "examples"}),
         ("plugins", {"pyspark", "spark_jobs", "expectations", "examples"}),
+        ("lockstep", {"airflow", "pyspark", "spark_jobs", "lockstep_airflow", "plugins", "expectations", "examples"}),
         ("expectations", {"airflow", "lockstep_airflow", "plugins", "spark_jobs", "examples"}),
         ("dags", {"pyspark", "spark_jobs", "expectations", "examples"}),
     ],

@@ -1,0 +1,102 @@
+"""Fetching the jars by which Spark reads and writes a bucket, with the Ivy that pyspark brings along.
+
+Nothing but Java and pyspark must be installed. The folder appears whole or not at all, and is fetched once.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from cdc_core.apply.jobs import S3_EXCLUDED, S3_PACKAGES, s3_jars
+from cdc_core.errors import Refused, RetryLater
+
+SIZE_MB = 14
+
+
+def fetch_s3_jars() -> tuple[Path, bool]:
+    """(The folder with the jars; whether they had to be fetched.)
+
+    Raises Refused (spark.no_java, spark.no_pyspark), RetryLater (spark.fetch).
+    """
+    folder = s3_jars()
+    if any(folder.glob("*.jar")):
+        return folder, False
+    command = [_java(), "-jar", str(_ivy())]
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=".spark-s3-", dir=folder.parent) as scratch:
+            made = Path(scratch) / "jars"
+            made.mkdir()
+            _retrieve(command, Path(scratch), made)
+            made.chmod(0o755)
+            try:
+                made.rename(folder)
+            except OSError:
+                if not any(folder.glob("*.jar")):  # another process may have fetched them meanwhile
+                    raise
+    except OSError as error:
+        raise RetryLater(
+            f"Spark's jars cannot be kept: {error.strerror or error}.",
+            where=str(folder),
+            code="spark.fetch",
+            remedy="let the account write there, make room, or name another folder by LOCKSTEP_CACHE",
+        ) from error
+    return folder, True
+
+
+def _retrieve(command: list[str], scratch: Path, into: Path) -> None:
+    needed = "".join(
+        '<dependency org="{}" name="{}" rev="{}" conf="default->default"/>'.format(*one.split(":"))
+        for one in S3_PACKAGES
+    )
+    excluded = "".join('<exclude org="{}" module="{}"/>'.format(*one.split(":")) for one in S3_EXCLUDED)
+    asked = scratch / "ivy.xml"
+    asked.write_text(
+        '<ivy-module version="2.0"><info organisation="lockstep" module="spark-s3"/>'
+        '<configurations><conf name="default"/></configurations>'
+        f"<dependencies>{needed}{excluded}</dependencies></ivy-module>"
+    )
+    # Ivy locks nothing in its cache: a cache of one's own lets two fetches run at once.
+    options = ["-cache", str(scratch / "ivy"), "-confs", "default", "-ivy", str(asked)]
+    options += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
+    _, name, version = S3_PACKAGES[0].split(":")
+    if done.returncode != 0 or not (into / f"{name}-{version}.jar").exists():
+        said = [line.strip()[:200] for line in (done.stdout + done.stderr).splitlines() if line.strip(" .:-")]
+        raise RetryLater(
+            f"Spark's jars for buckets could not be fetched. Ivy's last words: {' | '.join(said[-4:])}",
+            where=S3_PACKAGES[0],
+            code="spark.fetch",
+            remedy="look at the network; Java takes a proxy from JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=… "
+            "-Dhttps.proxyPort=…. Or copy the folder from a machine that has it",
+        )
+
+
+def _java() -> str:
+    home = os.environ.get("JAVA_HOME")
+    found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
+    if found is None:
+        raise Refused(
+            "There is no Java here.",
+            where=f"JAVA_HOME={home}" if home else "PATH",
+            code="spark.no_java",
+            remedy="install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to it",
+        )
+    return found
+
+
+def _ivy() -> Path:
+    spec = importlib.util.find_spec("pyspark")
+    jars = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
+    if not jars:
+        raise Refused(
+            "pyspark, with its Ivy jar, is not installed in this environment.",
+            code="spark.no_pyspark",
+            remedy="run the command where the Airflow workers' packages are installed",
+        )
+    return jars[0]
