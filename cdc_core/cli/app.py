@@ -147,5 +147,6 @@ def _unexpected(error: Exception) -> InternalError:
         f"Unexpected {type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno}",
         code="internal.unexpected",
-        remedy="nothing staged is lost; run again with --debug and report the traceback (CONTRIBUTING.md, "Reporting a defect", says how)",
+        remedy="nothing staged is lost; run again with --debug and report the traceback as CONTRIBUTING.md says under "
+        "'Reporting a defect'",
     )
