@@ -26,6 +26,8 @@ BENCH_ARGS ?=
 MUTANTS_ARGS ?=
 LINTED := $(wildcard lockstep cdc_core spark_jobs plugins dags expectations examples benchmarks tests)
 
+SPELLED := $(LINTED) docs docker .ci README.md CONTRIBUTING.md CHANGELOG.md Makefile pyproject.toml
+
 help: ## list these targets
 	@sed -n 's/^\([a-z][a-z0-9-]*\):.*## \(.*\)/\1|\2/p' $(firstword $(MAKEFILE_LIST)) | \
 	  while IFS='|' read -r name what; do printf '  %-12s %s\n' "$$name" "$$what"; done
@@ -97,9 +99,10 @@ bench-apply: setup ## how fast changes get into a target, beside ways that guard
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m benchmarks.apply $(BENCH_ARGS)
 
-lint: setup ## ruff: rules and format
+lint: setup ## ruff: rules and format; codespell
 	@$(VENV)/bin/ruff check $(LINTED)
 	@$(VENV)/bin/ruff format --check $(LINTED)
+	@$(VENV)/bin/codespell $(SPELLED)
 
 format: setup ## let ruff fix what it can
 	@$(VENV)/bin/ruff check --fix $(LINTED)

@@ -2,7 +2,7 @@
 
 Layout (MySQL libs/mysql/binlog/event/rows_event.h): table id u48, flags u16, database (length u8, NUL), table (the
 same), column count lenenc, a type byte per column, metadata (lenenc size, then 0 to 2 bytes per column), a bitmap
-of nullable columns, then optional fields: type u8, length lenenc, value. Optional_metadata_field_type in rows_event.h of the server lists them.
+of nullable columns, then optional fields: type u8, length lenenc, value (Optional_metadata_field_type in that file).
 Keeps true: a field that cannot be read to its end is an error; a field type that we do not know is kept unread in
 `unknown_fields`, since a field is by name optional.
 """
