@@ -71,7 +71,7 @@ demo: setup ## a shop's changes from MariaDB to Parquet and to shards, shown on 
 	@$(PY) -m examples.shop.demo
 
 ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
-	@$(PY) -m examples.sandbox fetch mariadb
+	@$(PY) -m examples.sandbox fetch mariadb postgres
 	@$(PY) -m examples.shop.ui
 
 # pytest's closing line is the last output: nothing may be printed after it.

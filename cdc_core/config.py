@@ -23,6 +23,7 @@ from cdc_core.errors import UsageError
 from cdc_core.model import condition
 from cdc_core.model.reference import same_variable
 from cdc_core.windows import Windows, age_us
+from cdc_core.words import counted
 
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
 
@@ -638,7 +639,7 @@ def parse(text: str, *, where: str) -> Pipeline:
     except ValidationError as error:
         problems = list(dict.fromkeys(_explain(dict(problem)) for problem in _relevant(error)))
         raise UsageError(
-            f"{len(problems)} problem(s) in the pipeline: {'; '.join(problems)}.",
+            f"{counted(len(problems), 'problem')} in the pipeline: {'; '.join(problems)}.",
             where=where,
             code="config.invalid",
             remedy="see docs/configuration.md for every key and its values",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import parse_qsl, unquote, urlsplit
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 import pymysql
 
@@ -91,7 +91,14 @@ def parse_url(url: str, *, where: str) -> Server:
         parts = urlsplit(url)
         port = parts.port or 3306
     except ValueError:
-        parts, port = urlsplit(""), 0
+        parts, port = _without_port(url), 0
+    if parts.scheme in SCHEMES and "@" in parts.path + parts.fragment:
+        raise UsageError(
+            "The connection's URL has an @ after its first / or #: the password, it seems, contains one of / ? # @.",
+            where=where,
+            code="connection.url",
+            remedy="percent-encode these characters in the password: / is %2F, ? is %3F, # is %23, @ is %40, % is %25",
+        )
     if parts.scheme not in SCHEMES or not parts.hostname or not parts.username or parts.fragment:
         raise UsageError(
             "The connection is not a URL of the form mysql://user:password@host:port.",
@@ -102,6 +109,15 @@ def parse_url(url: str, *, where: str) -> Server:
     host = parts.hostname
     protected, timeouts = parse_options(parse_qsl(parts.query, keep_blank_values=True), host=host, where=where)
     return Server(host, port, unquote(parts.username), unquote(parts.password or ""), protected, timeouts)
+
+
+def _without_port(url: str) -> SplitResult:
+    """Of a URL whose port is not a number: a piece of the password, perhaps."""
+    try:
+        found = urlsplit(url)
+    except ValueError:
+        return urlsplit("")
+    return found._replace(netloc="")
 
 
 def parse_options(given: Iterable[tuple[str, str]], *, host: str, where: str) -> tuple[tls.Tls, Mapping[str, float]]:

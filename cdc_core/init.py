@@ -21,6 +21,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
 from cdc_core.source.definitions import FoundTable, survey
+from cdc_core.source.near import question, table_names
 from cdc_core.source.survey import proven_empty, rows_before
 
 TRIES = 3
@@ -106,8 +107,10 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
                 "    # The end of the log when this file was made; only changes after it are read.",
                 f"    start: {{position: {{file: {quoted(end.file)}, offset: {end.offset}{proven}}}}}",
             ]
+        present = [] if catalogue.captured else table_names(connection)
     warnings = []
     if not catalogue.captured:
+        _require_no_slip(wishes.include, present)
         warnings.append("no table matches yet; those that appear later and match are captured")
     if before:
         more = f"; and {len(before) - MOST_TABLES:,} more tables" if len(before) > MOST_TABLES else ""
@@ -137,6 +140,18 @@ def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTabl
         if server.end_position(connection, 0) == end:
             return end, empty
     return end, set()
+
+
+def _require_no_slip(include: tuple[str, ...], names: list[str]) -> None:
+    """Patterns that match nothing, where a table is near one of them. Raises UsageError (init.include)."""
+    for pattern in include:
+        if near := question(pattern, names):
+            raise UsageError(
+                f"No table matches {pattern!r}. {near}.",
+                where="--include",
+                code="init.include",
+                remedy="correct the pattern; for tables that are yet to be created, write it into the file afterwards",
+            )
 
 
 def _require_references(wishes: Wishes) -> None:
@@ -215,7 +230,8 @@ def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[st
         "",
     ]
     lines += ["# Captured now, with their keys:"] if catalogue.captured else ["# No table matches yet."]
-    lines += [f"#   {_comment(schema.name)} ({_comment(', '.join(schema.key))})" for schema in catalogue.captured]
+    for schema in catalogue.captured:
+        lines.append(f"#   {_comment(schema.name)} ({_comment(', '.join(schema.key)) or 'no key'})")
     lines += ["", "stage:", f"  uri: {quoted(stage)}", "", "meta:", f"  url: {quoted(meta)}"]
     lines += _targets(wishes.targets, catalogue)
     return "\n".join(lines) + "\n"
@@ -249,8 +265,7 @@ def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
     if not references:
         return [
             "",
-            "# No targets: changes are staged only. Give `lockstep init` a --target, or write one here.",
-            "targets: []",
+            "# No targets: changes are staged only. Give `lockstep init` a --target, or write `targets:` here.",
         ]
     lines = ["", "targets:"]
     for number, reference in enumerate(references, 1):
@@ -261,7 +276,13 @@ def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
             "    tables:",
         ]
         for schema in catalogue.captured:
-            lines += [f"      # key ({_comment(', '.join(schema.key))})", f"      {quoted(schema.name)}: {{}}"]
+            if schema.key:
+                lines += [f"      # key ({_comment(', '.join(schema.key))})", f"      {quoted(schema.name)}: {{}}"]
+            else:
+                lines += [
+                    "      # no key: as many copies of each row as the source has; {key: [...]} names columns instead",
+                    f"      {quoted(schema.name)}: {{no_key: rows}}",
+                ]
         if not catalogue.captured:
             lines += ["      # None matches yet; '*' takes all that come.", "      '*': {}"]
     return lines

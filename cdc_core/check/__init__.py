@@ -7,6 +7,7 @@ seen at once. It changes nothing but for the probe object that shows the stage c
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 
 from cdc_core.apply.suites import read_suite
@@ -20,7 +21,9 @@ from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
+from cdc_core.source.server_id import replica_host
 from cdc_core.stage.objects import check_writable, open_stage
+from cdc_core.words import counted
 
 __all__ = ["Finding", "Report", "check"]
 
@@ -40,7 +43,9 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
                 if connection is None:
                     continue
                 address = resolve(reference, environ)
-                check_server(source, address, connection, stored.get(source.name), findings, subject)
+                known = stored.get(source.name)
+                host = replica_host(pipeline.pipeline, source.name, known.identity) if known else ""
+                check_server(source, address, connection, known.checkpoint if known else None, findings, subject, host)
                 if tables is None:
                     tables = check_tables(
                         pipeline,
@@ -59,24 +64,34 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
     _untaken(pipeline, logical, findings)
     for suite in pipeline.quality.suites:
         findings.attempt(
-            f"suite of {suite.table}", partial(read_suite, suite), lambda found: f"{len(found)} expectation(s)"
+            f"suite of {suite.table}", partial(read_suite, suite), lambda found: counted(len(found), "expectation")
         )
     return Report(pipeline.pipeline, tuple(findings.made))
 
 
-def _meta(
-    pipeline: Pipeline, findings: Findings
-) -> tuple[dict[str, Checkpoint], dict[str, Mapping[str, TableCoverage]]]:
-    """The stored positions, and the coverage of tables, by source."""
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What meta knows of a source: how far it is staged, and by what its extractors are known on the server."""
+
+    checkpoint: Checkpoint
+    identity: str
+
+
+def _meta(pipeline: Pipeline, findings: Findings) -> tuple[dict[str, _Known], dict[str, Mapping[str, TableCoverage]]]:
+    """What is stored, and the coverage of tables, by source."""
     covered: dict[str, Mapping[str, TableCoverage]] = {}
 
-    def look() -> dict[str, Checkpoint]:
+    def look() -> dict[str, _Known]:
         with Meta.open(pipeline.meta.url, upgrade=False) as meta:
             found = {source.name: meta.checkpoint(source.name) for source in pipeline.sources}
             covered.update({source.name: meta.coverage(source.name).tables for source in pipeline.sources})
-            return {name: checkpoint for name, checkpoint in found.items() if checkpoint is not None}
+            return {
+                name: _Known(checkpoint, meta.lease_identity(name))
+                for name, checkpoint in found.items()
+                if checkpoint is not None
+            }
 
-    stored = findings.attempt("meta", look, lambda found: f"current, with positions of {len(found)} source(s)")
+    stored = findings.attempt("meta", look, lambda found: f"current, with positions of {counted(len(found), 'source')}")
     return stored or {}, covered
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
@@ -11,16 +12,19 @@ import pymysql
 from cdc_core import connections
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline, Source
+from cdc_core.errors import Refused
 from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
-from cdc_core.source import server
+from cdc_core.source import server, server_id
 from cdc_core.source.definitions import FoundTable, require_logged_cascades, survey
 from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
+from cdc_core.source.near import question, table_names
 from cdc_core.source.start import find_start
 from cdc_core.source.survey import proven_empty, rows_before
+from cdc_core.words import counted
 
 MOST_TABLES = 10
 """Named in one finding."""
@@ -33,15 +37,26 @@ def check_server(
     stored: Checkpoint | None,
     findings: Findings,
     subject: str,
+    replica_host: str,
 ) -> None:
+    """replica_host: the extractor's own name as a replica; "" before its first lease."""
     facts = findings.attempt(f"{subject}: server", lambda: server.facts(connection))
     if facts is None:
         return
+    ours = any(replica.host == replica_host for replica in facts.replicas)
+    facts = facts.without_replica(replica_host)
     said = _said(facts, source)
+    if ours:
+        said["server_id"] = f"{source.server_id} is in use, by this pipeline's own extractor"
+
+    def server_id_free(known: server.ServerFacts, of: Source) -> None:
+        server.require_free_server_id(known, of)
+        server_id.require_unclaimed(connection, of.server_id, replica_host, source=of.name)
+
     for name, requirement in server.PREFLIGHT:
         findings.attempt(
             f"{subject}: {name}",
-            partial(requirement, facts, source),
+            partial(server_id_free if name == "server_id" else requirement, facts, source),
             lambda _, name=name: said.get(name, "as it must be"),  # type: ignore[misc]
         )
     for advise in server.ADVICE:
@@ -104,10 +119,9 @@ def check_tables(
     if found is None:
         return []
     tables = [one for one in found if one.kind == "table"]
-    if not tables:
-        findings.warn(subject, "no table matches tables.include yet", "those that appear and match will be captured")
-    else:
-        findings.ok(subject, f"{len(tables)} match")
+    _check_patterns(pipeline, connection, [one.name for one in found], subject, findings)
+    if tables:
+        findings.ok(subject, f"{counted(len(tables), 'table')} captured")
         _check_cascades(pipeline, source, connection, capture, findings)
     for one in tables:
         if one.schema is None:
@@ -153,15 +167,37 @@ def _warn_of_rows(
         )
 
 
+def _check_patterns(
+    pipeline: Pipeline, connection: pymysql.Connection[Any], matched: list[str], subject: str, findings: Findings
+) -> None:
+    """Patterns of tables.include that match nothing; where no pattern matches and a table is near one, it failed."""
+    idle = [one for one in pipeline.tables.include if not any(re.fullmatch(one, name) for name in matched)]
+    if not idle:
+        return
+    names = findings.attempt(subject, lambda: table_names(connection)) or []
+    # What tables.exclude leaves out is matched all the same.
+    idle = [one for one in idle if not any(re.fullmatch(one, name) for name in names)]
+    near = {one: question(one, names) for one in idle}
+    for pattern, asked in near.items():
+        what = f"no table matches {pattern!r} of tables.include"
+        if asked and not matched:
+            findings.fail(
+                subject,
+                Refused(f"{what}. {asked}", where=subject, code="check.include", remedy="correct the pattern"),
+            )
+        else:
+            findings.warn(subject, what, asked or "those that appear and match will be captured")
+
+
 def _taken_all_the_same(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> bool:
-    """Whether every target that takes the table, which has no key, is told how."""
+    """Whether every target that takes the table, which has no key, is told how; without a target it is only staged."""
     rules = [
         rule
         for target in pipeline.targets
         for logical in capture.route(schema.database, schema.table)
         if (rule := target.table(logical)) is not None
     ]
-    return bool(rules) and all(rule.key or rule.no_key == "rows" for rule in rules)
+    return all(rule.key or rule.no_key == "rows" for rule in rules)
 
 
 def _check_cascades(

@@ -22,6 +22,7 @@ from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
+from cdc_core.words import counted
 
 
 @sensible("target")
@@ -160,4 +161,6 @@ def _logical_table(
     apart = f"; keys of its {feeding} source tables must be apart" if feeding > 1 else ""
     if policy is not None and policy.shared_keys == "newest":
         apart = ""
-    findings.attempt(subject, look, lambda count: f"{count} table(s) with the columns and key of the source{apart}")
+    findings.attempt(
+        subject, look, lambda count: f"{counted(count, 'table')} with the columns and key of the source{apart}"
+    )

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Annotated
+
 import typer
+from rich.table import Table
 from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
-from cdc_core.cli.output import Output, table
+from cdc_core.cli.output import Output
+from cdc_core.words import counted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cdc_core.check import Finding
 
 STYLES = {"ok": "green", "warn": "yellow", "fail": "bold red"}
 
@@ -16,17 +26,22 @@ def register(app: typer.Typer) -> None:
 
 
 def check(
-    pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
+    pipeline: PipelineArgument,
+    show_all: Annotated[bool, typer.Option("--verbose", "-v", help="Also what is as it must be.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
 ) -> None:
     """Look at everything a pipeline needs, before it runs: each finding says how to fix it.
 
     \b
       lockstep check shop
+      lockstep check shop -v
       lockstep check ./shop.yaml --json
 
     Looks at connections, grants, binlog_format, row image and row metadata, whether the server still has the
     position we would begin at, server_id, the stage (with a conditional write), meta, and the target's tables and
-    keys, by the very functions that extract and run refuse by. Exits with the class of the worst finding.
+    keys, by the very functions that extract and run refuse by. What is wrong comes first. Exits with the class of the
+    worst finding.
     """
     from cdc_core.check import check as preflight
 
@@ -49,17 +64,41 @@ def check(
             for one in report.findings
         ],
     }
-    rows = [
-        (
-            Text(one.status, style=STYLES[one.status]),
-            one.subject,
-            one.what,
-            f"{one.remedy} ({one.error.code})" if one.error else one.remedy,
-        )
-        for one in report.findings
-    ]
+    shown: list[RenderableType] = []
+    for status, style in reversed(STYLES.items()):
+        if status != "ok" or show_all:
+            shown += _lines(status, style, [one for one in report.findings if one.status == status])
     count = {status: sum(one.status == status for one in report.findings) for status in STYLES}
-    summary = f"{count['ok']} ok, {count['warn']} to know of, {count['fail']} to fix"
-    output.answer(document, table("", ("", "what", "finding", "how to fix"), rows), summary)
+    hidden = "" if show_all or not count["ok"] else " (-v lists them)"
+    summary = f"{counted(count['fail'], 'problem')}, {counted(count['warn'], 'warning')}, {count['ok']} ok{hidden}"
+    output.answer(document, *shown, summary)
     if worst is not None:
         raise typer.Exit(worst.exit_code)
+
+
+def _lines(status: str, style: str, findings: Sequence[Finding]) -> list[RenderableType]:
+    """One entry for each cause, with all that it was found at."""
+    causes: dict[tuple[str, str], list[Finding]] = {}
+    for number, one in enumerate(findings):
+        # An error without its place; an advice as it is; what is right, each by itself.
+        cause = (f"{one.error.code} {one.error.what}" if one.error else one.what, one.remedy)
+        causes.setdefault(cause if status != "ok" else (str(number), ""), []).append(one)
+    made: list[RenderableType] = []
+    for found in causes.values():
+        entry = Table.grid(padding=(0, 2))
+        entry.add_column(no_wrap=True, min_width=4)
+        entry.add_column(overflow="fold")
+        first = found[0]
+        subjects = ", ".join(dict.fromkeys(one.subject for one in found))
+        what = first.error.what if first.error is not None and len(found) > 1 else first.what
+        if status == "ok":
+            entry.add_row(Text(status, style=style), f"{subjects}: {what}")
+        else:
+            entry.add_row(Text(status, style=style), Text(subjects, style="bold"))
+            entry.add_row("", Text(what))
+            if first.remedy:
+                entry.add_row(Text("fix", style="bold green"), Text(first.remedy))
+            if first.error is not None:
+                entry.add_row("", Text(f"code {first.error.code}", style="dim"))
+        made.append(entry)
+    return made

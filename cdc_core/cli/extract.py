@@ -26,6 +26,7 @@ from cdc_core.cli.output import Output, duration, moment, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.windows import to_us
+from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.extract import DrainResult
@@ -277,5 +278,5 @@ class _Bars:
 
     def _update(self, name: str, result: DrainResult) -> None:
         staged = result.staged
-        reached = f"{staged.rows:,} rows in {staged.batches} batches, up to {result.position}"
+        reached = f"{counted(staged.rows, 'row')} in {counted(staged.batches, 'batch')}, up to {result.position}"
         self._progress.update(self._tasks[name], reached=reached)

@@ -60,8 +60,9 @@ def init(
       lockstep init shop --source env:SHOP --include 'shop\\..*' \\
         --exclude '.*_tmp' --target env:COPY -o dags/pipelines/shop.yaml
 
-    Without --stage and --meta both lie under ./.lockstep/NAME. Tables that cannot be captured (views, no key,
-    unsupported types) are left out, each with the reason in a comment. Passwords stay in the environment.
+    Without --stage and --meta both lie under ./.lockstep/NAME. Tables that cannot be captured (views,
+    unsupported types) are left out, each with the reason in a comment. A table without a key is captured; a target
+    keeps as many copies of each of its rows as the source has (`no_key: rows`). Passwords stay in the environment.
     """
     from cdc_core.init import Wishes, draft
 
@@ -96,7 +97,7 @@ def init(
         "server_id": made.server_id,
         "warnings": list(made.warnings),
     }
-    rows = [(one, f"captured, key ({', '.join(key)})") for one, key in made.captured]
+    rows = [(one, f"captured, key ({', '.join(key)})" if key else "captured, no key") for one, key in made.captured]
     rows += [(one, f"left out: {why}") for one, why in made.left_out]
     output.answer(
         document,

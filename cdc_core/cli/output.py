@@ -7,13 +7,15 @@ With --json stdout holds exactly one document, also when the command fails.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import date, time
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.table import Table
 from rich.text import Text
 
@@ -25,7 +27,9 @@ WIDE = 200
 
 
 def _console(*, stderr: bool = False) -> Console:
-    console = Console(stderr=stderr, highlight=False, soft_wrap=False)
+    # Rich itself leaves bold and italics where NO_COLOR is set; a terminal without styles is what is asked for.
+    plain = bool(os.environ.get("NO_COLOR"))
+    console = Console(stderr=stderr, highlight=False, soft_wrap=False, color_system=None if plain else "auto")
     if not console.is_terminal:
         console.width = max(console.width, WIDE)
     return console
@@ -65,16 +69,74 @@ def _plain(value: object) -> object:
     return str(value)
 
 
+NARROWEST = 16
+"""A column of a table is not made narrower than this, or than its widest cell; else each row becomes a list."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A table where the terminal has the width for it; else each row as a list of `column  value`."""
+
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Text, ...], ...]
+    numbers: frozenset[str]
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if not self.rows or self._least_width() <= options.max_width:
+            yield self._table()
+            return
+        if self.title:
+            yield Text(self.title, style="italic")
+        for number, row in enumerate(self.rows, 1):
+            if len(self.rows) > 1:
+                yield Text(f"row {number}", style="dim")
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(style="bold", no_wrap=True)
+            grid.add_column(overflow="fold")
+            for column, cell in zip(self.columns, row, strict=True):
+                grid.add_row(Text(column), cell)
+            yield grid
+
+    def _least_width(self) -> int:
+        cells = [
+            max(cell_len(line) for text in (column, *(row[at].plain for row in self.rows)) for line in text.split("\n"))
+            for at, column in enumerate(self.columns)
+        ]
+        # Two spaces and a line between two columns, a space at both ends.
+        return sum(min(width, NARROWEST) for width in cells) + 3 * len(cells) + 1
+
+    def _table(self) -> Table:
+        made = Table(title=self.title or None, title_justify="left", header_style="bold", pad_edge=False)
+        for column in self.columns:
+            made.add_column(column, justify="right" if column in self.numbers else "left", overflow="fold")
+        for row in self.rows:
+            made.add_row(*row)
+        return made
+
+
 def table(
-    title: str, columns: Iterable[str], rows: Iterable[Iterable[object]], *, numbers: Collection[str] = ()
-) -> Table:
-    """A table; the columns `numbers` are aligned to the right."""
-    made = Table(title=title or None, title_justify="left", header_style="bold", pad_edge=False)
-    for column in columns:
-        made.add_column(column, justify="right" if column in numbers else "left", overflow="fold")
-    for row in rows:
-        made.add_row(*(cell if isinstance(cell, Text) else Text(shown(cell)) for cell in row))
-    return made
+    title: str,
+    columns: Iterable[str],
+    rows: Iterable[Iterable[object]],
+    *,
+    numbers: Collection[str] = (),
+    omit_empty: Collection[str] = (),
+) -> Rows:
+    """A table; the columns `numbers` are aligned to the right, and those of `omit_empty` are left out where they hold
+    nothing but zeros and nothings."""
+    names, lines = list(columns), [list(row) for row in rows]
+    kept = [
+        at
+        for at, name in enumerate(names)
+        if name not in omit_empty or not lines or any(_holds(row[at]) for row in lines)
+    ]
+    cells = tuple(tuple(row[at] if isinstance(row[at], Text) else Text(shown(row[at])) for at in kept) for row in lines)
+    return Rows(title, tuple(names[at] for at in kept), cells, frozenset(numbers))  # type: ignore[arg-type]
+
+
+def _holds(cell: object) -> bool:
+    return bool(cell.plain if isinstance(cell, Text) else cell)
 
 
 def shown(value: object) -> str:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -23,14 +25,18 @@ from cdc_core.cli.options import (
     moment_us,
     time_us,
 )
-from cdc_core.cli.output import Output, table
-from cdc_core.cli.status import LEDGER_COLUMNS, ledger_document, ledger_row
+from cdc_core.cli.output import Output
+from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
 from cdc_core.stage.objects import open_stage
+from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.apply.replay import Selection
+
+
+log = logging.getLogger(__name__)
 
 
 def register(app: typer.Typer) -> None:
@@ -115,8 +121,9 @@ def run(
     )
     warn_of_partial(output, extracted)
     run_id = f"{parsed.pipeline}-{'replay' if again else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
-    logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
-    with Meta.open(parsed.meta.url) as meta, _spinner(output) as began:
+    # What Spark printed is read when a run fails, or by whoever asked to see what happens.
+    kept = log.isEnabledFor(logging.INFO)
+    with Meta.open(parsed.meta.url) as meta, _logs(kept=kept) as logs, _spinner(output) as began:
         rooms = Rooms(parsed, path.absolute(), meta, open_stage(parsed.stage), logs, os.environ, began)
         if requeue is not None:
             selection = requeued(meta, rooms.store, requeue, targets[0] if target else None)
@@ -130,17 +137,17 @@ def run(
         "targets": [summary.to_json() for summary in done.summaries],
         "ledgers": [ledger_document(row.entry) for row in done.ledgers],
         "lost": list(done.lost),
-        "logs": str(logs),
+        "logs": str(logs) if kept else None,
     }
     if not done.summaries:
         nothing = "no batch is staged there" if again else "every target has taken all that is staged"
         output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
-    rows = [ledger_row(row.entry) for row in done.ledgers]
     output.answer(
         document,
-        table(f"ledger of {done.run_id}", LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1]),
-        f"{done.batches} batches, {done.rows:,} changes; output of Spark: {logs}",
+        ledger_table(f"ledger of {done.run_id}", (row.entry for row in done.ledgers)),
+        f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}"
+        + (f"; output of Spark: {logs}" if kept else ""),
         *done.lost,
     )
 
@@ -181,6 +188,20 @@ def _bound(texts: list[str], option: str) -> tuple[int | None, list[str]]:
 
 def _usage(what: str, remedy: str) -> UsageError:
     return UsageError(what, where="lockstep run", code="cli.usage", remedy=remedy)
+
+
+@contextmanager
+def _logs(*, kept: bool) -> Iterator[Path]:
+    """A directory for the output of Spark, which stays where the run fails after it has begun to print there."""
+    logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
+    try:
+        yield logs
+    except BaseException:
+        with suppress(OSError):  # not empty: errors name it
+            logs.rmdir()
+        raise
+    if not kept:
+        shutil.rmtree(logs, ignore_errors=True)
 
 
 @contextmanager

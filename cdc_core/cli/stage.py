@@ -24,6 +24,7 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, UsageError
 from cdc_core.stage.objects import ObjectStore, open_stage
 from cdc_core.windows import MICROSECONDS, age_us, to_us
+from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -194,7 +195,7 @@ def show(
         )
         for key, schema in manifest.schemas.items()
     ]
-    shown += [f"left out: {count:,} rows, {rule}" for rule, count in manifest.passed.items()]
+    shown += [f"left out: {counted(count, 'row')}, {rule}" for rule, count in manifest.passed.items()]
     shown += [f"note: {note}" for note in manifest.notes]
     output.answer(document, *shown)
 
@@ -352,7 +353,8 @@ def purge(
             rows,
             numbers=("batches", "rows", "size"),
         ),
-        f"files of {len(found.runs)} runs; rows of {found.forgotten_batches} batches and {found.forgotten_runs} runs "
+        f"files of {counted(len(found.runs), 'run')}; rows of {counted(found.forgotten_batches, 'batch')} and "
+        f"{counted(found.forgotten_runs, 'run')} "
         "in the meta database",
     )
 
@@ -504,7 +506,7 @@ def export(
     document = {
         "table": name, "file": str(to), "rows": rows, "size_bytes": written, "compared_with_meta": checked.compared,
     }  # fmt: skip
-    output.answer(document, f"{rows:,} rows of {name} in {to} ({size(written)})")
+    output.answer(document, f"{counted(rows, 'row')} of {name} in {to} ({size(written)})")
 
 
 @app.command()
@@ -542,6 +544,12 @@ def sql(
     numbers = {field.name for field in answer.schema if _is_number(str(field.type))}
     cells = [[_value(value) for value in row] for row in rows]
     document = {"columns": columns, "rows": rows, "compared_with_meta": checked.compared}
+    # Bookkeeping that nobody asked for by name and that says nothing.
+    spare = [name for name in ("_cdc_literal", "_cdc_absent") if name not in query]
+    idle = [at for at, name in enumerate(columns) if name in spare and not any(row[at] for row in rows)]
+    if rows and len(idle) < len(columns):
+        columns = [name for at, name in enumerate(columns) if at not in idle]
+        cells = [[cell for at, cell in enumerate(row) if at not in idle] for row in cells]
     output.answer(document, table("", columns, cells, numbers=numbers))
 
 

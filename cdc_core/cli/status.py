@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
-from cdc_core.cli.output import Output, duration, moment, size, table
+from cdc_core.cli.output import Output, Rows, duration, moment, size, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -154,6 +154,16 @@ LEDGER_COLUMNS = (
 )  # fmt: skip
 
 
+LEDGER_DETAILS = ("key changes", "superseded", "equal", "stale", "absent", "quarantined")
+"""Columns of a ledger that are shown where one of its rows has them."""
+
+
+def ledger_table(title: str, entries: Iterable[Any]) -> Rows:
+    """The accounts of a run."""
+    rows = [ledger_row(entry) for entry in entries]
+    return table(title, LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1], omit_empty=LEDGER_DETAILS)
+
+
 def ledger_document(entry: Any) -> dict[str, Any]:
     """An account of a run, for --json."""
     names = ("run_id", "target", "table", "staged_rows", "key_changes", "winners", "superseded", "written", "stale")
@@ -206,6 +216,5 @@ def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
         ]
         shown.append(table("latest runs", ("run", "state", "window (UTC)", "updated (UTC)"), runs))
     if found.ledgers:
-        accounts = [ledger_row(one.entry) for one in found.ledgers]
-        shown.append(table("ledger of the latest run", LEDGER_COLUMNS, accounts, numbers=LEDGER_COLUMNS[2:-1]))
+        shown.append(ledger_table("ledger of the latest run", (one.entry for one in found.ledgers)))
     return shown

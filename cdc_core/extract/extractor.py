@@ -35,7 +35,7 @@ from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
-from cdc_core.source import server
+from cdc_core.source import server, server_id
 from cdc_core.source.definitions import require_logged_cascades
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
@@ -177,7 +177,8 @@ class Extractor:
         with ExitStack() as opened:
             pipeline, source = self._pipeline, self._source
             stored = recover(self._meta, self._store, self._lease)
-            address, self._control, known = hosts.connect(source, stored, self._environ)
+            replica_host = server_id.replica_host(pipeline.pipeline, source.name, self._lease.identity)
+            address, self._control, known = hosts.connect(source, stored, self._environ, replica_host)
             opened.callback(self._control.close)
             self._meta.record_retention(self._lease, known.retention_s)
             self._read_clock(self._control)
@@ -215,6 +216,7 @@ class Extractor:
                 server=address,
                 start=start,
                 captures=self._capture.captures,
+                replica_host=replica_host,
                 on_unlogged_change=policy,
                 on_truncate=pipeline.tables.on_truncate,
                 on_unreadable=pipeline.tables.on_unreadable,

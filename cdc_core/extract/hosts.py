@@ -28,8 +28,12 @@ log = logging.getLogger(__name__)
 Connected = tuple[connections.Server, pymysql.Connection, server.ServerFacts]
 
 
-def connect(source: Source, stored: Checkpoint | None, environ: Mapping[str, str] | None) -> Connected:
+def connect(
+    source: Source, stored: Checkpoint | None, environ: Mapping[str, str] | None, replica_host: str = ""
+) -> Connected:
     """The server that was read last, else the first that answers; it fulfils all that a source must.
+
+    replica_host: our name as a replica; one that is registered by it holds no server_id against us.
 
     Raises what `server.require_all` does, and RetryLater (connection.unreachable) when none answers.
     """
@@ -55,7 +59,7 @@ def connect(source: Source, stored: Checkpoint | None, environ: Mapping[str, str
             raise away[0]
         address, chosen, known = answering[0]
         for _, requirement in server.PREFLIGHT:
-            requirement(known, source)
+            requirement(known.without_replica(replica_host), source)
         for _, other, _ in answering[1:]:
             other.close()
         opened.pop_all()

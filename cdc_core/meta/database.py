@@ -26,6 +26,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModu
 
 from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, open_connection, parse_options
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta.lock_holders import holders_of
 
 log = logging.getLogger(__name__)
 
@@ -126,6 +127,7 @@ class Database:
         self._password = url.password
         self.name = url.render_as_string(hide_password=True)
         self.is_sqlite = url.get_backend_name() == "sqlite"
+        self._file = url.database or "" if self.is_sqlite else ""
         try:
             self._engine = self._sqlite(url, busy_timeout_s) if self.is_sqlite else self._server(url, busy_timeout_s)
         except (NoSuchModuleError, ImportError) as error:
@@ -284,11 +286,13 @@ class Database:
     def _sqlite_error(self, why: str) -> LockstepError:
         lowered = why.lower()
         if "locked" in lowered or "busy" in lowered:
+            holders = holders_of(self._file) if self._file else ""
             return RetryLater(
-                "Another process has been writing the meta database for longer than we wait.",
+                f"{holders or 'Another process'} has been writing the meta database for longer than we wait.",
                 where=self.name,
                 code="meta.locked",
-                remedy="find the process that holds it if this lasts; the next attempt may succeed",
+                remedy="the next attempt may succeed; if this lasts, end that process, or put the meta database on a "
+                "PostgreSQL or MySQL",
             )
         if "full" in lowered or "disk i/o" in lowered:
             return RetryLater(

@@ -7,6 +7,9 @@ still moves: expiry only lets another in. Times come from the database's clock.
 
 from __future__ import annotations
 
+import secrets
+from dataclasses import asdict, replace
+
 from sqlalchemy import Connection, Row, Update, insert, select, update
 
 from cdc_core.errors import InternalError, Refused, RetryLater
@@ -27,10 +30,9 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
     now = now_us(connection)
     expires_us = now + round(ttl_s * MICROSECONDS)
     if row is None:
-        connection.execute(
-            insert(_lease).values(source=source, pipeline=pipeline, holder=holder, epoch=1, expires_us=expires_us)
-        )
-        return Lease(source, pipeline, holder, 1, expires_us)
+        first = Lease(source, pipeline, holder, 1, expires_us, _new_identity())
+        connection.execute(insert(_lease).values(asdict(first)))
+        return first
     if row.pipeline != pipeline:
         raise Refused(
             f"The source {source!r} belongs to the pipeline {row.pipeline!r}, not to {pipeline!r}.",
@@ -46,20 +48,29 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
             code="meta.lease_held",
             remedy="wait for it to end, or, if it is dead, until its lease expires",
         )
-    epoch = row.epoch + 1
+    epoch, identity = row.epoch + 1, row.identity or _new_identity()
     connection.execute(
         update(_lease)
         .where(_lease.c.source == source, _lease.c.epoch == row.epoch)
-        .values(holder=holder, epoch=epoch, expires_us=expires_us, **_ring(RingDepth()))
+        .values(holder=holder, epoch=epoch, expires_us=expires_us, identity=identity, **_ring(RingDepth()))
     )
-    return Lease(source, pipeline, holder, epoch, expires_us)
+    return Lease(source, pipeline, holder, epoch, expires_us, identity)
+
+
+def identity(connection: Connection, source: str) -> str:
+    """Lease.identity of the source; "" where nobody ever had a lease of it."""
+    return connection.execute(select(_lease.c.identity).where(_lease.c.source == source)).scalar() or ""
+
+
+def _new_identity() -> str:
+    return secrets.token_hex(8)
 
 
 def renew(connection: Connection, lease: Lease, ttl_s: float, ring: RingDepth) -> Lease:
     held(connection, lease)
     expires_us = now_us(connection) + round(ttl_s * MICROSECONDS)
     connection.execute(_mine(lease).values(expires_us=expires_us, **_ring(ring)))
-    return Lease(lease.source, lease.pipeline, lease.holder, lease.epoch, expires_us)
+    return replace(lease, expires_us=expires_us)
 
 
 def record_retention(connection: Connection, lease: Lease, retention_s: int) -> None:
@@ -78,7 +89,7 @@ def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
     held(connection, lease)
     epoch = max(lease.epoch, above + 1)
     connection.execute(_mine(lease).values(epoch=epoch))
-    return Lease(lease.source, lease.pipeline, lease.holder, epoch, lease.expires_us)
+    return replace(lease, epoch=epoch)
 
 
 def live_epoch(connection: Connection, source: str) -> int:

@@ -119,6 +119,10 @@ class Meta:
         """How long the source keeps its log; 0: for ever. Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: leases.record_retention(c, lease, retention_s))
 
+    def lease_identity(self, source: str) -> str:
+        """Lease.identity of the source; "" for one that was never extracted."""
+        return self._database.read(lambda c: leases.identity(c, source))
+
     @contextmanager
     def holding(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Iterator[None]:
         """The source's lease for the length of a block, in which no extractor is at work. Raises as acquire_lease."""

@@ -13,13 +13,18 @@ from cdc_core.model.run import LedgerEntry, WriteCounts
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to extract a source. `epoch` fences: only the latest epoch moves anything."""
+    """The right to extract a source. `epoch` fences: only the latest epoch moves anything.
+
+    identity: random, the same for all leases of the source in this meta database; it tells our streams on the source
+    from those of a pipeline whose file is a copy of ours.
+    """
 
     source: str
     pipeline: str
     holder: str
     epoch: int
     expires_us: int
+    identity: str = ""
 
 
 @dataclass(frozen=True, slots=True)

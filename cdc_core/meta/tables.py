@@ -65,6 +65,7 @@ lease = Table(
         Column(name, BigInteger(), nullable=False, server_default="0")
         for name in ("ring_items", "ring_bytes", "ring_most_items", "ring_most_bytes", "retention_s")
     ),
+    Column("identity", text(NAME), nullable=False, server_default=""),
     comment="who may extract a source; epoch is the fencing token and never falls",
 )
 

@@ -18,6 +18,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.facts import ServerFacts, query
+from cdc_core.words import counted
 
 _COLUMNS = """
 SELECT TABLE_SCHEMA, TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, COLLATION_NAME, EXTRA,
@@ -98,7 +99,7 @@ def _unusable(schema: TableSchema) -> str:
             _ = column.type.arrow
     except Refused as error:
         return error.what.rstrip(".")
-    return "" if schema.key else "no primary key, and no unique key of NOT NULL columns"
+    return ""
 
 
 @answers("source")
@@ -252,7 +253,8 @@ def require_logged_cascades(
     found = unlogged_cascades(connection, captures, server)
     if found and on_unlogged_change == "stop":
         raise Refused(
-            f"{len(found)} foreign key(s) change rows of captured tables without logging them: {'; '.join(found)}.",
+            f"{counted(len(found), 'foreign key')} may change rows of captured tables without logging them: "
+            f"{'; '.join(found)}.",
             where=source,
             code="source.unlogged_cascades",
             remedy="replace the cascade by statements of the application, exclude the child table, or accept it with "

@@ -21,6 +21,7 @@ from cdc_core.binlog.events import Event
 from cdc_core.errors import LockstepError
 from cdc_core.model.position import Fingerprint, Position
 from cdc_core.source import faults
+from cdc_core.source import server_id as server_ids
 from cdc_core.source.event_framer import MAX_DUMP_OFFSET, EventFramer
 from cdc_core.source.facts import log_off
 
@@ -47,10 +48,11 @@ class LogReader:
 
     server_id: ours as a replica: the server ends an older stream of the same id. 0: a passing look at the log, which
                ends no other, and for which `events` raises EndOfLog at the end of the log instead of waiting there.
-    host:      the name under which this replica registers itself; "" not to register.
+    host:      the name under which this replica registers itself and claims the server_id; "" to do neither.
     known:     of the log before `start`: it is compared before the reader is handed on, and another log is refused.
     Raises while opening: Refused (connection.denied, source.missing_grant, source.log_off), RetryLater
-    (connection.unreachable, source.connection_lost); with `known` DataAtRisk (source.history_changed) and what `events`
+    (connection.unreachable, source.connection_lost); Refused (source.server_id_taken) before another extractor's stream
+    is ended; with `known` DataAtRisk (source.history_changed) and what `events`
     raises.
     """
 
@@ -96,6 +98,8 @@ class LogReader:
             version = str(connection.get_server_info())  # type: ignore[no-untyped-call]
             if "mariadb" in version.lower():
                 _ask_for_annotations(connection)
+            if host:
+                server_ids.claim(connection, server_id, host, source=self._source)
             return connection
 
         reader = BinLogStreamReader(
@@ -121,12 +125,21 @@ class LogReader:
             for connection in opened:
                 connection._force_close()  # type: ignore[attr-defined]
             raise self._explained(error) from None
+        except LockstepError:
+            for connection in opened:
+                connection._force_close()  # type: ignore[attr-defined]
+            raise
         return opened[-1]
 
     def close(self) -> None:
         """Ends the stream; the server notices at its next write."""
         with suppress(OSError, pymysql.err.MySQLError):
             self._connection._force_close()  # type: ignore[attr-defined]
+
+    @property
+    def connection_id(self) -> int:
+        """The server's number of this stream."""
+        return int(self._connection.thread_id())  # type: ignore[no-untyped-call]
 
     @property
     def mariadb(self) -> bool:

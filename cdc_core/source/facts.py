@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ParamSpec, TypeVar
 
 import pymysql
@@ -84,6 +84,10 @@ class ServerFacts:
     @property
     def mariadb(self) -> bool:
         return self.flavor == "mariadb"
+
+    def without_replica(self, host: str) -> ServerFacts:
+        """The same without the replicas that registered under this name; as it is for ""."""
+        return replace(self, replicas=tuple(one for one in self.replicas if not host or one.host != host))
 
     @property
     def version_number(self) -> tuple[int, int]:

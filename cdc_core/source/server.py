@@ -13,6 +13,7 @@ import pymysql
 from cdc_core.config import Source
 from cdc_core.errors import Refused
 from cdc_core.model.position import Checkpoint
+from cdc_core.source import server_id
 from cdc_core.source.facts import (
     BinlogFile,
     ServerFacts,
@@ -36,13 +37,6 @@ __all__ = [
     "now_us",
     "require_all",
 ]
-
-OUR_HOST = "lockstep-"
-"""Extractors register themselves as `lockstep-<source>`, so that one does not take its own remains for another."""
-
-
-def our_host(source: Source) -> str:
-    return OUR_HOST + source.name
 
 
 def require_log(server: ServerFacts, source: Source) -> None:
@@ -106,24 +100,16 @@ def require_replicated_changes_logged(server: ServerFacts, source: Source) -> No
 
 
 def require_free_server_id(server: ServerFacts, source: Source) -> None:
-    """Refused source.server_id_taken: the server would end one stream for the other, again and again."""
+    """Refused source.server_id_taken: the server would end one stream for the other, again and again.
+
+    What the extractor itself has registered must be left out of the facts (ServerFacts.without_replica).
+    """
     if source.server_id == server.server_id:
-        owner = "the server itself"
-    else:
-        others = [
-            replica
-            for replica in server.replicas
-            if replica.server_id == source.server_id and replica.host != our_host(source)
-        ]
-        if not others:
-            return
-        owner = f"the replica {others[0].host or '(without a host name)'}:{others[0].port}"
-    raise Refused(
-        f"server_id {source.server_id} is used by {owner}.",
-        where=source.name,
-        code="source.server_id_taken",
-        remedy="give the source in the pipeline file a server_id that no other replica has",
-    )
+        raise server_id.taken(source.server_id, "the server itself", source.name)
+    for replica in server.replicas:
+        if replica.server_id == source.server_id:
+            owner = f"the replica {replica.host or '(without a host name)'}:{replica.port}"
+            raise server_id.taken(source.server_id, owner, source.name)
 
 
 Requirement = Callable[[ServerFacts, Source], None]

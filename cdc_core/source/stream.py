@@ -25,7 +25,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.source import faults
+from cdc_core.source import faults, server_id
 from cdc_core.source.assembly import Assembly
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import logs_cascades, table_schema, table_schemas
@@ -35,7 +35,7 @@ from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts,
 from cdc_core.source.history import History, Place
 from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
-from cdc_core.source.server import our_host, require_free_server_id
+from cdc_core.source.server import require_free_server_id
 from cdc_core.source.shelf import Pile
 from cdc_core.source.start import require_available
 from cdc_core.source.tables import Tables
@@ -56,6 +56,7 @@ class SourceStream:
     """Blocks of a source from `start` on. A context manager; not for two threads at once.
 
     captures:           whether a table is captured.
+    replica_host:       the name under which we register (server_id.replica_host): only our own remains are ended.
     on_unlogged_change: 'stop', or 'record' a note in the block, when DDL changed rows without row events.
     on_truncate:        'unlogged': as on_unlogged_change says; 'stage': a change of its own.
     on_definition:      'drop', or 'note' statements that define captured tables in the block.
@@ -75,6 +76,7 @@ class SourceStream:
         server: connections.Server,
         start: Checkpoint,
         captures: Callable[[str, str], bool],
+        replica_host: str,
         on_unlogged_change: Literal["stop", "record"] = "stop",
         on_truncate: Literal["unlogged", "stage"] = "unlogged",
         on_unreadable: Literal["stop", "isolate"] = "stop",
@@ -93,6 +95,7 @@ class SourceStream:
         self._start = start.position
         self._fingerprint = start.fingerprint
         self._captures = captures
+        self._replica_host = replica_host
         self._on_unlogged_change = on_unlogged_change
         self._on_truncate = on_truncate
         self._block_bytes = min(block_bytes, (limits or Limits()).block_bytes)
@@ -113,6 +116,7 @@ class SourceStream:
         self._verify_s = 0.0
         self._names_logged = True
         self._bent_at: Position | None = None
+        self._in_order = True
         self.position = self._start
         """Behind the last block that was handed on."""
         self.fence: Position | None = None
@@ -153,7 +157,16 @@ class SourceStream:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._leave()
         self._disconnect()
+
+    def _leave(self) -> None:
+        """Has the server end the stream now; by itself it would notice at its next write, and keep our server_id,
+        and the file that it reads, until then. Not where an error may mean that the server hangs."""
+        if self._reader is None or self._control is None or not self._in_order:
+            return
+        with suppress(LockstepError, pymysql.err.MySQLError, OSError):
+            server_id.end_connection(self._control, self._reader.connection_id)
 
     def _disconnect(self) -> None:
         if self._reader is not None:
@@ -179,11 +192,13 @@ class SourceStream:
             try:
                 if self._reader is None:
                     self._reader = self._open_again()
+                    self._in_order = True
                 self._verify()
                 came = self._reader.receive(POLL_S)
                 for _ in self._lane.feed(self._reader.framer):
                     yield from self._handed_on()
             except Exception as error:
+                self._in_order = False
                 assembly.flush()
                 yield from self._handed_on()
                 if not isinstance(error, LockstepError) or not self._can_go_on(error):
@@ -236,7 +251,7 @@ class SourceStream:
             try:
                 return LogReader(
                     self._server, begin, source=source.name, server_id=source.server_id, known=known,
-                    heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=our_host(source),
+                    heartbeat_s=source.heartbeat_s, read_timeout_s=source.read_timeout_s, host=self._replica_host,
                 )  # fmt: skip
             except DataAtRisk as error:
                 if known is None or error.code not in PERHAPS_ON_THE_WAY | NO_EVENT_HERE:
@@ -279,7 +294,7 @@ class SourceStream:
         known = facts(control)
         files = binlog_files(control)
         require_available(here, files, known, control, self._source)
-        require_free_server_id(known, self._source)
+        require_free_server_id(known.without_replica(self._replica_host), self._source)
         reader = self._open(place, files)
         log.info("%s: connected again, reading on from %s", self._source.name, place)
         return reader

@@ -88,6 +88,20 @@ class AsOf:
                     remedy="extract up to it first: lockstep extract --until",
                 )
 
+    def require_begun(self, manifests: Sequence[Manifest]) -> None:
+        """Raises Refused (stage.as_of_before) where all that is staged came later; for one that names no table yet."""
+        if manifests and not self.cut(manifests):
+            first = min(manifests, key=lambda one: one.begin.position.seq)
+            begins = str(first.begin.position)
+            if self.position is None:
+                begins = f"{from_us(min(one.window_start_us for one in manifests)).isoformat()} (UTC), {begins}"
+            raise Refused(
+                "Nothing is staged from before the moment that was asked for.",
+                where=str(self.position or from_us(self.time_us or 0).isoformat()),
+                code="stage.as_of_before",
+                remedy=f"ask for a later moment: the first batch begins at {begins}",
+            )
+
 
 def parse_position(text: str) -> Position | None:
     """`binlog.000042:1234`, or `timeline 1 binlog.000042:1234` as Lockstep prints it; None for anything else."""

@@ -27,6 +27,9 @@ _CHUNK = 1 << 20
 _SYNCED_AT_ONCE = 16
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
+_NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
+"""What no waiting changes."""
+
 
 def _file_system_sync() -> Callable[[int], int] | None:
     """syncfs(2), which reports what could not be written since Linux 5.8; None before, and elsewhere."""
@@ -230,11 +233,19 @@ class FileStore:
                 code="stage.not_linkable",
                 remedy="put the stage on a local POSIX file system (ext4, xfs, ...) or in a bucket",
             )
+        if error.errno in _NOT_ALLOWED:
+            return Refused(
+                f"Cannot write {path}: {error.strerror or error}.",
+                where=self.uri,
+                code="stage.not_writable",
+                remedy="let the account that runs Lockstep create and write this directory, or name another one in "
+                "stage.uri",
+            )
         return RetryLater(
             f"Cannot write {path}: {error.strerror or error}.",
             where=self.uri,
             code="stage.unwritable",
-            remedy="make room on the disk, or let the account that runs Lockstep write there; then run again",
+            remedy="free some space on the disk, or raise the quota; the next attempt goes on where this one stopped",
         )
 
     def _unreadable(self, path: str, error: OSError) -> LockstepError:

@@ -266,6 +266,7 @@ def sql(
     _require_query(query)
     manifests = [manifest for chain in manifests_by_source.values() for manifest in chain]
     if as_of is not None:
+        as_of.require_begun(manifests)
         manifests = as_of.cut(manifests)
     tables = sorted({part.table for manifest in manifests for part in manifest.parts})
     asked = query.casefold()

@@ -1,6 +1,6 @@
 """The environment in which this machine's Airflow knows Lockstep: one place for the demo, `make ui` and the tests.
 
-A home of its own, SQLite, everything on 127.0.0.1, no example DAGs, and few processes.
+A home of its own, SQLite unless told otherwise, everything on 127.0.0.1, no example DAGs, and few processes.
 """
 
 from __future__ import annotations
@@ -16,12 +16,19 @@ SPARK_LOCAL = '{"conn_type": "spark", "host": "local[*]"}'
 
 
 def airflow_environment(
-    home: Path, pipelines: Path, connections: Mapping[str, str], *, port: int | None = None
+    home: Path,
+    pipelines: Path,
+    connections: Mapping[str, str],
+    *,
+    port: int | None = None,
+    database: str | None = None,
 ) -> dict[str, str]:
     """The variables to add to this process's environment.
 
     connections: Airflow connections by id, as URI or JSON; `spark_default` is this machine unless given.
     port:        where the web server will listen; needed for `airflow standalone` only.
+    database:    SQLAlchemy URL of Airflow's own database; a SQLite file in `home` unless given. Airflow makes no
+                 backfill on SQLite.
     """
     variables = {
         "AIRFLOW_HOME": str(home),
@@ -40,6 +47,9 @@ def airflow_environment(
         # spark-submit is found by name: the interpreter's own folder comes first.
         "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
     }
+    if database is not None:
+        variables["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"] = database
+        variables["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC"] = database
     for name, value in {"spark_default": SPARK_LOCAL, **connections}.items():
         variables[f"AIRFLOW_CONN_{name.upper()}"] = value
     if port is not None:

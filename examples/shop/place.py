@@ -11,6 +11,7 @@ from pathlib import Path
 from string import Template
 
 from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.postgres import Postgres
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 PIPELINE = "shop"
@@ -66,6 +67,10 @@ class Place:
             ]
             source, target = (running.enter_context(one.result()) for one in started)
             yield source, target
+
+    def airflow_database(self) -> Postgres:
+        """For Airflow's metadata, on data that outlive the `with` block."""
+        return Postgres.start(self.root / "airflow-database")
 
 
 def connections(source: MariaDb, target: MariaDb) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """`make ui`: Airflow's web page with the demo's pipeline, on this machine, until Ctrl-C.
 
-Starts the demo's two servers again on the data that `make demo` left, and `airflow standalone`; nothing outlives it.
+Starts the demo's two servers again on the data that `make demo` left, a PostgreSQL for Airflow's metadata, on which
+Airflow can backfill at once, and `airflow standalone`; nothing outlives it.
 Everything listens on 127.0.0.1.
 """
 
@@ -33,10 +34,16 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)
     port = _port()
     log = place.root / "airflow-ui.log"
-    environment = {**os.environ, **airflow_environment(place.airflow_home, place.pipelines, {}, port=port)}
     try:
-        with place.servers() as (source, target):
-            console.print(f"[green]✓[/] servers on 127.0.0.1: source port {source.port}, shards port {target.port}")
+        with place.servers() as (source, target), place.airflow_database() as database:
+            console.print(
+                f"[green]✓[/] servers on 127.0.0.1: source port {source.port}, shards port {target.port}, Airflow's "
+                f"database port {database.port}"
+            )
+            airflow_variables = airflow_environment(
+                place.airflow_home, place.pipelines, {}, port=port, database=database.url()
+            )
+            environment = {**os.environ, **airflow_variables}
             with standalone(environment | connections(source, target), log) as airflow:
                 with console.status("starting Airflow (about half a minute)"):
                     healthy = wait_until_healthy(airflow, port)

@@ -117,7 +117,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.plan import plan
 
-        window = window_of(context)
+        window = window_of(context, pipeline)
         made = plan(
             meta,
             store,
@@ -131,7 +131,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
 
     def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         """What a plan would choose, without registering it."""
-        window, targets = window_of(context), targets_of(context, pipeline)
+        window, targets = window_of(context, pipeline), targets_of(context, pipeline)
         run_id = run_name(context, pipeline)
         bounds = None if window.open else (window.start_us, window.end_us)
         view = meta.plan_view(run_id, [source.name for source in pipeline.sources], targets, bounds)

@@ -129,14 +129,15 @@ def _params(spec: DagSpec) -> dict[str, Param]:
             type=["null", "string"],
             format="date-time",
             title="Window start",
-            description="Empty: the run's data interval; without one, the beginning.",
+            description="Empty: as Window end says; given alone, from then on up to the moment of triggering.",
         ),
         WINDOW_END: Param(
             None,
             type=["null", "string"],
             format="date-time",
             title="Window end",
-            description="Empty: the end of the run's data interval; without one, the moment of triggering.",
+            description="Empty: everything up to now, also with the Logical Date that this form fills in. With a "
+            "Logical Date of the past: the last interval that ends at or before it.",
         ),
         DRY_RUN: Param(
             False,

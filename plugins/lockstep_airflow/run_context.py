@@ -25,6 +25,7 @@ from lockstep_airflow.window import (
     WINDOW_START,
     RunWindow,
     chosen_targets,
+    means_now,
     moment_us,
     run_window,
 )
@@ -40,10 +41,13 @@ if TYPE_CHECKING:
 MAX_RUN_NAME = 200
 
 
-def window_of(context: Context) -> RunWindow:
+def window_of(context: Context, pipeline: Pipeline) -> RunWindow:
     """The window of the DAG run. Raises UsageError (airflow.window)."""
+    run, asked = context["dag_run"], asked_at(context)
     interval = context.get("data_interval_start"), context.get("data_interval_end")
-    return run_window(_params(context), *interval, asked_at(context))
+    if run.run_type == "manual" and means_now(run.logical_date, asked, pipeline.windows):
+        interval = None, None
+    return run_window(_params(context), *interval, asked)
 
 
 def asked_at(context: Context) -> datetime:

@@ -25,6 +25,10 @@ SWEEP = "sweep"
 READMIT = "readmit"
 
 
+PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lockstep:housekeeping"
+"""Tags: Airflow's list of DAGs shows the pipelines alone by the first of them."""
+
+
 class Kind(StrEnum):
     """What a task does; render.py knows an operator for each."""
 
@@ -158,7 +162,7 @@ def replay_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     for target in targets:
         tasks += _target_tasks(target)
     description = f"Staged changes of {pipeline.pipeline} again, to one of {', '.join(targets)}"
-    return _spec(pipeline, file, replay_dag_id_of(pipeline.pipeline), description, None, targets, tasks)
+    return _spec(pipeline, file, replay_dag_id_of(pipeline.pipeline), description, None, targets, tasks, BY_HAND)
 
 
 def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
@@ -167,7 +171,9 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
     dag_id = f"{dag_id_of(pipeline.pipeline)}_retention"
     swept = "Removes files that killed extractions left on the stage and that no batch lists."
     tasks = [TaskSpec(Kind.PURGE, PURGE, (), doc), TaskSpec(Kind.SWEEP, SWEEP, (PURGE,), swept)]
-    return _spec(pipeline, file, dag_id, f"Purge of {pipeline.pipeline}'s staged history", schedule, (), tasks)
+    return _spec(
+        pipeline, file, dag_id, f"Purge of {pipeline.pipeline}'s staged history", schedule, (), tasks, HOUSEKEEPING
+    )
 
 
 def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
@@ -176,7 +182,7 @@ def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     doc = "Has a table that could not be read, and was copied anew since, captured again from the next extraction on."
     tasks = [TaskSpec(Kind.READMIT, READMIT, (), doc, sources=sources)]
     description = f"Isolated tables of {pipeline.pipeline} are let in again"
-    return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks)
+    return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks, BY_HAND)
 
 
 def _spec(
@@ -187,6 +193,7 @@ def _spec(
     schedule: str | None,
     targets: tuple[str, ...],
     tasks: list[TaskSpec],
+    *purpose: str,
 ) -> DagSpec:
     return DagSpec(
         dag_id=dag_id,
@@ -195,7 +202,7 @@ def _spec(
         description=description,
         schedule=schedule,
         targets=targets,
-        tags=("lockstep", pipeline.pipeline),
+        tags=("lockstep", *(purpose or (PIPELINE,)), pipeline.pipeline),
         airflow=pipeline.airflow,
         spark_connection=pipeline.spark.connection,
         tasks=tuple(tasks),

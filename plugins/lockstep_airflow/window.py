@@ -1,9 +1,10 @@
 """Which interval a DAG run is about.
 
 1. The params window_start and window_end of a triggered run, when given: what the operator asks for wins.
-2. The run's data interval: scheduled and backfilled runs, and runs triggered with a logical date.
-3. Neither (a run triggered without a logical date has no interval in Airflow 3): everything up to the moment the
-   run was asked for. That moment is the run's own, so that a retry means the same.
+2. The run's data interval: scheduled and backfilled runs, and runs triggered with a logical date of the past.
+3. Neither: everything up to the moment the run was asked for. That moment is the run's own, so that a retry means the
+   same. A run triggered without a logical date has no interval in Airflow 3; the trigger form fills in the present time
+   as the logical date, which means the same (`means_now`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from datetime import datetime
 from typing import Any
 
 from cdc_core.errors import UsageError
-from cdc_core.windows import from_us, to_us
+from cdc_core.windows import MICROSECONDS, Windows, from_us, to_us
 
+FORM_OPEN_US = 600 * MICROSECONDS
+"""A logical date so little before the trigger was filled in by the form, which somebody took their time over."""
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 TARGETS = "targets"
@@ -65,6 +68,18 @@ def run_window(
             remedy=f"give a {WINDOW_END} after {WINDOW_START}, or leave both out",
         )
     return window
+
+
+def means_now(logical_date: datetime | None, asked_at: datetime, windows: Windows) -> bool:
+    """Whether a run triggered by hand is about the present: the trigger form fills its logical date in when it opens.
+
+    Not where the date is the edge of a window, as whoever means the window before it writes it.
+    """
+    if logical_date is None:
+        return True
+    date_us, asked_us = to_us(logical_date), to_us(asked_at)
+    start_us, end_us = windows.containing(date_us)
+    return date_us != start_us and (asked_us < end_us or asked_us - date_us <= FORM_OPEN_US)
 
 
 def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[str, ...]:

@@ -121,16 +121,58 @@ def test_init_explains_every_table_that_it_leaves_out_and_keeps_the_password_out
     assert {one["table"]: one["key"] for one in made["captured"]} == {
         f"{database}.orders": ["order_id"],
         f"{database}.o'dd `name": ["b", "a"],
+        f"{database}.log": [],
     }
     left_out = {one["table"]: one["why"] for one in made["left_out"]}
-    assert set(left_out) == {f"{database}.{name}" for name in ("log", "reserved", "seen", "numbers")}
-    assert "primary key" in left_out[f"{database}.log"]
+    assert set(left_out) == {f"{database}.{name}" for name in ("reserved", "seen", "numbers")}
     text = (lockstep.directory / "shop.yaml").read_text()
     for name, why in left_out.items():
         assert why in text
         assert re.escape(name) in text or name in text
     assert source_database.server.password not in text
     assert lockstep("check", "shop.yaml").document["ok"] is True
+
+
+def test_init_gives_a_target_the_rows_of_a_table_without_a_key(shop: Any, copied: Any, lockstep: Any) -> None:
+    shop.execute("CREATE TABLE log (line TEXT)")
+    copied.execute(f"CREATE TABLE `{shop.name}`.log (line TEXT)")
+    copied.execute(f"USE `{shop.name}`")
+    copied.execute(ORDERS)
+    include = rf"{shop.name}\..*"
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", include, "--target", "env:COPY", "--force")
+    checked = lockstep("check", "shop.yaml").document
+    assert checked["ok"] is True
+    assert not [one for one in checked["findings"] if "no key" in one["what"]]
+    assert f"'{shop.name}.log': {{no_key: rows}}" in (lockstep.directory / "shop.yaml").read_text()
+
+
+def test_a_table_without_a_key_warns_of_nothing_where_there_is_no_target(shop: Any, lockstep: Any) -> None:
+    shop.execute("CREATE TABLE log (line TEXT)")
+    assert "no key" not in str(lockstep("check", "shop.yaml").document)
+
+
+def test_an_include_that_matches_nothing_is_told_what_it_may_have_meant(shop: Any, lockstep: Any) -> None:
+    meant = rf"{shop.name}.orders"
+    for slip in ("orders", rf"{shop.name[:-1]}\..*", rf"{shop.name}\.order", rf"{shop.name.upper()}\.ORDERS"):
+        arguments = ("init", "slip", "--source", "env:SHOP", "--include", slip)
+        error = lockstep(*arguments, code=2).error
+        assert error["code"] == "init.include"
+        assert f"Did you mean {meant}" in error["what"], slip
+        assert not (lockstep.directory / "slip.yaml").exists()
+        text = (lockstep.directory / "shop.yaml").read_text()
+        (lockstep.directory / "slip.yaml").write_text(text.replace(rf"{shop.name}\..*", slip))
+        assert meant in failed_what(lockstep("check", "slip.yaml", code=3))["check.include"]
+        (lockstep.directory / "slip.yaml").unlink()
+    both = text.replace(rf"    - '{shop.name}\..*'", rf"    - '{shop.name}\..*'" + "\n    - 'orders'")
+    (lockstep.directory / "both.yaml").write_text(both)
+    found = lockstep("check", "both.yaml").document
+    assert found["ok"] is True
+    assert [one["status"] for one in found["findings"] if "'orders'" in one["what"]] == ["warn"]
+
+
+def failed_what(done: Any) -> dict[str, str]:
+    """Code of each failed finding of a check -> what it says."""
+    return {one["code"]: one["what"] for one in done.document["findings"] if one["status"] == "fail"}
 
 
 def test_init_does_not_overwrite_a_file_unless_told(shop: Any, lockstep: Any) -> None:
@@ -198,9 +240,22 @@ def test_a_lost_meta_database_is_rebuilt_from_the_stage(shop: Any, lockstep: Any
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_following_ends_in_good_order_when_a_signal_comes(shop: Any, lockstep: Any, number: int) -> None:
-    command = lockstep.command("extract", "shop.yaml", "--follow", "--json")
+    with _following(lockstep) as process:
+        changes(shop)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=180)
+    assert process.returncode == 0, err
+    assert b'"sources"' in out
+    assert lockstep("status", "shop.yaml", code=None).document["sources"][0].get("holder") is None
+    lockstep("extract", "shop.yaml")
+    assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+@contextlib.contextmanager
+def _following(lockstep: Any) -> Iterator[subprocess.Popen[bytes]]:
+    """`lockstep extract --follow`, which has begun to read."""
     process = subprocess.Popen(
-        command,
+        lockstep.command("extract", "shop.yaml", "--follow", "--json"),
         cwd=lockstep.directory,
         env=lockstep.environment,
         stdout=subprocess.PIPE,
@@ -210,16 +265,10 @@ def test_following_ends_in_good_order_when_a_signal_comes(shop: Any, lockstep: A
     )
     try:
         _until(lambda: lockstep("status", "shop.yaml", code=None).document["sources"][0].get("holder"), process)
-        changes(shop)
-        process.send_signal(number)
-        out, err = process.communicate(timeout=180)
+        yield process
     finally:
         process.kill()
-    assert process.returncode == 0, err
-    assert b'"sources"' in out
-    assert lockstep("status", "shop.yaml", code=None).document["sources"][0].get("holder") is None
-    lockstep("extract", "shop.yaml")
-    assert exported_rows(shop, lockstep) == source_rows(shop)
+        process.communicate()
 
 
 def _until(true: Any, process: subprocess.Popen[bytes]) -> None:
@@ -334,14 +383,34 @@ def test_a_taken_server_id_is_refused_and_another_one_helps(shop: Any, lockstep:
     lockstep("extract", "shop.yaml")
 
 
+def test_a_copied_pipeline_file_cannot_end_the_stream_of_the_pipeline_that_runs(shop: Any, lockstep: Any) -> None:
+    """The same server_id and source, another name, stage and meta: neither check nor extract takes it for its own."""
+    text = (lockstep.directory / "shop.yaml").read_text()
+    copy = text.replace("pipeline: shop", "pipeline: copied").replace("/.lockstep/shop/", "/.lockstep/copied/")
+    (lockstep.directory / "copy.yaml").write_text(copy)
+    with _following(lockstep) as follower:
+        changes(shop)
+        _until(lambda: _staged_rows(lockstep) == 6, follower)
+        assert "source.server_id_taken" in failed(lockstep("check", "copy.yaml", code=3))
+        assert lockstep("extract", "copy.yaml", code=3).error["code"] == "source.server_id_taken"
+        own = lockstep("check", "shop.yaml").document
+        assert "own extractor" in next(one["what"] for one in own["findings"] if "server_id" in one["subject"])
+        shop.execute("INSERT INTO orders VALUES (4,'late',NULL,NULL)")
+        _until(lambda: _staged_rows(lockstep) == 7, follower)
+
+
+def _staged_rows(lockstep: Any) -> int:
+    return sum(batch["rows"] for batch in lockstep("stage", "ls", "shop.yaml").document["batches"])
+
+
 def test_a_stage_below_a_file_is_named_and_another_place_helps(shop: Any, lockstep: Any) -> None:
     file = lockstep.directory / "shop.yaml"
     mine = file.read_text()
     (lockstep.directory / "blocked").write_text("a file")
     file.write_text(re.sub(r"uri: '.*'", f"uri: 'file://{lockstep.directory}/blocked/stage'", mine))
     changes(shop)
-    done = lockstep("extract", "shop.yaml", code=None)
-    assert done.error["code"].startswith("stage.")
+    done = lockstep("extract", "shop.yaml", code=3)
+    assert done.error["code"] == "stage.not_writable"
     assert done.error["code"] in failed(lockstep("check", "shop.yaml", code=done.code))
     file.write_text(mine)
     lockstep("extract", "shop.yaml")

@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-BASE = {"errors", "model", "windows", "config", "connections"}
+BASE = {"errors", "model", "windows", "config", "connections", "words"}
 ROOMS = {"binlog", "sink", "ring", "stage", "meta", "target"}
 JOINED = BASE | ROOMS | {"source", "apply", "extract"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
     "windows": {"errors"},
+    "words": set(),
     "tls": {"errors"},
     "mysql_client": {"errors", "tls"},
     "connections": {"errors", "model", "mysql_client", "tls"},
-    "config": {"errors", "model", "windows"},
+    "config": {"errors", "model", "windows", "words"},
     **dict.fromkeys(ROOMS, BASE),
     "source": BASE | {"binlog"},
     "apply": BASE | {"target", "stage", "meta"},

@@ -50,12 +50,13 @@ class Line:
     def dag_id(self) -> str:
         return f"cdc_{self.name}{self.suffix}"
 
-    def start(self, window_end: datetime, **params: Any) -> subprocess.Popen[bytes]:
+    def start(self, window_end: datetime | None, logical_date: str = "", **params: Any) -> subprocess.Popen[bytes]:
         """`airflow dags test` of a run up to a moment; its output goes to a file, which takes it without waiting."""
         with open(self.folder / "airflow.log", "wb") as output:
-            conf = json.dumps({"window_end": str(window_end), **params})
+            conf = json.dumps(({"window_end": str(window_end)} if window_end else {}) | params)
+            date = [logical_date] if logical_date else []
             return subprocess.Popen(
-                airflow_command(["dags", "test", self.dag_id, "--conf", conf]),
+                airflow_command(["dags", "test", self.dag_id, *date, "--conf", conf]),
                 env=self.environ,
                 cwd=REPOSITORY,
                 stdout=output,
@@ -164,6 +165,26 @@ def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
     assert password not in output
     assert files_with(run.dag_id, run.home)
     assert files_with(password, run.home) == []
+
+
+@pytest.mark.slow
+def test_a_run_by_hand_with_the_logical_date_of_the_trigger_form_takes_what_was_changed_a_moment_ago(
+    line: Callable[..., Line], source_database: Any, pipelines: Path
+) -> None:
+    """`airflow dags test` fills the date in as the form does; the interval before it would end at the last month."""
+    run = line("by_hand")
+    file = pipelines / "by_hand.yaml"
+    file.write_text(file.read_text().replace('"* * * * *"', '"0 0 1 * *"'))
+    fill(source_database, 5)
+    process = run.start(None)
+    assert process.wait(timeout=240) == 0, run.output[-6000:]
+    assert sorted(run.staged("id")) == list(range(5))
+    assert run._ask("SELECT rendered_map_index FROM task_instance WHERE dag_id = ?") == [("by_hand_db",)]
+    # A date of the past keeps its meaning: that month is over, and nothing of it is in this log.
+    fill(source_database, 5, first=5)
+    past = run.start(None, logical_date="2026-01-15T12:00:00+00:00")
+    assert past.wait(timeout=240) == 0, run.output[-6000:]
+    assert sorted(run.staged("id")) == list(range(5)), run.output[-6000:]
 
 
 def files_with(text: str, folder: Path) -> list[str]:

@@ -170,9 +170,7 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
     (folder / "pipelines").mkdir()
     environment = {
         **os.environ,
-        **airflow_environment(home, folder / "pipelines", {}, port=port),
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": airflow_database,
-        "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN_ASYNC": airflow_database,
+        **airflow_environment(home, folder / "pipelines", {}, port=port, database=airflow_database),
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(MISSED_S),
     }
     with (

@@ -60,6 +60,19 @@ def test_a_replay_only_target_is_in_the_replay_dag_alone(write_pipeline: Callabl
     assert not [task for task in dag.tasks if task.task_id == "extract"]
 
 
+def test_tags_tell_the_pipelines_from_what_is_triggered_by_hand(write_pipeline: Callable[..., Path]) -> None:
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop", more="retention: {keep: 30d}\n")
+    dags = [render(spec) for spec in dag_specs(config.load(file), file)]
+    assert {dag.dag_id: dag.tags for dag in dags} == {
+        "cdc_shop": {"lockstep", "lockstep:pipeline", "shop"},
+        "cdc_shop_replay": {"lockstep", "lockstep:by hand", "shop"},
+        "cdc_shop_retention": {"lockstep", "lockstep:housekeeping", "shop"},
+    }
+    assert all(dag.description and dag.doc_md and dag.doc_md != dag.description for dag in dags)
+
+
 def test_a_pipeline_without_targets_has_no_replay(write_pipeline: Callable[..., Path]) -> None:
     file = write_pipeline("shop")
     file.write_text(file.read_text().partition("targets:")[0])

@@ -91,6 +91,7 @@ class Origin:
         on_unreadable: str = "stop",
         block_bytes: int = 16 << 20,
         history: Iterable[DefinedSince] = (),
+        replica_host: str = "lockstep-origin",
         **source: Any,
     ) -> SourceStream:
         capture = Capture(Tables(include=tuple(include) or (rf"{self.name}\..*",)))
@@ -99,6 +100,7 @@ class Origin:
             server=address or self.address(),
             start=start,
             captures=capture.captures,
+            replica_host=replica_host,
             on_unlogged_change=on_unlogged_change,  # type: ignore[arg-type]
             on_truncate=on_truncate,  # type: ignore[arg-type]
             on_unreadable=on_unreadable,  # type: ignore[arg-type]

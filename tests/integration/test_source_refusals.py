@@ -16,8 +16,9 @@ from cdc_core import connections
 from cdc_core.config import Start, StartPosition
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.source import server
+from cdc_core.source import server, server_id
 from cdc_core.source.facts import binlog_files, gtid_executed
+from cdc_core.source.server_id import replica_host
 from cdc_core.source.start import find_start
 from cdc_core.source.stream import SourceStream
 from examples.sandbox.mysql import MySql
@@ -163,9 +164,81 @@ def test_a_server_id_that_another_replica_or_the_server_has_is_refused_and_our_o
         read_once(stream)
         known = server.facts(origin.control)
         assert [replica.server_id for replica in known.replicas] == [origin.server_id]
-        server.require_free_server_id(known, origin.source())
-        other = origin.source().model_copy(update={"name": "another"})
-        error_of(Refused, "source.server_id_taken", lambda: server.require_free_server_id(known, other))
+        server.require_free_server_id(known.without_replica("lockstep-origin"), origin.source())
+        for other in ("lockstep-another", ""):
+            facts = known.without_replica(other)
+            with pytest.raises(Refused, match=str(origin.server_id)):
+                server.require_free_server_id(facts, origin.source())
+
+
+def test_a_newcomer_with_the_server_id_of_a_running_stream_is_refused_and_the_stream_reads_on(origin: Origin) -> None:
+    """With the least grants too: on MariaDB they do not show who is registered."""
+    monitor = "BINLOG MONITOR" if origin.mariadb else "REPLICATION CLIENT"
+    with account(origin, "REPLICATION SLAVE", monitor, "SELECT") as address:
+        start = origin.end()
+        asked = connections.connect(address, where="test")
+        host = replica_host("shop", "origin", "0123456789abcdef")
+        with origin.stream(start, address=address, replica_host=host, reconnect_s=0) as stream:
+            read_once(stream)
+            newcomer = origin.stream(start, address=address, replica_host=replica_host("copy", "origin", "0123"))
+            error = error_of(Refused, "source.server_id_taken", newcomer.__enter__)
+            assert str(origin.server_id) in error.what
+            for stranger in ("", replica_host("copy", "origin", "0123456789abcdef")):
+                error_of(
+                    Refused, "source.server_id_taken",
+                    lambda: server_id.require_unclaimed(asked, origin.server_id, stranger, source="origin"),  # noqa: B023
+                )  # fmt: skip
+            server_id.require_unclaimed(asked, origin.server_id, host, source="origin")
+            origin.execute("INSERT INTO t VALUES (1, 'a')")
+            blocks = read_to(stream, origin.end().position)
+            assert [row["id"] for b in blocks for part in b.tables for row in part.rows.to_pylist()] == [1]
+            # The same extractor, started again after it was cut off from the server, takes over.
+            with origin.stream(start, address=address, replica_host=host) as successor:
+                blocks = read_to(successor, origin.end().position)
+                assert [row["id"] for b in blocks for part in b.tables for row in part.rows.to_pylist()] == [1]
+        until_free(asked, origin.server_id)
+        with origin.stream(start, address=address, replica_host="lockstep-later") as later:
+            read_once(later)
+        asked.close()
+
+
+def until_free(asked: Any, number: int) -> None:
+    """A stream that was left ends when the server next writes to it."""
+    give_up_s = time.monotonic() + 60
+    while True:
+        try:
+            server_id.require_unclaimed(asked, number, "", source="origin")
+        except Refused:
+            assert time.monotonic() < give_up_s
+            time.sleep(0.1)
+        else:
+            return
+
+
+def test_of_many_newcomers_at_once_with_one_server_id_one_reads_and_the_others_are_refused(origin: Origin) -> None:
+    start, outcomes = origin.end(), []
+    together, finished = threading.Barrier(6), threading.Barrier(6)
+
+    def come(number: int) -> None:
+        stream = origin.stream(start, replica_host=f"lockstep-{number}", reconnect_s=0)
+        together.wait()
+        try:
+            with stream:
+                read_once(stream)
+                finished.wait()
+                origin.execute(f"INSERT INTO t VALUES ({number}, 'x')")
+                read_to(stream, origin.end().position)
+                outcomes.append("read")
+        except LockstepError as error:
+            finished.wait()
+            outcomes.append(error.code)
+
+    threads = [threading.Thread(target=come, args=(number,)) for number in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(outcomes) == ["read", *["source.server_id_taken"] * 5]
 
 
 @pytest.mark.parametrize("sql", ["UPDATE t SET v = 'x'", "DELETE FROM t", "INSERT INTO t VALUES (9, 'y')"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import subprocess
@@ -346,13 +347,22 @@ def test_a_uri_without_a_bucket_is_a_usage_error():
     assert caught.value.code == "stage.uri"
 
 
-def test_a_directory_that_cannot_be_written_is_worth_a_retry(tmp_path):
+def test_a_directory_that_cannot_be_written_is_refused_for_no_retry_helps(tmp_path):
     (tmp_path / "file").write_text("not a directory")
-    store = open_store(f"file://{tmp_path}/file/stage")
-    error = refusal(store)
-    assert (type(error), error.code) == (RetryLater, "stage.unwritable")
-    with pytest.raises(RetryLater):
-        store.open_output(["a"], tmp_path)
+    for place in (f"{tmp_path}/file/stage", "/proc/lockstep/stage", f"{tmp_path}/{'x' * 300}"):
+        store = open_store(f"file://{place}")
+        error = refusal(store)
+        assert (type(error), error.code) == (Refused, "stage.not_writable"), place
+        with pytest.raises(Refused):
+            store.open_output(["a"], tmp_path)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.EROFS])
+def test_what_the_account_may_not_write_is_refused_and_what_is_full_is_worth_a_retry(tmp_path, number):
+    store = open_store(f"file://{tmp_path}")
+    assert type(store._unwritable("a", OSError(number, os.strerror(number)))) is Refused
+    for passing in (errno.ENOSPC, errno.EDQUOT, errno.EIO):
+        assert type(store._unwritable("a", OSError(passing, os.strerror(passing)))) is RetryLater
 
 
 FULL = """

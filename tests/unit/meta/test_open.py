@@ -5,6 +5,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -136,6 +138,25 @@ def test_a_place_that_cannot_be_is_refused(tmp_path: Path) -> None:
         assert (type(error), error.code) == (Refused, "meta.unusable")
 
 
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="Linux tells who holds a lock")
+def test_the_process_that_keeps_the_database_locked_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    with Meta.open(url_of(path), busy_timeout_s=0.1) as meta:
+        lease = meta.acquire_lease("shop", "line", "one", 60)
+        script = (
+            "import sqlite3, sys; c = sqlite3.connect(sys.argv[1], isolation_level=None); c.execute('BEGIN IMMEDIATE');"
+            "print('held', flush=True); sys.stdin.read()"
+        )
+        command = [sys.executable, "-c", script, str(path)]
+        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as holder:
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == "held\n"
+            error = refusal(lambda: meta.commit_batch(lease, manifest(0)))
+            assert error.code == "meta.locked"
+            assert f"process {holder.pid} (" in error.what
+            holder.communicate()
+
+
 def test_a_writer_that_does_not_end_makes_others_retry_later_and_moves_nothing(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with Meta.open(url_of(path), busy_timeout_s=0.1) as meta:
@@ -144,6 +165,7 @@ def test_a_writer_that_does_not_end_makes_others_retry_later_and_moves_nothing(t
         blocker.execute("BEGIN IMMEDIATE")
         error = refusal(lambda: meta.commit_batch(lease, manifest(0)))
         assert (type(error), error.code) == (RetryLater, "meta.locked")
+        assert "Another process" in error.what, "it is this one, by another connection"
         assert meta.checkpoint("shop") is None  # who reads is not held up
         blocker.execute("ROLLBACK")
         blocker.close()
@@ -195,6 +217,6 @@ def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) 
 
 def test_the_migrations_are_part_of_the_package() -> None:
     """The script location is a package: it must be there wherever Lockstep is installed."""
-    assert migrate.head() == "0007"
+    assert migrate.head() == "0008"
     assert migrate.known(migrate.head())
     assert not migrate.known("9999")

@@ -12,6 +12,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source import server
 from cdc_core.source.facts import Grants, Replica, ServerFacts, parse_grants
+from cdc_core.source.server_id import replica_host
 
 SOURCE = Source(name="shop", connection="env:X", server_id=77)
 GOOD = ServerFacts(
@@ -59,12 +60,26 @@ def test_each_requirement_is_broken_by_its_fact_alone(change: dict[str, Any], co
     "change",
     [
         {"logs_replicated": False}, {"is_replica": None, "logs_replicated": False},
-        {"replicas": (Replica(77, "lockstep-shop", 0), Replica(78, "db2", 3306))},
+        {"replicas": (Replica(78, "db2", 3306),)},
         {"grants": Grants(frozenset({"BINLOG MONITOR", "REPLICATION SLAVE"}), ("shop.*",))},
     ],
 )  # fmt: skip
 def test_what_is_all_right_is_not_refused(change: dict[str, Any]) -> None:
     assert broken(replace(GOOD, **change)) == []
+
+
+def test_our_own_replica_is_told_from_one_of_a_copied_pipeline_file_by_its_name() -> None:
+    ours, theirs = (replica_host(pipeline, "shop", "f00d") for pipeline in ("shop", "copy"))
+    known = replace(GOOD, replicas=(Replica(77, ours, 0),))
+    assert broken(known.without_replica(ours)) == []
+    assert broken(known) == broken(known.without_replica("")) == broken(known.without_replica(theirs))
+    assert broken(known) == ["source.server_id_taken"]
+
+
+def test_the_name_of_a_replica_fits_into_what_servers_keep_and_still_tells_two_apart() -> None:
+    names = {replica_host("p" * 64, "s" * 64, identity) for identity in ("0" * 16, "1" * 16)}
+    assert len(names) == 2
+    assert all(len(name) <= 60 for name in names)
 
 
 @pytest.mark.parametrize(

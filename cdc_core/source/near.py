@@ -1,0 +1,75 @@
+"""What somebody may have meant by a pattern of `tables.include` that matches no table of the source."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterable
+
+import pymysql
+
+from cdc_core.connections import answers
+from cdc_core.source.facts import query
+
+SHOWN = 3
+"""How many tables a message names."""
+ALIKE = 0.75
+"""difflib's ratio of two names of which one may be a misspelling of the other."""
+_NAMES = """
+SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES
+ WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')
+   AND TABLE_SCHEMA NOT IN ('mysql', 'sys', 'performance_schema', 'information_schema')
+ ORDER BY TABLE_SCHEMA, TABLE_NAME
+"""
+
+
+@answers("source")
+def table_names(connection: pymysql.Connection) -> list[str]:
+    """All `database.table` that the account may see."""
+    return [".".join(_text(name) for name in row) for row in query(connection, _NAMES)]
+
+
+def did_you_mean(pattern: str, names: Iterable[str]) -> list[str]:
+    """Names that the pattern would match in lower case, as a table's bare name or as a part, else misspelled ones."""
+    names = list(names)
+    flexible = re.compile(pattern, re.IGNORECASE)
+    ways: tuple[Callable[[str], object], ...] = (
+        flexible.fullmatch,
+        lambda name: flexible.fullmatch(name.partition(".")[2]),
+        # A pattern that can match nothing at all is found in every name.
+        lambda name: (found := flexible.search(name)) and len(found[0]) > 2,
+        _alike(pattern),
+    )
+    for way in ways:
+        if found := [name for name in names if way(name)]:
+            return found[:SHOWN]
+    return []
+
+
+def question(pattern: str, names: Iterable[str]) -> str:
+    """`Did you mean ...?`, with the way to write it; "" where nothing is near."""
+    near = did_you_mean(pattern, names)
+    if not near:
+        return ""
+    return f"Did you mean {' or '.join(near)}? A pattern must match the whole name, such as '{re.escape(near[0])}'"
+
+
+def _alike(pattern: str) -> Callable[[str], bool]:
+    """Whether a name's database and table are like the pattern's; a part with wildcards is like every name."""
+    parts = re.split(r"\\\.|(?<![.\\])\.(?![*+?])", pattern, maxsplit=1)
+    if len(parts) != 2:
+        return lambda name: False
+    wanted = [part.replace("\\", "").lower() for part in parts]
+    wild = [re.search(r"[*+?\[(|]", part) is not None for part in parts]
+    if all(wild):
+        return lambda name: False
+
+    def like(name: str) -> bool:
+        pairs = zip(wanted, wild, name.lower().split(".", 1), strict=True)
+        return all(any_ or difflib.SequenceMatcher(None, one, other).ratio() >= ALIKE for one, any_, other in pairs)
+
+    return like
+
+
+def _text(value: object) -> str:
+    return value.decode() if isinstance(value, bytes) else str(value)

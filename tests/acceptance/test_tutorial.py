@@ -1,0 +1,132 @@
+"""docs/tutorial.md word by word on real servers: every SQL statement, command and piece of a file, in its order."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.sandbox.mysql import MySql
+
+ROOT = Path(__file__).parents[2]
+TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+BY_HAND = re.compile(r"^### Rows that are there already\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
+"""Walked by test_existing_rows.py, on a shop that has rows."""
+
+
+@pytest.fixture(params=["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """A source with the shop of the tutorial, and a target without anything."""
+    source = request.getfixturevalue(request.param)
+    mysql = request.param == "mysql9"
+    with MySql.start(server_id=6) if mysql else nullcontext(request.getfixturevalue("mariadb_target")) as target:
+        sql(source, "CREATE DATABASE shop", "CREATE TABLE shop.orders (order_id INT PRIMARY KEY, status VARCHAR(20))")
+        yield source, target
+        for server, account in ((source, "cdc"), (target, "writer")):
+            drops = [f"DROP DATABASE IF EXISTS {name}" for name in ("shop", "shop_0", "shop_1")]
+            sql(server, *drops, f"DROP USER IF EXISTS {account}@'%'")
+
+
+def sql(server: Any, *statements: str) -> None:
+    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Kind and text of each piece of code after the installation."""
+    found = BLOCK.findall(BY_HAND.sub("", TUTORIAL))
+    install = next(at for at, (_, text) in enumerate(found) if "make setup" in text)
+    readme = BLOCK.findall((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert found[install] in readme, "README and tutorial install in different ways"
+    assert install == 0, "a command comes before the installation"
+    return list(found[1:])
+
+
+def test_the_targets_of_the_tutorial_can_be_appended_to_what_init_writes() -> None:
+    """A file of init had `targets: []`, which made two of them."""
+    from cdc_core import init
+
+    catalogue = init.Catalogue((), (), ())
+    assert not [line for line in init._targets((), catalogue) if line.startswith("targets")]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_the_tutorial_works_as_it_is_written(servers: tuple[Any, Any], tmp_path: Path) -> None:
+    source, target = servers
+    shell = Shell(tmp_path, {"db:3306": f"{source.host}:{source.port}", "shards:3306": f"{target.host}:{target.port}"})
+    file = tmp_path / "shop.yaml"
+    ran: list[str] = []
+    for kind, text in blocks():
+        if kind == "sql":
+            on = target if "writer" in text else source
+            sql(on, *(line for line in re.sub(r"--.*", "", text).split(";") if line.strip()))
+        elif kind == "yaml":
+            file.write_text(file.read_text() + text)
+        else:
+            for line in text.splitlines():
+                ran.append(line.split("#")[0].strip())
+                if line.startswith("lockstep extract"):
+                    sql(source, "INSERT INTO shop.orders VALUES (1, 'new'), (2, 'new'), (3, 'new'), (4, 'new')",
+                        "UPDATE shop.orders SET status = 'paid' WHERE order_id = 2")  # fmt: skip
+                if line == "lockstep check shop.yaml" and "targets:" in file.read_text() and len(missing(shell)) == 4:
+                    for statement in missing(shell):
+                        sql(target, statement)
+                shell(line)
+                # The shop was empty when the pipeline began, and everything that the tutorial does is right.
+                assert not line.startswith("lockstep check") or "0 problems, 0 warnings" in shell.out, shell.out
+    assert [line for line in ran if line.startswith("lockstep check")] == ["lockstep check shop.yaml"] * 2
+    assert [line.split()[1] for line in ran if line.startswith("lockstep")][-1] == "run"
+    assert "shop.orders" in shell.out
+    rows = []
+    with closing(target.connect()) as connection, connection.cursor() as cursor:
+        for database in (0, 1):
+            for table in (0, 1):
+                cursor.execute(f"SELECT order_id, status FROM shop_{database}.orders_{table}")
+                rows += cursor.fetchall()
+    assert sorted(rows) == [(1, "new"), (2, "paid"), (3, "new"), (4, "new")]
+    assert (tmp_path / "orders.parquet").exists()
+    last = TUTORIAL.rpartition("## 6.")[2]
+    for command in re.findall(r"`(lockstep [^`]*)`", last.replace("\n", " ")):
+        shell(command)
+    assert "secret" not in file.read_text()
+
+
+def missing(shell: Shell) -> list[str]:
+    """The statements that check prints for tables that the target does not have."""
+    shell("lockstep check shop.yaml", code=None)
+    text = " ".join(shell.out.split())
+    return re.findall(r"create it there: (CREATE TABLE .*? ENGINE=InnoDB)", text)
+
+
+class Shell:
+    """A user's bash in a folder of its own, with what was exported in it. hosts: of the tutorial -> of the test."""
+
+    def __init__(self, folder: Path, hosts: dict[str, str]) -> None:
+        self._folder, self._hosts = folder, hosts
+        self._exported: list[str] = []
+        self.out = ""
+
+    def __call__(self, line: str, code: int | None = 0) -> None:
+        for name, real in self._hosts.items():
+            line = line.replace(f"@{name}", f"@{real}")
+        if line.startswith("export "):
+            self._exported.append(line)
+            return
+        path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-euc", "\n".join([*self._exported, line])],
+            cwd=self._folder, env={**os.environ, "PATH": path, "COLUMNS": "80"},
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        self.out = done.stdout
+        assert code is None or done.returncode == code, f"{line}: {done.returncode}\n{done.stdout}\n{done.stderr}"
