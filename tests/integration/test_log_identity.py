@@ -262,7 +262,7 @@ def rolled_back(log: Log) -> None:
 
 
 def defined(log: Log) -> None:
-    log.run("CREATE TABLE u (i INT)", "DROP TABLE u", "CREATE TABLE u (i INT)")
+    log.run("CREATE TABLE u (i INT)", "ALTER TABLE u ADD j INT", "DROP TABLE u", "CREATE TABLE w (i INT)")
 
 
 HARMLESS: tuple[Callable[[Log], None], ...] = (

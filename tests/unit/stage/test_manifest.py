@@ -11,6 +11,7 @@ import pytest
 
 from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import start as starts
@@ -332,3 +333,12 @@ def test_sweeps_at_the_same_time_remove_the_same_and_nothing_else(store):
         for done in [pool.submit(sweep, store, "shop", live_epoch=3, older_than_s=-1) for _ in range(4)]:
             done.result()
     assert parts(store) == listed
+
+
+@pytest.mark.parametrize("how", How)
+def test_what_a_batch_knows_of_its_tables_is_read_back_as_it_was(store, how):
+    manifest = write(store, 0, 1)
+    known = replace(manifest, coverage={"shop.t": TableCoverage(how, 5, 6, "binlog.000001:4", rows=7, feeds=("t",))})
+    assert Manifest.from_bytes(known.to_bytes()) == known
+    with pytest.raises(ValueError, match="whole"):
+        Manifest.from_bytes(known.to_bytes().replace(f'"{how.value}"'.encode(), b'"whole"'))
