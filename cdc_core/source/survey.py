@@ -17,13 +17,13 @@ from typing import Any
 import pymysql
 
 from cdc_core.model.position import Position
-from cdc_core.source.definitions import FoundTable
+from cdc_core.source.definitions import ROWS_ESTIMATE, FoundTable
 from cdc_core.source.facts import Grants, now_us, query
 
 log = logging.getLogger(__name__)
 
-_TABLES = """
-SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_ROWS FROM INFORMATION_SCHEMA.TABLES
+_TABLES = f"""
+SELECT TABLE_SCHEMA, TABLE_NAME, {ROWS_ESTIMATE} FROM INFORMATION_SCHEMA.TABLES
  WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')
  ORDER BY TABLE_SCHEMA, TABLE_NAME
 """

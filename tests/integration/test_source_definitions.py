@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cdc_core.errors import Refused
+from cdc_core.model.position import Position
 from cdc_core.source import server
 from cdc_core.source.definitions import (
     logs_cascades,
@@ -17,6 +18,8 @@ from cdc_core.source.definitions import (
     table_schemas,
     unlogged_cascades,
 )
+from cdc_core.source.facts import Grants
+from cdc_core.source.survey import survey_tables
 from examples.sandbox.mysql import MySql
 from tests.integration.source_origin import Origin, fresh_name
 from tests.refusals import refusal
@@ -138,3 +141,25 @@ def test_a_mysql_with_native_foreign_keys_does_not_log_what_they_change(mysql9: 
                     source="shop", on_unlogged_change="stop",
                 )  # fmt: skip
             assert caught.value.code == "source.unlogged_cascades"
+
+
+@pytest.mark.usefixtures("mysql9")
+def test_a_look_at_the_tables_hides_no_emptied_memory_table_from_the_log() -> None:
+    """MySQL logs a TRUNCATE when a statement first opens a MEMORY table after a restart; INFORMATION_SCHEMA does not."""
+    with MySql.start(server_id=77) as sql:
+        with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE m")
+            cursor.execute("CREATE TABLE m.t (id INT PRIMARY KEY) ENGINE = MEMORY")
+            cursor.execute("INSERT INTO m.t VALUES (1)")
+        sql.stop()
+        sql.restart()
+        with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            assert [one.rows for one in survey(connection, lambda database, _: database == "m")] == [0]
+            survey_tables(
+                connection, lambda database, _: database == "m", known={"m.t"}, grants=Grants(frozenset(), ()),
+                end_of_log=lambda: Position(0, "binlog.000001", 4),
+            )  # fmt: skip
+            cursor.execute("INSERT INTO m.t VALUES (2)")
+            cursor.execute("SHOW BINARY LOGS")
+            cursor.execute(f"SHOW BINLOG EVENTS IN '{cursor.fetchall()[-1][0]}'")
+            assert any("TRUNCATE" in event[5] for event in cursor.fetchall())
