@@ -145,7 +145,7 @@ def test_a_mysql_with_native_foreign_keys_does_not_log_what_they_change(mysql9: 
 
 @pytest.mark.usefixtures("mysql9")
 def test_a_look_at_the_tables_hides_no_emptied_memory_table_from_the_log() -> None:
-    """MySQL logs a TRUNCATE when a statement first opens a MEMORY table after a restart. INFORMATION_SCHEMA logs none."""
+    """MySQL logs a TRUNCATE when a statement opens a MEMORY table after a restart, but INFORMATION_SCHEMA does not."""
     with MySql.start(server_id=77) as sql:
         with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE m")
