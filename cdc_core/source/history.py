@@ -81,7 +81,9 @@ class History:
         redefined = self._ahead.of(place.behind) if new else ()
         for schema, these in zip(new, defaults, strict=True):
             if not any(_touches(statement, _name(schema)) for statement in redefined):
-                self._learn(DefinedSince(place.seq, schema, these))
+                # Where the log names columns, only that the table is there is worth keeping.
+                kept = schema if self.early else TableSchema(*_name(schema), ())
+                self._learn(DefinedSince(place.seq, kept, these))
 
     def at(self, name: Table, place: Place) -> TableSchema | None:
         """What a table was at a place; None where it is not there any more, and nothing is known.

@@ -16,11 +16,14 @@ _APPLIED = ("winners", "written", "stale", "absent", "quarantined")
 
 
 def lag(pipeline: str, source: str, watermark_us: int) -> None:
-    """How far a source is behind this host's clock, below 0 where a clock was ahead; nothing without a watermark."""
+    """How far a source is behind this host's clock; nothing without a watermark.
+
+    0 where a clock was ahead: StatsD takes a gauge with a minus sign for a change of the one before.
+    """
     from airflow.sdk.observability import stats
 
     if watermark_us:
-        lag_s = time.time_ns() / 1e9 - watermark_us / 1e6
+        lag_s = max(0.0, time.time_ns() / 1e9 - watermark_us / 1e6)
         stats.gauge("lockstep.lag_seconds", lag_s, tags={"pipeline": pipeline, "source": source})
 
 

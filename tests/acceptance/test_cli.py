@@ -633,8 +633,8 @@ def test_a_purge_keeps_the_newest_batch_and_readers_of_the_state_name_the_horizo
     assert since["rows"] == 1
     query = f'SELECT count(*) FROM "{table}{{}}"'
     assert lockstep("stage", "sql", "shop.yaml", query.format("_changes")).document["rows"] == [[1]]
-    refused = lockstep("stage", "sql", "shop.yaml", query.format(""), code=2).error
-    assert (refused["code"], "were purged" in refused["what"]) == ("stage.sql", True)
+    refused = lockstep("stage", "sql", "shop.yaml", query.format(""), code=3).error
+    assert (refused["code"], "were purged" in refused["what"]) == ("stage.purged", True)
     shop.execute("INSERT INTO orders VALUES (77,'later',1,NULL)")
     assert lockstep("extract", "shop.yaml").document["sources"][0]["rows"] == 1
     assert lockstep("stage", "verify", "shop.yaml").document["ok"] is True
@@ -674,7 +674,7 @@ def test_a_run_names_all_that_is_wrong_at_the_target_before_spark_starts_and_the
         assert statement is not None, one
         copied.execute(statement[1])
     assert lockstep("check", "shop.yaml").document["ok"] is True
-    (target,) = lockstep("status", "shop.yaml").document["targets"]
+    (target,) = lockstep("status", "shop.yaml", code=3).document["targets"]  # the failed run is shown first
     assert target["records"].get("COMMITTED", {"batches": 0})["batches"] == 0
 
 

@@ -81,7 +81,7 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
     assert lockstep("check", "shop.yaml").document["ok"] is True
     source_database.execute(*CHANGES)
     with command_lines() as seen:
-        ran = lockstep("run", "shop.yaml", "--until", "now")
+        ran = lockstep("-v", "run", "shop.yaml", "--until", "now")
     (entry,) = ran.document["ledgers"]
     assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6, 1, [])
     with source_database.server.connect(source_database.name) as connection, connection.cursor() as cursor:

@@ -31,7 +31,7 @@ def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(
             lockstep("init", "bend", "--source", "env:SHOP", "--include", r"bend_source\..*", "-o", "bend.yaml")
             file = lockstep.directory / "bend.yaml"
             targets = "targets: [{name: copy, connections: [env:COPY], tables: {'*': {database: bend_target}}}]"
-            file.write_text(file.read_text().replace("targets: []", targets))
+            file.write_text(f"{file.read_text()}\n{targets}\n")
             for id, image in enumerate(("FULL", "MINIMAL", "NOBLOB")):
                 cursor.execute(f"SET SESSION binlog_row_image = {image}")
                 cursor.execute(ROW.format(name="bend_source.t", id=id))
