@@ -65,7 +65,10 @@ def test_the_tutorial_works_as_it_is_written(servers: tuple[Any, Any], tmp_path:
     source, target = servers
     shell = Shell(tmp_path, {"db:3306": f"{source.host}:{source.port}", "shards:3306": f"{target.host}:{target.port}"})
     file = tmp_path / "shop.yaml"
+    dags = tmp_path / "airflow" / "dags"
+    dags.mkdir(parents=True)
     ran: list[str] = []
+    ledger = ""
     for kind, text in blocks():
         if kind == "sql":
             on = target if "writer" in text else source
@@ -82,11 +85,14 @@ def test_the_tutorial_works_as_it_is_written(servers: tuple[Any, Any], tmp_path:
                     for statement in missing(shell):
                         sql(target, statement)
                 shell(line)
+                ledger = shell.out if line.startswith("lockstep run") else ledger
                 # The shop was empty when the pipeline began, and everything that the tutorial does is right.
                 assert not line.startswith("lockstep check") or "0 problems, 0 warnings" in shell.out, shell.out
     assert [line for line in ran if line.startswith("lockstep check")] == ["lockstep check shop.yaml"] * 2
-    assert [line.split()[1] for line in ran if line.startswith("lockstep")][-1] == "run"
-    assert "shop.orders" in shell.out
+    assert [line.split()[1] for line in ran if line.startswith("lockstep")][-3:] == ["run", "airflow", "airflow"]
+    assert "shop.orders" in ledger
+    for made in ("lockstep_pipelines.py", "lockstep_pipeline_errors.py"):
+        compile((dags / made).read_text(), made, "exec")
     rows = []
     with closing(target.connect()) as connection, connection.cursor() as cursor:
         for database in (0, 1):
@@ -123,9 +129,9 @@ class Shell:
             self._exported.append(line)
             return
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        environ = {**os.environ, "PATH": path, "COLUMNS": "80", "AIRFLOW_HOME": str(self._folder / "airflow")}
         done = subprocess.run(
-            ["bash", "-euc", "\n".join([*self._exported, line])],
-            cwd=self._folder, env={**os.environ, "PATH": path, "COLUMNS": "80"},
+            ["bash", "-euc", "\n".join([*self._exported, line])], cwd=self._folder, env=environ,
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         self.out = done.stdout
