@@ -99,7 +99,7 @@ def test_a_problem_names_its_key_path_and_what_is_allowed(path: str, value: Any,
 
 def test_all_problems_are_reported_together() -> None:
     text = yaml.safe_dump({**MINIMAL, "pipeline": "1", "stage": {}, "metal": 1})
-    with pytest.raises(UsageError, match=r"3 problem\(s\)"):
+    with pytest.raises(UsageError, match=r"3 problems in the pipeline"):
         parse(text, where="shop.yaml")
 
 
@@ -122,7 +122,7 @@ def test_a_source_is_one_server_or_several() -> None:
     one = parse(changed("sources.0.connection", "env:A"), where="x").sources[0]
     several = parse(changed("sources.0.connection", ["env:A", "airflow:b"]), where="x").sources[0]
     assert (one.connections, several.connections) == (("env:A",), ("env:A", "airflow:b"))
-    assert "1 problem(s)" in problem("sources.0.connection", ["env:A", "mysql://x@y"])
+    assert "1 problem in the pipeline" in problem("sources.0.connection", ["env:A", "mysql://x@y"])
     assert "at least 1 item" in problem("sources.0.connection", [])
 
 
