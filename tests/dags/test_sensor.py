@@ -94,7 +94,9 @@ def context() -> Any:
         dag_id="cdc_shop", run_id="scheduled__5", task_id="extract", map_index=0, try_number=2,
         get_first_reschedule_date=lambda _: None,
     )  # fmt: skip
-    run = SimpleNamespace(run_after=six, start_date=six, run_id="scheduled__5")
+    run = SimpleNamespace(
+        run_after=six, start_date=six, run_id="scheduled__5", run_type="scheduled", logical_date=five
+    )  # fmt: skip
     return {"ti": ti, "dag_run": run, "params": {}, "data_interval_start": five, "data_interval_end": six}
 
 
