@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import HealthCheck, Phase, settings
 
 from examples.sandbox import browser
 from examples.sandbox.cache import SandboxError
@@ -26,8 +26,13 @@ from examples.sandbox.setup_mysql import MYSQL
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+# No test asserts a time, a property neither: a busy machine is slow, not wrong.
+settings.register_profile("lockstep", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("lockstep")
 # For `make mutants`, which asks whether anything fails: the search for the smallest example that does takes minutes.
-settings.register_profile("any_failure", phases=set(Phase) - {Phase.shrink, Phase.explain})
+settings.register_profile(
+    "any_failure", settings.get_profile("lockstep"), phases=set(Phase) - {Phase.shrink, Phase.explain}
+)
 
 
 def set_up(tree: Tree) -> None:
@@ -36,6 +41,16 @@ def set_up(tree: Tree) -> None:
         tree.setup()
     except SandboxError as error:
         pytest.skip(f"not tested: {tree.name}: {error}")
+
+
+@pytest.fixture(autouse=True)
+def logging_as_it_was() -> Iterator[None]:
+    """A command line that runs in this process sets up logging for itself, on streams that its test closes."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    yield
+    root.handlers[:] = handlers
+    root.setLevel(level)
 
 
 @pytest.fixture(scope="session")

@@ -129,29 +129,29 @@ def _params(spec: DagSpec) -> dict[str, Param]:
             type=["null", "string"],
             format="date-time",
             title="Window start",
-            description="Empty: as Window end says; given alone, from then on up to the moment of triggering.",
+            description="Given alone: everything from this time up to the moment of triggering. Empty: see Window end.",
         ),
         WINDOW_END: Param(
             None,
             type=["null", "string"],
             format="date-time",
             title="Window end",
-            description="Empty: everything up to now, also with the Logical Date that this form fills in. With a "
-            "Logical Date of the past: the last interval that ends at or before it.",
+            description="Empty: everything up to now, unless you change the Logical Date that this form fills in. "
+            "With a Logical Date in the past: the last interval that ends at or before it.",
         ),
         DRY_RUN: Param(
             False,
             type="boolean",
             title="Dry run",
-            description="Only say which staged batches a run would apply: reads no source, changes nothing.",
+            description="List the staged batches that a run would apply. Reads no source, changes nothing.",
         ),
         ACCEPT: Param(
             None,
             type=["null", "array"],
             items={"type": "string"},
             title="Accept",
-            description="SOURCE=FILE:OFFSET of a statement that stopped a source, once you know what it changed. The "
-            "tables that it may have changed need a re-sync.",
+            description="SOURCE=FILE:OFFSET of a statement that stopped a source, once you know what it changed. Any "
+            "table that it may have changed needs a re-sync.",
         ),
     }
     if spec.targets:
@@ -171,42 +171,52 @@ def _replay_params(spec: DagSpec) -> dict[str, Param]:
     start, end = (
         Param(None, type=["null", "string"], format="date-time", title=title, description=description)
         for title, description in (
-            ("Window start", "From the window of this time on. Empty: from the beginning."),
-            ("Window end", "Windows that begin before this time. Empty: all that is staged."),
+            ("Window start", "The first window to replay. Empty: from the beginning."),
+            ("Window end", "Replay windows that begin before this time. Empty: everything that is staged."),
         )
     )
     first, last = (
         Param(None, **names, title=title, description=description)
         for title, description in (
-            ("First batches", "For a source: from this batch on, as `lockstep stage ls` names it."),
-            ("Last batches", "For a source: up to this batch, with it."),
+            ("First batches", "For each source, the first batch to replay, as `lockstep stage ls` names it."),
+            ("Last batches", "For each source, the last batch to replay."),
         )
     )
-    dry = Param(False, type="boolean", title="Dry run", description="Only say which batches would be replayed.")
+    dry = Param(
+        False, type="boolean", title="Dry run", description="List the batches that would be replayed. Changes nothing."
+    )
     return {
         TARGET: Param(
             type="string",
             enum=list(spec.targets),
             title="Target",
-            description="Where to. One that has the changes already stays as it is; an empty one is built anew.",
+            description="The target to replay into. Rows that it has already stay as they are; "
+            "an empty target is rebuilt.",
         ),
         WINDOW_START: start,
         WINDOW_END: end,
         FIRST_BATCHES: first,
         LAST_BATCHES: last,
-        TABLES: Param(None, **names, title="Tables", description="Logical names. Empty: all that the target takes."),
+        TABLES: Param(
+            None, **names, title="Tables", description="Logical names of tables. Empty: every table of the target."
+        ),
         REQUEUE: Param(
             None,
             type=["null", "string"],
             title="Requeue a run",
-            description="Instead of all above but the target: the run in which the target did not take some rows.",
+            description="A run that quarantined rows, to apply them again. Of the fields above, "
+            "only the target is used.",
         ),
         DRY_RUN: dry,
     }
 
 
 def _purge_params(spec: DagSpec) -> dict[str, Param]:
-    return {DRY_RUN: Param(False, type="boolean", title="Dry run", description="Only say what would be purged.")}
+    return {
+        DRY_RUN: Param(
+            False, type="boolean", title="Dry run", description="List what would be purged. Deletes nothing."
+        )
+    }
 
 
 def _readmit_params(spec: DagSpec) -> dict[str, Param]:
@@ -216,8 +226,8 @@ def _readmit_params(spec: DagSpec) -> dict[str, Param]:
         TABLE: Param(
             type="string",
             title="Table",
-            description="The isolated table, as database.table. Mend the reason and copy the table anew first: what "
-            "was logged of it until now is not staged.",
+            description="The isolated table, as database.table. First fix the cause and copy the table again: changes "
+            "logged while it was isolated were not staged.",
         ),
     }
 

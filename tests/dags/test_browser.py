@@ -22,7 +22,7 @@ from examples.sandbox.process import free_port
 from examples.shop.airflow_env import airflow_environment
 from examples.shop.standalone import standalone, wait_until_healthy
 from tests.dags import made_pipelines
-from tests.dags.airflow_server import PATIENCE_S, AirflowServer, Run
+from tests.dags.airflow_server import AirflowServer, Run
 from tests.dags.made_pipelines import ALERT, ODD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -34,6 +34,8 @@ START = """([path, type]) => fetch(path, {
     method: "POST", credentials: "include", headers: {"Content-Type": type},
     body: JSON.stringify({logical_date: null, conf: {target: "main"}}),
 }).then(answer => answer.status, () => "kept away")"""
+PAGE_PATIENCE_S = 120
+"""How long a page may take; less than the test's own limit, so that a failure says what is missing."""
 USERS = {"operator": "op", "looker": "viewer"}
 """Names and roles in Airflow's own login."""
 
@@ -96,14 +98,14 @@ class Visit:
 @pytest.fixture
 def log_in(airflow: AirflowServer, chrome: Browser) -> Iterator[Callable[[str], Visit]]:
     """`log_in(user)`: a window in which the user has logged in by Airflow's form."""
-    expect.set_options(timeout=PATIENCE_S * 1000)
+    expect.set_options(timeout=PAGE_PATIENCE_S * 1000)
     passwords = json.loads((airflow.home / "simple_auth_manager_passwords.json.generated").read_text())
     contexts = []
 
     def enter(user: str) -> Visit:
         context = chrome.new_context(viewport={"width": 1400, "height": 1000})
         contexts.append(context)
-        context.set_default_timeout(PATIENCE_S * 1000)
+        context.set_default_timeout(PAGE_PATIENCE_S * 1000)
         visit = Visit(airflow, context.new_page())
         visit.page.on("console", visit.heard)
         visit.page.on("dialog", lambda dialog: (visit.trouble.append(dialog.message), dialog.dismiss()))
@@ -205,23 +207,24 @@ def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str],
         (
             "cdc_shop",
             {
-                "Window start": "Empty: the run's data interval",
-                "Window end": "the moment of triggering",
-                "Dry run": "Only say which staged batches a run would apply",
+                "Window start": "Given alone: everything from this time up to the moment of triggering",
+                "Window end": "Empty: everything up to now",
+                "Dry run": "List the staged batches that a run would apply",
+                "Accept": "a statement that stopped a source",
                 "Targets": "Empty: all targets",
             },
         ),
         (
             REPLAY,
             {
-                "Target": "an empty one is built anew",
-                "Window start": "From the window of this time on",
-                "Window end": "Windows that begin before this time",
-                "First batches": "from this batch on",
-                "Last batches": "up to this batch",
-                "Tables": "Logical names",
-                "Requeue a run": "did not take some rows",
-                "Dry run": "Only say which batches would be replayed",
+                "Target": "an empty target is rebuilt",
+                "Window start": "The first window to replay",
+                "Window end": "Replay windows that begin before this time",
+                "First batches": "the first batch to replay",
+                "Last batches": "the last batch to replay",
+                "Tables": "Logical names of tables",
+                "Requeue a run": "A run that quarantined rows",
+                "Dry run": "List the batches that would be replayed",
             },
         ),
         (READMIT, {"Source": "shop_db", "Table": "The isolated table, as database.table"}),

@@ -62,19 +62,32 @@ document.addEventListener("click", (event) => {
   }
 });
 
-// What is open stays open, what is closed stays closed, and a form that somebody has used stays as it is.
-const used = (block) => [...block.querySelectorAll("output")].some((output) => output.textContent);
+// What is open stays open, what is closed stays closed, and a form that somebody uses or has used stays as it is.
+const used = (block) =>
+  block.contains(document.activeElement?.closest("form")) ||
+  [...block.querySelectorAll("output")].some((output) => output.textContent);
+
+// A summary or a link that has the focus is found again in the fresh block, so that the keyboard stays where it was.
+function focusIn(block) {
+  const focused = document.activeElement;
+  if (!block.contains(focused)) return undefined;
+  if (focused.matches("summary")) return `details[data-key="${CSS.escape(focused.parentElement.dataset.key)}"] > summary`;
+  return focused.matches("a[href]") ? `a[href="${CSS.escape(focused.getAttribute("href"))}"]` : undefined;
+}
 
 function refresh(fresh) {
   const top = window.scrollY;
   for (const block of document.querySelectorAll("[data-live]")) {
     const next = fresh.querySelector(`[data-live="${CSS.escape(block.dataset.live)}"]`);
-    if (!next || used(block) || block.contains(document.activeElement)) continue;
+    if (!next || used(block)) continue;
     for (const details of next.querySelectorAll("details[data-key]")) {
       const known = block.querySelector(`details[data-key="${CSS.escape(details.dataset.key)}"]`);
       if (known) details.open = known.open;
     }
-    if (next.innerHTML !== block.innerHTML) block.replaceChildren(...document.importNode(next, true).childNodes);
+    if (next.innerHTML === block.innerHTML) continue;
+    const focused = focusIn(block);
+    block.replaceChildren(...document.importNode(next, true).childNodes);
+    if (focused) block.querySelector(focused)?.focus({ preventScroll: true });
   }
   window.scrollTo({ top, behavior: "instant" });
 }
