@@ -44,13 +44,16 @@ def set_up(tree: Tree) -> None:
 
 
 @pytest.fixture(autouse=True)
-def logging_as_it_was() -> Iterator[None]:
-    """A command line that runs in this process sets up logging for itself, on streams that its test closes."""
+def as_before_a_command_line() -> Iterator[None]:
+    """One that runs in this process sets up logging for itself, on streams that its test closes, and --debug for its
+    children, by the environment."""
     root = logging.getLogger()
-    handlers, level = list(root.handlers), root.level
+    handlers, level, debug = list(root.handlers), root.level, os.environ.get("LOCKSTEP_DEBUG")
     yield
     root.handlers[:] = handlers
     root.setLevel(level)
+    if debug is None:
+        os.environ.pop("LOCKSTEP_DEBUG", None)
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from contextlib import suppress
 
 import pymysql
 
-from cdc_core.connections import answers
+from cdc_core.connections import answers, sensible
 from cdc_core.errors import Refused
 from cdc_core.source.facts import LOST, query
 
@@ -46,6 +46,7 @@ def require_unclaimed(connection: pymysql.Connection, server_id: int, host: str,
         raise taken(server_id, _owner(connection, holder), source)
 
 
+@sensible("source")
 def claim(connection: pymysql.Connection, server_id: int, host: str, *, source: str) -> None:
     """Take both locks on the connection whose next command asks for the log. Raises Refused (source.server_id_taken)
     while another extractor reads under the server_id; what an earlier one of ours has left is ended."""

@@ -199,8 +199,13 @@ class FileStore:
         new = [directory, *directory.parents]
         new = new[: next(i for i, one in enumerate(new) if one.exists())]
         # The rows are nobody's but the owner's, until the owner opens the stage's own directory to others.
-        self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.mkdir(parents=True, exist_ok=True)
+        except FileNotFoundError as error:
+            if new[-1].parent.is_dir():  # nobody has swept it meanwhile: this file system takes no directory (/proc)
+                raise OSError(errno.EROFS, f"{error.strerror}, in {new[-1].parent}") from error
+            raise
         if durable:
             _sync_all(one.parent for one in reversed(new))
 

@@ -217,7 +217,8 @@ def test_the_state_before_a_table_became_whole_is_refused(origin: Origin, make_l
     late = line.chain[-1].end.position
     assert line.ids("cut", as_of=AsOf(position=late)) == [5]
     line.refuses("cut", as_of=AsOf(position=early))
-    line.refuses("cut", as_of=AsOf(time_us=line.chain[0].begin.watermark_us))
+    # MariaDB's commit times are whole seconds: those of this test may all be one second.
+    line.refuses("cut", as_of=AsOf(time_us=line.chain[0].begin.watermark_us - 1_000_000))
 
 
 def test_a_row_that_is_logged_but_not_visible_yet_is_not_taken_for_an_empty_table(origin: Origin) -> None:

@@ -26,6 +26,7 @@ from cdc_core.meta import Meta
 from cdc_core.source.definitions import table_schemas
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import open_destination
+from cdc_core.target.faults import translating
 from cdc_core.target.load import LoadFile, open_session
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.hostile_server import ANSWERS, CLOSING, Meddler
@@ -111,7 +112,7 @@ def run_write(place: Place, environ: dict[str, str], start: str) -> list[Lockste
     with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout) as file:
         file.add(rows)
         write_shard(shard.server, ShardWrite("run", "t", shard.facts), file, pause=lambda _: None)
-        with open_session(shard.server, place.database, where="read back") as connection:
+        with translating("read back"), open_session(shard.server, place.database, where="read back") as connection:
             outcomes(connection, shard.facts, rows, destination.layout, scratch=Path(folder))
     return []
 

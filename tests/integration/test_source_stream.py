@@ -14,6 +14,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source import dump, server
 from cdc_core.source.gtid_sets import advanced
 from cdc_core.source.start import find_start
+from cdc_core.tls import Tls, TlsMode
 from tests.integration.source_origin import (
     TABLES,
     Origin,
@@ -195,7 +196,7 @@ def test_the_stream_runs_over_tls(origin: Origin) -> None:
     data = origin.sql.directory
     authority = next(iter(sorted(data.rglob("ca.pem"))), None) or next(data.rglob("server-cert.pem"))
     plain = origin.address()
-    secured = replace(plain, ssl={"ssl_ca": str(authority), "ssl_verify_identity": False})
+    secured = replace(plain, tls=Tls(TlsMode.VERIFY_CA, ca=str(authority)))
     with origin.stream(start, address=secured) as stream:
         assert stream._reader is not None
         assert isinstance(stream._reader._socket, ssl.SSLSocket)
