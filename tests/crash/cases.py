@@ -9,8 +9,8 @@ from dataclasses import dataclass
 @dataclass(frozen=True, slots=True)
 class Case:
     """moment: for people. module, function, when, victim, call: see hook/sitecustomize.py; victim also a server of the
-    case: `target`, `meta` (on the target's server), `s3` (the stage is a bucket). after: what stands then, and what the
-    next start makes of it. sample: part of `make test`."""
+    case: `target`, `meta` (on the target's server), `s3` (the stage is a bucket). after: what remains, and what the
+    next start does with it. sample: part of `make test`."""
 
     step: str
     moment: str
@@ -33,39 +33,39 @@ COMMIT, WRITE = "cdc_core.apply.commit", "cdc_core.target.write"
 RUN, COMPARE = "cdc_core.run", "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
 TARGET, META_SERVER, S3 = "the target server", "the meta database", "the S3 server"
-AGAIN = "the run is taken over whole by the next one"
+AGAIN = "the next run takes over the whole run"
 
 CASES = (
     Case("extract", "before the parts are durable", TASK, WRITER, "BatchWriter._publish", "before",
-         "orphan files; the range is staged again"),
-    Case("extract", "parts durable, no manifest", TASK, WRITER, "BatchWriter._publish", "after",
-         "orphan files; the range is staged again"),
-    Case("extract", "manifest put, meta not moved", TASK, META, "Meta.commit_batch", "before",
+         "orphan files remain; the range is staged again"),
+    Case("extract", "parts durable, no manifest yet", TASK, WRITER, "BatchWriter._publish", "after",
+         "orphan files remain; the range is staged again"),
+    Case("extract", "manifest written, meta not updated", TASK, META, "Meta.commit_batch", "before",
          "the batch is adopted from the chain", sample=True),
-    Case("extract", "meta moved, ring not acked", TASK, META, "Meta.commit_batch", "after",
-         "goes on after the batch"),
+    Case("extract", "meta updated, ring not acknowledged", TASK, META, "Meta.commit_batch", "after",
+         "continues after the batch"),
     Case("extract", "before the parts are durable", S3, WRITER, "BatchWriter._publish", "before",
          "the range is staged again", victim="s3"),
-    Case("extract", "parts durable, no manifest", S3, WRITER, "BatchWriter._publish", "after",
-         "orphan files; the range is staged again", victim="s3"),
-    Case("extract", "manifest put, meta not moved", META_SERVER, META, "Meta.commit_batch", "before",
+    Case("extract", "parts durable, no manifest yet", S3, WRITER, "BatchWriter._publish", "after",
+         "orphan files remain; the range is staged again", victim="s3"),
+    Case("extract", "manifest written, meta not updated", META_SERVER, META, "Meta.commit_batch", "before",
          "the batch is adopted from the chain", victim="meta"),
-    Case("extract", "meta moved, ring not acked", META_SERVER, META, "Meta.commit_batch", "after",
-         "goes on after the batch", victim="meta"),
-    Case("plan", "before the record exists", TASK, META, "Meta.claim", "before", "nothing is left"),
+    Case("extract", "meta updated, ring not acknowledged", META_SERVER, META, "Meta.commit_batch", "after",
+         "continues after the batch", victim="meta"),
+    Case("plan", "before the record exists", TASK, META, "Meta.claim", "before", "nothing remains"),
     Case("plan", "record exists, batch not processed", TASK, META, "Meta.claim", "after",
-         "the claim of the dead run is taken over"),
+         "the next run takes over the claim of the dead run"),
     Case("plan", "plan written, nothing merged", TASK, PLAN, "plan", "after", AGAIN),
-    Case("plan", "before the record exists", META_SERVER, META, "Meta.claim", "before", "nothing is left",
+    Case("plan", "before the record exists", META_SERVER, META, "Meta.claim", "before", "nothing remains",
          victim="meta"),
     Case("plan", "record exists, no plan", S3, META, "Meta.claim", "after",
-         "the claim of the dead run is taken over", victim="s3"),
+         "the next run takes over the claim of the dead run", victim="s3"),
     Case("merge", "during merge", DRIVER, "spark_jobs.merge", "merge_table", "after", AGAIN),
     Case("merge", "during merge", JVM, "spark_jobs.merge", "merge_table", "before", AGAIN, victim="parent"),
     Case("merge", "during merge", S3, "spark_jobs.merge", "merge_table", "before", AGAIN, victim="s3"),
     Case("merge", "merged, nothing filtered", TASK, RUN, "submit", "after", AGAIN),
     Case("filter", "during filter", WORKER, "cdc_core.target.versions", "versions_of", "before", AGAIN),
-    Case("filter", "before the counts are put", DRIVER, "spark_jobs.filter", "filter_table", "after", AGAIN),
+    Case("filter", "before the counts are written", DRIVER, "spark_jobs.filter", "filter_table", "after", AGAIN),
     Case("filter", "during filter", TARGET, "cdc_core.target.versions", "versions_of", "before", AGAIN,
          victim="target"),
     Case("filter", "filtered, nothing written", TASK, RUN, "submit", "after", AGAIN, call=2),
@@ -74,36 +74,36 @@ CASES = (
          "the server rolls it back; " + AGAIN),
     Case("write", "inside a shard's transaction", TARGET, WRITE, "_verify", "before",
          "the transaction is gone; " + AGAIN, victim="target"),
-    Case("write", "a shard committed, Spark not told", WORKER, WRITE, "write_shard", "after",
-         "the same rows are written again, and change nothing", sample=True),
-    Case("write", "all shards committed, no counts", DRIVER, "spark_jobs.write", "write_table", "after",
-         "the same rows are written again, and change nothing"),
-    Case("write", "a shard committed, Spark not told", TARGET, WRITE, "write_shard", "after",
-         "the same rows are written again, and change nothing", victim="target"),
-    Case("write", "all shards committed, no counts", S3, "spark_jobs.write", "write_table", "after",
-         "the same rows are written again, and change nothing", victim="s3"),
+    Case("write", "a shard committed, not reported to Spark", WORKER, WRITE, "write_shard", "after",
+         "the same rows are written again and change nothing", sample=True),
+    Case("write", "all shards committed, counts not written", DRIVER, "spark_jobs.write", "write_table", "after",
+         "the same rows are written again and change nothing"),
+    Case("write", "a shard committed, not reported to Spark", TARGET, WRITE, "write_shard", "after",
+         "the same rows are written again and change nothing", victim="target"),
+    Case("write", "all shards committed, counts not written", S3, "spark_jobs.write", "write_table", "after",
+         "the same rows are written again and change nothing", victim="s3"),
     Case("write", "written, not marked as applied", META_SERVER, COMMIT, "mark_applied", "before", AGAIN,
          victim="meta"),
     Case("write", "written, not marked as applied", TASK, COMMIT, "mark_applied", "before", AGAIN),
     Case("write", "marked as applied", TASK, COMMIT, "mark_applied", "after", AGAIN),
-    Case("quality", "a verdict kept, others not", DRIVER, "spark_jobs.quality", "_keep", "after", AGAIN),
+    Case("quality", "one result saved, others not", DRIVER, "spark_jobs.quality", "_keep", "after", AGAIN),
     Case("quality", "while rows are read back", WORKER, COMPARE, "outcomes", "before", AGAIN),
     Case("quality", "while rows are read back", TARGET, COMPARE, "outcomes", "before", AGAIN, victim="target"),
-    Case("quality", "before a verdict is kept", S3, "spark_jobs.quality", "_keep", "before", AGAIN, victim="s3"),
-    Case("quality", "all verdicts kept, nothing committed", TASK, RUN, "submit", "after", AGAIN, call=4),
+    Case("quality", "before a result is saved", S3, "spark_jobs.quality", "_keep", "before", AGAIN, victim="s3"),
+    Case("quality", "all results saved, nothing committed", TASK, RUN, "submit", "after", AGAIN, call=4),
     Case("commit", "before the counts are read", S3, COMMIT, "_account", "before", AGAIN, victim="s3"),
     Case("commit", "records read, offset not committed", TASK, META, "Meta.commit_run", "before", AGAIN),
     Case("commit", "before the commit", META_SERVER, META, "Meta.commit_run", "before", AGAIN, victim="meta"),
-    Case("commit", "offset committed, nobody told", META_SERVER, META, "Meta.commit_run", "after",
+    Case("commit", "offset committed, not reported", META_SERVER, META, "Meta.commit_run", "after",
          "the next run finds nothing to do", victim="meta"),
-    Case("commit", "offset committed, nobody told", TASK, META, "Meta.commit_run", "after",
+    Case("commit", "offset committed, not reported", TASK, META, "Meta.commit_run", "after",
          "the next run finds nothing to do"),
 )  # fmt: skip
 
 
 def table(outcomes: Mapping[str, str] | None = None) -> list[str]:
     """The cases as lines of Markdown; outcomes: by id."""
-    heads = ["step", "killed", "at which moment", "what the next start makes of it"]
+    heads = ["step", "killed", "when", "what happens then"]
     rows = [[case.step, case.killed, case.moment, case.after] for case in CASES]
     if outcomes is not None:
         heads.append("then")
