@@ -60,7 +60,7 @@ def dumped(server: Any, database: str, user: str) -> str:
     options = told(r"^mysqldump -h db -u cdc -p (.*) --databases")
     if mariadb:
         options = options.replace("--source-data=2 --set-gtid-purged=OFF", "--master-data=2")
-        assert "`--master-data=2` for `--source-data=2 --set-gtid-purged=OFF`" in TUTORIAL
+        assert "`--master-data=2` instead of `--source-data=2 --set-gtid-purged=OFF`" in TUTORIAL
     command = (*tool(server, "mysqldump", "mariadb-dump"), *reached(server, user, "x"), *options.split())
     done = subprocess.run((*command, "--databases", database), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

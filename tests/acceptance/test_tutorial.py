@@ -18,7 +18,7 @@ from examples.sandbox.mysql import MySql
 ROOT = Path(__file__).parents[2]
 TUTORIAL = (ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8")
 BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-BY_HAND = re.compile(r"^### Rows that are there already\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
+BY_HAND = re.compile(r"^### Existing rows\n.*?(?=^## )", re.MULTILINE | re.DOTALL)
 """Walked by test_existing_rows.py, on a shop that has rows."""
 
 
