@@ -1,6 +1,6 @@
 """The pipeline file: parsed once, at the edge, into frozen models.
 
-Errors name the key path, the value, and what is allowed. Secrets never stand in the file: a server is named by
+Errors name the key path, the value, and what is allowed. The file never contains secrets: a server is named by
 `env:VAR` (an environment variable with a `mysql://user:password@host:port` URL) or `airflow:CONN_ID`.
 docs/configuration.md lists every key; `json_schema()` is the same for editors.
 """
@@ -128,23 +128,26 @@ class _Model(BaseModel):
 
 
 class StartPosition(_Model):
-    """A place in the log: the next event to read starts at `offset` of `file`."""
+    """A position in the log. The first event to read starts at `offset` in `file`."""
 
     file: str = Field(description="as SHOW BINARY LOGS prints it")
-    offset: int = Field(4, ge=4, description="where an event begins, as SHOW BINLOG EVENTS prints it")
+    offset: int = Field(4, ge=4, description="where an event starts, as SHOW BINLOG EVENTS prints it")
     empty: tuple[str, ...] = Field(
         (),
-        description="tables (`database.table`) that had no row there, so that what is staged from there on is all of "
-        "them; `lockstep init` writes those that it has proven. The state of a table with rows from before is partial",
+        description="tables (`database.table`) that had no rows at this position, so that their staged changes are "
+        "complete; `lockstep init` lists the tables that it has proven to be empty. The state of a table that already "
+        "had rows is partial",
     )
 
 
 class Start(_Model):
-    """Where a source begins when nothing is stored for it yet: exactly one key."""
+    """Where reading starts if nothing is stored for the source yet. Give exactly one key."""
 
-    position: StartPosition | None = Field(None, description="a place in the log")
-    gtid: str | None = Field(None, description="a GTID set; all that it does not contain is read")
-    timestamp: Moment | None = Field(None, description="ISO 8601 with a zone: the first transaction at or after it")
+    position: StartPosition | None = Field(None, description="a position in the log")
+    gtid: str | None = Field(None, description="a GTID set; every transaction outside it is read")
+    timestamp: Moment | None = Field(
+        None, description="ISO 8601 with a time zone: reading starts at the first transaction at or after it"
+    )
 
     @model_validator(mode="after")
     def _exactly_one(self) -> Start:
@@ -154,35 +157,38 @@ class Start(_Model):
 
 
 class Source(_Model):
-    """One server, or a primary and its standbys, of which one is read."""
+    """One server, or a primary and its standbys, of which Lockstep reads one."""
 
     name: Name = Field(description="part of paths, leases and versions of target rows: never change it")
     connection: ConnectionRef | Annotated[tuple[ConnectionRef, ...], Field(min_length=1)] = Field(
         description="env:VARIABLE with a URL mysql://user:password@host:port, or airflow:CONNECTION_ID; or a list of "
-        "them, a primary and its standbys: the server that was read last is read on; when it is gone, the first that "
-        "answers"
+        "them, for a primary and its standbys. Lockstep stays with the server that it read last; if that one is gone, "
+        "it reads the first that answers"
     )
-    server_id: int = Field(ge=1, le=2**32 - 1, description="our id as a replica: unlike any other replica's")
+    server_id: int = Field(
+        ge=1, le=2**32 - 1, description="Lockstep's ID as a replica; no other replica may have the same"
+    )
     start: Literal["earliest", "latest"] | Start = Field(
         "latest",
-        description="where to begin when nothing is stored yet: earliest, latest (the moment of the first extract), "
-        "or one of the keys of `start`",
+        description="where to start if nothing is stored yet: earliest, latest (the moment of the first extract), or "
+        "one of the keys of `start`",
     )
-    heartbeat_s: float = Field(5.0, gt=0, le=600, description="the server says that it lives so often when idle")
+    heartbeat_s: float = Field(5.0, gt=0, le=600, description="interval of the server's heartbeats when it is idle")
     read_timeout_s: float = Field(
-        30.0, gt=0, description="no byte and no heartbeat for so long: the connection is dead"
+        30.0, gt=0, description="the connection counts as lost after this time without data or a heartbeat"
     )
 
     reconnect_s: float = Field(
         60.0,
         ge=0,
-        description="a connection that is lost is opened again, with growing pauses, for so long; then the next of "
-        "several servers is read, or the task fails and may be retried",
+        description="how long to try to open a lost connection again, with growing pauses; after that Lockstep reads "
+        "the next of several servers, or the task fails and may be retried",
     )
     rewind_s: float = Field(
         60.0,
         ge=0,
-        description="on another server without GTIDs in common, reading begins so long before what was read last",
+        description="after a failover without common GTIDs, reading starts this long before the last change that was "
+        "read",
     )
 
     @property
@@ -198,16 +204,16 @@ class Source(_Model):
 
 
 class Columns(_Model):
-    """Columns that do not leave the source as they are. Patterns match the whole `database.table.column`."""
+    """Columns that are excluded or masked. Patterns must match the whole `database.table.column`."""
 
-    exclude: tuple[ColumnPattern, ...] = Field((), description="regular expressions: columns that are left out")
+    exclude: tuple[ColumnPattern, ...] = Field((), description="regular expressions: columns to leave out")
     mask: tuple[ColumnPattern, ...] = Field(
         (),
-        description="regular expressions: columns whose value is replaced by the SHA-256 of salt and "
-        "value, in hex; null stays null",
+        description="regular expressions: columns whose values are replaced by the SHA-256 of salt and value, in hex; "
+        "null stays null",
     )
     salt: Annotated[str, AfterValidator(_environment)] | None = Field(
-        None, description="env:VARIABLE that holds the salt of `mask`; another salt gives other hashes"
+        None, description="env:VARIABLE that holds the salt for `mask`; a different salt gives different hashes"
     )
 
     @model_validator(mode="after")
@@ -218,7 +224,7 @@ class Columns(_Model):
 
 
 class RowFilter(_Model):
-    """Which rows of some tables are captured. Where several match a table, a row must meet all."""
+    """Which rows of the matching tables are captured. If several filters match a table, a row must meet them all."""
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
     where: Annotated[str, AfterValidator(_condition)] = Field(
@@ -227,7 +233,7 @@ class RowFilter(_Model):
 
 
 class Processor(_Model):
-    """A function of your own that changes the columns of some tables before all else; several work in order."""
+    """A function of your own that changes the columns of matching tables, before anything else. They run in order."""
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
     use: str = Field(min_length=1, description="name of an entry point in the group lockstep.processors")
@@ -235,43 +241,46 @@ class Processor(_Model):
 
 
 class Tables(_Model):
-    """Which source tables are captured, and what of them. Patterns match the whole `database.table`."""
+    """Which source tables, rows and columns are captured. Patterns must match the whole `database.table`."""
 
-    include: tuple[Pattern, ...] = Field(min_length=1, description="regular expressions: one must match")
-    exclude: tuple[Pattern, ...] = Field((), description="regular expressions: none may match")
-    processors: tuple[Processor, ...] = Field((), description="functions of your own on the columns, in order")
-    rows: tuple[RowFilter, ...] = Field((), description="default: every row")
-    columns: Columns = Field(default_factory=Columns, description="columns that are left out or masked")
+    include: tuple[Pattern, ...] = Field(
+        min_length=1, description="regular expressions; a table is captured if one matches"
+    )
+    exclude: tuple[Pattern, ...] = Field((), description="regular expressions; a table is left out if one matches")
+    processors: tuple[Processor, ...] = Field((), description="functions of your own that change columns, in order")
+    rows: tuple[RowFilter, ...] = Field((), description="which rows are captured; default: every row")
+    columns: Columns = Field(default_factory=Columns, description="columns to leave out or mask")
     on_unlogged_change: Literal["stop", "record"] = Field(
         "stop",
         description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a column or a table that was "
         "dropped and is created again, cascading foreign keys of servers that do not log them): stop, or record 'needs "
-        "re-sync' in manifest or log and go on",
+        "re-sync' in the manifest or the log and continue",
     )
     on_definition: Literal["drop", "note"] = Field(
         "drop",
-        description="statements that define captured tables and change no row: leave them out, or note place and text "
-        "in the manifest",
+        description="statements that define captured tables and change no row: drop them, or note their position and "
+        "text in the manifest",
     )
     on_truncate: Literal["unlogged", "stage"] = Field(
         "unlogged",
-        description="TRUNCATE TABLE, and a table that is created again after it was dropped: an unlogged change like "
-        "others, or staged as a change of its own (t), which exports follow, and targets as their tables' on_truncate "
-        "says",
+        description="TRUNCATE TABLE, and a table that is created again after it was dropped. unlogged: treat it like "
+        "any other unlogged change; stage: stage it as a change of its own (t), which exports apply, and targets treat "
+        "as on_truncate of their tables says",
     )
     on_unreadable: Literal["stop", "isolate"] = Field(
         "stop",
-        description="a table whose definition is unknown, or whose value or event is refused: stop the source, or "
-        "leave the table out from there on, note 'needs re-sync' in every manifest, and go on with the others",
+        description="a table whose definition is unknown, or that has an unsupported value or event: stop the source, "
+        "or leave the table out from there on, note 'needs re-sync' in every manifest, and continue with the others",
     )
 
 
 class Route(_Model):
-    """Source tables that become one logical table; several routes that match one table feed each of theirs. Where
-    several tables feed one, their keys must be apart (`shared_keys` of the target's tables)."""
+    """Source tables that become one logical table. If several routes match a source table, it feeds each of their
+    logical tables. If several source tables feed one logical table, they must not share keys, unless the
+    target's `shared_keys` is `newest`."""
 
     match: Pattern = Field(description="regular expression on the whole `database.table`")
-    to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> take groups of `match`")
+    to: str = Field(min_length=1, description=r"logical table name; \1 or \g<name> insert groups of `match`")
 
     @property
     def only(self) -> str:
@@ -290,10 +299,10 @@ class Route(_Model):
 
 
 class Stage(_Model):
-    """Where changes, manifests and runs are kept. Credentials of S3 come from the environment (AWS_*)."""
+    """Where changes, manifests and runs are stored. S3 credentials come from the environment (AWS_*)."""
 
     uri: Annotated[str, AfterValidator(_no_password)] = Field(description="file:///directory or s3://bucket/prefix")
-    s3_endpoint: str | None = Field(None, description="URL of an S3 server that is not Amazon's")
+    s3_endpoint: str | None = Field(None, description="URL of an S3 server other than Amazon's")
     s3_region: str = Field("us-east-1", description="region of the bucket")
     compression_level: int = Field(1, ge=1, le=22, description="zstd level of the Parquet files")
 
@@ -305,7 +314,7 @@ class Stage(_Model):
 
 
 class Meta(_Model):
-    """The database of leases, positions, consume records and ledgers: SQLite, PostgreSQL or MySQL."""
+    """The database for leases, positions, consume records and ledgers: SQLite, PostgreSQL or MySQL."""
 
     url: Annotated[str, AfterValidator(_no_password)] = Field(
         description="SQLAlchemy URL without a password, or env:VARIABLE that holds one"
@@ -313,22 +322,24 @@ class Meta(_Model):
 
 
 class Sharding(_Model):
-    """How a logical table's rows spread: shard = function(key) in 0..databases*tables-1, database-major."""
+    """How a logical table's rows are distributed: shard = function(key) in 0..databases*tables-1, database-major."""
 
-    key: str = Field(description="column that decides the shard")
+    key: str = Field(description="column that determines the shard")
     function: Literal["mod", "hash", "range", "python"] = Field(
-        "mod", description="mod of an integer, a hash of any value, ranges by `bounds`, or a function of one's own"
+        "mod",
+        description="mod: an integer modulo the number of shards; hash: a hash of any value; range: ranges given by "
+        "`bounds`; python: a function of your own",
     )
     bounds: tuple[int | str, ...] = Field(
         (),
-        description="of function range: the least value of each shard but the first, ascending; integers, texts (in "
-        "the order of their UTF-8 bytes), or dates and times as ISO texts",
+        description="for range: the lowest value of each shard except the first, ascending; integers, strings (in the "
+        "order of their UTF-8 bytes), or dates and times as ISO strings",
     )
     python: str | None = Field(
         None,
         pattern=r"^[A-Za-z_][\w.]*:[A-Za-z_]\w*$",
-        description="of function python: module:function, called with an Arrow array of keys and the number of shards, "
-        "returns the shard of each key; it must always return the same, and be installed where Spark's workers run",
+        description="for python: module:function, called with an Arrow array of keys and the number of shards; it "
+        "returns the shard of each key. It must be deterministic and installed where Spark's workers run",
     )
     databases: int = Field(1, ge=1, le=1024, description="number of databases")
     tables: int = Field(1, ge=1, le=1024, description="number of tables in each")
@@ -348,46 +359,51 @@ class Sharding(_Model):
 
 
 class Guard(_Model):
-    """Where the version of each target row is kept, by which no older change overwrites a newer row."""
+    """Where the version of each target row is stored. The version keeps older changes from overwriting newer rows."""
 
     store: Literal["row", "table"] = Field(
         "row",
-        description="row: in the invisible column _cdc_version of the table; table: in _lockstep_version_<table> "
-        "beside it, for tables that must not be altered (slower). Not to be changed once rows are there",
+        description="row: in the invisible column _cdc_version of the table; table: in a separate table "
+        "_lockstep_version_<table>, for tables that must not be altered (slower). Do not change this once the table "
+        "has rows",
     )
 
 
 class TargetTable(_Model):
-    """Where one logical table goes. Templates know {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
+    """Where one logical table goes. Templates may use {logical}, {database}, {table}, {d} and {t} (shard numbers)."""
 
     database: Template = Field("{database}", description="template of the database's name")
     table: Template = Field("{table}", description="template of the table's name, such as orders_{t:02d}")
-    key: tuple[str, ...] | None = Field(None, description="default: the source table's primary key")
+    key: tuple[str, ...] | None = Field(
+        None, description="columns that identify a row; default: the source table's primary key"
+    )
     no_key: Literal["stop", "rows"] = Field(
         "stop",
-        description="a source table without a key, where `key` names none: stop the run, or keep as many copies of "
-        "each row, by the values of all its columns, as the source has",
+        description="a source table without a key, if `key` gives none: stop the run, or keep as many copies of each "
+        "row as the source has, comparing the values of all columns",
     )
-    sharding: Sharding | None = Field(None, description="default: one table")
-    guard: Guard = Field(default_factory=Guard, description="where versions of rows are kept")
+    sharding: Sharding | None = Field(
+        None, description="how rows are distributed over several tables; default: one table"
+    )
+    guard: Guard = Field(default_factory=Guard, description="where row versions are stored")
     on_row_error: Literal["stop", "quarantine"] = Field(
         "stop",
-        description="a row that the target does not take (too long, out of range, null, a check, a trigger): stop the "
-        "run, or set the row aside under runs/<run>/rejected and go on; columns may be shorter or smaller than the "
-        "source's then",
+        description="a row that the target rejects (too long, out of range, null, a check constraint, a trigger): stop "
+        "the run, or set the row aside under runs/<run>/rejected and continue. With quarantine, columns may be shorter "
+        "or smaller than the source's",
     )
     on_truncate: Literal["stop", "apply", "ignore"] = Field(
         "stop",
-        description="a staged TRUNCATE (tables.on_truncate): stop the run; remove the rows that are older, of a table "
-        "that one source table feeds; or leave the rows where they are",
+        description="a staged TRUNCATE (tables.on_truncate): stop the run; remove all older rows, if a single source "
+        "table feeds this table; or keep the rows",
     )
     shared_keys: Literal["stop", "newest"] = Field(
         "stop",
-        description="rows of two source tables, or sources, that feed this table under one key: stop the run; or hold "
-        "them for one row, of which the newest change counts, be it a delete",
+        description="two source tables, or two sources, have rows with the same key: stop the run, or treat them as "
+        "one row, for which the newest change counts, even a delete",
     )
     freshness: str | None = Field(
-        None, description="column that the source raises with each change, such as update_time"
+        None, description="column that the source increases with each change, such as update_time"
     )
 
     @model_validator(mode="after")
@@ -424,9 +440,11 @@ class Target(_Model):
     connections: tuple[ConnectionRef, ...] = Field(
         min_length=1, description="one server for all databases, or one for each database number in order"
     )
-    tables: Mapping[str, TargetTable] = Field(min_length=1, description="by logical table name; '*' is every other one")
+    tables: Mapping[str, TargetTable] = Field(
+        min_length=1, description="rules by logical table name; '*' matches every other table"
+    )
     replay_only: bool = Field(
-        False, description="fed by replays that name it, and left out by scheduled runs and by `lockstep run`"
+        False, description="only replays that name this target feed it; scheduled runs and `lockstep run` skip it"
     )
 
     @model_validator(mode="after")
@@ -449,22 +467,26 @@ class Target(_Model):
 class Spark(_Model):
     """How the Spark applications are submitted."""
 
-    connection: str = Field("spark_default", description="Airflow connection id of the Spark cluster")
-    master: str = Field("local[*]", description="master that `lockstep run` uses")
-    conf: Mapping[str, str] = Field(default_factory=dict, description="Spark settings, name to value")
+    connection: str = Field("spark_default", description="Airflow connection ID of the Spark cluster")
+    master: str = Field("local[*]", description="Spark master for `lockstep run`")
+    conf: Mapping[str, str] = Field(default_factory=dict, description="Spark settings by name")
 
 
 class Limits(_Model):
-    """Bounds of memory and of a batch: whichever is reached first closes the batch at the next transaction end."""
+    """Limits on memory and batches. The first batch limit reached closes the batch at the next end of a transaction."""
 
-    ring_items: int = Field(1 << 20, description="changes and transaction ends in the ring; a power of two")
-    ring_mib: int = Field(
-        256, ge=1, description="memory of changes between connection and files; half of it is the ring's"
+    ring_items: int = Field(
+        1 << 20, description="maximum number of changes and transaction ends in the ring; a power of two"
     )
-    batch_rows: int = Field(1_000_000, ge=1, description="changes in a batch")
-    batch_mib: int = Field(128, ge=1, description="size of a batch's files")
-    batch_age_s: float = Field(60.0, gt=0, description="a batch stays open for so long when changes are few")
-    lease_s: float = Field(60.0, ge=5, description="an extractor silent for so long loses its source to another")
+    ring_mib: int = Field(
+        256, ge=1, description="memory for changes between the connection and the files; the ring takes half of it"
+    )
+    batch_rows: int = Field(1_000_000, ge=1, description="maximum number of changes in a batch")
+    batch_mib: int = Field(128, ge=1, description="maximum size of a batch's files")
+    batch_age_s: float = Field(60.0, gt=0, description="maximum age of an open batch")
+    lease_s: float = Field(
+        60.0, ge=5, description="an extractor that does not renew its lease for this long loses the source to another"
+    )
 
     @property
     def ring_bytes(self) -> int:
@@ -489,48 +511,48 @@ class Limits(_Model):
 
 
 class Suite(_Model):
-    """A Great Expectations suite of your own. What is critical and not met fails the run, the rest is shown."""
+    """A Great Expectations suite of your own. An unmet critical expectation fails the run; others are only reported."""
 
-    table: str = Field(min_length=1, description="the logical table whose rows it judges")
+    table: str = Field(min_length=1, description="the logical table whose rows it checks")
     stage: Literal["staged", "merged"] = Field(
         "merged", description="staged: every change of the run; merged: the last change of each key"
     )
     path: str = Field(
         min_length=1,
-        description="JSON or YAML file with `expectations`, each of type, kwargs and severity, as Great Expectations "
+        description="JSON or YAML file with `expectations`, each with type, kwargs and severity as Great Expectations "
         "writes them; relative to the pipeline file",
     )
 
 
 class Quality(_Model):
-    """What each run is judged by, besides what always holds."""
+    """Checks of each run, in addition to the built-in ones."""
 
     suites: tuple[Suite, ...] = Field((), description="suites of your own")
 
 
 class Airflow(_Model):
-    """How the pipeline's DAG runs. What Airflow itself sets (pools, connections, alerts) is set there."""
+    """How the pipeline's DAG runs. Set pools, connections and alerts in Airflow itself."""
 
     sensor: Literal["poke", "reschedule"] = Field(
         "poke", description="poke holds a worker slot while it drains; reschedule frees it between pokes"
     )
-    poke_interval_s: float = Field(5.0, gt=0, description="between two pokes of the extract task")
-    timeout_s: float = Field(6 * 3600.0, gt=0, description="the extract task fails when it pokes for longer")
-    retries: int = Field(5, ge=0, description="of a task that was killed, or that met a passing condition")
-    retry_delay_s: float = Field(10.0, gt=0, description="before the first retry; doubles up to ten minutes")
-    pool: str | None = Field(None, description="Airflow pool of all tasks; default: Airflow's default pool")
+    poke_interval_s: float = Field(5.0, gt=0, description="pause between two pokes of the extract task")
+    timeout_s: float = Field(6 * 3600.0, gt=0, description="the extract task fails if it pokes for longer")
+    retries: int = Field(5, ge=0, description="retries of a task that was killed or met a temporary error")
+    retry_delay_s: float = Field(10.0, gt=0, description="delay before the first retry; doubles up to ten minutes")
+    pool: str | None = Field(None, description="Airflow pool for all tasks; default: Airflow's default pool")
 
 
 class Retention(_Model):
-    """What the DAG cdc_<pipeline>_retention purges: staged batches that every target has committed, old runs' files."""
+    """What the DAG cdc_<pipeline>_retention purges: batches that every target has committed, and files of old runs."""
 
     keep: Annotated[str, AfterValidator(_age)] = Field(
-        description="age of what is purged, such as 30d, 12h or 4w: of a batch, since its window ended"
+        description="minimum age of what is purged, such as 30d, 12h or 4w; a batch ages from the end of its window"
     )
     keep_meta: Annotated[str, AfterValidator(_age)] | None = Field(
         None,
-        description="age, `keep` or more, at which the rows of purged batches and of committed runs, with their "
-        "ledgers, leave the meta database; default: never",
+        description="age, `keep` or more, at which purged batches and committed runs with their ledgers are deleted "
+        "from the meta database; default: never",
     )
     schedule: Annotated[str, AfterValidator(_cron)] = Field("30 3 * * *", description="cron expression (UTC)")
 
@@ -548,18 +570,20 @@ class Retention(_Model):
 class Pipeline(_Model):
     """One pipeline file."""
 
-    pipeline: Name = Field(description="its name; the DAG is cdc_<pipeline>")
+    pipeline: Name = Field(description="the pipeline's name; the DAG is cdc_<pipeline>")
     schedule: Annotated[str, AfterValidator(_cron)] = Field(
-        "0 * * * *", description="cron expression (UTC): its intervals are the windows of the batches"
+        "0 * * * *", description="cron expression (UTC); its intervals are the windows of the batches"
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="the servers to read")
     tables: Tables = Field(description="which tables are captured")
-    routes: tuple[Route, ...] = Field((), description="default: each table's logical name is `database.table`")
-    stage: Stage = Field(description="where staged files are kept")
-    meta: Meta = Field(description="where positions and records are kept")
-    targets: tuple[Target, ...] = Field((), description="where changes are applied; may be none")
-    spark: Spark = Field(default_factory=Spark, description="how Spark is run")
-    limits: Limits = Field(default_factory=Limits, description="bounds of memory and batches")
+    routes: tuple[Route, ...] = Field(
+        (), description="logical tables; default: each table's logical name is `database.table`"
+    )
+    stage: Stage = Field(description="where staged files are stored")
+    meta: Meta = Field(description="where positions and records are stored")
+    targets: tuple[Target, ...] = Field((), description="where changes are applied; may be empty")
+    spark: Spark = Field(default_factory=Spark, description="how Spark runs")
+    limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
     retention: Retention | None = Field(None, description="when staged history is purged; default: never")
