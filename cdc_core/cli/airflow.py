@@ -10,7 +10,9 @@ import typer
 from cdc_core.cli.options import JsonOption
 from cdc_core.cli.output import Output
 
-app = typer.Typer(name="airflow", help="What an Airflow needs beside the installed package.", no_args_is_help=True)
+app = typer.Typer(
+    name="airflow", help="Print what Airflow needs in addition to the installed package.", no_args_is_help=True
+)
 
 # The same text as the files in dags/ of the repository; a test holds them equal.
 DAGS = '''\
@@ -46,19 +48,19 @@ if _folder.errors:
 def dags(
     import_errors: Annotated[
         bool,
-        typer.Option("--import-errors", help="The file that reports pipeline files which cannot be used, instead."),
+        typer.Option("--import-errors", help="Print the file that reports unusable pipeline files instead."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the file for Airflow's DAGs folder that makes a DAG of each pipeline file.
+    """Print the file for Airflow's DAGs folder that creates a DAG for each pipeline file.
 
     \b
       lockstep airflow dags > dags/lockstep_pipelines.py
       lockstep airflow dags --import-errors > dags/lockstep_pipeline_errors.py
 
-    Pipeline files are those of the folder that LOCKSTEP_PIPELINES names, by default `pipelines` beside the file; put
-    the line `pipelines` into .airflowignore there. The second file reports what is wrong with a pipeline file under
-    Airflow's Import Errors; without it such a pipeline has no DAG, and nothing says why. The page and the operators
+    The file reads the pipeline files in the folder that LOCKSTEP_PIPELINES names, by default `pipelines` beside the
+    file; add the line `pipelines` to .airflowignore there. The second file reports errors in pipeline files under
+    Airflow's Import Errors; without it, such a pipeline has no DAG and nothing says why. The page and the operators
     come with the package, as a plugin.
     """
     text = IMPORT_ERRORS if import_errors else DAGS

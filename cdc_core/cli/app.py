@@ -56,11 +56,12 @@ def lockstep(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.", show_envvar=False)
     ] = False,
     verbose: Annotated[
-        int, typer.Option("--verbose", "-v", count=True, envvar="LOCKSTEP_VERBOSE", help="Log what happens; -vv more.")
+        int, typer.Option("--verbose", "-v", count=True, envvar="LOCKSTEP_VERBOSE", help="Log progress; -vv logs more.")
     ] = 0,
     debug: Annotated[bool, typer.Option("--debug", envvar="LOCKSTEP_DEBUG", help="Show tracebacks of errors.")] = False,
 ) -> None:
-    """Every committed change of MySQL and MariaDB: to staged Parquet files, and from there to targets, proven equal.
+    """Stage every committed change of MySQL and MariaDB as Parquet, apply it to targets, and prove that nothing was
+    lost.
 
     A first pipeline:
 

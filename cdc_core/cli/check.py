@@ -27,21 +27,21 @@ def register(app: typer.Typer) -> None:
 
 def check(
     pipeline: PipelineArgument,
-    show_all: Annotated[bool, typer.Option("--verbose", "-v", help="Also what is as it must be.")] = False,
+    show_all: Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is in order.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Look at everything a pipeline needs, before it runs: each finding says how to fix it.
+    """Check everything that a pipeline needs before it runs. Each finding says how to fix it.
 
     \b
       lockstep check shop
       lockstep check shop -v
       lockstep check ./shop.yaml --json
 
-    Looks at connections, grants, binlog_format, row image and row metadata, whether the server still has the
-    position we would begin at, server_id, the stage (with a conditional write), meta, and the target's tables and
-    keys, by the very functions that extract and run refuse by. What is wrong comes first. Exits with the class of the
-    worst finding.
+    Checks connections, grants, binlog_format, row image and row metadata, whether the server still has the position
+    where reading would start, server_id, the stage (with a conditional write), meta, and the target's tables and keys.
+    These are the same checks that extract and run make. Problems come first. The exit code is that of the worst
+    finding.
     """
     from cdc_core.check import check as preflight
 

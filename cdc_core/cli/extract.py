@@ -51,33 +51,33 @@ def extract(
         list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
     ] = None,
     until: Annotated[
-        str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or to an ISO 8601 time with a zone.")
+        str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
     ] = "now",
     follow: Annotated[
-        bool, typer.Option("--follow", help="Go on until interrupted; stand by while another extractor has a source.")
+        bool, typer.Option("--follow", help="Read until interrupted; wait while another extractor has a source.")
     ] = False,
     accept: Annotated[
         list[str] | None,
         typer.Option(
             "--accept",
             metavar="FILE:OFFSET",
-            help="Read past the event there, which stops the source; may be repeated.",
+            help="Continue past the event at this position, which stops the source; may be repeated.",
         ),
     ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Read the sources' logs and stage what changed, then return.
+    """Read the sources' logs, stage the changes, and return.
 
     \b
-      lockstep extract shop --until now                    all that is committed at this moment
-      lockstep extract shop --until 2026-11-21T04:00:00Z   waits for that time if it is still to come
+      lockstep extract shop --until now                    everything that is committed now
+      lockstep extract shop --until 2026-11-21T04:00:00Z   waits if that time is in the future
       lockstep extract shop --follow                       until Ctrl-C
       lockstep extract shop --accept binlog.000012:4711    once you know what the statement there changed
 
-    Several that follow one source take turns: one reads, the others stand by, and one of them takes over when its lease
-    ends (`limits.lease_s` after it has died). Begins where the last extract, here or in Airflow, has ended. An
-    interrupt drops the batch that is not yet committed (it will be read again) and releases the source.
+    Starts where the last extract ended, here or in Airflow. If several commands follow one source, one reads and the
+    others wait; one of them takes over when the reader's lease ends (`limits.lease_s` after it died). An interrupt
+    drops the uncommitted batch, which will be read again, and releases the source.
     """
     output = Output(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)

@@ -18,9 +18,12 @@ def register(app: typer.Typer) -> None:
 
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline: a-z, 0-9 and _.")],
-    source: Annotated[str, typer.Option("--source", metavar="env:VAR", help="Where the source's mysql:// URL stands.")],
+    source: Annotated[
+        str, typer.Option("--source", metavar="env:VAR", help="Variable with the source's mysql:// URL.")
+    ],
     include: Annotated[
-        list[str], typer.Option("--include", metavar="REGEX", help="Tables to capture: matches a whole database.table.")
+        list[str],
+        typer.Option("--include", metavar="REGEX", help="Tables to capture; must match the whole database.table."),
     ],
     exclude: Annotated[
         list[str] | None, typer.Option("--exclude", metavar="REGEX", help="Tables to leave out; may be repeated.")
@@ -34,10 +37,11 @@ def init(
     ] = None,
     target: Annotated[
         list[str] | None,
-        typer.Option("--target", metavar="env:VAR", help="A MySQL to apply the changes to; may be repeated."),
+        typer.Option("--target", metavar="env:VAR", help="A MySQL server to apply changes to; may be repeated."),
     ] = None,
     start: Annotated[
-        str, typer.Option("--start", metavar="latest|earliest", help="Begin at this moment, or at the oldest log kept.")
+        str,
+        typer.Option("--start", metavar="latest|earliest", help="Start at the current position, or at the oldest log."),
     ] = "latest",
     to: Annotated[
         Path | None,
@@ -52,7 +56,7 @@ def init(
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask a source for its tables and keys, and write a commented pipeline that passes `lockstep check`.
+    """Ask a source for its tables and keys, and write a commented pipeline file that passes `lockstep check`.
 
     \b
       export SHOP=mysql://cdc:secret@db:3306
@@ -60,8 +64,8 @@ def init(
       lockstep init shop --source env:SHOP --include 'shop\\..*' \\
         --exclude '.*_tmp' --target env:COPY -o dags/pipelines/shop.yaml
 
-    Without --stage and --meta both lie under ./.lockstep/NAME. Tables that cannot be captured (views,
-    unsupported types) are left out, each with the reason in a comment. A table without a key is captured; a target
+    By default, the stage and the meta database are under ./.lockstep/NAME. Tables that cannot be captured (views,
+    unsupported types) are left out; a comment gives the reason for each. A table without a key is captured; a target
     keeps as many copies of each of its rows as the source has (`no_key: rows`). Passwords stay in the environment.
     """
     from cdc_core.init import Wishes, draft

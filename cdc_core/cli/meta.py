@@ -16,19 +16,19 @@ from cdc_core.cli.options import (
 )
 from cdc_core.cli.output import Output, table
 
-app = typer.Typer(name="meta", help="The database of positions and records.", no_args_is_help=True)
+app = typer.Typer(name="meta", help="Maintain the database of positions and records.", no_args_is_help=True)
 
 
 @app.command()
 def upgrade(
     pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
 ) -> None:
-    """Bring the tables of the meta database to this version; makes them in an empty database.
+    """Upgrade the tables of the meta database to this version, or create them in an empty database.
 
     \b
       lockstep meta upgrade shop
 
-    Do it while no task of the pipeline runs. Doing it twice changes nothing.
+    Run it while no task of the pipeline is running. Running it twice changes nothing.
     """
     from cdc_core.meta import Meta
 
@@ -46,14 +46,14 @@ def rebuild(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Restore positions and batches from the manifests of the stage, after meta was lost, or lacks some of them.
+    """Restore positions and batches from the manifests on the stage, if meta was lost or lacks some of them.
 
     \b
       lockstep meta rebuild shop
 
-    The manifests are the truth about what is staged. Consume records and ledgers live in meta only: after a loss
-    the targets take all batches again, which changes nothing in them. Adds what is missing and removes nothing;
-    doing it twice changes nothing.
+    The manifests are the source of truth for what is staged. Consume records and ledgers exist in meta only: after a
+    loss the targets apply all batches again, which changes nothing in them. A rebuild adds what is missing and removes
+    nothing. Running it twice changes nothing.
     """
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta

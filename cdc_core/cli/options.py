@@ -19,12 +19,10 @@ PipelineArgument = Annotated[
 PipelinesOption = Annotated[
     Path,
     typer.Option(
-        "--pipelines", metavar="DIR", envvar="LOCKSTEP_PIPELINES", help="Where names of pipelines are looked up."
+        "--pipelines", metavar="DIR", envvar="LOCKSTEP_PIPELINES", help="Folder in which pipeline names are looked up."
     ),
 ]
-JsonOption = Annotated[
-    bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Answer with one JSON document on stdout.")
-]
+JsonOption = Annotated[bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Print one JSON document on stdout.")]
 DEFAULT_PIPELINES = Path("dags/pipelines")
 
 

@@ -24,8 +24,8 @@ BEGIN, END = "<!-- keys: generated -->", "<!-- end of keys -->"
 _CLI_HEAD = """# Command line
 
 Generated from the commands by `python -m cdc_core.cli.reference`; `lockstep COMMAND --help` says the same.
-The answer goes to stdout, progress and errors to stderr; `--json` makes stdout exactly one JSON document, also when
-a command fails. Exit codes and error codes: [errors.md](errors.md). Every option can be given by the environment
+Results go to stdout, progress and errors to stderr. With `--json`, stdout is exactly one JSON document, even if a
+command fails. [errors.md](errors.md) lists exit codes and error codes. You can set every option by the environment
 variable in brackets.
 """
 

@@ -46,28 +46,33 @@ def register(app: typer.Typer) -> None:
 def run(
     pipeline: PipelineArgument,
     until: Annotated[
-        str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or to an ISO 8601 time with a zone.")
+        str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
     ] = "now",
     target: Annotated[
         list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
     ] = None,
     staged: Annotated[
-        bool, typer.Option("--staged", help="Apply what is staged already; do not ask the sources.")
+        bool, typer.Option("--staged", help="Apply what is already staged; do not read the sources.")
     ] = False,
     replay: Annotated[
         bool,
-        typer.Option("--replay", help="Apply staged batches to one --target again, or for the first time; no source."),
+        typer.Option("--replay", help="Apply staged batches to one --target, again or for the first time."),
     ] = False,
     begin: Annotated[
         list[str] | None,
-        typer.Option("--from", metavar="TIME|BATCH", help="Replay from the window of a time, or from a batch on."),
+        typer.Option(
+            "--from", metavar="TIME|BATCH", help="Replay from the window that contains a time, or from a batch."
+        ),
     ] = None,
     end: Annotated[
         list[str] | None,
-        typer.Option("--to", metavar="TIME|BATCH", help="Replay windows up to a time, or batches up to this one."),
+        typer.Option(
+            "--to", metavar="TIME|BATCH", help="Replay windows up to a time, or batches up to and including one."
+        ),
     ] = None,
     table_names: Annotated[
-        list[str] | None, typer.Option("--table", metavar="NAME", help="Replay only this logical table; repeatable.")
+        list[str] | None,
+        typer.Option("--table", metavar="NAME", help="Replay only this logical table; may be repeated."),
     ] = None,
     requeue: Annotated[
         str | None,
@@ -76,7 +81,7 @@ def run(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Do the whole line once, without Airflow: extract, plan, merge, filter, write, quality, commit.
+    """Run the whole pipeline once, without Airflow: extract, plan, merge, filter, write, quality, commit.
 
     \b
       lockstep run shop
@@ -86,14 +91,15 @@ def run(
       lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
       lockstep run shop --requeue shop-cli-20261121T040000-4711
 
-    The code of each task is the one that Airflow runs; Spark runs on the pipeline's spark.master. Takes all that
-    is staged and not applied yet, also what another run has not committed; that one then ends without it. Ends with the
-    ledger, which must add up.
+    Runs the same code as the Airflow tasks; Spark runs on the pipeline's spark.master. Applies everything that is
+    staged and not applied yet, including batches that another run has not committed; that run then ends without them.
+    Prints the ledger, which must add up.
 
-    A replay takes what it is told to, whole batches of it, whether the target has taken them before or not. It asks no
-    source and moves no consume record; the target's versions let nothing older overwrite anything newer. Where the
-    target has it all, nothing changes: every row of the ledger is equal, stale or absent. --requeue is the replay of a
-    run of which a target did not take some rows (on_row_error: quarantine), once the target has been fixed.
+    A replay applies the batches that you select, whether or not the target has applied them before. It always takes
+    whole batches. It does not read the sources and moves no consume record; the versions in the target keep older
+    changes from overwriting newer rows. If the target already has everything, nothing changes: every row of the ledger
+    is equal, stale or absent. --requeue replays a run in which a target rejected some rows (on_row_error: quarantine);
+    fix the target first.
     """
     from cdc_core.apply.replay import requeued
     from cdc_core.meta import Meta

@@ -7,19 +7,20 @@ import typer
 from cdc_core.cli.options import JsonOption
 from cdc_core.cli.output import Output
 
-app = typer.Typer(name="spark", help="What Spark needs on the machine that submits.", no_args_is_help=True)
+app = typer.Typer(name="spark", help="Fetch what Spark needs on the machine that submits.", no_args_is_help=True)
 
 
 @app.command(name="fetch-jars")
 def fetch_jars(as_json: JsonOption = False) -> None:
-    """Fetch the jars by which Spark reads and writes a stage in a bucket (14 MB, from Maven Central), once.
+    """Download the jars that Spark needs for a stage in a bucket (14 MB, from Maven Central), once.
 
     \b
       lockstep spark fetch-jars
 
-    They are kept in $LOCKSTEP_CACHE, by default ~/.cache/lockstep, where every run finds them. Without them each run
-    with a stage in a bucket lets spark-submit look for them, which takes seconds, and the network at first. A stage in
-    a directory needs none. It needs Java; a proxy is given to Java by JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…
+    They are stored in $LOCKSTEP_CACHE, by default ~/.cache/lockstep, where every run finds them. Without them,
+    spark-submit resolves them at each run with a stage in a bucket, which takes seconds, and network access the first
+    time. A stage in a directory does not need them. The command needs Java; to use a proxy, set
+    JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=…
     """
     from cdc_core.apply.spark_jars import SIZE_MB, fetch_s3_jars
 

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from cdc_core.stage.as_of import AsOf
     from cdc_core.staged import Chains
 
-app = typer.Typer(name="stage", help="The staged files, by manifest.", no_args_is_help=True)
+app = typer.Typer(name="stage", help="Inspect and maintain the staged files.", no_args_is_help=True)
 
 SourceOption = Annotated[
     list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
@@ -55,17 +55,17 @@ def chains(pipeline: Pipeline, store: ObjectStore, output: Output, sources: list
 def ls(
     pipeline: PipelineArgument,
     source: SourceOption = None,
-    files: Annotated[bool, typer.Option("--files", help="The path of every Parquet file instead.")] = False,
+    files: Annotated[bool, typer.Option("--files", help="List the path of every Parquet file instead.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """List the tables and batches that are staged, or their files.
+    """List the staged tables and batches, or their files.
 
     \b
       lockstep stage ls shop
       lockstep stage ls shop --files
 
-    DuckDB, pandas and pyarrow open the paths as they are printed; --json adds table, rows and checksum of each file.
+    DuckDB, pandas and pyarrow open the paths as printed; --json adds the table, rows and checksum of each file.
     """
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
@@ -205,19 +205,19 @@ def isolated(
     pipeline: PipelineArgument,
     source: SourceOption = None,
     clear: Annotated[
-        str, typer.Option("--clear", metavar="TABLE", help="Capture database.table again, after a re-sync of it.")
+        str, typer.Option("--clear", metavar="TABLE", help="Capture database.table again, after its re-sync.")
     ] = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the source tables that are left out because they could not be read, since where and why.
+    """Show the source tables that are left out because they could not be read, with position and reason.
 
     \b
       lockstep stage isolated shop
       lockstep stage isolated shop --source shop --clear shop.orders
 
-    Where `tables.on_unreadable` is isolate, such a table is left out until it is cleared. Fix the reason first. What
-    was logged of it from the place that is shown up to now is not staged: copy the table again.
+    With `tables.on_unreadable: isolate`, such a table is left out until you clear it. Fix the cause first. Its changes
+    from the position shown up to now are not staged: copy the table again.
     """
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
@@ -252,14 +252,14 @@ def verify(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Prove that the manifests are one chain without gaps that reaches as far as the meta database says, and that every
-    file they list is there.
+    """Verify that the manifests form one chain without gaps, up to the position in the meta database, and that every
+    file they list exists.
 
     \b
       lockstep stage verify shop
       lockstep stage verify shop --deep
 
-    Exits with 'data at risk' when something is wrong, after showing all of it.
+    If anything is wrong, shows all problems and exits with 'data at risk'.
     """
     from cdc_core.stage.manifest import verify as look
     from cdc_core.staged import recorded_ends
@@ -295,7 +295,7 @@ def purge(
     ] = None,
     seeded: Annotated[
         str | None,
-        typer.Option("--seeded", metavar="TARGET", help="Only say that this target has all that was purged before."),
+        typer.Option("--seeded", metavar="TARGET", help="Purge nothing; record that this target has all purged rows."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be purged.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
@@ -308,9 +308,9 @@ def purge(
       lockstep stage purge shop --older-than 30d
       lockstep stage purge shop --seeded copy
 
-    With `retention.keep_meta` in the pipeline, rows of that age leave the meta database too. Each source keeps its
-    newest batch. The table's state can no longer be folded from the files then: `stage export`,
-    and SQL that reads the state, refuse and name the horizon, before which nothing is staged any more.
+    With `retention.keep_meta` in the pipeline, rows of that age are deleted from the meta database too. Each source
+    keeps its newest batch. After a purge, the files no longer give the state of the tables concerned: `stage export`,
+    and SQL that reads the state, refuse and name the horizon, where the staged history now begins.
     """
     from cdc_core.apply import retention
     from cdc_core.meta import Meta
@@ -364,7 +364,7 @@ def sweep(
     pipeline: PipelineArgument,
     source: SourceOption = None,
     older_than: Annotated[
-        str, typer.Option("--older-than", metavar="AGE", help="Only what is older, such as 1d, 12h or 90m.")
+        str, typer.Option("--older-than", metavar="AGE", help="Only remove what is older, such as 1d, 12h or 90m.")
     ] = "1d",
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be removed.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
@@ -376,8 +376,9 @@ def sweep(
       lockstep stage sweep shop --dry-run
       lockstep stage sweep shop
 
-    It may run beside extractors: what one of them may still name stays. Nothing is removed where the chain of manifests
-    is broken; `stage verify` says where. The DAG `cdc_<pipeline>_retention` sweeps after each purge.
+    It is safe beside running extractors: files that one of them may still list in a manifest stay. If a source's chain
+    of manifests is broken, nothing of that source is removed; `stage verify` shows where. The DAG
+    `cdc_<pipeline>_retention` sweeps after each purge.
     """
     from cdc_core.apply import retention
     from cdc_core.meta import Meta
@@ -419,13 +420,11 @@ def _age_us(text: str) -> int:
         ) from None
 
 
-PartialOption = Annotated[
-    bool, typer.Option("--partial", help="Accept a state of which rows are missing: those that are staged.")
-]
+PartialOption = Annotated[bool, typer.Option("--partial", help="Accept a state with missing rows.")]
 AsOfOption = Annotated[
     str,
     typer.Option(
-        "--as-of", metavar="TIME|POSITION", help="As it was then: an ISO 8601 time with a zone, or FILE:OFFSET."
+        "--as-of", metavar="TIME|POSITION", help="A past moment: an ISO 8601 time with a zone, or FILE:OFFSET."
     ),
 ]
 
@@ -458,27 +457,27 @@ def export(
         list[str] | None, typer.Option("--key", metavar="COLUMN", help="Key columns; default: the table's own key.")
     ] = None,
     since_horizon: Annotated[
-        bool, typer.Option("--since-horizon", help="Of a table whose old changes were purged: the rows changed since.")
+        bool, typer.Option("--since-horizon", help="If old changes were purged, only the rows that changed since.")
     ] = False,
     partial: PartialOption = False,
     as_of: AsOfOption = "",
     dropped: Annotated[
         bool,
-        typer.Option("--dropped", help="Also columns that the table has no more: null in rows that changed since."),
+        typer.Option("--dropped", help="Include dropped columns: null in rows that changed since."),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Write a table as the staged changes leave it to one Parquet file: its columns, _cdc_seq, _cdc_ts, _cdc_literal,
+    """Write a table's state after all staged changes to one Parquet file: its columns, _cdc_seq, _cdc_ts, _cdc_literal,
     _cdc_absent.
 
     \b
       lockstep stage export shop shop.orders -o orders.parquet
       lockstep stage export shop shop.orders -o then.parquet --as-of 2026-11-21T04:00:00Z
 
-    Rows are the latest of each key; deleted ones are gone. A table that had rows before the pipeline captured it is
-    partial: rows that have not changed since are not staged. It is refused, unless --partial accepts that.
+    The file has the latest row of each key, without deleted rows. A table that had rows before the pipeline captured it
+    is partial: rows that have not changed since are not staged. A partial table is refused unless you pass --partial.
     """
     from cdc_core.stage.reader import export as write
 
@@ -518,18 +517,18 @@ def sql(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Ask the staged files with SQL. Each table has three views: its state, NAME_changes with every change, and
-    NAME_by_key, in which each change concerns one key, so that the last row of each key is right.
+    """Query the staged files with SQL. Each table has three views: NAME with its state, NAME_changes with every change,
+    and NAME_by_key, in which each change concerns a single key, so that the last row of each key is correct.
 
     \b
       lockstep stage sql shop 'SELECT count(*) FROM shop.orders'
       lockstep stage sql shop 'SELECT _cdc_op, _cdc_ts, _before.status, status
         FROM shop.orders_changes WHERE order_id = 7 ORDER BY _cdc_seq, _cdc_row'
 
-    With --as-of all views are as they were then. The state of a table of which rows are missing (it had rows before
-    the pipeline captured it, or changes were purged) is refused, unless --partial accepts that; its changes can always
-    be read. DuckDB runs inside this command and reads only the files that the
-    manifests list: a query can read no other file, write none and change no setting.
+    With --as-of, all views show that moment. The state of a table with missing rows (it had rows before the pipeline
+    captured it, or changes were purged) is refused unless you pass --partial; its changes can always be read. DuckDB
+    runs inside this command and reads only the files that the manifests list: a query cannot read other files, write
+    files or change settings.
     """
     from cdc_core.stage.reader import sql as ask
 

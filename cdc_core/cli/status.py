@@ -27,16 +27,16 @@ def register(app: typer.Typer) -> None:
 def status(
     pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
 ) -> None:
-    """How far a pipeline is: positions and lag of its sources, what its targets have taken, its latest runs.
+    """Show how far a pipeline is: positions and lag of its sources, what its targets have applied, its latest runs.
 
     \b
       lockstep status shop
       lockstep status shop --json
 
-    Asks the meta database only, neither source nor target. What somebody should look at comes first: the last error of
-    an extract, a plan or a run that no success has followed, a source or target that is late by the schedule, a source
-    that was never extracted, or one that will purge its log soon. Exits with the class of the first of them
-    (docs/errors.md), so with 0 only where nothing waits: 75 for one that is late, or was never extracted.
+    Reads only the meta database, neither source nor target. Problems come first: the last error of an extract, a plan
+    or a run that has not succeeded since; a source or target that is late by the schedule; a source that was never
+    extracted, or that will purge its log soon. The exit code is the class of the first of them (docs/errors.md): 0 only
+    if nothing needs attention, 75 for a source or target that is late or a source that was never extracted.
     """
     from cdc_core.meta import Meta
 
