@@ -179,9 +179,9 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
 def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     """The DAG `cdc_<pipeline>_readmit`, of a pipeline that isolates tables."""
     sources = tuple(source.name for source in pipeline.sources)
-    doc = "Has a table that could not be read, and was copied anew since, captured again from the next extraction on."
+    doc = "Captures an isolated table again, from the next extraction on. Copy the table again first."
     tasks = [TaskSpec(Kind.READMIT, READMIT, (), doc, sources=sources)]
-    description = f"Isolated tables of {pipeline.pipeline} are let in again"
+    description = f"Readmit isolated tables of {pipeline.pipeline}"
     return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks, BY_HAND)
 
 

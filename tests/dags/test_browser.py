@@ -128,7 +128,7 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     visit.open_lockstep()
     seen = visit.lockstep
     seen.get_by_text("Sources and targets").click()
-    for text in ("binlog.000001:3004", "not taken 0, committed 1, staged 2"):
+    for text in ("binlog.000001:3004", "pending 0, committed 1, staged 2"):
         expect(seen.get_by_role("cell", name=text)).to_be_visible()
     expect(seen.get_by_text(f"needs re-sync of table {ALERT}").first).to_be_visible()
     bars = seen.get_by_role("img", name="changed rows").locator("rect:not(.ground)")
@@ -156,7 +156,7 @@ def test_an_operator_sees_the_figures_starts_a_run_and_follows_its_task_to_the_l
     visit.page.get_by_role("link", name="Details").click()
     visit.page.get_by_role("link", name="Ledger of this run").click()
     expect(seen.get_by_role("heading", name="Ledger of a run")).to_be_visible()
-    expect(seen.get_by_text("Nothing is known of this run")).to_be_visible()
+    expect(seen.get_by_text("There is no record of this run")).to_be_visible()
     seen.get_by_role("link", name="shop").click()
     seen.get_by_text("committed", exact=True).last.click()
     seen.get_by_role("link", name="ledger by table, and checks").last.click()
@@ -170,12 +170,12 @@ def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was
 ) -> None:
     visit = log_in("operator")
     visit.open_lockstep()
-    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Take up all changes"))
+    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Apply all changes"))
     form.get_by_role("button").click()
-    expect(form.locator("output")).to_contain_text("It begins when the DAG is switched on.")
+    expect(form.locator("output")).to_contain_text("It starts when the DAG is switched on.")
     visit.page.route(f"**{RUNS_OF_SHOP}", lambda route: route.abort())
     form.get_by_role("button").click()
-    expect(form.locator("output")).to_contain_text("Look for the run before you try again.")
+    expect(form.locator("output")).to_contain_text("Check whether the run exists before you try again.")
     visit.page.unroute(f"**{RUNS_OF_SHOP}")
     visit.page.context.clear_cookies()
     form.get_by_role("button").click()
@@ -188,9 +188,9 @@ def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str],
     stage = open_store(f"file://{visit.airflow.home.parent}/stage")
     assert list(isolated(stage, "shop_db")) == [ODD]
     visit.open_lockstep()
-    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Let a table in again"))
+    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Readmit a table"))
     form.get_by_role("button").click()  # without a table the browser asks for one
-    form.get_by_label("copied anew since").fill(ODD)
+    form.get_by_label("has been copied again").fill(ODD)
     form.get_by_role("button").click()
     expect(form.locator("output")).to_contain_text(re.compile(f"{READMIT}: run .+ is queued"))
     (made,) = visit.airflow.runs(READMIT)

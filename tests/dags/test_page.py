@@ -86,7 +86,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
         "it broke at",
         "run second",
         "test",
-        "not taken 0, committed 1, staged 2",
+        "pending 0, committed 1, staged 2",
     ):
         assert part in text
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
@@ -99,7 +99,7 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     assert [batch["rows"] for batch in found["batches"]] == [5, 0, 1234]
     assert [one["rows"] for one in found["windows"]] == [1234, 0, 0, 5]
     assert source["ring"] == {"items": 5, "size_bytes": 600, "most_items": 1234, "most_bytes": 8000}
-    assert "5 of 1,048,576 changes, 600 B of 256.0 MiB; most 1,234, 7.8 KiB" in text
+    assert "5 of 1,048,576 changes, 600 B of 256.0 MiB; peak 1,234, 7.8 KiB" in text
     (delay,) = found["delays"]
     assert (delay["run_id"], delay["window"]) == ("first", [moment(edge) for edge in WINDOW])
     assert delay["delay_s"] == (status.runs[1].updated_us - WINDOW[1]) / 1e6
@@ -173,7 +173,7 @@ def test_who_may_not_read_a_dag_sees_neither_its_pipeline_nor_broken_files(
     write_pipeline("bank", more="shedule: nonsense\n")
     answer = client("").get("/lockstep/")
     assert answer.status_code == 200
-    assert "There is no pipeline" in answer.text
+    assert "has no pipeline that you may read" in answer.text
     for part in ("shop_db", "bank", "cdc_shop"):
         assert part not in answer.text
 
@@ -270,10 +270,10 @@ def test_a_run_has_a_page_with_its_ledgers_for_those_who_may_read_its_pipeline(
     failed = client("VIEWER").get("/lockstep/ledger/shop/second").text
     assert f"it broke at {ALERT}" in unescape(failed)
     assert re.findall("<script.*", failed) == ['<script src="../../page.js" defer></script>']
-    assert "main: no ledger is closed." in failed
-    assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/shop/never").text
+    assert "main: no closed ledger." in failed
+    assert "There is no record of this run" in client("VIEWER").get("/lockstep/ledger/shop/never").text
     write_pipeline("bank", source="bank_db")  # in the same meta database
-    assert "Nothing is known" in client("VIEWER").get("/lockstep/ledger/bank/first").text
+    assert "There is no record of this run" in client("VIEWER").get("/lockstep/ledger/bank/first").text
     assert client("VIEWER").get("/lockstep/ledger/nowhere/first").status_code == 404
     assert client("").get("/lockstep/ledger/shop/first").status_code == 403
 
@@ -360,4 +360,4 @@ def test_the_checks_of_a_run_are_shown_without_the_rows_that_they_give_as_exampl
     assert "4111" not in text
     assert "<script>alert" not in text
     shop.store.put("runs/first/quality/target=main/own-1.json", b"[]")
-    assert "not to be read from this host" in client("VIEWER").get("/lockstep/ledger/shop/first").text
+    assert "This host cannot read their results" in client("VIEWER").get("/lockstep/ledger/shop/first").text

@@ -248,11 +248,12 @@ def _add_airflow(
     if state is not None and state.failed_run is not None and not failed and not state.paused:
         what = f"The latest run of the DAG {entry['dag_id']} failed: {state.failed_run}."
         problems.insert(
-            0, _problem("failed", f"DAG {entry['dag_id']}", what, "read the log of its failed task, then clear it")
+            0,
+            _problem("failed", f"DAG {entry['dag_id']}", what, "read the log of the failed task, then clear that task"),
         )
     if state is not None and state.paused:
         at = next((number for number, one in enumerate(problems) if one["level"] != "failed"), len(problems))
-        what = f"The DAG {entry['dag_id']} is paused: nothing is extracted or applied by schedule."
+        what = f"The DAG {entry['dag_id']} is paused: nothing is extracted or applied on schedule."
         problems.insert(at, _problem("paused", f"DAG {entry['dag_id']}", what, "switch it on in Airflow"))
     entry["attention"] = [one["what"] for one in problems]
     entry["health"] = problems[0]["level"] if problems else "ok"

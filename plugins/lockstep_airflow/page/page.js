@@ -29,7 +29,7 @@ async function trigger(form) {
   const dag = encodeURIComponent(form.dataset.dag);
   const run = await call(`${dag}/dagRuns`, { method: "POST", body });
   const { is_paused: paused } = await call(dag).catch(() => ({}));
-  return `${run.dag_id}: run ${run.dag_run_id} is ${run.state}.${paused ? " It begins when the DAG is switched on." : ""}`;
+  return `${run.dag_id}: run ${run.dag_run_id} is ${run.state}.${paused ? " It starts when the DAG is switched on." : ""}`;
 }
 
 document.addEventListener("submit", async (event) => {
@@ -41,7 +41,7 @@ document.addEventListener("submit", async (event) => {
   button.disabled = true;
   said.textContent = "...";
   said.textContent = await trigger(form).catch((error) =>
-    error.refused ? `Not started: ${error.message}` : `No answer (${error.message}). Look for the run before you try again.`,
+    error.refused ? `Not started: ${error.message}` : `No answer (${error.message}). Check whether the run exists before you try again.`,
   );
   button.disabled = false;
 });
