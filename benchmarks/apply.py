@@ -291,7 +291,7 @@ WAYS = {
     "spark_shards": Way("Lockstep's Spark task, four shards", spark_task, "row", 4),
 }
 PLAIN = ("executemany", "replace")
-HEAD = "| way | time | rows/s | beside executemany | beside LOAD DATA REPLACE |\n|---|---|---|---|---|"
+HEAD = "| method | time | rows/s | vs. executemany | vs. LOAD DATA REPLACE |\n|---|---|---|---|---|"
 
 
 def measured(bench: Bench, names: Sequence[str], rounds: int) -> dict[str, list[float]]:
