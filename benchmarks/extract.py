@@ -155,7 +155,7 @@ def main() -> None:
     with start(chosen.server) as server:
         lines += [
             "",
-            f"`lockstep extract` asks for the log {seconds_to_stream(server, 5, environ):.2f} s after its start.",
+            f"`lockstep extract` requests the log {seconds_to_stream(server, 5, environ):.2f} s after it starts.",
         ]
     text = "\n".join([where, "", *lines])
     print(text)
