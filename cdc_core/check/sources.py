@@ -18,6 +18,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server, server_id
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.definitions import FoundTable, require_logged_cascades, survey
 from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
@@ -203,11 +204,11 @@ def _taken_all_the_same(pipeline: Pipeline, capture: Capture, schema: TableSchem
 def _check_cascades(
     pipeline: Pipeline, source: Source, connection: pymysql.Connection[Any], capture: Capture, findings: Findings
 ) -> None:
-    subject, policy = f"source {source.name}: foreign keys", pipeline.tables.on_unlogged_change
+    subject, policy = f"source {source.name}: foreign keys", CapturePolicy.from_config(pipeline.tables)
     let_pass = findings.attempt(
         subject,
         lambda: require_logged_cascades(
-            connection, capture.captures, server.facts(connection), source=source.name, on_unlogged_change=policy
+            connection, capture.captures, server.facts(connection), source=source.name, policy=policy
         ),
         lambda found: "none changes captured rows unlogged" if not found else f"{len(found)} accepted",
     )

@@ -36,6 +36,7 @@ from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.ring import Ring, RingClosed
 from cdc_core.sink import Capture
 from cdc_core.source import server, server_id
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.definitions import require_logged_cascades
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.reconnect import LOST
@@ -184,9 +185,9 @@ class Extractor:
             self._read_clock(self._control)
             if known.lower_case != self._capture.lower_case:
                 self._capture = Capture(pipeline.tables, pipeline.routes, self._environ, lower_case=known.lower_case)
-            policy = pipeline.tables.on_unlogged_change
+            policy = CapturePolicy.from_config(pipeline.tables)
             for unlogged in require_logged_cascades(
-                self._control, self._capture.captures, known, source=source.name, on_unlogged_change=policy
+                self._control, self._capture.captures, known, source=source.name, policy=policy
             ):
                 log.warning("%s: %s", source.name, unlogged)
             start = self._begin(stored, address, known)
@@ -217,10 +218,7 @@ class Extractor:
                 start=start,
                 captures=self._capture.captures,
                 replica_host=replica_host,
-                on_unlogged_change=policy,
-                on_truncate=pipeline.tables.on_truncate,
-                on_unreadable=pipeline.tables.on_unreadable,
-                on_definition=pipeline.tables.on_definition,
+                policy=policy,
                 isolated=left_out,
                 history=self._meta.history(source.name),
                 limits=pipeline.limits,

@@ -17,9 +17,8 @@ from __future__ import annotations
 import logging
 import struct
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 from uuid import UUID
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
@@ -44,6 +43,7 @@ from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, TableEvent
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
 from cdc_core.source.gather import (
     ISOLATED,
@@ -80,8 +80,8 @@ _ASIDE = frozenset({
     EventType.VIEW_CHANGE,
 })  # fmt: skip
 """Beside a statement or its rows: what they do is judged by the statement or row event itself."""
-Steps = Iterator[None]
-"""What an event still has to give: go on until its end; `Assembly.ready` may be emptied before each step."""
+Blocks = Generator[Block, None, None]
+"""The blocks that an event completes, each handed on before what follows it in the event is read."""
 _GTID_HEAD = struct.Struct("<x16sq17xIHB")
 """flags u8, sid, gno i64, kind u8 and two i64 of logical time, then 56 bits of commit time (see binlog.gtid)."""
 _LOGICAL_TIMESTAMPS = 2
@@ -131,7 +131,7 @@ class _Group:
 
 
 class Assembly:
-    """Feed it events in order; take blocks from `ready`.
+    """Feed it events in order; each returns the blocks that it completes.
 
     effects:     which captured tables a statement may change (effects.Effects.of).
     accept:      file and offset of events that an operator accepts where they would stop the stream.
@@ -148,14 +148,11 @@ class Assembly:
         source: str,
         begin: Position,
         tables: Tables,
+        policy: CapturePolicy,
         *,
-        on_unlogged_change: Literal["stop", "record"],
-        on_truncate: Literal["unlogged", "stage"] = "unlogged",
         effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
         prepared: Callable[[], Mapping[str, Pile]] | None,
         block_bytes: int,
-        on_unreadable: Literal["stop", "isolate"] = "stop",
-        on_definition: Literal["drop", "note"] = "drop",
         undone: set[int] | None = None,
         accept: Iterable[tuple[str, int]] = (),
         accept_by: str = "lockstep extract PIPELINE --accept",
@@ -170,15 +167,11 @@ class Assembly:
         self.cascades_logged = True
         """Whether the server logs what foreign keys change."""
         self.gather = Gather(source, begin)
-        self.ready: list[Block] = []
         self.held: dict[str, Pile] = {}
         """Changes of XA transactions that were prepared and not ended yet, by xid."""
         self._source = source
         self._tables = tables
-        self._on_unlogged_change = on_unlogged_change
-        self._on_truncate = on_truncate
-        self._on_unreadable = on_unreadable
-        self._on_definition = on_definition
+        self._policy = policy
         self._effects = effects
         self._pending = sorted({Position(begin.timeline, *place) for place in accept})
         self._accept_by = accept_by
@@ -198,25 +191,21 @@ class Assembly:
         self._sids: dict[bytes, str] = {}
         self._handlers = self._table_of_handlers()
 
-    def feed(self, event: Event) -> None:
-        """All of `steps`."""
-        for _ in self.steps(event):
-            pass
-
-    def steps(self, event: Event) -> Steps:
-        """One event of the log, or the artificial ROTATE that says in which file the next ones lie."""
+    def feed(self, event: Event) -> Blocks:
+        """One event of the log, or the artificial ROTATE that says in which file the next ones lie. It is fed once the
+        answer is read to its end."""
         if event.start < 0:
-            self._switch(parse_rotate(event).file)
+            yield from self._switch(parse_rotate(event).file)
             return
         self._end = self._cut = event.start + event.header.length
         self._outermost = event
         self._trace_event(event)
         if self._group is not None:
             self._group.events += 1
-        yield from self._dispatch(event) or ()
+        yield from self._dispatch(event)
         self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
-            self._close()
+            yield self._close()
 
     def _trace_event(self, event: Event) -> None:
         """The trace begins with each group, goes on behind it, and begins again where it grows too long."""
@@ -230,14 +219,14 @@ class Assembly:
         """No group is open: the next event may begin one."""
         return self._group is None
 
-    def take(self, groups: Groups) -> None:
+    def extend(self, groups: Groups) -> Blocks:
         """Whole ordinary groups at once, while no group is open: what the lane has found."""
         self._end = groups.reached
         self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.gather.extend(groups)
         self._require_used()
         if self.gather.size_bytes >= self.block_bytes:
-            self._close()
+            yield self._close()
 
     @property
     def inside(self) -> tuple[int, int] | None:
@@ -248,7 +237,7 @@ class Assembly:
             return None
         return group.ordinal, self.block_bytes - group.rows.near_bytes
 
-    def take_inside(
+    def extend_group(
         self,
         rows: RowEvents,
         maps: Mapping[bytes, TableUse | None],
@@ -258,7 +247,7 @@ class Assembly:
         left_out: int,
         trace: Trace,
         end: int,
-    ) -> None:
+    ) -> Blocks:
         """The next `events` of the open group, up to `end`: table maps, which left it with `maps` by id, and row
         events, of captured tables or of others (left_out). ordinal: the next row event's."""
         group = self._group
@@ -272,17 +261,16 @@ class Assembly:
         if left_out:
             group.passed[NOT_INCLUDED] += left_out
         if len(rows):
-            self._hold(group, rows)
+            yield from self._hold(group, rows)
 
     @property
     def reached(self) -> int:
         """Offset behind the last event that was fed."""
         return self._end
 
-    def flush(self) -> None:
-        """Makes a block of all complete groups, if the position moved."""
-        if self.gather:
-            self._close()
+    def flush(self) -> Block | None:
+        """A block of all complete groups, if the position moved."""
+        return self._close() if self.gather else None
 
     def rewind(self) -> Position | None:
         """Drops the open group; call it after `flush`. Where its events, to be fed again, begin; None where pieces of
@@ -300,19 +288,17 @@ class Assembly:
         """Drops what complete groups have gathered: for a look at the past that is after `held` only."""
         if self._group is None:
             self.gather = Gather(self._source, Position(self.gather.begin.timeline, self._file, self._end))
-        self.ready.clear()
 
-    def _dispatch(self, event: Event) -> Steps | None:
+    def _dispatch(self, event: Event) -> Iterable[Block]:
         handler = self._handlers.get(event.header.type)
         if handler is None:
             self._stop(event, faults.unknown_event(event, self._where(event)))
-            self._pass_unread(event)
-            return None
+            return self._pass_unread(event)
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
-    def _table_of_handlers(self) -> dict[int, Callable[[Event], Steps | None]]:
+    def _table_of_handlers(self) -> dict[int, Callable[[Event], Iterable[Block]]]:
         """What is done with each type of event. A type that is not here is unknown, and stops."""
-        handlers: dict[int, Callable[[Event], Steps | None]] = {
+        handlers: dict[int, Callable[[Event], Iterable[Block]]] = {
             EventType.TABLE_MAP: self._table_map,
             EventType.XID: self._commit,
             EventType.MARIADB_GTID: self._begin_mariadb,
@@ -328,16 +314,17 @@ class Assembly:
             handlers |= dict.fromkeys((int(code) for code in types), handler)
         return {int(code): handler for code, handler in handlers.items()}
 
-    def _aside(self, event: Event) -> None:
+    def _aside(self, event: Event) -> Iterable[Block]:
         self._require_group(event)
+        return ()
 
-    def _incident(self, event: Event) -> None:
+    def _incident(self, event: Event) -> Iterable[Block]:
         self._stop(event, faults.incident(event, self._where(event)))
-        self._pass_unread(event)
+        return self._pass_unread(event)
 
     # The file
 
-    def _switch(self, file: str) -> None:
+    def _switch(self, file: str) -> Blocks:
         """What comes next lies in another file. Without a ROTATE before it the server stopped or crashed there."""
         if file == self._file:
             return
@@ -346,42 +333,41 @@ class Assembly:
             self._require_undoable(self._group, "its file ends in it, because the server crashed")
             log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
             self.trace = NOT_TRACED  # the server may cut off what it never committed
-            self._drop(self._group)
-        self._close(file)
+            yield from self._drop(self._group)
+        yield self._close(file)
 
-    def _close(self, next_file: str = "") -> None:
+    def _close(self, next_file: str = "") -> Block:
         """Ends the block; the next one begins where it ended."""
         block = self.gather.block(next_file, lambda name, error, begin: self._isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
-        self.ready.append(block)
         self.gather = Gather(self._source, block.end, self.gather)
         if next_file:
             self._file = next_file
             self._end = FIRST_OFFSET
             self.trace = NOT_TRACED
             self.format_crc = 0
+        return block
 
-    def _rotate(self, event: Event) -> None:
+    def _rotate(self, event: Event) -> Iterable[Block]:
         self._pass_outside(event)
-        self._close(parse_rotate(event).file)
+        return (self._close(parse_rotate(event).file),)
 
-    def _pass_outside(self, event: Event) -> None:
+    def _pass_outside(self, event: Event) -> Iterable[Block]:
         if self._group is not None:
             raise faults.grammar(
                 f"{type_name(event.header.type)} stands in the one that began at {self._group.start}",
                 self._where(event),
             )
-        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
+        return self._pass_alone(event)
 
-    def _pass_unread(self, event: Event) -> None:
+    def _pass_alone(self, event: Event) -> Iterable[Block]:
+        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
+        return ()
+
+    def _pass_unread(self, event: Event) -> Iterable[Block]:
         """An event that was accepted: on its own, the only one of its group, or one of several."""
-        if self._group is None:
-            self.gather.add(
-                EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace
-            )
-        else:
-            self._single(self._group)
+        return self._pass_alone(event) if self._group is None else self._single(self._group)
 
     # Groups
 
@@ -396,14 +382,14 @@ class Assembly:
         self._group = _Group(event.start, seq, gtid, moment, Pile(self._shelf), undone=seq in self._undone)
         return self._group
 
-    def _begin_mysql(self, event: Event) -> None:
+    def _begin_mysql(self, event: Event) -> Iterable[Block]:
         """The short way reads what every transaction of MySQL 8 and later has at fixed places, and nothing else."""
         body = event.body
         code = event.header.type
         if code == EventType.GTID_TAGGED or len(body) < _GTID_HEAD.size or body[25] != _LOGICAL_TIMESTAMPS:
             gtid = parse_gtid(event)
             self._begin(event, gtid.text, gtid.immediate_commit_ts_us)
-            return
+            return ()
         sid, number, low, middle, high = _GTID_HEAD.unpack_from(body)
         name = ""
         if code == EventType.GTID:
@@ -411,15 +397,17 @@ class Assembly:
                 self._sids[sid] = str(UUID(bytes=sid))
             name = f"{self._sids[sid]}:{number}"
         self._begin(event, name, (low | middle << 32 | high << 48) & _COMMIT_TIME)
+        return ()
 
-    def _begin_mariadb(self, event: Event) -> None:
+    def _begin_mariadb(self, event: Event) -> Iterable[Block]:
         gtid = parse_mariadb_gtid(event)
         group = self._begin(event, gtid.text, 0)
         group.open = not gtid.standalone and not gtid.xa_completed
         group.xa = gtid.xa_prepared
         group.redundant = gtid.start_alter or gtid.rollback_alter
+        return ()
 
-    def _finish(self, kind: EntryKind) -> None:
+    def _finish(self, kind: EntryKind) -> Iterable[Block]:
         """Ends the group with an entry; a transaction without captured rows is only passed, or is DDL."""
         group = self._group
         assert group is not None
@@ -430,27 +418,25 @@ class Assembly:
         if kind == EntryKind.TRANSACTION and not rows and not group.pieces:
             kind = EntryKind.DDL if group.defines else EntryKind.PASSED
         self._add(group, kind, rows, self._end)
-        if kind == EntryKind.DDL:
-            self._close()
+        return (self._close(),) if kind == EntryKind.DDL else ()
 
-    def _drop(self, group: _Group) -> None:
+    def _drop(self, group: _Group) -> Iterable[Block]:
         """Ends the group: what it held never happened, or not yet."""
         group.rows.cut(0)
-        self._finish(EntryKind.PASSED)
+        return self._finish(EntryKind.PASSED)
 
-    def _commit(self, event: Event) -> Steps:
+    def _commit(self, event: Event) -> Blocks:
         """Ends the group; what is on the shelf leaves before, in pieces."""
         group = self._require_group(event)
         if self._past:
-            self._drop(group)
+            yield from self._drop(group)
             return
         for rows in group.rows.unshelved():
             self._cut = event.start
-            self._piece(group, rows)
-            yield
-        self._finish(EntryKind.TRANSACTION)
+            yield self._piece(group, rows)
+        yield from self._finish(EntryKind.TRANSACTION)
 
-    def _piece(self, group: _Group, rows: list[Held]) -> None:
+    def _piece(self, group: _Group, rows: list[Held]) -> Block:
         """Lets go what the group held first, as a PART."""
         self._add(group, EntryKind.PART, rows, self._cut)
         group.events = 0
@@ -458,7 +444,7 @@ class Assembly:
         group.notes.clear()
         group.happened.clear()
         group.pieces += 1
-        self._close()
+        return self._close()
 
     def _add(self, group: _Group, kind: EntryKind, rows: list[Held], end: int) -> None:
         if self._tables.isolated:
@@ -476,11 +462,11 @@ class Assembly:
         for table, what in group.happened:
             self.gather.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._place(group)))
 
-    def _table_map(self, event: Event) -> None:
+    def _table_map(self, event: Event) -> Iterable[Block]:
         group = self._require_group(event)
         if self._past and not group.xa:
             group.maps[event.body[:6]] = None
-            return
+            return ()
         try:
             use = self._tables.use(event, mariadb=self.mariadb, place=self._placed(group))
         except (DataAtRisk, Refused) as error:
@@ -491,8 +477,9 @@ class Assembly:
         group.maps[table_id] = use
         if use is None and self._tables.is_isolated(event.body):
             group.isolated.add(table_id)
+        return ()
 
-    def _rows(self, event: Event) -> None:
+    def _rows(self, event: Event) -> Iterable[Block]:
         group = self._require_group(event)
         ordinal = group.ordinal
         group.ordinal += 1
@@ -501,45 +488,43 @@ class Assembly:
         except KeyError:
             rows = parse_rows(plain(event))
             if rows.table_id == DUMMY_TABLE_ID and not rows.images:
-                return
+                return ()
             raise faults.inside_transaction(event, self._where(event)) from None
         if use is None:
             group.passed[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
-            return
+            return ()
         try:
             held = HeldRows.of(use, parse_rows(plain(event)), ordinal)
         except (DataAtRisk, Refused) as error:
             if not self._isolates((use.schema.database, use.schema.table), error, self._place(group)):
                 raise
             group.passed[ISOLATED] += 1
-            return
-        self._hold(group, held)
+            return ()
+        return self._hold(group, held)
 
-    def _hold(self, group: _Group, held: Held) -> None:
+    def _hold(self, group: _Group, held: Held) -> Iterable[Block]:
         if group.undone or (self._past and not group.xa):
-            return
+            return ()
         group.rows.add(held)
         if group.rows.near_bytes < self.block_bytes:
-            return
+            return ()
         if group.xa or group.marks:
             group.rows.shelve()
-        else:
-            self._piece(group, group.rows.take())
+            return ()
+        return (self._piece(group, group.rows.take()),)
 
-    def _payload(self, event: Event) -> Steps:
+    def _payload(self, event: Event) -> Blocks:
         self._require_group(event)
         self._cut = event.start
         for inner in payload_events(event):
-            yield from self._dispatch(inner) or ()
-            if self.ready:
-                yield
+            yield from self._dispatch(inner)
 
     # Statements
 
-    def _query(self, event: Event) -> Steps | None:
+    def _query(self, event: Event) -> Iterable[Block]:
         if event.body.endswith(b"\0BEGIN"):
             self._require_group(event).open = True
-            return None
+            return ()
         code = event.header.type
         if code == EventType.MARIADB_QUERY_COMPRESSED:
             event = plain(event)
@@ -556,7 +541,7 @@ class Assembly:
             words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
         return self._statement(event, statement, query, words)
 
-    def _statement(self, event: Event, statement: Statement, query: Query, words: str) -> Steps | None:
+    def _statement(self, event: Event, statement: Statement, query: Query, words: str) -> Iterable[Block]:
         group = self._require_group(event)
         action = statement.action
         if action in (Action.BEGIN, Action.XA_START):
@@ -566,7 +551,7 @@ class Assembly:
             return self._commit(event)
         elif action == Action.ROLLBACK:
             self._require_undoable(group, "it was rolled back")
-            self._drop(group)
+            return self._drop(group)
         elif action == Action.SAVEPOINT:
             group.marks.pop(statement.name, None)
             group.marks[statement.name] = len(group.rows)
@@ -579,27 +564,31 @@ class Assembly:
             return self._commit(event)
         elif action == Action.XA_ROLLBACK:
             group.rows = self.held.pop(statement.name, group.rows)
-            self._drop(group)
+            return self._drop(group)
         elif action == Action.DATA:
             self._data(event, group, statement, query, words)
-            self._single(group)
+            return self._single(group)
         elif action == Action.DEFINITION:
-            if statement.queries:
-                self._data(event, group, replace(statement, tables=()), query, words)
-            if not group.redundant:
-                self._definition(event, group, statement, words)
-            self._single(group)
+            return self._define(event, group, statement, query, words)
         elif action == Action.HARMLESS:
-            self._single(group)
+            return self._single(group)
         else:
             self._unknown(event, group, statement, words)
-            self._single(group)
-        return None
+            return self._single(group)
+        return ()
 
-    def _single(self, group: _Group) -> None:
+    def _define(self, event: Event, group: _Group, statement: Statement, query: Query, words: str) -> Blocks:
+        if statement.queries:
+            self._data(event, group, replace(statement, tables=()), query, words)
+        if not group.redundant:
+            yield from self._definition(event, group, statement, words)
+        yield from self._single(group)
+
+    def _single(self, group: _Group) -> Iterable[Block]:
         """A statement outside BEGIN is a group of its own."""
         if not group.open:
-            self._finish(EntryKind.DDL if group.defines else EntryKind.PASSED)
+            return self._finish(EntryKind.DDL if group.defines else EntryKind.PASSED)
+        return ()
 
     def _cut_back(self, event: Event, group: _Group, savepoint: str) -> None:
         mark = group.marks.get(savepoint)
@@ -610,7 +599,7 @@ class Assembly:
         for later in names[names.index(savepoint) + 1 :]:
             del group.marks[later]
 
-    def _definition(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
+    def _definition(self, event: Event, group: _Group, statement: Statement, words: str) -> Iterable[Block]:
         """DDL: forget what we know of its tables; judge what it did to rows."""
         tables, where, place = statement.tables, self._where(event), self._placed(group)
         if statement.database:
@@ -630,12 +619,11 @@ class Assembly:
                 group.notes.append(f"{statement.verb} {statement.database} at {where}: of its tables none is known")
                 group.happened.append((each, Happened.UNLOGGED))
         if captured == []:
-            return
+            return ()
         group.defines = True
         if truncated is not None:
-            self._hold(group, HeldTruncate(truncated, self._file, event.start, group.ordinal))
             group.ordinal += 1
-            return
+            return self._hold(group, HeldTruncate(truncated, self._file, event.start, group.ordinal - 1))
         names = "unknown tables" if captured is None else ", ".join(captured)
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
         if not why and cascades:
@@ -648,22 +636,23 @@ class Assembly:
             why = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
         if not why:
             log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
-            if self._on_definition == "note":
+            if self._policy.on_definition == "note":
                 group.notes.append(f"the definition of {names} changed at {where}: {words}")
             if statement.verb in ("DROP TABLE", "DROP DATABASE"):
                 group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
-        elif self._on_unlogged_change == "stop":
+        elif self._policy.on_unlogged_change == "stop":
             self._stop(event, faults.unlogged_change(statement.verb, names, why, words, where), captured or ())
         else:
             log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
             group.notes.append(f"needs re-sync of table {names}: {why}, at {where}: {words}")
+        return ()
 
     def _truncated(self, statement: Statement, lived: bool) -> TableSchema | None:
         """The definition of the captured table that a TRUNCATE empties, where that is to be staged; or that is empty
         because it is created again."""
         replaced = statement.verb == "CREATE OR REPLACE TABLE"
         empties = statement.verb == "TRUNCATE" or lived or replaced
-        if not empties or self._on_truncate != "stage" or statement.tables is None or statement.queries:
+        if not empties or self._policy.on_truncate != "stage" or statement.tables is None or statement.queries:
             return None
         (name,) = statement.tables
         return self._tables.definition(name) if self._tables.captures(*name) else None
@@ -759,7 +748,7 @@ class Assembly:
 
     # XA
 
-    def _prepare(self, event: Event) -> Steps | None:
+    def _prepare(self, event: Event) -> Iterable[Block]:
         group = self._require_group(event)
         prepared = parse_xa_prepare(event)
         if prepared.one_phase:
@@ -767,8 +756,7 @@ class Assembly:
         if sum(pile.near_bytes for pile in self.held.values()) + group.rows.near_bytes >= self.block_bytes:
             group.rows.shelve()
         self.held[prepared.xid.text], group.rows = group.rows, Pile(self._shelf)
-        self._drop(group)
-        return None
+        return self._drop(group)
 
     def _prepared(self, event: Event, xid: str) -> Pile:
         """What an XA COMMIT commits."""
@@ -784,7 +772,7 @@ class Assembly:
 
     def _isolates(self, name: Name, error: LockstepError, since: str) -> bool:
         """Leaves a table out from now on, where the pipeline says so: what it holds of the open group goes too."""
-        if self._on_unreadable == "stop":
+        if self._policy.on_unreadable == "stop":
             return False
         log.error("%s: table %s is isolated since %s and needs re-sync: %s", self._source, ".".join(name), since, error)
         self._tables.isolate(name, f"since {since}: {error.what} ({error.code})")

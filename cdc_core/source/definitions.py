@@ -17,6 +17,7 @@ from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import require_unreserved
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.facts import ServerFacts, query
 from cdc_core.words import counted
 
@@ -247,14 +248,14 @@ def require_logged_cascades(
     server: ServerFacts,
     *,
     source: str,
-    on_unlogged_change: str,
+    policy: CapturePolicy,
 ) -> tuple[str, ...]:
     """What `on_unlogged_change: record` lets pass, one line for each foreign key; otherwise Refused.
 
     Raises Refused (source.unlogged_cascades): changes would be missing from the staged files without a trace.
     """
     found = unlogged_cascades(connection, captures, server)
-    if found and on_unlogged_change == "stop":
+    if found and policy.on_unlogged_change == "stop":
         raise Refused(
             f"{counted(len(found), 'foreign key')} may change rows of captured tables without logging them: "
             f"{'; '.join(found)}.",

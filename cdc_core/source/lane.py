@@ -8,15 +8,16 @@ It must keep true that what it adds is what the assembly would have added.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from uuid import UUID
 
 import numpy as np
 
 from cdc_core.binlog import framing, ordinary
 from cdc_core.binlog.events import EventType
+from cdc_core.model.block import Block
 from cdc_core.model.position import file_number, order_key
-from cdc_core.source.assembly import Assembly, Steps
+from cdc_core.source.assembly import Assembly, Blocks
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.gather import ENTRY_BYTES, ROW_BYTES, Groups, RowEvents, TableUse
 from cdc_core.source.tables import Tables
@@ -112,29 +113,23 @@ class Lane:
         self._maps = _Maps()
         self._generation = tables.generation
         self._group = 0
-        self._steps: Steps = iter(())
-        """Of the last event: who stopped in the middle of them goes on there."""
         self._names = ordinary.GtidNames(np.zeros((_NAMES, 3), np.int64), np.zeros(1, np.int64))
         self._prefixes: list[str] = []
         self._entries = ordinary.Entries(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.Entries._fields))
         self._runs = ordinary.GtidRuns(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.GtidRuns._fields))
         self._rows = ordinary.RowEvents(*(np.empty(_ROWS, np.int64) for _ in ordinary.RowEvents._fields))
 
-    def feed(self, framer: EventFramer) -> Iterator[None]:
-        """All that is there: ordinary groups at once, the rest event by event. Stops after each step, since
-        the assembly may have closed a block. Raises what EventFramer.next_event and Assembly.feed raise."""
+    def feed(self, framer: EventFramer) -> Blocks:
+        """All that is there: ordinary groups at once, the rest event by event. Whoever leaves in the middle must go on
+        with the same generator. Raises what EventFramer.next_event and Assembly.feed raise."""
         assembly = self._assembly
         assembly.mariadb = framer.mariadb
         assembly.format_crc = framer.format_crc or assembly.format_crc
-        for _ in self._steps:
-            yield
         while True:
-            if framer.ordinary() and self._take_inside(framer):
-                yield
+            if framer.ordinary() and (yield from self._take_inside(framer)):
                 continue
             if assembly.between_groups and framer.ordinary():
-                why = self._take(framer)
-                yield
+                why = yield from self._take(framer)
                 if why == ordinary.FULL or (why == ordinary.OPEN and framer.buffer.make_space()):
                     continue
                 if why == ordinary.OPEN and framer.incomplete and framer.buffer.waiting_bytes < WAIT_BYTES:
@@ -145,12 +140,9 @@ class Lane:
             assembly.mariadb = framer.mariadb
             assembly.format_crc = framer.format_crc or assembly.format_crc
             self._group += assembly.between_groups
-            self._steps = assembly.steps(event)
-            for _ in self._steps:
-                yield
+            yield from assembly.feed(event)
             if event.header.type == EventType.TABLE_MAP and not assembly.between_groups:
                 self._learn(event.body)
-            yield
 
     def _learn(self, body: bytes) -> None:
         if self._generation != self._tables.generation:
@@ -163,7 +155,7 @@ class Lane:
             self._maps = _Maps()
             self._maps.learn(body, use, self._group)
 
-    def _take(self, framer: EventFramer) -> int:
+    def _take(self, framer: EventFramer) -> Generator[Block, None, int]:
         """Ordinary groups from the first framed event on; why there are no more."""
         assembly, events = self._assembly, framer.events
         gather = assembly.gather
@@ -193,11 +185,11 @@ class Lane:
         runs = ordinary.GtidRuns(*(column[: found.runs] for column in self._runs))
         rows = self._row_events(framer, found.rows)
         entry = self._rows.entry[: found.rows]
-        assembly.take(Groups(entries, runs, self._prefixes, rows, entry, found.left_out, found.end))
+        yield from assembly.extend(Groups(entries, runs, self._prefixes, rows, entry, found.left_out, found.end))
         framer.buffer.consume(found.reached - events.first)
         return found.why
 
-    def _take_inside(self, framer: EventFramer) -> bool:
+    def _take_inside(self, framer: EventFramer) -> Generator[Block, None, bool]:
         """Of the open group what is ordinary from the first framed event on; whether that was any."""
         assembly, events = self._assembly, framer.events
         inside = assembly.inside
@@ -211,7 +203,7 @@ class Lane:
         if found.reached == events.first:
             return False
         last = found.reached - 1
-        assembly.take_inside(
+        yield from assembly.extend_group(
             self._row_events(framer, found.rows).kept(), self._maps.of_group(self._group),
             events=found.reached - events.first, ordinal=found.ordinal, left_out=found.left_out,
             trace=(found.trace, found.trace_crc),

@@ -14,7 +14,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from contextlib import closing, suppress
 from dataclasses import replace
 from types import TracebackType
-from typing import Literal
 
 import pymysql
 
@@ -27,6 +26,7 @@ from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
 from cdc_core.source.assembly import Assembly
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import logs_cascades, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
@@ -55,17 +55,13 @@ BLOCK_BYTES = 16 << 20
 class SourceStream:
     """Blocks of a source from `start` on. A context manager; not for two threads at once.
 
-    captures:           whether a table is captured.
-    replica_host:       the name under which we register (server_id.replica_host): only our own remains are ended.
-    on_unlogged_change: 'stop', or 'record' a note in the block, when DDL changed rows without row events.
-    on_truncate:        'unlogged': as on_unlogged_change says; 'stage': a change of its own.
-    on_definition:      'drop', or 'note' statements that define captured tables in the block.
-    on_unreadable:      'stop', or 'isolate' a table that cannot be read, and go on with the others.
-    isolated:           tables that are left out already, `database.table` -> since where, and why.
-    history:            what tables were, as blocks have said before (Block.definitions).
-    limits:             of the ring; they bound the size of a block.
-    undone:             see Assembly; is added to.
-    accept, accept_by:  see Assembly.
+    captures:          whether a table is captured.
+    replica_host:      the name under which we register (server_id.replica_host): only our own remains are ended.
+    isolated:          tables that are left out already, `database.table` -> since where, and why.
+    history:           what tables were, as blocks have said before (Block.definitions).
+    limits:            of the ring; they bound the size of a block.
+    undone:            see Assembly; is added to.
+    accept, accept_by: see Assembly.
     Raises, on entering, what LogReader raises.
     """
 
@@ -77,10 +73,7 @@ class SourceStream:
         start: Checkpoint,
         captures: Callable[[str, str], bool],
         replica_host: str,
-        on_unlogged_change: Literal["stop", "record"] = "stop",
-        on_truncate: Literal["unlogged", "stage"] = "unlogged",
-        on_unreadable: Literal["stop", "isolate"] = "stop",
-        on_definition: Literal["drop", "note"] = "drop",
+        policy: CapturePolicy,
         isolated: Mapping[str, str] | None = None,
         history: Iterable[DefinedSince] = (),
         limits: Limits | None = None,
@@ -96,21 +89,20 @@ class SourceStream:
         self._fingerprint = start.fingerprint
         self._captures = captures
         self._replica_host = replica_host
-        self._on_unlogged_change = on_unlogged_change
-        self._on_truncate = on_truncate
+        self._policy = policy
         self._block_bytes = min(block_bytes, (limits or Limits()).block_bytes)
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
-        self._on_unreadable = on_unreadable
         self._undone = undone
         self._accept = tuple(accept)
         self._accept_by = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
-        self._on_definition = on_definition
         self._history = History(history, self._present, self._behind, self._defaults)
         self._tables = tables = Tables(captures, self._known, isolated, self._history)
         self._assembly = self._assemble(self._start, tables)
         self._lane = Lane(self._assembly, tables)
+        self._feeding: Iterator[Block] = iter(())
+        """What the bytes that were received still give: a caller who leaves `blocks` in the middle goes on there."""
         self._backoff = Backoff(source.reconnect_s)
         self._resume_s = 0.0
         self._verify_s = 0.0
@@ -193,14 +185,14 @@ class SourceStream:
                 if self._reader is None:
                     self._reader = self._open_again()
                     self._in_order = True
+                yield from self._fed()
                 self._verify()
                 came = self._reader.receive(POLL_S)
-                for _ in self._lane.feed(self._reader.framer):
-                    yield from self._handed_on()
+                self._feeding = self._lane.feed(self._reader.framer)
+                yield from self._fed()
             except Exception as error:
                 self._in_order = False
-                assembly.flush()
-                yield from self._handed_on()
+                yield from self._flushed()
                 if not isinstance(error, LockstepError) or not self._can_go_on(error):
                     raise
                 continue
@@ -209,11 +201,9 @@ class SourceStream:
             if not assembly.gather:
                 due_s = now_s + FLUSH_S
             elif not came or now_s >= due_s or self._at_fence():
-                assembly.flush()
-                yield from self._handed_on()
+                yield from self._flushed()
                 due_s = now_s + FLUSH_S
-        assembly.flush()
-        yield from self._handed_on()
+        yield from self._flushed()
 
     def _verify(self) -> None:
         """Now and then: that no table was altered past the log. It isolates, or raises binlog.schema_mismatch."""
@@ -229,13 +219,20 @@ class SourceStream:
         fence, gather = self.fence, self._assembly.gather
         return fence is not None and gather.begin < fence <= replace(gather.begin, offset=gather.end)
 
-    def _handed_on(self) -> Iterator[Block]:
-        ready = self._assembly.ready
-        while ready:
-            block = ready.pop(0)
-            self.position = block.end
-            self._fingerprint = block.fingerprint(self._fingerprint)
-            yield block
+    def _fed(self) -> Iterator[Block]:
+        # Not `yield from`: it would close the generator with us when our caller leaves.
+        for block in self._feeding:
+            yield self._handed_on(block)
+
+    def _flushed(self) -> Iterator[Block]:
+        block = self._assembly.flush()
+        if block is not None:
+            yield self._handed_on(block)
+
+    def _handed_on(self, block: Block) -> Block:
+        self.position = block.end
+        self._fingerprint = block.fingerprint(self._fingerprint)
+        return block
 
     # The connection
 
@@ -301,10 +298,9 @@ class SourceStream:
 
     def _assemble(self, begin: Position, tables: Tables, *, past: bool = False) -> Assembly:
         # Of the past: read before, judged before.
+        policy = replace(self._policy, on_unlogged_change="record") if past else self._policy
         return Assembly(
-            self._source.name, begin, tables,
-            on_unlogged_change="record" if past else self._on_unlogged_change, on_truncate=self._on_truncate,
-            on_definition=self._on_definition, on_unreadable=self._on_unreadable, effects=self._effects.of,
+            self._source.name, begin, tables, policy, effects=self._effects.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
             accept=() if past else self._accept, accept_by=self._accept_by,
         )  # fmt: skip
@@ -351,7 +347,8 @@ class SourceStream:
             for event in events:
                 if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:
                     break
-                past.feed(event)
+                for _ in past.feed(event):
+                    pass
                 past.discard()
         return past.held
 

@@ -20,6 +20,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince
 from cdc_core.sink import Capture
 from cdc_core.source import server
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.stream import SourceStream
 from examples.sandbox.sql_server import SqlServer
 
@@ -101,9 +102,11 @@ class Origin:
             start=start,
             captures=capture.captures,
             replica_host=replica_host,
-            on_unlogged_change=on_unlogged_change,  # type: ignore[arg-type]
-            on_truncate=on_truncate,  # type: ignore[arg-type]
-            on_unreadable=on_unreadable,  # type: ignore[arg-type]
+            policy=CapturePolicy(
+                on_unlogged_change=on_unlogged_change,  # type: ignore[arg-type]
+                on_truncate=on_truncate,  # type: ignore[arg-type]
+                on_unreadable=on_unreadable,  # type: ignore[arg-type]
+            ),
             block_bytes=block_bytes,
             history=history,
         )

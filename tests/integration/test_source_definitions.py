@@ -10,6 +10,7 @@ import pytest
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.source import server
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.definitions import (
     logs_cascades,
     require_logged_cascades,
@@ -138,7 +139,7 @@ def test_a_mysql_with_native_foreign_keys_does_not_log_what_they_change(mysql9: 
             with pytest.raises(Refused) as caught:
                 require_logged_cascades(
                     origin.control, lambda database, _: database == origin.name, server.facts(origin.control),
-                    source="shop", on_unlogged_change="stop",
+                    source="shop", policy=CapturePolicy(),
                 )  # fmt: skip
             assert caught.value.code == "source.unlogged_cascades"
 

@@ -11,6 +11,7 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.assembly import Assembly
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
 from cdc_core.source.shelf import Pile
 from cdc_core.source.statements import Statement
@@ -48,16 +49,19 @@ class Log:
             "made",
             Position(0, self.file, self.offset),
             Tables(lambda database, table: database != "other", self._known),
-            on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
-            on_truncate=self.on_truncate,  # type: ignore[arg-type]
+            CapturePolicy(
+                on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
+                on_truncate=self.on_truncate,  # type: ignore[arg-type]
+                on_unreadable=self.on_unreadable,  # type: ignore[arg-type]
+            ),
             effects=self.effects,
             accept=self.accept,
             prepared=self.prepared,
             block_bytes=self.block_bytes,
-            on_unreadable=self.on_unreadable,  # type: ignore[arg-type]
             undone=self.undone,
         )
         self.assembly.mariadb = True
+        self.ready: list[Block] = []
 
     def _known(self, database: str, table: str) -> TableSchema | None:
         self.asked.append((database, table))
@@ -70,7 +74,7 @@ class Log:
         header = Header(SECOND, code, 1, length, 0, 0x20 if artificial else 0)
         if not artificial:
             self.offset += length
-        self.assembly.feed(Event(header, body, self.file, start))
+        self.ready.extend(self.assembly.feed(Event(header, body, self.file, start)))
         return start
 
     def gtid(self, flags: int = 0, xid: bytes = b"") -> int:
@@ -121,10 +125,9 @@ class Log:
             self.file, self.offset = file, 4
 
     def blocks(self) -> list[Block]:
-        """Those that are ready, and one of what is complete."""
-        self.assembly.flush()
-        ready = list(self.assembly.ready)
-        self.assembly.ready.clear()
+        """Those that came since the last call, and one of what is complete."""
+        last = self.assembly.flush()
+        ready, self.ready = [*self.ready, *([] if last is None else [last])], []
         return ready
 
     def ids(self) -> list[int]:

@@ -18,7 +18,8 @@ from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
 from cdc_core.source import lane as lanes
-from cdc_core.source.assembly import Assembly
+from cdc_core.source.assembly import Assembly, Blocks
+from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.lane import Lane
@@ -45,38 +46,49 @@ class Reading:
     def __init__(self, start: Position, *, fast: bool, block_bytes: int, on_unreadable: Policy = "stop") -> None:
         tables = Tables(lambda database, table: database != "other", lambda database, table: None)
         self.assembly = Assembly(
-            "src", start, tables, on_unlogged_change="record", effects=lambda *_: Effect(), prepared=lambda _: None,
-            block_bytes=block_bytes, on_unreadable=on_unreadable,
+            "src", start, tables, CapturePolicy("record", on_unreadable=on_unreadable), effects=lambda *_: Effect(),
+            prepared=lambda _: None, block_bytes=block_bytes,
         )  # fmt: skip
         self.framer = EventFramer(start, "src") if fast else ByHand(start, "src")
         self.lane = Lane(self.assembly, tables)
+        self.blocks: list[Block] = []
         self.taken = 0
         self.error = ("", "")
 
     def read(self, pieces: Sequence[bytes]) -> list[Block]:
-        take = self.assembly.take
+        extend = self.assembly.extend
 
-        def counted(groups: object) -> None:
+        def counted(groups: object) -> Blocks:
             self.taken += 1
-            take(groups)  # type: ignore[arg-type]
+            return extend(groups)  # type: ignore[arg-type]
 
-        with patch.object(self.assembly, "take", counted):
+        with patch.object(self.assembly, "extend", counted):
             try:
                 for piece in pieces:
                     room = self.framer.buffer.get_buffer()
                     room[: len(piece)] = piece
                     self.framer.buffer.buffer_updated(len(piece))
-                    for _ in self.lane.feed(self.framer):
-                        pass
+                    self._read_on()
                 # What the lane waits for, the assembly holds in an open group: neither is in a block.
-                self.assembly.flush()
+                self._flush()
             except LockstepError as error:
                 self.error = (error.code, error.where)
                 try:
-                    self.assembly.flush()
+                    self._flush()
                 except LockstepError as again:
                     self.error += (again.code,)
-        return self.assembly.ready
+        return self.blocks
+
+    def _read_on(self) -> None:
+        """Leaves and goes on after each block, as a caller of the stream may."""
+        feeding = self.lane.feed(self.framer)
+        while (block := next(feeding, None)) is not None:
+            self.blocks.append(block)
+
+    def _flush(self) -> None:
+        block = self.assembly.flush()
+        if block is not None:
+            self.blocks.append(block)
 
 
 def told(blocks: Sequence[Block]) -> list[object]:
@@ -306,7 +318,7 @@ def test_rows_that_lack_a_column_are_not_taken_for_whole_ones(mariadb: bool, col
 def test_transactions_side_by_side_of_which_nothing_is_captured_are_told_by_all_their_gtids(mariadb: bool) -> None:
     of_others = [("transaction", {"sid": sid}, [("x", 0, 1, True)], "xid") for sid in (0, 0, 1, 1, 0)]
     reading = compare(written([*ORDINARY, *of_others, *ORDINARY], mariadb=mariadb, checksum=True), [])
-    [block] = reading.assembly.ready
+    [block] = reading.blocks
     assert block.entries.kind.tolist().count(EntryKind.PASSED) == 1
 
 
@@ -327,8 +339,8 @@ def test_once_its_maps_are_known_an_ordinary_log_takes_the_lane(mariadb: bool) -
     wire = written([ORDINARY[0]] + ORDINARY * 20, mariadb=mariadb, checksum=True)
     reading = Reading(START, fast=True, block_bytes=1 << 20)
     fed: list[int] = []
-    steps = reading.assembly.steps
-    with patch.object(reading.assembly, "steps", lambda one: (fed.append(one.header.type), steps(one))[1]):
+    feed = reading.assembly.feed
+    with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
         reading.read([wire])
     assert reading.taken > 0
     assert fed.count(EventType.XID) == 1
@@ -342,8 +354,8 @@ def test_a_transaction_that_is_not_waited_for_goes_event_by_event_only_where_it_
         compare(wire, [len(wire) // 3, len(wire) // 2], block_bytes=20_000)
         reading = Reading(START, fast=True, block_bytes=20_000)
         fed: list[int] = []
-        steps = reading.assembly.steps
-        with patch.object(reading.assembly, "steps", lambda one: (fed.append(one.header.type), steps(one))[1]):
+        feed = reading.assembly.feed
+        with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
             blocks = reading.read([wire])
     assert sum(int(block.entries.kind[-1] == EntryKind.PART) for block in blocks) > 3
     begin = [EventType.MARIADB_GTID] if mariadb else [EventType.GTID, EventType.QUERY]
@@ -367,7 +379,7 @@ def test_a_table_isolated_in_a_transaction_leaves_it_whole_whoever_read_its_rows
     wire.commit()
     with patch.object(lanes, "WAIT_BYTES", 0):
         reading = compare(wire.data, [], on_unreadable="isolate")
-    [block] = reading.assembly.ready
+    [block] = reading.blocks
     assert [(part.logical, part.rows.num_rows) for part in block.tables] == [("db.u", 20)]
     assert block.passed == {"table isolated": 5}
 

@@ -1,0 +1,28 @@
+"""What the pipeline file says of changes that row events do not show, and of tables that cannot be read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cdc_core import config
+
+
+@dataclass(frozen=True, slots=True)
+class CapturePolicy:
+    """One value, handed from the pipeline file to whatever reads the log.
+
+    on_unlogged_change: 'stop', or 'record' a note in the block, when a statement changed rows without row events.
+    on_truncate:        'unlogged': as on_unlogged_change says; 'stage': a change of its own.
+    on_definition:      'drop', or 'note' in the block, statements that define captured tables and change no row.
+    on_unreadable:      'stop', or 'isolate' a table that cannot be read, and go on with the others.
+    """
+
+    on_unlogged_change: Literal["stop", "record"] = "stop"
+    on_truncate: Literal["unlogged", "stage"] = "unlogged"
+    on_definition: Literal["drop", "note"] = "drop"
+    on_unreadable: Literal["stop", "isolate"] = "stop"
+
+    @classmethod
+    def from_config(cls, tables: config.Tables) -> CapturePolicy:
+        return cls(tables.on_unlogged_change, tables.on_truncate, tables.on_definition, tables.on_unreadable)
