@@ -22,9 +22,9 @@ ROOMS = {
     "ring": (["cdc_core/ring"], "tests/unit/ring"),
     "framing": (
         ["cdc_core/binlog/framing.py"],
-        "tests/unit/source/test_event_framer.py tests/unit/source/test_lane.py",
+        "tests/unit/source/test_event_framer.py tests/unit/source/test_fast_path.py",
     ),
-    "walk": (["cdc_core/binlog/ordinary.py", "cdc_core/source/lane.py"], "tests/unit/source/test_lane.py"),
+    "walk": (["cdc_core/binlog/ordinary.py", "cdc_core/source/fast_path.py"], "tests/unit/source/test_fast_path.py"),
     "rows": (
         ["cdc_core/binlog/scan.py", "cdc_core/binlog/rows.py"],
         # That one is about the compiler, which is off here.

@@ -302,7 +302,7 @@ def take_row_events(
 
 @inlined
 def _traced(events, first, stop, trace, trace_crc, crc_tables):
-    """A trace of the log with the events first..stop-1, as Assembly makes it (events.crc_of, events.folded)."""
+    """A trace of the log with the events first..stop-1, as events.folded and events.crc_of make it."""
     for k in range(first, stop):
         at = events.at[k]
         if events.start[k] + events.length[k] - trace > TRACE_BYTES:

@@ -60,12 +60,12 @@ def warm() -> pa.StructArray:
         RowsEvent(kind, 1, 0, count, bitmap, bitmap if kind == UPDATE else b"", False, images, _NOWHERE)
         for kind, images in ((INSERT, image), (UPDATE, image * 2), (DELETE, image))
     ]
-    _warm_lane()
+    _warm_fast_path()
     rows = decode_rows(schema, table, RowImages.of(events))
     return pa.StructArray.from_arrays(list(rows.after), names=[column.name for column in columns])
 
 
-def _warm_lane() -> None:
+def _warm_fast_path() -> None:
     """The kernels that read events, on none."""
     data, codes, numbers = np.zeros(64, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.int64)
     framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)

@@ -25,20 +25,20 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
-from cdc_core.source.assembly import Assembly
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import logs_cascades, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
+from cdc_core.source.fast_path import FastPath
 from cdc_core.source.history import History, Place
-from cdc_core.source.lane import Lane
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
-from cdc_core.source.shelf import Pile
+from cdc_core.source.spill import SpillableChanges
 from cdc_core.source.start import require_available
 from cdc_core.source.tables import Tables
+from cdc_core.source.transaction_assembler import TransactionAssembler
 
 log = logging.getLogger(__name__)
 
@@ -60,8 +60,8 @@ class SourceStream:
     isolated:          tables that are left out already, `database.table` -> since where, and why.
     history:           what tables were, as blocks have said before (Block.definitions).
     limits:            of the ring; they bound the size of a block.
-    undone:            see Assembly; is added to.
-    accept, accept_by: see Assembly.
+    undone:            see TransactionAssembler; is added to.
+    accept, accept_by: see TransactionAssembler.
     Raises, on entering, what LogReader raises.
     """
 
@@ -99,8 +99,8 @@ class SourceStream:
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._history = History(history, self._present, self._behind, self._defaults)
         self._tables = tables = Tables(captures, self._known, isolated, self._history)
-        self._assembly = self._assemble(self._start, tables)
-        self._lane = Lane(self._assembly, tables)
+        self._assembler = self._assemble(self._start, tables)
+        self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
         """What the bytes that were received still give: a caller who leaves `blocks` in the middle goes on there."""
         self._backoff = Backoff(source.reconnect_s)
@@ -119,14 +119,14 @@ class SourceStream:
     def require_accepted(self) -> None:
         """Raises UsageError (extract.accept) where a place that was to be accepted did not come."""
         for place in self._accept:
-            if place not in self._assembly.accepted:
+            if place not in self._assembler.accepted:
                 raise faults.nothing_to_accept(f"{self._source.name}, {place[0]}:{place[1]}")
 
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start, binlog_files(self._asked()))
         lower_case = lower_case_names(self._asked())
-        self._assembly.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
-        self._assembly.cascades_logged = logs_cascades(self._asked())
+        self._assembler.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
+        self._assembler.cascades_logged = logs_cascades(self._asked())
         self._begin_history()
         return self
 
@@ -175,7 +175,7 @@ class SourceStream:
         at once when pieces of the open transaction were handed on already; DataAtRisk and Refused as the log or the
         server demand. What was read before such an error and makes whole transactions is handed on first.
         """
-        assembly = self._assembly
+        assembler = self._assembler
         due_s = 0.0
         while not stop():
             if self._reader is None and time.monotonic() < self._resume_s:
@@ -188,7 +188,7 @@ class SourceStream:
                 yield from self._fed()
                 self._verify()
                 came = self._reader.receive(POLL_S)
-                self._feeding = self._lane.feed(self._reader.framer)
+                self._feeding = self._fast_path.feed(self._reader.framer)
                 yield from self._fed()
             except Exception as error:
                 self._in_order = False
@@ -196,9 +196,9 @@ class SourceStream:
                 if not isinstance(error, LockstepError) or not self._can_go_on(error):
                     raise
                 continue
-            self._backoff.reached(assembly.gather.begin.number, assembly.reached)
+            self._backoff.reached(assembler.builder.begin.number, assembler.reached)
             now_s = time.monotonic()
-            if not assembly.gather:
+            if not assembler.builder:
                 due_s = now_s + FLUSH_S
             elif not came or now_s >= due_s or self._at_fence():
                 yield from self._flushed()
@@ -210,14 +210,14 @@ class SourceStream:
         if self._names_logged or time.monotonic() < self._verify_s:
             return
         self._verify_s = time.monotonic() + VERIFY_S
-        place = self._assembly.place
+        place = self._assembler.place
         now = table_schemas(self._asked(), self._tables.captures)
         for name, error in self._history.unexplained(now, place):
-            self._assembly.leave_out(name, error)
+            self._assembler.leave_out(name, error)
 
     def _at_fence(self) -> bool:
-        fence, gather = self.fence, self._assembly.gather
-        return fence is not None and gather.begin < fence <= replace(gather.begin, offset=gather.end)
+        fence, builder = self.fence, self._assembler.builder
+        return fence is not None and builder.begin < fence <= replace(builder.begin, offset=builder.end)
 
     def _fed(self) -> Iterator[Block]:
         # Not `yield from`: it would close the generator with us when our caller leaves.
@@ -225,7 +225,7 @@ class SourceStream:
             yield self._handed_on(block)
 
     def _flushed(self) -> Iterator[Block]:
-        block = self._assembly.flush()
+        block = self._assembler.flush()
         if block is not None:
             yield self._handed_on(block)
 
@@ -265,7 +265,7 @@ class SourceStream:
         once = PERHAPS_ON_THE_WAY | NO_EVENT_HERE
         if error.code not in LOST | once:
             return False
-        place = self._assembly.rewind()
+        place = self._assembler.rewind()
         if place is None or (error.code in once and place == self._bent_at):
             return False
         if error.code in once:
@@ -285,7 +285,7 @@ class SourceStream:
 
         Raises what connect, require_available, require_free_server_id and LogReader do.
         """
-        place = self._assembly.gather.begin
+        place = self._assembler.builder.begin
         control = self._asked()
         here = replace(self._checkpoint, position=place)
         known = facts(control)
@@ -296,10 +296,10 @@ class SourceStream:
         log.info("%s: connected again, reading on from %s", self._source.name, place)
         return reader
 
-    def _assemble(self, begin: Position, tables: Tables, *, past: bool = False) -> Assembly:
+    def _assemble(self, begin: Position, tables: Tables, *, past: bool = False) -> TransactionAssembler:
         # Of the past: read before, judged before.
         policy = replace(self._policy, on_unlogged_change="record") if past else self._policy
-        return Assembly(
+        return TransactionAssembler(
             self._source.name, begin, tables, policy, effects=self._effects.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
             accept=() if past else self._accept, accept_by=self._accept_by,
@@ -332,7 +332,7 @@ class SourceStream:
     def _end_of_log(self) -> Position:
         return end_position(self._asked(), self._start.timeline)
 
-    def _prepared(self) -> Mapping[str, Pile]:
+    def _prepared(self) -> Mapping[str, SpillableChanges]:
         """What was prepared before this stream began and not ended before it: the log before it is read once more."""
         source = self._source
         log.info("%s: looking for what was prepared before %s", source.name, self._start)
@@ -341,8 +341,8 @@ class SourceStream:
         past = self._assemble(
             begin, Tables(self._captures, self._known, self._tables.isolated, self._history), past=True
         )
-        past.mariadb = self._assembly.mariadb
-        past.lower_case = self._assembly.lower_case
+        past.mariadb = self._assembler.mariadb
+        past.lower_case = self._assembler.lower_case
         with closing(self._behind(begin)) as events:
             for event in events:
                 if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:
@@ -350,7 +350,7 @@ class SourceStream:
                 for _ in past.feed(event):
                     pass
                 past.discard()
-        return past.held
+        return past.prepared
 
     def _behind(self, begin: Position) -> Generator[Event]:
         """A passing look at the log: its events from a position to its present end."""

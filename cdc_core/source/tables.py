@@ -16,8 +16,8 @@ from cdc_core.errors import Refused
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import system_versioned
-from cdc_core.source.gather import TableUse
 from cdc_core.source.history import Change, History, Place
+from cdc_core.source.pending_changes import MappedTable
 from cdc_core.source.statements import Statement
 
 Name = tuple[str, str]
@@ -45,7 +45,7 @@ class Tables:
         self._history = history
         self._former: dict[Name, TableSchema] = {}
         """Of tables that were forgotten: their definition at their last rows."""
-        self._uses: dict[bytes, TableUse | None] = {}
+        self._uses: dict[bytes, MappedTable | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
 
@@ -62,7 +62,7 @@ class Tables:
         """Whether the TABLE_MAP of this body, which `use` answered with None, is of an isolated table."""
         return event_body[8:] in self._left_out
 
-    def use(self, event: Event, *, mariadb: bool, place: Place | None = None) -> TableUse | None:
+    def use(self, event: Event, *, mariadb: bool, place: Place | None = None) -> MappedTable | None:
         """What a TABLE_MAP event says of a captured table; None for one that is not captured.
 
         place: of the event, for the history. Raises Refused (binlog.schema_mismatch, schema.reserved_column, ...).
@@ -74,11 +74,11 @@ class Tables:
             found = self._uses[key] = self._find(event, mariadb, place)
             return found
 
-    def known_use(self, body: bytes) -> TableUse | None:
+    def known_use(self, body: bytes) -> MappedTable | None:
         """What `use` has answered to a TABLE_MAP of this body."""
         return self._uses[body[8:]]
 
-    def _find(self, event: Event, mariadb: bool, place: Place | None) -> TableUse | None:
+    def _find(self, event: Event, mariadb: bool, place: Place | None) -> MappedTable | None:
         name = table_name(event)
         if not self.captures(*name):
             if ".".join(name) in self.isolated:
@@ -98,7 +98,7 @@ class Tables:
         require_unreserved(schema)
         if self._history is not None and place is not None:
             self._history.saw(name, place)
-        return TableUse(schema, table_map, self._defaults_of(schema, place))
+        return MappedTable(schema, table_map, self._defaults_of(schema, place))
 
     def _defaults_of(
         self, schema: TableSchema, place: Place | None

@@ -10,12 +10,12 @@ from cdc_core.binlog.events import CHECKSUM_SIZE, HEADER_SIZE, Event, EventType,
 from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.assembly import Assembly
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
-from cdc_core.source.shelf import Pile
+from cdc_core.source.spill import SpillableChanges
 from cdc_core.source.statements import Statement
 from cdc_core.source.tables import Tables
+from cdc_core.source.transaction_assembler import TransactionAssembler
 
 STANDALONE, XA_PREPARED, XA_COMPLETED = 1, 64, 128
 SECOND = 1_700_000_000
@@ -37,7 +37,7 @@ class Log:
     block_bytes: int = 1 << 20
     effects: Callable[[Statement, frozenset[str] | None, Position], Effect] = named_only
     accept: tuple[tuple[str, int], ...] = ()
-    prepared: Callable[[], Mapping[str, Pile]] | None = dict
+    prepared: Callable[[], Mapping[str, SpillableChanges]] | None = dict
     file: str = "binlog.000001"
     offset: int = 4
     asked: list[tuple[str, str]] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Log:
     undone: set[int] = field(default_factory=set)
 
     def __post_init__(self) -> None:
-        self.assembly = Assembly(
+        self.assembler = TransactionAssembler(
             "made",
             Position(0, self.file, self.offset),
             Tables(lambda database, table: database != "other", self._known),
@@ -60,7 +60,7 @@ class Log:
             block_bytes=self.block_bytes,
             undone=self.undone,
         )
-        self.assembly.mariadb = True
+        self.assembler.mariadb = True
         self.ready: list[Block] = []
 
     def _known(self, database: str, table: str) -> TableSchema | None:
@@ -74,7 +74,7 @@ class Log:
         header = Header(SECOND, code, 1, length, 0, 0x20 if artificial else 0)
         if not artificial:
             self.offset += length
-        self.ready.extend(self.assembly.feed(Event(header, body, self.file, start)))
+        self.ready.extend(self.assembler.feed(Event(header, body, self.file, start)))
         return start
 
     def gtid(self, flags: int = 0, xid: bytes = b"") -> int:
@@ -126,7 +126,7 @@ class Log:
 
     def blocks(self) -> list[Block]:
         """Those that came since the last call, and one of what is complete."""
-        last = self.assembly.flush()
+        last = self.assembler.flush()
         ready, self.ready = [*self.ready, *([] if last is None else [last])], []
         return ready
 

@@ -16,7 +16,7 @@ from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Fingerprint, Position
 from cdc_core.source.event_framer import EventFramer
 from tests.unit.source.made_wire import Wire
-from tests.unit.source.test_lane import SIDS, Reading
+from tests.unit.source.test_fast_path import SIDS, Reading
 
 BEGIN = Position(0, "binlog.000007", 4)
 

@@ -6,7 +6,7 @@ A group is what lies between two places to resume from. It begins with a GTID ev
   XA PREPARE                                                 -> PASSED; its rows are held by xid until
   XA COMMIT / XA ROLLBACK of that xid, a group of its own    -> TRANSACTION at the place of the commit / PASSED
 Outside a group only events that belong to the file itself may come. SAVEPOINT and ROLLBACK TO cut back the rows of
-an open group. A group that grows too large leaves the gather in pieces (PART); what of it may still be undone waits on
+an open group. A group that grows too large leaves the builder in pieces (PART); what of it may still be undone waits on
 the shelf. What comes out of one event (a payload, a commit of what was on the shelf) has no places of its own: its
 pieces end where that event begins, so that all but the first of them have no bytes.
 It must keep true that every event is put into an entry or raises, and that nothing is skipped for being unknown.
@@ -43,24 +43,26 @@ from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, TableEvent
 from cdc_core.model.position import FIRST_OFFSET, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
-from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.effects import Effect
-from cdc_core.source.gather import (
+from cdc_core.source.block_builder import (
     ISOLATED,
     NOT_INCLUDED,
     NOT_TRACED,
-    Gather,
-    Groups,
-    Held,
-    HeldRows,
-    HeldTruncate,
-    Name,
-    RowEvents,
-    TableUse,
+    BlockBuilder,
+    OrdinaryTransactions,
     Trace,
 )
+from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.effects import Effect
 from cdc_core.source.history import Change, Place
-from cdc_core.source.shelf import Pile, Shelf
+from cdc_core.source.pending_changes import (
+    MappedTable,
+    Name,
+    PendingChange,
+    PendingRowEvents,
+    PendingRows,
+    PendingTruncate,
+)
+from cdc_core.source.spill import SpillableChanges, SpillFiles
 from cdc_core.source.statements import Action, Statement, classify, shown
 from cdc_core.source.tables import Tables
 
@@ -113,7 +115,7 @@ class _Group:
     seq: int
     gtid: str
     commit_ts_us: int
-    rows: Pile
+    rows: SpillableChanges
     open: bool = False
     xa: bool = False
     redundant: bool = False
@@ -123,14 +125,14 @@ class _Group:
     pieces: int = 0
     defines: bool = False
     marks: dict[str, int] = field(default_factory=dict)
-    maps: dict[bytes, TableUse | None] = field(default_factory=dict)
+    maps: dict[bytes, MappedTable | None] = field(default_factory=dict)
     isolated: set[bytes] = field(default_factory=set)
     passed: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     happened: list[tuple[str, Happened]] = field(default_factory=list)
 
 
-class Assembly:
+class TransactionAssembler:
     """Feed it events in order; each returns the blocks that it completes.
 
     effects:     which captured tables a statement may change (effects.Effects.of).
@@ -151,7 +153,7 @@ class Assembly:
         policy: CapturePolicy,
         *,
         effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
-        prepared: Callable[[], Mapping[str, Pile]] | None,
+        prepared: Callable[[], Mapping[str, SpillableChanges]] | None,
         block_bytes: int,
         undone: set[int] | None = None,
         accept: Iterable[tuple[str, int]] = (),
@@ -166,8 +168,8 @@ class Assembly:
         """Of the file that the next event lies in; 0 while it is not known."""
         self.cascades_logged = True
         """Whether the server logs what foreign keys change."""
-        self.gather = Gather(source, begin)
-        self.held: dict[str, Pile] = {}
+        self.builder = BlockBuilder(source, begin)
+        self.prepared: dict[str, SpillableChanges] = {}
         """Changes of XA transactions that were prepared and not ended yet, by xid."""
         self._source = source
         self._tables = tables
@@ -187,7 +189,7 @@ class Assembly:
         self.trace = NOT_TRACED
         """Up to the last event that was fed."""
         self._group: _Group | None = None
-        self._shelf = Shelf()
+        self._spill_files = SpillFiles()
         self._sids: dict[bytes, str] = {}
         self._handlers = self._table_of_handlers()
 
@@ -204,7 +206,7 @@ class Assembly:
             self._group.events += 1
         yield from self._dispatch(event)
         self._require_used()
-        if self.gather.size_bytes >= self.block_bytes:
+        if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
     def _trace_event(self, event: Event) -> None:
@@ -219,13 +221,13 @@ class Assembly:
         """No group is open: the next event may begin one."""
         return self._group is None
 
-    def extend(self, groups: Groups) -> Blocks:
-        """Whole ordinary groups at once, while no group is open: what the lane has found."""
+    def extend(self, groups: OrdinaryTransactions) -> Blocks:
+        """Whole ordinary groups at once, while no group is open: what the fast path has found."""
         self._end = groups.reached
         self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
-        self.gather.extend(groups)
+        self.builder.extend(groups)
         self._require_used()
-        if self.gather.size_bytes >= self.block_bytes:
+        if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
     @property
@@ -235,12 +237,12 @@ class Assembly:
         group = self._group
         if group is None or not group.open:
             return None
-        return group.ordinal, self.block_bytes - group.rows.near_bytes
+        return group.ordinal, self.block_bytes - group.rows.memory_bytes
 
     def extend_group(
         self,
-        rows: RowEvents,
-        maps: Mapping[bytes, TableUse | None],
+        rows: PendingRowEvents,
+        maps: Mapping[bytes, MappedTable | None],
         *,
         events: int,
         ordinal: int,
@@ -270,7 +272,7 @@ class Assembly:
 
     def flush(self) -> Block | None:
         """A block of all complete groups, if the position moved."""
-        return self._close() if self.gather else None
+        return self._close() if self.builder else None
 
     def rewind(self) -> Position | None:
         """Drops the open group; call it after `flush`. Where its events, to be fed again, begin; None where pieces of
@@ -278,16 +280,16 @@ class Assembly:
         if self._group is not None:
             if self._group.pieces:
                 return None
-            self._group.rows.cut(0)
+            self._group.rows.truncate(0)
         self._group = None
         self.trace = NOT_TRACED
-        self._end = self.gather.end
-        return self.gather.begin
+        self._end = self.builder.end
+        return self.builder.begin
 
     def discard(self) -> None:
         """Drops what complete groups have gathered: for a look at the past that is after `held` only."""
         if self._group is None:
-            self.gather = Gather(self._source, Position(self.gather.begin.timeline, self._file, self._end))
+            self.builder = BlockBuilder(self._source, Position(self.builder.begin.timeline, self._file, self._end))
 
     def _dispatch(self, event: Event) -> Iterable[Block]:
         handler = self._handlers.get(event.header.type)
@@ -338,10 +340,10 @@ class Assembly:
 
     def _close(self, next_file: str = "") -> Block:
         """Ends the block; the next one begins where it ended."""
-        block = self.gather.block(next_file, lambda name, error, begin: self._isolates(name, error, f"{begin}"))
+        block = self.builder.build(next_file, lambda name, error, begin: self._isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
-        self.gather = Gather(self._source, block.end, self.gather)
+        self.builder = BlockBuilder(self._source, block.end, self.builder)
         if next_file:
             self._file = next_file
             self._end = FIRST_OFFSET
@@ -362,14 +364,14 @@ class Assembly:
         return self._pass_alone(event)
 
     def _pass_alone(self, event: Event) -> Iterable[Block]:
-        self.gather.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
+        self.builder.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
         return ()
 
     def _pass_unread(self, event: Event) -> Iterable[Block]:
         """An event that was accepted: on its own, the only one of its group, or one of several."""
         return self._pass_alone(event) if self._group is None else self._single(self._group)
 
-    # Groups
+    # OrdinaryTransactions
 
     def _begin(self, event: Event, gtid: str, commit_ts_us: int) -> _Group:
         if self._group is not None:
@@ -379,7 +381,9 @@ class Assembly:
         # Before MySQL 8 the log knows whole seconds only, as MariaDB does.
         moment = commit_ts_us or event.header.timestamp * 1_000_000
         seq = self._seq(event)
-        self._group = _Group(event.start, seq, gtid, moment, Pile(self._shelf), undone=seq in self._undone)
+        self._group = _Group(
+            event.start, seq, gtid, moment, SpillableChanges(self._spill_files), undone=seq in self._undone
+        )
         return self._group
 
     def _begin_mysql(self, event: Event) -> Iterable[Block]:
@@ -414,7 +418,7 @@ class Assembly:
         if group.undone and kind == EntryKind.TRANSACTION:
             raise faults.grammar("it is committed, and was rolled back when it was read before", self._where_of(group))
         self._group = None
-        rows = group.rows.take()
+        rows = group.rows.pop_memory()
         if kind == EntryKind.TRANSACTION and not rows and not group.pieces:
             kind = EntryKind.DDL if group.defines else EntryKind.PASSED
         self._add(group, kind, rows, self._end)
@@ -422,7 +426,7 @@ class Assembly:
 
     def _drop(self, group: _Group) -> Iterable[Block]:
         """Ends the group: what it held never happened, or not yet."""
-        group.rows.cut(0)
+        group.rows.truncate(0)
         return self._finish(EntryKind.PASSED)
 
     def _commit(self, event: Event) -> Blocks:
@@ -431,12 +435,12 @@ class Assembly:
         if self._past:
             yield from self._drop(group)
             return
-        for rows in group.rows.unshelved():
+        for rows in group.rows.pop_spilled():
             self._cut = event.start
             yield self._piece(group, rows)
         yield from self._finish(EntryKind.TRANSACTION)
 
-    def _piece(self, group: _Group, rows: list[Held]) -> Block:
+    def _piece(self, group: _Group, rows: list[PendingChange]) -> Block:
         """Lets go what the group held first, as a PART."""
         self._add(group, EntryKind.PART, rows, self._cut)
         group.events = 0
@@ -446,21 +450,21 @@ class Assembly:
         group.pieces += 1
         return self._close()
 
-    def _add(self, group: _Group, kind: EntryKind, rows: list[Held], end: int) -> None:
+    def _add(self, group: _Group, kind: EntryKind, rows: list[PendingChange], end: int) -> None:
         if self._tables.isolated:
             kept = [left for held in rows if (left := held.without(self._tables.isolated)) is not None]
             group.passed[ISOLATED] += sum(map(len, rows)) - sum(map(len, kept))
             rows = kept
-        self.gather.add(
+        self.builder.add(
             kind, end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
             rows=rows, trace=self.trace,
         )  # fmt: skip
         for rule, count in group.passed.items():
-            self.gather.pass_over(rule, count)
+            self.builder.leave_out(rule, count)
         for note in group.notes:
-            self.gather.note(note)
+            self.builder.note(note)
         for table, what in group.happened:
-            self.gather.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._place(group)))
+            self.builder.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._place(group)))
 
     def _table_map(self, event: Event) -> Iterable[Block]:
         group = self._require_group(event)
@@ -494,7 +498,7 @@ class Assembly:
             group.passed[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
             return ()
         try:
-            held = HeldRows.of(use, parse_rows(plain(event)), ordinal)
+            held = PendingRows.from_event(use, parse_rows(plain(event)), ordinal)
         except (DataAtRisk, Refused) as error:
             if not self._isolates((use.schema.database, use.schema.table), error, self._place(group)):
                 raise
@@ -502,16 +506,16 @@ class Assembly:
             return ()
         return self._hold(group, held)
 
-    def _hold(self, group: _Group, held: Held) -> Iterable[Block]:
+    def _hold(self, group: _Group, held: PendingChange) -> Iterable[Block]:
         if group.undone or (self._past and not group.xa):
             return ()
-        group.rows.add(held)
-        if group.rows.near_bytes < self.block_bytes:
+        group.rows.append(held)
+        if group.rows.memory_bytes < self.block_bytes:
             return ()
         if group.xa or group.marks:
-            group.rows.shelve()
+            group.rows.spill()
             return ()
-        return (self._piece(group, group.rows.take()),)
+        return (self._piece(group, group.rows.pop_memory()),)
 
     def _payload(self, event: Event) -> Blocks:
         self._require_group(event)
@@ -563,7 +567,7 @@ class Assembly:
             group.rows = self._prepared(event, statement.name)
             return self._commit(event)
         elif action == Action.XA_ROLLBACK:
-            group.rows = self.held.pop(statement.name, group.rows)
+            group.rows = self.prepared.pop(statement.name, group.rows)
             return self._drop(group)
         elif action == Action.DATA:
             self._data(event, group, statement, query, words)
@@ -594,7 +598,7 @@ class Assembly:
         mark = group.marks.get(savepoint)
         if mark is None:
             raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._where(event))
-        group.rows.cut(mark)
+        group.rows.truncate(mark)
         names = list(group.marks)
         for later in names[names.index(savepoint) + 1 :]:
             del group.marks[later]
@@ -623,7 +627,7 @@ class Assembly:
         group.defines = True
         if truncated is not None:
             group.ordinal += 1
-            return self._hold(group, HeldTruncate(truncated, self._file, event.start, group.ordinal - 1))
+            return self._hold(group, PendingTruncate(truncated, self._file, event.start, group.ordinal - 1))
         names = "unknown tables" if captured is None else ", ".join(captured)
         why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
         if not why and cascades:
@@ -699,7 +703,7 @@ class Assembly:
                 return
 
     def _after(self) -> Position:
-        return Position(self.gather.begin.timeline, self._file, self._end)
+        return Position(self.builder.begin.timeline, self._file, self._end)
 
     # What an operator accepts
 
@@ -731,10 +735,10 @@ class Assembly:
         log.warning("%s: %s", self._source, note)
         changed = touched or [ANY_TABLE]
         if self._group is None:
-            self.gather.note(note)
+            self.builder.note(note)
             moment, place = event.header.timestamp * 1_000_000, f"{file}:{offset}"
             for table in changed:
-                self.gather.happened(TableEvent(table, Happened.UNLOGGED, self._seq(event), moment, place))
+                self.builder.happened(TableEvent(table, Happened.UNLOGGED, self._seq(event), moment, place))
         else:
             self._group.notes.append(note)
             self._group.happened += [(table, Happened.UNLOGGED) for table in changed]
@@ -753,20 +757,20 @@ class Assembly:
         prepared = parse_xa_prepare(event)
         if prepared.one_phase:
             return self._commit(event)
-        if sum(pile.near_bytes for pile in self.held.values()) + group.rows.near_bytes >= self.block_bytes:
-            group.rows.shelve()
-        self.held[prepared.xid.text], group.rows = group.rows, Pile(self._shelf)
+        if sum(pile.memory_bytes for pile in self.prepared.values()) + group.rows.memory_bytes >= self.block_bytes:
+            group.rows.spill()
+        self.prepared[prepared.xid.text], group.rows = group.rows, SpillableChanges(self._spill_files)
         return self._drop(group)
 
-    def _prepared(self, event: Event, xid: str) -> Pile:
+    def _prepared(self, event: Event, xid: str) -> SpillableChanges:
         """What an XA COMMIT commits."""
-        if xid not in self.held and self._find_prepared is not None:
-            self.held = {**self._find_prepared(), **self.held}
+        if xid not in self.prepared and self._find_prepared is not None:
+            self.prepared = {**self._find_prepared(), **self.prepared}
             self._find_prepared = None
-        found = self.held.pop(xid, None)
+        found = self.prepared.pop(xid, None)
         if found is None and not self._past:
             self._stop(event, faults.xa_unknown(xid, self._where(event)))
-        return found or Pile(self._shelf)
+        return found or SpillableChanges(self._spill_files)
 
     # What must hold
 
@@ -786,17 +790,17 @@ class Assembly:
     @property
     def place(self) -> Place:
         """Behind the last event that was fed."""
-        behind = Position(self.gather.begin.timeline, self._file, self._end)
+        behind = Position(self.builder.begin.timeline, self._file, self._end)
         return Place(behind.seq, behind)
 
     def _placed(self, group: _Group) -> Place:
-        return Place(group.seq, Position(self.gather.begin.timeline, self._file, self._end))
+        return Place(group.seq, Position(self.builder.begin.timeline, self._file, self._end))
 
     def _place(self, group: _Group) -> str:
-        return f"{Position(self.gather.begin.timeline, self._file, group.start)}"
+        return f"{Position(self.builder.begin.timeline, self._file, group.start)}"
 
     def _seq(self, event: Event) -> int:
-        return Position(self.gather.begin.timeline, event.file, event.start).seq
+        return Position(self.builder.begin.timeline, event.file, event.start).seq
 
     def _where(self, event: Event) -> str:
         file, offset = self._place_of(event)

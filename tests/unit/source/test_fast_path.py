@@ -1,4 +1,4 @@
-"""The fast lane makes of the same bytes what the assembly alone makes of them: block for block, or the same error."""
+"""The fast path makes of the same bytes what the assembler alone makes of them: block for block, or the same error."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from cdc_core.binlog.events import EventType
 from cdc_core.errors import LockstepError
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
-from cdc_core.source import lane as lanes
-from cdc_core.source.assembly import Assembly, Blocks
+from cdc_core.source import fast_path
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
 from cdc_core.source.event_framer import EventFramer
-from cdc_core.source.lane import Lane
+from cdc_core.source.fast_path import FastPath
 from cdc_core.source.tables import Tables
+from cdc_core.source.transaction_assembler import Blocks, TransactionAssembler
 from tests.unit.binlog.reading import raw_events
 from tests.unit.source.made_wire import Wire, event, format_description, ok, rotate
 
@@ -41,35 +41,35 @@ class ByHand(EventFramer):
 
 
 class Reading:
-    """Reads bytes with the lane or without it."""
+    """Reads bytes with the fast path or without it."""
 
     def __init__(self, start: Position, *, fast: bool, block_bytes: int, on_unreadable: Policy = "stop") -> None:
         tables = Tables(lambda database, table: database != "other", lambda database, table: None)
-        self.assembly = Assembly(
+        self.assembler = TransactionAssembler(
             "src", start, tables, CapturePolicy("record", on_unreadable=on_unreadable), effects=lambda *_: Effect(),
             prepared=lambda _: None, block_bytes=block_bytes,
         )  # fmt: skip
         self.framer = EventFramer(start, "src") if fast else ByHand(start, "src")
-        self.lane = Lane(self.assembly, tables)
+        self.fast_path = FastPath(self.assembler, tables)
         self.blocks: list[Block] = []
         self.taken = 0
         self.error = ("", "")
 
     def read(self, pieces: Sequence[bytes]) -> list[Block]:
-        extend = self.assembly.extend
+        extend = self.assembler.extend
 
         def counted(groups: object) -> Blocks:
             self.taken += 1
             return extend(groups)  # type: ignore[arg-type]
 
-        with patch.object(self.assembly, "extend", counted):
+        with patch.object(self.assembler, "extend", counted):
             try:
                 for piece in pieces:
                     room = self.framer.buffer.get_buffer()
                     room[: len(piece)] = piece
                     self.framer.buffer.buffer_updated(len(piece))
                     self._read_on()
-                # What the lane waits for, the assembly holds in an open group: neither is in a block.
+                # What the fast path waits for, the assembler holds in an open group: neither is in a block.
                 self._flush()
             except LockstepError as error:
                 self.error = (error.code, error.where)
@@ -81,12 +81,12 @@ class Reading:
 
     def _read_on(self) -> None:
         """Leaves and goes on after each block, as a caller of the stream may."""
-        feeding = self.lane.feed(self.framer)
+        feeding = self.fast_path.feed(self.framer)
         while (block := next(feeding, None)) is not None:
             self.blocks.append(block)
 
     def _flush(self) -> None:
-        block = self.assembly.flush()
+        block = self.assembler.flush()
         if block is not None:
             self.blocks.append(block)
 
@@ -133,7 +133,7 @@ def compare(
 
 
 class MadeWire(Wire):
-    """Groups of a server, ordinary ones and others."""
+    """OrdinaryTransactions of a server, ordinary ones and others."""
 
     def __init__(self, *, mariadb: bool, checksum: bool) -> None:
         super().__init__(START, mariadb=mariadb, checksum=checksum)
@@ -276,10 +276,10 @@ def written(script: Sequence[tuple[object, ...]], *, mariadb: bool, checksum: bo
     st.sampled_from([0, 100, 1 << 21]),
 )
 @settings(max_examples=300, deadline=None)
-def test_the_lane_and_the_assembly_make_equal_blocks_however_the_bytes_are_cut(
+def test_the_fast_path_and_the_assembler_make_equal_blocks_however_the_bytes_are_cut(
     script: list[tuple[object, ...]], mariadb: bool, checksum: bool, cuts: list[int], block_bytes: int, wait: int
 ) -> None:
-    with patch.object(lanes, "WAIT_BYTES", wait):
+    with patch.object(fast_path, "WAIT_BYTES", wait):
         compare(written(script, mariadb=mariadb, checksum=checksum), cuts, block_bytes=block_bytes)
 
 
@@ -335,12 +335,12 @@ def test_a_gtid_keeps_its_number_however_large(mariadb: bool) -> None:
 
 
 @pytest.mark.parametrize("mariadb", [False, True])
-def test_once_its_maps_are_known_an_ordinary_log_takes_the_lane(mariadb: bool) -> None:
+def test_once_its_maps_are_known_an_ordinary_log_takes_the_fast_path(mariadb: bool) -> None:
     wire = written([ORDINARY[0]] + ORDINARY * 20, mariadb=mariadb, checksum=True)
     reading = Reading(START, fast=True, block_bytes=1 << 20)
     fed: list[int] = []
-    feed = reading.assembly.feed
-    with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
+    feed = reading.assembler.feed
+    with patch.object(reading.assembler, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
         reading.read([wire])
     assert reading.taken > 0
     assert fed.count(EventType.XID) == 1
@@ -350,12 +350,12 @@ def test_once_its_maps_are_known_an_ordinary_log_takes_the_lane(mariadb: bool) -
 def test_a_transaction_that_is_not_waited_for_goes_event_by_event_only_where_it_must(mariadb: bool) -> None:
     changes = [(table, kind, 40, kind > 0) for table in ("t", "u", "x") for kind in (0, 1, 2)]
     wire = written([("transaction", {}, changes * 20, "xid")], mariadb=mariadb, checksum=True)
-    with patch.object(lanes, "WAIT_BYTES", 0):
+    with patch.object(fast_path, "WAIT_BYTES", 0):
         compare(wire, [len(wire) // 3, len(wire) // 2], block_bytes=20_000)
         reading = Reading(START, fast=True, block_bytes=20_000)
         fed: list[int] = []
-        feed = reading.assembly.feed
-        with patch.object(reading.assembly, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
+        feed = reading.assembler.feed
+        with patch.object(reading.assembler, "feed", lambda one: (fed.append(one.header.type), feed(one))[1]):
             blocks = reading.read([wire])
     assert sum(int(block.entries.kind[-1] == EntryKind.PART) for block in blocks) > 3
     begin = [EventType.MARIADB_GTID] if mariadb else [EventType.GTID, EventType.QUERY]
@@ -377,7 +377,7 @@ def test_a_table_isolated_in_a_transaction_leaves_it_whole_whoever_read_its_rows
     wire.rows(0, 3, 7, 5)
     wire.rows(2, 2, 8, 5)
     wire.commit()
-    with patch.object(lanes, "WAIT_BYTES", 0):
+    with patch.object(fast_path, "WAIT_BYTES", 0):
         reading = compare(wire.data, [], on_unreadable="isolate")
     [block] = reading.blocks
     assert [(part.logical, part.rows.num_rows) for part in block.tables] == [("db.u", 20)]

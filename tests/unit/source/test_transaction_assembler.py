@@ -15,9 +15,9 @@ from cdc_core.binlog.gtid import parse_gtid
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.block import Block, EntryKind
 from cdc_core.model.position import Position
+from cdc_core.source.block_builder import ISOLATED, NOT_INCLUDED
 from cdc_core.source.effects import Effect
-from cdc_core.source.gather import ISOLATED, NOT_INCLUDED
-from cdc_core.source.shelf import Pile
+from cdc_core.source.spill import SpillableChanges
 from tests.unit.source.made_log import SECOND, XA_COMPLETED, XA_PREPARED, Log
 
 XID = "X'78',X'',1"
@@ -38,11 +38,11 @@ def assert_partition(blocks: list[Block]) -> None:
 
 def refused(code: str, log: Log, feed: object) -> DataAtRisk:
     """The error of a call, and that it left nothing of it to hand on."""
-    before = log.assembly.gather.end
+    before = log.assembler.builder.end
     with pytest.raises(DataAtRisk) as raised:
         feed()  # type: ignore[operator]
     assert raised.value.code == code
-    assert log.assembly.gather.end == before
+    assert log.assembler.builder.end == before
     assert log.file in raised.value.where
     return raised.value
 
@@ -176,7 +176,7 @@ def test_an_xa_transaction_that_is_rolled_back_leaves_nothing() -> None:
     log.prepare(b"x")
     log.gtid(XA_COMPLETED, b"x")
     log.query(f"XA ROLLBACK {XID}")
-    assert log.assembly.held == {}
+    assert log.assembler.prepared == {}
     assert log.ids() == []
 
 
@@ -189,9 +189,9 @@ def test_an_xa_commit_in_one_phase_is_a_commit() -> None:
 
 
 def test_an_xa_commit_without_its_prepare_asks_and_stops_when_nobody_knows() -> None:
-    asked: list[dict[str, Pile]] = []
+    asked: list[dict[str, SpillableChanges]] = []
 
-    def prepared() -> dict[str, Pile]:
+    def prepared() -> dict[str, SpillableChanges]:
         asked.append({})
         return asked[-1]
 
@@ -209,7 +209,7 @@ def test_a_group_that_is_read_again_after_a_loss_is_counted_once() -> None:
         one.rows(2)
         one.rows(3, database="other", table_id=8)
     (before,) = log.blocks()
-    place = log.assembly.rewind()
+    place = log.assembler.rewind()
     assert place == before.end
     log.offset, log.gtids = place.offset, log.gtids - 1
     log.gtid()
@@ -229,7 +229,7 @@ def test_a_group_of_which_pieces_have_left_cannot_be_read_again() -> None:
     log = Log(block_bytes=500)
     log.gtid()
     log.rows(*range(50))
-    assert log.assembly.rewind() is None
+    assert log.assembler.rewind() is None
 
 
 def test_what_is_not_captured_is_not_even_parsed() -> None:
@@ -351,7 +351,7 @@ def test_what_may_still_be_undone_does_not_leave_in_pieces() -> None:
     assert sum(int(block.entries.rows.sum()) for block in blocks) == 0
 
 
-def test_what_follows_a_savepoint_waits_on_the_shelf_and_leaves_in_pieces_at_the_commit() -> None:
+def test_what_follows_a_savepoint_waits_in_files_and_leaves_in_pieces_at_the_commit() -> None:
     log = Log(block_bytes=700)
     log.gtid()
     log.rows(*range(10))
@@ -362,15 +362,15 @@ def test_what_follows_a_savepoint_waits_on_the_shelf_and_leaves_in_pieces_at_the
     log.rows(*range(40, 60))
     log.query("ROLLBACK TO `b`")
     log.rows(60)
-    shelved = list(Path(log.assembly._shelf._directory).iterdir())
+    spilled = list(Path(log.assembler._spill_files.directory).iterdir())
     before = log.blocks()
     commit = log.commit()
     log.transaction(61)
     after = log.blocks()
     assert kinds(before) == [EntryKind.PART]
     assert_partition([*before, *after])
-    assert len(shelved) > 2
-    assert not any(path.exists() for path in shelved)
+    assert len(spilled) > 2
+    assert not any(path.exists() for path in spilled)
     assert kinds(after) == [EntryKind.PART] * (len(after) - 1) + [EntryKind.TRANSACTION] * 2
     assert {block.end.offset for block in after[:-1]} == {commit}
     rows = [v for b in (*before, *after) for t in b.tables for v in t.rows.column("id").to_pylist()]
@@ -378,7 +378,7 @@ def test_what_follows_a_savepoint_waits_on_the_shelf_and_leaves_in_pieces_at_the
 
 
 @pytest.mark.parametrize("savepoint", ["a", "b"])
-def test_rollback_to_a_savepoint_takes_back_what_is_on_the_shelf(savepoint: str) -> None:
+def test_rollback_to_a_savepoint_takes_back_what_is_in_files(savepoint: str) -> None:
     log = Log(block_bytes=500)
     log.gtid()
     log.query("SAVEPOINT `a`")
@@ -394,7 +394,7 @@ def test_rollback_to_a_savepoint_takes_back_what_is_on_the_shelf(savepoint: str)
 
 
 @pytest.mark.parametrize("ending", ["COMMIT", "ROLLBACK"])
-def test_a_prepared_transaction_waits_on_the_shelf_and_leaves_in_pieces_at_its_commit(ending: str) -> None:
+def test_a_prepared_transaction_waits_in_files_and_leaves_in_pieces_at_its_commit(ending: str) -> None:
     log = Log(block_bytes=500)
     log.gtid(XA_PREPARED, b"x")
     for first in range(0, 40, 2):
@@ -411,7 +411,7 @@ def test_a_prepared_transaction_waits_on_the_shelf_and_leaves_in_pieces_at_its_c
     rows = [row for block in blocks for table in block.tables for row in table.rows.to_pylist()]
     assert [row["id"] for row in rows] == [*range(40)] * (ending == "COMMIT")
     assert {row["_cdc_seq"] for row in rows} <= {Position(0, log.file, start).seq}
-    assert not list(Path(log.assembly._shelf._directory).iterdir())
+    assert not list(Path(log.assembler._spill_files.directory).iterdir())
 
 
 def test_many_small_prepared_transactions_do_not_fill_the_memory() -> None:
@@ -420,8 +420,8 @@ def test_many_small_prepared_transactions_do_not_fill_the_memory() -> None:
         log.gtid(XA_PREPARED, b"%d" % number)
         log.rows(*range(10))
         log.prepare(b"%d" % number)
-    assert sum(pile.near_bytes for pile in log.assembly.held.values()) < 2000
-    assert len(log.assembly.held) == 40
+    assert sum(pile.memory_bytes for pile in log.assembler.prepared.values()) < 2000
+    assert len(log.assembler.prepared) == 40
 
 
 def test_of_the_past_only_what_stays_prepared_is_kept() -> None:
@@ -440,7 +440,7 @@ def test_of_the_past_only_what_stays_prepared_is_kept() -> None:
     log.gtid(XA_COMPLETED, b"z")
     log.query("XA COMMIT X'7a',X'',1")
     assert log.ids() == []
-    assert {xid: len(pile) for xid, pile in log.assembly.held.items()} == {XID: 1}
+    assert {xid: len(pile) for xid, pile in log.assembler.prepared.items()} == {XID: 1}
 
 
 def test_where_there_is_no_room_for_what_must_wait_the_task_may_be_retried(monkeypatch: pytest.MonkeyPatch) -> None:
