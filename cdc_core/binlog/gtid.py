@@ -5,7 +5,9 @@ Sources: MySQL libs/mysql/binlog/event/control_events.h and libs/mysql/serializa
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import UUID
 
 from cdc_core.binlog.events import Event, EventType, XaId
@@ -74,6 +76,29 @@ def parse_gtid(event: Event) -> Gtid:
         "" if anonymous else str(UUID(bytes=sid)), 0 if anonymous else gno, "", flags, last_committed, sequence,
         immediate, original, length, version,
     )  # fmt: skip
+
+
+_HEAD = struct.Struct("<x16sq17xIHB")
+"""flags u8, sid, gno i64, kind u8 and two i64 of logical time, then 56 bits of commit time."""
+_KIND_AT = 25
+_LOGICAL_TIMESTAMPS = 2
+_COMMIT_TIME = (1 << 55) - 1
+
+
+def parse_gtid_head(event: Event) -> tuple[str, int]:
+    """`Gtid.text` and `Gtid.immediate_commit_ts_us`: of MySQL 8 and later from their fixed places alone."""
+    body, code = event.body, event.header.type
+    if code == EventType.GTID_TAGGED or len(body) < _HEAD.size or body[_KIND_AT] != _LOGICAL_TIMESTAMPS:
+        gtid = parse_gtid(event)
+        return gtid.text, gtid.immediate_commit_ts_us
+    sid, number, low, middle, high = _HEAD.unpack_from(body)
+    commit_ts_us = (low | middle << 32 | high << 48) & _COMMIT_TIME
+    return (f"{_sid_text(sid)}:{number}" if code == EventType.GTID else ""), commit_ts_us
+
+
+@lru_cache(maxsize=256)
+def _sid_text(sid: bytes) -> str:
+    return str(UUID(bytes=sid))
 
 
 def _parse_gtid_tagged(event: Event) -> Gtid:

@@ -25,6 +25,7 @@ from cdc_core.model.block import Block
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
+from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.defaults import column_defaults
 from cdc_core.source.definitions import logs_cascades, table_schema, table_schemas
@@ -61,7 +62,7 @@ class SourceStream:
     history:           what tables were, as blocks have said before (Block.definitions).
     limits:            of the ring; they bound the size of a block.
     undone:            see TransactionAssembler; is added to.
-    accept, accept_by: see TransactionAssembler.
+    accept, accept_by: file and offset of events that an operator accepts; the command to do so, up to the place.
     Raises, on entering, what LogReader raises.
     """
 
@@ -94,8 +95,8 @@ class SourceStream:
         self._reader: LogReader | None = None
         self._control: pymysql.Connection | None = None
         self._undone = undone
-        self._accept = tuple(accept)
-        self._accept_by = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
+        command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
+        self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._history = History(history, self._present, self._behind, self._defaults)
         self._tables = tables = Tables(captures, self._known, isolated, self._history)
@@ -118,9 +119,7 @@ class SourceStream:
 
     def require_accepted(self) -> None:
         """Raises UsageError (extract.accept) where a place that was to be accepted did not come."""
-        for place in self._accept:
-            if place not in self._assembler.accepted:
-                raise faults.nothing_to_accept(f"{self._source.name}, {place[0]}:{place[1]}")
+        self._accepted.require_used()
 
     def __enter__(self) -> SourceStream:
         self._reader = self._open(self._start, binlog_files(self._asked()))
@@ -302,7 +301,7 @@ class SourceStream:
         return TransactionAssembler(
             self._source.name, begin, tables, policy, effects=self._effects.of,
             prepared=None if past else self._prepared, undone=self._undone, block_bytes=self._block_bytes,
-            accept=() if past else self._accept, accept_by=self._accept_by,
+            accepted=None if past else self._accepted,
         )  # fmt: skip
 
     # What the assembly asks

@@ -1,25 +1,24 @@
-"""Transactions: the state machine between raw events and the block that is being gathered. It does no I/O itself.
+"""Transactions: from raw events to the block that is being built. It does no I/O itself.
 
-A group is what lies between two places to resume from. It begins with a GTID event of any kind, and ends with
-  XID | QUERY COMMIT | a single statement outside BEGIN      -> TRANSACTION or DDL, or PASSED without captured rows
-  QUERY ROLLBACK                                             -> PASSED: what it held never happened
-  XA PREPARE                                                 -> PASSED; its rows are held by xid until
-  XA COMMIT / XA ROLLBACK of that xid, a group of its own    -> TRANSACTION at the place of the commit / PASSED
-Outside a group only events that belong to the file itself may come. SAVEPOINT and ROLLBACK TO cut back the rows of
-an open group. A group that grows too large leaves the builder in pieces (PART); what of it may still be undone waits on
-the shelf. What comes out of one event (a payload, a commit of what was on the shelf) has no places of its own: its
-pieces end where that event begins, so that all but the first of them have no bytes.
+`transaction_grammar` says of which events a group consists, and where each event leads; the methods here are its steps.
+What becomes of a group:
+  committed                -> TRANSACTION; without captured rows DDL, or PASSED
+  a statement by itself    -> DDL, or PASSED without captured tables
+  rolled back              -> PASSED: what it held never happened
+  XA PREPARE               -> PASSED; its rows are kept by xid until the XA COMMIT or XA ROLLBACK of that xid, a group
+                              of its own: they are part of that one's entry
+SAVEPOINT and ROLLBACK TO cut back the rows of an open group. A group that grows too large leaves in pieces (PART); what
+of it may still be undone waits in files. What comes out of one event (a payload, a commit of what was in files) has no
+places of its own: its pieces end where that event begins, so that all but the first of them have no bytes.
 It must keep true that every event is put into an entry or raises, and that nothing is skipped for being unknown.
 """
 
 from __future__ import annotations
 
 import logging
-import struct
 from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from uuid import UUID
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
 from cdc_core.binlog.events import (
@@ -34,15 +33,15 @@ from cdc_core.binlog.events import (
     parse_xa_prepare,
     type_name,
 )
-from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
+from cdc_core.binlog.gtid import parse_gtid_head, parse_mariadb_gtid
 from cdc_core.binlog.rows_event import DUMMY_TABLE_ID, ROW_EVENTS, parse_rows
 from cdc_core.binlog.table_map import table_name
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import NO_TRACE, Block, EntryKind
-from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, TableEvent
+from cdc_core.model.coverage import ANY_TABLE, Happened, TableEvent
 from cdc_core.model.position import FIRST_OFFSET, Position
-from cdc_core.model.schema import TableSchema
 from cdc_core.source import faults
+from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.block_builder import (
     ISOLATED,
     NOT_INCLUDED,
@@ -52,6 +51,7 @@ from cdc_core.source.block_builder import (
     Trace,
 )
 from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.ddl_effects import DdlEffect, define_tables, drops
 from cdc_core.source.effects import Effect
 from cdc_core.source.history import Change, Place
 from cdc_core.source.pending_changes import (
@@ -65,11 +65,10 @@ from cdc_core.source.pending_changes import (
 from cdc_core.source.spill import SpillableChanges, SpillFiles
 from cdc_core.source.statements import Action, Statement, classify, shown
 from cdc_core.source.tables import Tables
+from cdc_core.source.transaction_grammar import GRAMMAR, GroupState, Mark, Meaning, Step
 
 log = logging.getLogger(__name__)
 
-_SOME_TABLE = "lockstep_some_table"
-"""A name that no pattern is about: captured where all tables of a database are."""
 STATEMENT_PASSED = "statement on a table not included"
 
 _FILE_EVENTS = frozenset({
@@ -84,10 +83,6 @@ _ASIDE = frozenset({
 """Beside a statement or its rows: what they do is judged by the statement or row event itself."""
 Blocks = Generator[Block, None, None]
 """The blocks that an event completes, each handed on before what follows it in the event is read."""
-_GTID_HEAD = struct.Struct("<x16sq17xIHB")
-"""flags u8, sid, gno i64, kind u8 and two i64 of logical time, then 56 bits of commit time (see binlog.gtid)."""
-_LOGICAL_TIMESTAMPS = 2
-_COMMIT_TIME = (1 << 55) - 1
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
 _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
@@ -104,40 +99,49 @@ _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
 class _Group:
     """The open group. seq, gtid, commit_ts_us: from its first event. rows: of captured tables, in order.
 
-    open: goes on until its end, not just to the next statement. xa: may stay prepared. redundant: the first of the two
-    groups of a MariaDB ALTER. undone: will be rolled back, as an earlier reading has shown. ordinal: row events so
-    far. pieces: how many PARTs have left. defines: holds DDL of a captured table. marks: savepoint -> how much was held
-    when it was set. isolated: ids in `maps` of isolated tables. passed, notes: of its entry, and gone with
-    the group when it is dropped. happened: what its statements did to captured tables, for their coverage.
+    ordinal: row events so far. pieces: how many PARTs have left. without_rows: the kind of its entry where it holds no
+    rows: DDL once it has defined a captured table. marks: savepoint -> how much was held when it was set. isolated: ids
+    in `maps` of isolated tables. left_out, notes: of its entry, and gone with the group when it is dropped. happened:
+    what its statements did to captured tables, for their coverage.
     """
 
+    state: GroupState
     start: int
     seq: int
     gtid: str
     commit_ts_us: int
     rows: SpillableChanges
-    open: bool = False
-    xa: bool = False
-    redundant: bool = False
-    undone: bool = False
     ordinal: int = 0
     events: int = 1
     pieces: int = 0
-    defines: bool = False
+    without_rows: EntryKind = EntryKind.PASSED
     marks: dict[str, int] = field(default_factory=dict)
     maps: dict[bytes, MappedTable | None] = field(default_factory=dict)
     isolated: set[bytes] = field(default_factory=set)
-    passed: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     happened: list[tuple[str, Happened]] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class _Logged:
+    """A statement as the log has it. databases: in which alone it changed anything, None where the event does not say.
+    words: of its text, what may be shown."""
+
+    statement: Statement
+    databases: frozenset[str] | None = None
+    words: str = ""
+
+
+_NO_STATEMENT = _Logged(Statement(Action.HARMLESS, ""))
+"""Of an event that is not a statement."""
 
 
 class TransactionAssembler:
     """Feed it events in order; each returns the blocks that it completes.
 
     effects:     which captured tables a statement may change (effects.Effects.of).
-    accept:      file and offset of events that an operator accepts where they would stop the stream.
-    accept_by:   the command with which an operator accepts one, up to the place.
+    accepted:    what an operator accepts of what would stop the stream.
     prepared:    what was prepared before this stream began and not ended before it, by xid; asked once, if at all.
                  None: this is a look at the past for just that. Of all other transactions nothing is read.
     block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
@@ -156,14 +160,11 @@ class TransactionAssembler:
         prepared: Callable[[], Mapping[str, SpillableChanges]] | None,
         block_bytes: int,
         undone: set[int] | None = None,
-        accept: Iterable[tuple[str, int]] = (),
-        accept_by: str = "lockstep extract PIPELINE --accept",
+        accepted: AcceptedPlaces | None = None,
     ) -> None:
         self.mariadb = False
         self.lower_case = False
         """The server compares names of tables in lower case."""
-        self.accepted: set[tuple[str, int]] = set()
-        """Of what is to be accepted: where something was."""
         self.format_crc = 0
         """Of the file that the next event lies in; 0 while it is not known."""
         self.cascades_logged = True
@@ -175,8 +176,7 @@ class TransactionAssembler:
         self._tables = tables
         self._policy = policy
         self._effects = effects
-        self._pending = sorted({Position(begin.timeline, *place) for place in accept})
-        self._accept_by = accept_by
+        self._accepted = accepted or AcceptedPlaces(source, begin.timeline)
         self._outermost: Event | None = None
         self._find_prepared = prepared
         self._past = prepared is None
@@ -190,14 +190,14 @@ class TransactionAssembler:
         """Up to the last event that was fed."""
         self._group: _Group | None = None
         self._spill_files = SpillFiles()
-        self._sids: dict[bytes, str] = {}
         self._handlers = self._table_of_handlers()
+        self._steps = self._table_of_steps()
 
     def feed(self, event: Event) -> Blocks:
         """One event of the log, or the artificial ROTATE that says in which file the next ones lie. It is fed once the
         answer is read to its end."""
         if event.start < 0:
-            yield from self._switch(parse_rotate(event).file)
+            yield from self._switch(event)
             return
         self._end = self._cut = event.start + event.header.length
         self._outermost = event
@@ -205,12 +205,12 @@ class TransactionAssembler:
         if self._group is not None:
             self._group.events += 1
         yield from self._dispatch(event)
-        self._require_used()
+        self._accepted.require_used(self._after)
         if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
     def _trace_event(self, event: Event) -> None:
-        """The trace begins with each group, goes on behind it, and begins again where it grows too long."""
+        """The trace begins with each group, goes on after it, and begins again where it grows too long."""
         begin, crc = self.trace
         if begin == NO_TRACE or event.header.type in _BEGINS or self._end - begin > TRACE_BYTES:
             begin, crc = event.start, 0
@@ -226,16 +226,16 @@ class TransactionAssembler:
         self._end = groups.reached
         self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.builder.extend(groups)
-        self._require_used()
+        self._accepted.require_used(self._after)
         if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
     @property
     def inside(self) -> tuple[int, int] | None:
         """Of a group that goes on until its end: its next row event's ordinal, and what it may still hold before a
-        piece of it leaves or is shelved. None where none is open."""
+        piece of it leaves or is spilled. None where none is open."""
         group = self._group
-        if group is None or not group.open:
+        if group is None or not group.state.goes_on:
             return None
         return group.ordinal, self.block_bytes - group.rows.memory_bytes
 
@@ -256,18 +256,18 @@ class TransactionAssembler:
         assert group is not None
         self._end = self._cut = end
         self.trace = trace
-        self._require_used()
+        self._accepted.require_used(self._after)
         group.events += events
         group.ordinal = ordinal
         group.maps.update(maps)
         if left_out:
-            group.passed[NOT_INCLUDED] += left_out
+            group.left_out[NOT_INCLUDED] += left_out
         if len(rows):
             yield from self._hold(group, rows)
 
     @property
     def reached(self) -> int:
-        """Offset behind the last event that was fed."""
+        """Offset after the last event that was fed."""
         return self._end
 
     def flush(self) -> Block | None:
@@ -287,7 +287,7 @@ class TransactionAssembler:
         return self.builder.begin
 
     def discard(self) -> None:
-        """Drops what complete groups have gathered: for a look at the past that is after `held` only."""
+        """Drops what complete groups have gathered: for a look at the past that is about `prepared` only."""
         if self._group is None:
             self.builder = BlockBuilder(self._source, Position(self.builder.begin.timeline, self._file, self._end))
 
@@ -295,14 +295,14 @@ class TransactionAssembler:
         handler = self._handlers.get(event.header.type)
         if handler is None:
             self._stop(event, faults.unknown_event(event, self._where(event)))
-            return self._pass_unread(event)
+            return self._advance(event, Mark.ACCEPTED)
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
     def _table_of_handlers(self) -> dict[int, Callable[[Event], Iterable[Block]]]:
-        """What is done with each type of event. A type that is not here is unknown, and stops."""
+        """What each type of event means. A type that is not here is unknown, and stops."""
         handlers: dict[int, Callable[[Event], Iterable[Block]]] = {
             EventType.TABLE_MAP: self._table_map,
-            EventType.XID: self._commit,
+            EventType.XID: lambda event: self._advance(event, Action.COMMIT),
             EventType.MARIADB_GTID: self._begin_mariadb,
             EventType.TRANSACTION_PAYLOAD: self._payload,
             EventType.XA_PREPARE: self._prepare,
@@ -310,33 +310,83 @@ class TransactionAssembler:
             EventType.INCIDENT: self._incident,
         }
         for types, handler in (
-            (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (_QUERIES, self._query),
-            (_MYSQL_GTIDS, self._begin_mysql), (_ASIDE, self._aside), (_FILE_EVENTS, self._pass_outside),
+            (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (_QUERIES, self._query), (_MYSQL_GTIDS, self._begin_mysql),
+            (_ASIDE, self._aside), (_FILE_EVENTS, lambda event: self._advance(event, Mark.OF_FILE)),
         ):  # fmt: skip
             handlers |= dict.fromkeys((int(code) for code in types), handler)
         return {int(code): handler for code, handler in handlers.items()}
 
-    def _aside(self, event: Event) -> Iterable[Block]:
-        self._require_group(event)
-        return ()
-
     def _incident(self, event: Event) -> Iterable[Block]:
         self._stop(event, faults.incident(event, self._where(event)))
-        return self._pass_unread(event)
+        return self._advance(event, Mark.ACCEPTED)
+
+    # The grammar
+
+    def _table_of_steps(self) -> dict[Step, Callable[[Event, _Logged], Iterable[Block]]]:
+        """Each step of the grammar but BEGIN and CHANGE, which the handlers of their events take themselves."""
+        return {
+            Step.NOTHING: lambda event, logged: (),
+            Step.ADD_ENTRY: self._add_entry,
+            Step.COMMIT: self._commit,
+            Step.COMMIT_PREPARED: self._commit_prepared,
+            Step.DROP: self._roll_back,
+            Step.DROP_PREPARED: self._roll_back_prepared,
+            Step.DROP_UNFINISHED: self._drop_unfinished,
+            Step.KEEP_PREPARED: self._keep_prepared,
+            Step.SET_SAVEPOINT: self._set_savepoint,
+            Step.UNDO_TO_SAVEPOINT: self._undo_to_savepoint,
+            Step.JUDGE_DATA: self._judge_data,
+            Step.JUDGE_DEFINITION: self._judge_definition,
+            Step.JUDGE_UNKNOWN: self._judge_unknown,
+        }
+
+    def _next(self, event: Event, seen: Meaning) -> tuple[GroupState, Step]:
+        """Where an event leads. Raises DataAtRisk (source.inside_transaction, source.grammar) for one that cannot come
+        here."""
+        group = self._group
+        found = GRAMMAR.get((GroupState.NONE if group is None else group.state, seen))
+        if found is not None:
+            return found
+        if group is None:
+            raise faults.inside_transaction(event, self._where(event))
+        raise faults.grammar(
+            f"{seen.value} ({type_name(event.header.type)}) comes in the one that began at {group.start}, which "
+            f"{group.state.value}",
+            self._where(event),
+        )
+
+    def _advance(self, event: Event, seen: Meaning, logged: _Logged = _NO_STATEMENT) -> Blocks:
+        """Takes the step of an event; then the group is in its next state, or has ended."""
+        state, step = self._next(event, seen)
+        yield from self._steps[step](event, logged)
+        if self._group is None:
+            return
+        self._group.state = state
+        if state is GroupState.NONE:
+            # A statement by itself: DDL is DDL even where it holds a row, which is that of a TRUNCATE.
+            ddl = self._group.without_rows == EntryKind.DDL
+            yield from self._finish(self._group, EntryKind.DDL if ddl else EntryKind.TRANSACTION)
+
+    def _open(self, event: Event) -> _Group:
+        """The group to which a row event, or what comes with it, belongs. Raises as `_next`."""
+        self._next(event, Mark.CHANGE)
+        assert self._group is not None
+        return self._group
+
+    @property
+    def _present(self) -> _Group:
+        """The group of a step that the grammar has only in groups."""
+        assert self._group is not None
+        return self._group
 
     # The file
 
-    def _switch(self, file: str) -> Blocks:
+    def _switch(self, event: Event) -> Blocks:
         """What comes next lies in another file. Without a ROTATE before it the server stopped or crashed there."""
-        if file == self._file:
-            return
-        if self._group is not None:
-            # The server crashed while it wrote the group, and so never committed it.
-            self._require_undoable(self._group, "its file ends in it, because the server crashed")
-            log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
-            self.trace = NOT_TRACED  # the server may cut off what it never committed
-            yield from self._drop(self._group)
-        yield self._close(file)
+        file = parse_rotate(event).file
+        if file != self._file:
+            yield from self._advance(event, Mark.FILE_ENDS)
+            yield self._close(file)
 
     def _close(self, next_file: str = "") -> Block:
         """Ends the block; the next one begins where it ended."""
@@ -351,100 +401,98 @@ class TransactionAssembler:
             self.format_crc = 0
         return block
 
-    def _rotate(self, event: Event) -> Iterable[Block]:
-        self._pass_outside(event)
-        return (self._close(parse_rotate(event).file),)
+    def _rotate(self, event: Event) -> Blocks:
+        yield from self._advance(event, Mark.OF_FILE)
+        yield self._close(parse_rotate(event).file)
 
-    def _pass_outside(self, event: Event) -> Iterable[Block]:
-        if self._group is not None:
-            raise faults.grammar(
-                f"{type_name(event.header.type)} stands in the one that began at {self._group.start}",
-                self._where(event),
-            )
-        return self._pass_alone(event)
-
-    def _pass_alone(self, event: Event) -> Iterable[Block]:
+    def _add_entry(self, event: Event, logged: _Logged) -> Iterable[Block]:
+        """For an event outside of groups."""
         self.builder.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
         return ()
 
-    def _pass_unread(self, event: Event) -> Iterable[Block]:
-        """An event that was accepted: on its own, the only one of its group, or one of several."""
-        return self._pass_alone(event) if self._group is None else self._single(self._group)
+    # Groups
 
-    # OrdinaryTransactions
-
-    def _begin(self, event: Event, gtid: str, commit_ts_us: int) -> _Group:
-        if self._group is not None:
-            raise faults.grammar(
-                f"a transaction begins while the one that began at {self._group.start} is open", self._where(event)
-            )
+    def _begin(self, event: Event, opening: Mark, gtid: str, commit_ts_us: int) -> Iterable[Block]:
+        seq = self._seq(event)
+        state, _ = self._next(event, Mark.GTID_OF_UNDONE if seq in self._undone else opening)
         # Before MySQL 8 the log knows whole seconds only, as MariaDB does.
         moment = commit_ts_us or event.header.timestamp * 1_000_000
-        seq = self._seq(event)
-        self._group = _Group(
-            event.start, seq, gtid, moment, SpillableChanges(self._spill_files), undone=seq in self._undone
-        )
-        return self._group
+        self._group = _Group(state, event.start, seq, gtid, moment, SpillableChanges(self._spill_files))
+        return ()
 
     def _begin_mysql(self, event: Event) -> Iterable[Block]:
-        """The short way reads what every transaction of MySQL 8 and later has at fixed places, and nothing else."""
-        body = event.body
-        code = event.header.type
-        if code == EventType.GTID_TAGGED or len(body) < _GTID_HEAD.size or body[25] != _LOGICAL_TIMESTAMPS:
-            gtid = parse_gtid(event)
-            self._begin(event, gtid.text, gtid.immediate_commit_ts_us)
-            return ()
-        sid, number, low, middle, high = _GTID_HEAD.unpack_from(body)
-        name = ""
-        if code == EventType.GTID:
-            if sid not in self._sids:
-                self._sids[sid] = str(UUID(bytes=sid))
-            name = f"{self._sids[sid]}:{number}"
-        self._begin(event, name, (low | middle << 32 | high << 48) & _COMMIT_TIME)
-        return ()
+        return self._begin(event, Mark.GTID_OF_STATEMENT, *parse_gtid_head(event))
 
     def _begin_mariadb(self, event: Event) -> Iterable[Block]:
         gtid = parse_mariadb_gtid(event)
-        group = self._begin(event, gtid.text, 0)
-        group.open = not gtid.standalone and not gtid.xa_completed
-        group.xa = gtid.xa_prepared
-        group.redundant = gtid.start_alter or gtid.rollback_alter
-        return ()
+        if gtid.xa_prepared:
+            opening = Mark.GTID_OF_XA
+        elif gtid.start_alter or gtid.rollback_alter:
+            opening = Mark.GTID_OF_FIRST_ALTER
+        else:
+            single = gtid.standalone or gtid.xa_completed
+            opening = Mark.GTID_OF_STATEMENT if single else Mark.GTID_OF_TRANSACTION
+        return self._begin(event, opening, gtid.text, 0)
 
-    def _finish(self, kind: EntryKind) -> Iterable[Block]:
-        """Ends the group with an entry; a transaction without captured rows is only passed, or is DDL."""
-        group = self._group
-        assert group is not None
-        if group.undone and kind == EntryKind.TRANSACTION:
-            raise faults.grammar("it is committed, and was rolled back when it was read before", self._where_of(group))
+    def _finish(self, group: _Group, kind: EntryKind) -> Iterable[Block]:
+        """Ends the group with an entry; one without captured rows is DDL, or only passed."""
         self._group = None
         rows = group.rows.pop_memory()
         if kind == EntryKind.TRANSACTION and not rows and not group.pieces:
-            kind = EntryKind.DDL if group.defines else EntryKind.PASSED
+            kind = group.without_rows
         self._add(group, kind, rows, self._end)
         return (self._close(),) if kind == EntryKind.DDL else ()
 
     def _drop(self, group: _Group) -> Iterable[Block]:
         """Ends the group: what it held never happened, or not yet."""
         group.rows.truncate(0)
-        return self._finish(EntryKind.PASSED)
+        return self._finish(group, EntryKind.PASSED)
 
-    def _commit(self, event: Event) -> Blocks:
-        """Ends the group; what is on the shelf leaves before, in pieces."""
-        group = self._require_group(event)
+    def _commit(self, event: Event, logged: _Logged) -> Blocks:
+        """Ends the group; what is in files leaves before, in pieces."""
+        group = self._present
         if self._past:
             yield from self._drop(group)
             return
         for rows in group.rows.pop_spilled():
             self._cut = event.start
-            yield self._piece(group, rows)
-        yield from self._finish(EntryKind.TRANSACTION)
+            yield self._let_go(group, rows)
+        yield from self._finish(group, EntryKind.TRANSACTION)
 
-    def _piece(self, group: _Group, rows: list[PendingChange]) -> Block:
-        """Lets go what the group held first, as a PART."""
+    def _roll_back(self, event: Event, logged: _Logged) -> Iterable[Block]:
+        self._require_undoable(self._present, "it was rolled back")
+        return self._drop(self._present)
+
+    def _drop_unfinished(self, event: Event, logged: _Logged) -> Iterable[Block]:
+        """The server crashed while it wrote the group, and so never committed it."""
+        self._require_undoable(self._present, "its file ends in it, because the server crashed")
+        log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
+        self.trace = NOT_TRACED  # the server may cut off what it never committed
+        return self._drop(self._present)
+
+    def _set_savepoint(self, event: Event, logged: _Logged) -> Iterable[Block]:
+        """One that is set again is the later one."""
+        group, name = self._present, logged.statement.name
+        group.marks.pop(name, None)
+        group.marks[name] = len(group.rows)
+        return ()
+
+    def _undo_to_savepoint(self, event: Event, logged: _Logged) -> Iterable[Block]:
+        group, savepoint = self._present, logged.statement.name
+        mark = group.marks.get(savepoint)
+        if mark is None:
+            raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._where(event))
+        group.rows.truncate(mark)
+        names = list(group.marks)
+        for later in names[names.index(savepoint) + 1 :]:
+            del group.marks[later]
+        return ()
+
+    def _let_go(self, group: _Group, rows: list[PendingChange]) -> Block:
+        """A block up to the first of what the group held, as a PART."""
         self._add(group, EntryKind.PART, rows, self._cut)
         group.events = 0
-        group.passed.clear()
+        group.left_out.clear()
         group.notes.clear()
         group.happened.clear()
         group.pieces += 1
@@ -452,73 +500,81 @@ class TransactionAssembler:
 
     def _add(self, group: _Group, kind: EntryKind, rows: list[PendingChange], end: int) -> None:
         if self._tables.isolated:
-            kept = [left for held in rows if (left := held.without(self._tables.isolated)) is not None]
-            group.passed[ISOLATED] += sum(map(len, rows)) - sum(map(len, kept))
+            # A table may have been isolated after its rows came: then all of the transaction are left out.
+            kept = [left for pending in rows if (left := pending.without(self._tables.isolated)) is not None]
+            group.left_out[ISOLATED] += sum(map(len, rows)) - sum(map(len, kept))
             rows = kept
         self.builder.add(
             kind, end, seq=group.seq, commit_ts_us=group.commit_ts_us, events=group.events, gtid=group.gtid,
             rows=rows, trace=self.trace,
         )  # fmt: skip
-        for rule, count in group.passed.items():
+        for rule, count in group.left_out.items():
             self.builder.leave_out(rule, count)
         for note in group.notes:
             self.builder.note(note)
         for table, what in group.happened:
-            self.builder.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._place(group)))
+            self.builder.happened(TableEvent(table, what, group.seq, group.commit_ts_us, self._start_of(group)))
+
+    # Rows
+
+    def _aside(self, event: Event) -> Iterable[Block]:
+        self._open(event)
+        return ()
 
     def _table_map(self, event: Event) -> Iterable[Block]:
-        group = self._require_group(event)
-        if self._past and not group.xa:
-            group.maps[event.body[:6]] = None
+        group, table_id = self._open(event), event.body[:6]
+        if self._past and group.state is not GroupState.XA:
+            group.maps[table_id] = None
             return ()
         try:
-            use = self._tables.use(event, mariadb=self.mariadb, place=self._placed(group))
+            table = self._tables.use(event, mariadb=self.mariadb, place=self._place_in(group))
         except (DataAtRisk, Refused) as error:
-            if not self._isolates(table_name(event), error, self._place(group)):
+            if not self._isolates(table_name(event), error, self._start_of(group)):
                 raise
-            use = self._tables.use(event, mariadb=self.mariadb)
-        table_id = event.body[:6]
-        group.maps[table_id] = use
-        if use is None and self._tables.is_isolated(event.body):
+            table = self._tables.use(event, mariadb=self.mariadb)
+        group.maps[table_id] = table
+        if table is None and self._tables.is_isolated(event.body):
             group.isolated.add(table_id)
         return ()
 
     def _rows(self, event: Event) -> Iterable[Block]:
-        group = self._require_group(event)
+        group = self._open(event)
         ordinal = group.ordinal
         group.ordinal += 1
         try:
-            use = group.maps[event.body[:6]]
+            table = group.maps[event.body[:6]]
         except KeyError:
             rows = parse_rows(plain(event))
             if rows.table_id == DUMMY_TABLE_ID and not rows.images:
                 return ()
             raise faults.inside_transaction(event, self._where(event)) from None
-        if use is None:
-            group.passed[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
+        if table is None:
+            group.left_out[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
             return ()
         try:
-            held = PendingRows.from_event(use, parse_rows(plain(event)), ordinal)
+            pending = PendingRows.from_event(table, parse_rows(plain(event)), ordinal)
         except (DataAtRisk, Refused) as error:
-            if not self._isolates((use.schema.database, use.schema.table), error, self._place(group)):
+            if not self._isolates(table.name, error, self._start_of(group)):
                 raise
-            group.passed[ISOLATED] += 1
+            group.left_out[ISOLATED] += 1
             return ()
-        return self._hold(group, held)
+        return self._hold(group, pending)
 
-    def _hold(self, group: _Group, held: PendingChange) -> Iterable[Block]:
-        if group.undone or (self._past and not group.xa):
+    def _hold(self, group: _Group, pending: PendingChange) -> Iterable[Block]:
+        xa = group.state is GroupState.XA
+        if group.state is GroupState.UNDONE or (self._past and not xa):
             return ()
-        group.rows.append(held)
+        group.rows.append(pending)
         if group.rows.memory_bytes < self.block_bytes:
             return ()
-        if group.xa or group.marks:
+        if xa or group.marks:
+            # It may still be undone: to the savepoint, or after it was prepared.
             group.rows.spill()
             return ()
-        return (self._piece(group, group.rows.pop_memory()),)
+        return (self._let_go(group, group.rows.pop_memory()),)
 
     def _payload(self, event: Event) -> Blocks:
-        self._require_group(event)
+        self._open(event)
         self._cut = event.start
         for inner in payload_events(event):
             yield from self._dispatch(inner)
@@ -527,8 +583,7 @@ class TransactionAssembler:
 
     def _query(self, event: Event) -> Iterable[Block]:
         if event.body.endswith(b"\0BEGIN"):
-            self._require_group(event).open = True
-            return ()
+            return self._advance(event, Action.BEGIN)
         code = event.header.type
         if code == EventType.MARIADB_QUERY_COMPRESSED:
             event = plain(event)
@@ -543,167 +598,91 @@ class TransactionAssembler:
         words = ""
         if statement.action in _SHOWN_ACTIONS:
             words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
-        return self._statement(event, statement, query, words)
+        return self._advance(event, statement.action, _Logged(statement, _updated_databases(query), words))
 
-    def _statement(self, event: Event, statement: Statement, query: Query, words: str) -> Iterable[Block]:
-        group = self._require_group(event)
-        action = statement.action
-        if action in (Action.BEGIN, Action.XA_START):
-            group.open = True
-            group.xa = action == Action.XA_START
-        elif action == Action.COMMIT:
-            return self._commit(event)
-        elif action == Action.ROLLBACK:
-            self._require_undoable(group, "it was rolled back")
-            return self._drop(group)
-        elif action == Action.SAVEPOINT:
-            group.marks.pop(statement.name, None)
-            group.marks[statement.name] = len(group.rows)
-        elif action == Action.ROLLBACK_TO:
-            self._cut_back(event, group, statement.name)
-        elif action == Action.XA_END:
-            pass
-        elif action == Action.XA_COMMIT:
-            group.rows = self._prepared(event, statement.name)
-            return self._commit(event)
-        elif action == Action.XA_ROLLBACK:
-            group.rows = self.prepared.pop(statement.name, group.rows)
-            return self._drop(group)
-        elif action == Action.DATA:
-            self._data(event, group, statement, query, words)
-            return self._single(group)
-        elif action == Action.DEFINITION:
-            return self._define(event, group, statement, query, words)
-        elif action == Action.HARMLESS:
-            return self._single(group)
-        else:
-            self._unknown(event, group, statement, words)
-            return self._single(group)
-        return ()
-
-    def _define(self, event: Event, group: _Group, statement: Statement, query: Query, words: str) -> Blocks:
-        if statement.queries:
-            self._data(event, group, replace(statement, tables=()), query, words)
-        if not group.redundant:
-            yield from self._definition(event, group, statement, words)
-        yield from self._single(group)
-
-    def _single(self, group: _Group) -> Iterable[Block]:
-        """A statement outside BEGIN is a group of its own."""
-        if not group.open:
-            return self._finish(EntryKind.DDL if group.defines else EntryKind.PASSED)
-        return ()
-
-    def _cut_back(self, event: Event, group: _Group, savepoint: str) -> None:
-        mark = group.marks.get(savepoint)
-        if mark is None:
-            raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._where(event))
-        group.rows.truncate(mark)
-        names = list(group.marks)
-        for later in names[names.index(savepoint) + 1 :]:
-            del group.marks[later]
-
-    def _definition(self, event: Event, group: _Group, statement: Statement, words: str) -> Iterable[Block]:
+    def _judge_definition(self, event: Event, logged: _Logged) -> Iterable[Block]:
         """DDL: forget what we know of its tables; judge what it did to rows."""
-        tables, where, place = statement.tables, self._where(event), self._placed(group)
-        if statement.database:
-            tables = self._tables.of_database(statement.database)
-        change = self._tables.change(statement, tables or (), place, group.commit_ts_us)
-        lived = self._tables.lived(statement, place)
-        cascades = statement.cascades and not self.cascades_logged
-        truncated = None if cascades else self._truncated(statement, lived)
-        self._tables.redefined(tables, place, change)
-        captured = None if tables is None else [f"{d}.{t}" for d, t in tables if self._tables.captures(d, t)]
-        if statement.database and statement.unlogged:
-            # Which tables the database had is not in the log, and the server does not know it any more.
-            each = statement.database + EACH_TABLE
-            if self._tables.captures(statement.database, _SOME_TABLE):
-                captured = [each]
-            elif not captured:
-                group.notes.append(f"{statement.verb} {statement.database} at {where}: of its tables none is known")
-                group.happened.append((each, Happened.UNLOGGED))
-        if captured == []:
+        group, statement = self._present, logged.statement
+        if statement.queries:
+            self._judge_data(event, replace(logged, statement=replace(statement, tables=())))
+        effect = define_tables(
+            statement, self._tables, self._place_in(group), group.commit_ts_us, cascades_logged=self.cascades_logged,
+            on_truncate=self._policy.on_truncate,
+        )  # fmt: skip
+        group.happened += effect.happened
+        if effect.unnamed:
+            where = self._where(event)
+            group.notes.append(f"{statement.verb} {effect.unnamed} at {where}: of its tables none is known")
+        if effect.tables == ():
             return ()
-        group.defines = True
-        if truncated is not None:
-            group.ordinal += 1
-            return self._hold(group, PendingTruncate(truncated, self._file, event.start, group.ordinal - 1))
-        names = "unknown tables" if captured is None else ", ".join(captured)
-        why = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
-        if not why and cascades:
-            why = "by its foreign key this server changes rows from here on that it does not log"
-        if not why and lived:
-            why = "the rows of an earlier table of that name are still staged and in the targets"
-        if (what := _happened(statement, why)) is not None:
-            group.happened += [(name, what) for name in ([ANY_TABLE] if captured is None else captured)]
-        if not why and (emptied := [column for columns in change.emptied.values() for column in columns]):
-            why = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
-        if not why:
+        group.without_rows = EntryKind.DDL
+        if effect.truncated is None:
+            self._note_definition(event, group, logged, effect)
+            return ()
+        pending = PendingTruncate(effect.truncated, self._file, event.start, group.ordinal)
+        group.ordinal += 1
+        return self._hold(group, pending)
+
+    def _note_definition(self, event: Event, group: _Group, logged: _Logged, effect: DdlEffect) -> None:
+        """As the pipeline says. Raises DataAtRisk (source.unlogged_change)."""
+        statement, words, where, names = logged.statement, logged.words, self._where(event), effect.names
+        if not effect.unlogged:
             log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
             if self._policy.on_definition == "note":
                 group.notes.append(f"the definition of {names} changed at {where}: {words}")
-            if statement.verb in ("DROP TABLE", "DROP DATABASE"):
+            if drops(statement):
                 group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
         elif self._policy.on_unlogged_change == "stop":
-            self._stop(event, faults.unlogged_change(statement.verb, names, why, words, where), captured or ())
+            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where)
+            self._stop(event, error, effect.tables or ())
         else:
-            log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, why, where)
-            group.notes.append(f"needs re-sync of table {names}: {why}, at {where}: {words}")
-        return ()
+            log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, effect.unlogged, where)
+            group.notes.append(f"needs re-sync of table {names}: {effect.unlogged}, at {where}: {words}")
 
-    def _truncated(self, statement: Statement, lived: bool) -> TableSchema | None:
-        """The definition of the captured table that a TRUNCATE empties, where that is to be staged; or that is empty
-        because it is created again."""
-        replaced = statement.verb == "CREATE OR REPLACE TABLE"
-        empties = statement.verb == "TRUNCATE" or lived or replaced
-        if not empties or self._policy.on_truncate != "stage" or statement.tables is None or statement.queries:
-            return None
-        (name,) = statement.tables
-        return self._tables.definition(name) if self._tables.captures(*name) else None
-
-    def _data(self, event: Event, group: _Group, statement: Statement, query: Query, words: str) -> None:
+    def _judge_data(self, event: Event, logged: _Logged) -> Iterable[Block]:
         """DML as a statement: what it did to rows is not in the log."""
         if self._past:
-            return
-        refused = faults.statement_dml(words, self._where(event))
+            return ()
+        group, statement = self._present, logged.statement
         captured = tuple(table for table in statement.tables or () if self._tables.captures(*table))
-        effect = self._effects(statement, _updated_databases(query), self._after())
+        effect = self._effects(statement, logged.databases, self._after)
+        refused = faults.statement_dml(logged.words, self._where(event))
         self._leave_out_or_stop(event, group, Effect(tuple({*effect.tables, *captured}), effect.unknown), refused)
-        group.passed[STATEMENT_PASSED] += 1
+        group.left_out[STATEMENT_PASSED] += 1
+        return ()
 
-    def _unknown(self, event: Event, group: _Group, statement: Statement, words: str) -> None:
+    def _judge_unknown(self, event: Event, logged: _Logged) -> Iterable[Block]:
         """It passes only where it names what is there, and no captured table can be meant."""
         if self._past:
-            return
-        where = self._where(event)
-        effect = self._effects(statement, None, self._after())
+            return ()
+        group, words, where = self._present, logged.words, self._where(event)
+        effect = self._effects(logged.statement, None, self._after)
         if effect.tables or effect.unknown:
             self._leave_out_or_stop(event, group, effect, faults.unknown_statement(words, where))
-            self._tables.redefined(None, self._placed(group), Change())
+            self._tables.redefined(None, self._place_in(group), Change())
         else:
             log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
             group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
+        return ()
 
     def _leave_out_or_stop(self, event: Event, group: _Group, effect: Effect, error: LockstepError) -> None:
         """Isolates what a statement may have changed, where the pipeline says so and all of it is known."""
         captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))
         if not captured and not effect.unknown:
             return
-        if effect.unknown and not self._accepts(event):
+        accepts = self._place_of(event) in self._accepted
+        if effect.unknown and not accepts:
             error = type(error)(
                 f"{error.what} Which captured tables it changed cannot be told: {effect.unknown}.",
                 where=error.where, code=error.code, remedy=error.remedy,
             )  # fmt: skip
-        if effect.unknown or self._accepts(event):
+        if effect.unknown or accepts:
             self._stop(event, error, [".".join(table) for table in captured] if not effect.unknown else ())
             return
         for table in captured:
-            if not self._isolates(table, error, self._place(group)):
+            if not self._isolates(table, error, self._start_of(group)):
                 self._stop(event, error, [".".join(one) for one in captured])
                 return
-
-    def _after(self) -> Position:
-        return Position(self.builder.begin.timeline, self._file, self._end)
 
     # What an operator accepts
 
@@ -712,10 +691,6 @@ class TransactionAssembler:
         outer = event if event.start >= 0 or self._outermost is None else self._outermost
         return outer.file, outer.start
 
-    def _accepts(self, event: Event) -> bool:
-        file, offset = self._place_of(event)
-        return any((one.file, one.offset) == (file, offset) for one in self._pending)
-
     def _stop(self, event: Event, error: LockstepError, tables: Iterable[str] = ()) -> None:
         """Raises the error with the way past this place, unless an operator has accepted it: then it is noted.
 
@@ -723,12 +698,10 @@ class TransactionAssembler:
         """
         if self._past:
             return
-        file, offset = self._place_of(event)
-        if not self._accepts(event):
-            remedy = f"{error.remedy}. Or accept this place, once you know what it changed: "
-            remedy += f"{self._accept_by} {file}:{offset}"
-            raise type(error)(error.what, where=error.where, code=error.code, remedy=remedy) from None
-        self.accepted.add((file, offset))
+        file, offset = place = self._place_of(event)
+        if place not in self._accepted:
+            raise self._accepted.explain(error, place) from None
+        self._accepted.use(place)
         touched = list(tables)
         names = ", ".join(touched) or "any captured table"
         note = f"needs re-sync of table {names}: {faults.accepted_at(file, offset)}: {error.what} ({error.code})"
@@ -736,41 +709,50 @@ class TransactionAssembler:
         changed = touched or [ANY_TABLE]
         if self._group is None:
             self.builder.note(note)
-            moment, place = event.header.timestamp * 1_000_000, f"{file}:{offset}"
+            moment = event.header.timestamp * 1_000_000
             for table in changed:
-                self.builder.happened(TableEvent(table, Happened.UNLOGGED, self._seq(event), moment, place))
+                self.builder.happened(
+                    TableEvent(table, Happened.UNLOGGED, self._seq(event), moment, f"{file}:{offset}")
+                )
         else:
             self._group.notes.append(note)
             self._group.happened += [(table, Happened.UNLOGGED) for table in changed]
 
-    def _require_used(self) -> None:
-        """An event that was to be accepted and is passed must have been one that stops."""
-        while self._pending and (first := self._pending[0]) < self._after():
-            if (first.file, first.offset) not in self.accepted:
-                raise faults.nothing_to_accept(f"{self._source}, {first.file}:{first.offset}")
-            self._pending.pop(0)
-
     # XA
 
     def _prepare(self, event: Event) -> Iterable[Block]:
-        group = self._require_group(event)
-        prepared = parse_xa_prepare(event)
-        if prepared.one_phase:
-            return self._commit(event)
-        if sum(pile.memory_bytes for pile in self.prepared.values()) + group.rows.memory_bytes >= self.block_bytes:
+        one_phase = parse_xa_prepare(event).one_phase
+        return self._advance(event, Action.COMMIT if one_phase else Mark.PREPARE)
+
+    def _keep_prepared(self, event: Event, logged: _Logged) -> Iterable[Block]:
+        group, xid = self._present, parse_xa_prepare(event).xid.text
+        if (
+            sum(changes.memory_bytes for changes in self.prepared.values()) + group.rows.memory_bytes
+            >= self.block_bytes
+        ):
             group.rows.spill()
-        self.prepared[prepared.xid.text], group.rows = group.rows, SpillableChanges(self._spill_files)
+        self.prepared[xid], group.rows = group.rows, SpillableChanges(self._spill_files)
         return self._drop(group)
 
-    def _prepared(self, event: Event, xid: str) -> SpillableChanges:
-        """What an XA COMMIT commits."""
+    def _commit_prepared(self, event: Event, logged: _Logged) -> Blocks:
+        group, xid = self._present, logged.statement.name
+        if len(group.rows) or group.pieces:
+            raise faults.grammar(f"XA COMMIT {xid} comes in one that has rows of its own", self._where(event))
         if xid not in self.prepared and self._find_prepared is not None:
             self.prepared = {**self._find_prepared(), **self.prepared}
             self._find_prepared = None
         found = self.prepared.pop(xid, None)
-        if found is None and not self._past:
+        if found is not None:
+            group.rows = found
+        elif not self._past:
             self._stop(event, faults.xa_unknown(xid, self._where(event)))
-        return found or SpillableChanges(self._spill_files)
+        return self._commit(event, logged)
+
+    def _roll_back_prepared(self, event: Event, logged: _Logged) -> Iterable[Block]:
+        found = self.prepared.pop(logged.statement.name, None)
+        if found is not None:
+            found.truncate(0)
+        return self._roll_back(event, logged)
 
     # What must hold
 
@@ -788,15 +770,18 @@ class TransactionAssembler:
             raise error
 
     @property
+    def _after(self) -> Position:
+        return Position(self.builder.begin.timeline, self._file, self._end)
+
+    @property
     def place(self) -> Place:
-        """Behind the last event that was fed."""
-        behind = Position(self.builder.begin.timeline, self._file, self._end)
-        return Place(behind.seq, behind)
+        """After the last event that was fed."""
+        return Place(self._after.seq, self._after)
 
-    def _placed(self, group: _Group) -> Place:
-        return Place(group.seq, Position(self.builder.begin.timeline, self._file, self._end))
+    def _place_in(self, group: _Group) -> Place:
+        return Place(group.seq, self._after)
 
-    def _place(self, group: _Group) -> str:
+    def _start_of(self, group: _Group) -> str:
         return f"{Position(self.builder.begin.timeline, self._file, group.start)}"
 
     def _seq(self, event: Event) -> int:
@@ -805,11 +790,6 @@ class TransactionAssembler:
     def _where(self, event: Event) -> str:
         file, offset = self._place_of(event)
         return f"{self._source}, {file}:{offset}"
-
-    def _require_group(self, event: Event) -> _Group:
-        if self._group is None:
-            raise faults.inside_transaction(event, self._where(event))
-        return self._group
 
     def _require_undoable(self, group: _Group, why: str) -> None:
         if group.pieces:
@@ -824,12 +804,3 @@ def _updated_databases(query: Query) -> frozenset[str] | None:
     """In which alone the statement changed anything; None where the event does not say."""
     names = query.status.get(_UPDATED_DATABASES, b"")
     return frozenset(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else None
-
-
-def _happened(statement: Statement, unlogged: str) -> Happened | None:
-    """What a definition did to the rows of the tables that it names."""
-    if unlogged:
-        return Happened.UNLOGGED
-    if statement.verb == "CREATE TABLE":
-        return Happened.CREATED_IF_ABSENT if statement.guarded else Happened.CREATED
-    return Happened.DROPPED if statement.verb in ("DROP TABLE", "DROP DATABASE") else None

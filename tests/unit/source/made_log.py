@@ -10,6 +10,7 @@ from cdc_core.binlog.events import CHECKSUM_SIZE, HEADER_SIZE, Event, EventType,
 from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
+from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
 from cdc_core.source.spill import SpillableChanges
@@ -55,7 +56,7 @@ class Log:
                 on_unreadable=self.on_unreadable,  # type: ignore[arg-type]
             ),
             effects=self.effects,
-            accept=self.accept,
+            accepted=AcceptedPlaces("made", 0, self.accept),
             prepared=self.prepared,
             block_bytes=self.block_bytes,
             undone=self.undone,

@@ -1,0 +1,105 @@
+"""What a statement of DDL does to captured tables: to what is known of them, and to rows that the log does not show.
+
+Which tables a statement that is not DDL may change is in `effects`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened
+from cdc_core.model.schema import TableSchema
+from cdc_core.source.history import Place
+from cdc_core.source.statements import Statement
+from cdc_core.source.tables import Tables
+
+_SOME_TABLE = "lockstep_some_table"
+"""A name that no pattern is about: captured where all tables of a database are."""
+_DROPS = ("DROP TABLE", "DROP DATABASE")
+
+
+@dataclass(frozen=True, slots=True)
+class DdlEffect:
+    """tables: captured ones that the statement defines; None where any may be.
+
+    unlogged:  why rows changed, or are past, without row events; "" where they did not.
+    truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is no
+               unlogged one, and nothing has `happened`.
+    happened:  for the coverage of tables.
+    unnamed:   the database that it drops, where no captured table of it is known though there may have been some.
+    """
+
+    tables: tuple[str, ...] | None
+    unlogged: str = ""
+    truncated: TableSchema | None = None
+    happened: tuple[tuple[str, Happened], ...] = ()
+    unnamed: str = ""
+
+    @property
+    def names(self) -> str:
+        return "unknown tables" if self.tables is None else ", ".join(self.tables)
+
+
+def define_tables(
+    statement: Statement,
+    tables: Tables,
+    place: Place,
+    commit_ts_us: int,
+    *,
+    cascades_logged: bool,
+    on_truncate: Literal["unlogged", "stage"],
+) -> DdlEffect:
+    """Has `tables` forget what the statement redefines, and says what it did to rows. place: of the statement."""
+    defined = tables.of_database(statement.database) if statement.database else statement.tables
+    change = tables.change(statement, defined or (), place, commit_ts_us)
+    lived = tables.lived(statement, place)
+    cascades = statement.cascades and not cascades_logged
+    # Asked before the definition is forgotten: an emptied table has the rows of the old one.
+    truncated = None if cascades or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
+    tables.redefined(defined, place, change)
+    captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
+    if statement.database and statement.unlogged:
+        # Which tables the database had is not in the log, and the server does not know it any more.
+        each = statement.database + EACH_TABLE
+        if tables.captures(statement.database, _SOME_TABLE):
+            captured = (each,)
+        elif not captured:
+            return DdlEffect((), happened=((each, Happened.UNLOGGED),), unnamed=statement.database)
+    if captured == () or truncated is not None:
+        return DdlEffect(captured, truncated=truncated)
+    emptied = [column for columns in change.emptied.values() for column in columns]
+    unlogged = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
+    if not unlogged and cascades:
+        unlogged = "by its foreign key this server changes rows from here on that it does not log"
+    if not unlogged and lived:
+        unlogged = "the rows of an earlier table of that name are still staged and in the targets"
+    # Before `emptied` is judged: coverage is about rows, and a column that is added again makes no row go unseen.
+    what = _happened(statement, unlogged)
+    names = (ANY_TABLE,) if captured is None else captured
+    if not unlogged and emptied:
+        unlogged = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
+    return DdlEffect(captured, unlogged, happened=() if what is None else tuple((name, what) for name in names))
+
+
+def drops(statement: Statement) -> bool:
+    """Whether tables are gone after it, whose rows stay in the targets."""
+    return statement.verb in _DROPS
+
+
+def _truncated(statement: Statement, tables: Tables, *, lived: bool) -> TableSchema | None:
+    """The definition of the captured table that it empties, or that is empty because it is created again."""
+    empties = statement.verb in ("TRUNCATE", "CREATE OR REPLACE TABLE") or lived
+    if not empties or statement.tables is None or statement.queries:
+        return None
+    (name,) = statement.tables
+    return tables.definition(name) if tables.captures(*name) else None
+
+
+def _happened(statement: Statement, unlogged: str) -> Happened | None:
+    """What a definition did to the rows of the tables that it names."""
+    if unlogged:
+        return Happened.UNLOGGED
+    if statement.verb == "CREATE TABLE":
+        return Happened.CREATED_IF_ABSENT if statement.guarded else Happened.CREATED
+    return Happened.DROPPED if drops(statement) else None
