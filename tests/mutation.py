@@ -26,7 +26,7 @@ ROOMS = {
     ),
     "walk": (["cdc_core/binlog/ordinary.py", "cdc_core/source/fast_path.py"], "tests/unit/source/test_fast_path.py"),
     "rows": (
-        ["cdc_core/binlog/scan.py", "cdc_core/binlog/rows.py"],
+        ["cdc_core/binlog/scan.py", "cdc_core/binlog/image_shapes.py", "cdc_core/binlog/rows.py"],
         # That one is about the compiler, which is off here.
         "tests/unit/binlog --deselect tests/unit/binlog/test_values.py::test_after_warming_nothing_is_left_to_compile",
     ),

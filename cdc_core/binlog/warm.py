@@ -17,7 +17,8 @@ import pyarrow as pa
 
 from cdc_core.binlog import framing, gtid_text, json_kernels, ordinary, scan
 from cdc_core.binlog.events import Event, EventType, Header
-from cdc_core.binlog.rows import RowImages, decode_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import decode_rows
 from cdc_core.binlog.rows_event import DELETE, INSERT, UPDATE, RowsEvent
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.model.schema import Column, ColumnType, TableSchema
@@ -61,7 +62,7 @@ def warm() -> pa.StructArray:
         for kind, images in ((INSERT, image), (UPDATE, image * 2), (DELETE, image))
     ]
     _warm_fast_path()
-    rows = decode_rows(schema, table, RowImages.of(events))
+    rows = decode_rows(schema, table, RowImages.from_events(events))
     return pa.StructArray.from_arrays(list(rows.after), names=[column.name for column in columns])
 
 

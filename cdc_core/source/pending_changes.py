@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_core.binlog import ordinary
-from cdc_core.binlog.partial import Defaults
+from cdc_core.binlog.image_shapes import Defaults
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap
 from cdc_core.model.schema import TableSchema

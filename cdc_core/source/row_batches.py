@@ -13,7 +13,8 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_core.binlog import ordinary
-from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.binlog.rows_event import UPDATE
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.block import TableRows

@@ -29,7 +29,9 @@ from cdc_core.binlog.gtid import (
     parse_mariadb_gtid_list,
     parse_previous_gtids,
 )
-from cdc_core.binlog.rows import RowImages, count_rows, decode_rows
+from cdc_core.binlog.image_shapes import count_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import decode_rows
 from cdc_core.errors import DataAtRisk, Refused
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
@@ -201,7 +203,7 @@ def test_rows_without_all_columns_are_counted(mysql9: MySql, database: str, imag
         f"UPDATE {database}.t SET n = 6", f"DELETE FROM {database}.t",
     )  # fmt: skip
     ((table, rows),) = row_groups(events, mariadb=False)
-    images = RowImages.of(rows)
+    images = RowImages.from_events(rows)
     assert count_rows(table, images).tolist() == [3, 3, 3]
 
 
@@ -210,8 +212,10 @@ def test_an_insert_of_defaults_only_is_one_row_of_no_bytes(mysql9: MySql, databa
     events = _logged(mysql9, "SET binlog_row_image = MINIMAL", f"INSERT INTO {database}.t VALUES ()")
     ((table, rows),) = row_groups(events, mariadb=False)
     assert rows[0].images == b""
-    assert count_rows(table, RowImages.of(rows)).tolist() == [1]
-    found = decode_rows(schema_of(table, None), table, RowImages.of(rows), lambda names: dict.fromkeys(names, "5"))
+    assert count_rows(table, RowImages.from_events(rows)).tolist() == [1]
+    found = decode_rows(
+        schema_of(table, None), table, RowImages.from_events(rows), lambda names: dict.fromkeys(names, "5")
+    )
     assert [array.to_pylist() for array in found.after] == [[5]]
 
 
@@ -287,7 +291,7 @@ def test_differences_of_json_lead_to_the_servers_own_text(mysql9: MySql, databas
             said += cursor.fetchall()
     ((table, rows),) = row_groups(events_since(mysql9, since), mariadb=False)
     assert {event.partial for event in rows} == {True, False}
-    images = RowImages.of(rows)
+    images = RowImages.from_events(rows)
     assert count_rows(table, images).sum() == len(said)
     found = decode_rows(schema_of(table, None), table, images)
     assert list(zip(*(found.after[i].to_pylist() for i in (1, 3, 4)), strict=True)) == said
@@ -309,7 +313,7 @@ def test_a_difference_from_a_value_that_the_log_lacks_stops_with_the_options_to_
     )  # fmt: skip
     ((table, rows),) = row_groups(events, mariadb=False)
     with pytest.raises(DataAtRisk) as stopped:
-        decode_rows(schema_of(table, None), table, RowImages.of(rows))
+        decode_rows(schema_of(table, None), table, RowImages.from_events(rows))
     assert stopped.value.code == "binlog.partial_update"
     assert "binlog_row_value_options" in stopped.value.remedy
     assert "on_unreadable: isolate" in stopped.value.remedy

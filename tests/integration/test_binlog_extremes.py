@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from cdc_core.binlog.definition import schema_of
-from cdc_core.binlog.rows import RowImages, decode_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import decode_rows
 from examples.sandbox.sql_server import SqlServer
 from tests.unit.binlog.reading import decoded, events_since, known_schema, mark, row_groups, rows_of
 
@@ -80,7 +81,7 @@ def test_members_of_an_enum_and_a_set_are_those_of_when_the_row_was_written(serv
     for part in (events[:middle], events[middle:]):
         ((table, rows),) = row_groups(part, mariadb=_mariadb(server))
         schema = schema_of(table, now, mariadb=_mariadb(server))
-        found += rows_of(schema, decode_rows(schema, table, RowImages.of(rows)).after)
+        found += rows_of(schema, decode_rows(schema, table, RowImages.from_events(rows)).after)
     assert found == [{"id": 1, "e": "b", "s": "x,y"}, {"id": 2, "e": "b", "s": "x"}]
 
 

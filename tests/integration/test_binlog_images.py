@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from cdc_core.binlog.definition import schema_of
-from cdc_core.binlog.partial import Defaults
-from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
+from cdc_core.binlog.image_shapes import Defaults
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.errors import Refused
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.defaults import column_defaults
@@ -61,7 +62,7 @@ def _decoded(
     schema = schema_of(table, known, mariadb=mariadb)
     with server.connect(autocommit=True, init_command="SET time_zone = '+00:00'") as connection:
         ask: Defaults = lambda names: column_defaults(connection, schema)  # noqa: E731
-        return schema, decode_rows(schema, table, RowImages.of(events), ask if defaults else None)
+        return schema, decode_rows(schema, table, RowImages.from_events(events), ask if defaults else None)
 
 
 def _changes(schema: TableSchema, rows: DecodedRows) -> list[tuple[str, dict[str, Any], dict[str, Any] | None]]:
@@ -184,5 +185,5 @@ def test_images_that_do_not_tell_which_row_it_is_stop(server: SqlServer, databas
         schema.to_json() | {"columns": [c | {"key_part": 1} for c in schema.to_json()["columns"]]}
     )
     with pytest.raises(Refused, match="lack a, without which nobody can tell which row") as refused:
-        decode_rows(other, table, RowImages.of(events))
+        decode_rows(other, table, RowImages.from_events(events))
     assert refused.value.code == "binlog.row_image"

@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from cdc_core.binlog.definition import schema_of
-from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.model.schema import ColumnType, TableSchema
 from cdc_core.model.staged import staged_schema
 from examples.sandbox.mariadb import MariaDb
@@ -243,7 +244,7 @@ def _read_all(server: SqlServer, flavor: str) -> dict[int, Read]:
             continue
         read = found[int(table.table[1:])]
         read.schema = schema_of(table, known[table.table], mariadb=flavor == MARIADB)
-        read.rows = decode_rows(read.schema, table, RowImages.of(events))
+        read.rows = decode_rows(read.schema, table, RowImages.from_events(events))
     return found
 
 

@@ -11,7 +11,8 @@ import pyarrow as pa
 from cdc_core.binlog.compressed import payload_events, plain
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event, EventType, FormatDescription, parse_format_description, split_event
-from cdc_core.binlog.rows import DecodedRows, RowImages, decode_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.binlog.rows_event import ROW_EVENTS, RowsEvent, parse_rows
 from cdc_core.binlog.table_map import TableMap, parse_table_map
 from cdc_core.model.schema import TableSchema
@@ -95,7 +96,7 @@ def decoded(events: list[Event], known: TableSchema | None, *, mariadb: bool) ->
     """The rows of the one table that `events` hold."""
     ((table, rows),) = row_groups(events, mariadb=mariadb)
     schema = schema_of(table, known, mariadb=mariadb)
-    return schema, decode_rows(schema, table, RowImages.of(rows))
+    return schema, decode_rows(schema, table, RowImages.from_events(rows))
 
 
 def rows_of(schema: TableSchema, arrays: list[pa.Array] | tuple[pa.Array, ...]) -> list[dict[str, Any]]:

@@ -11,7 +11,9 @@ from cdc_core.binlog import events, gtid
 from cdc_core.binlog.compressed import payload_events, plain
 from cdc_core.binlog.definition import schema_of
 from cdc_core.binlog.events import Event, EventType
-from cdc_core.binlog.rows import RowImages, count_rows, decode_rows
+from cdc_core.binlog.image_shapes import count_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import decode_rows
 from cdc_core.binlog.rows_event import ROW_EVENTS, RowsEvent, parse_rows
 from cdc_core.binlog.table_map import TableMap, parse_table_map
 from cdc_core.errors import LockstepError
@@ -67,7 +69,7 @@ def test_a_bent_event_is_parsed_or_refused(server: str) -> None:
 
 
 def _decode(table: TableMap, rows: RowsEvent, mariadb: bool) -> None:
-    images = RowImages.of([rows])
+    images = RowImages.from_events([rows])
     counted = count_rows(table, images)
     decoded = decode_rows(schema_of(table, None, mariadb=mariadb), table, images)
     assert len(decoded) == counted.sum()
@@ -118,7 +120,7 @@ def test_no_kernel_reads_behind_the_images(server: str) -> None:
             continue
         rows = parse_rows(event)
         table = maps[rows.table_id]
-        images = RowImages.of([rows])
+        images = RowImages.from_events([rows])
         schema = schema_of(table, None, mariadb=mariadb)
         results = []
         for filler in (0, 0xFF):

@@ -34,7 +34,9 @@ from cdc_core.binlog.events import (
     type_name,
 )
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid
-from cdc_core.binlog.rows import DecodedRows, RowImages, count_rows, decode_rows
+from cdc_core.binlog.image_shapes import count_rows
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows import DecodedRows, decode_rows
 from cdc_core.binlog.rows_event import RowsEvent
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.errors import DataAtRisk, InternalError
@@ -53,7 +55,7 @@ def rows(server: str, table: str) -> tuple[TableSchema, DecodedRows]:
     for found, events in row_groups(list(unpacked(raw_events(log(server)))), mariadb=server == "mariadb"):
         if found.table == table:
             schema = schema_of(found, None, mariadb=server == "mariadb")
-            return schema, decode_rows(schema, found, RowImages.of(events))
+            return schema, decode_rows(schema, found, RowImages.from_events(events))
     raise AssertionError(table)
 
 
@@ -118,14 +120,14 @@ def test_types_that_mariadb_logs_as_binary_are_told_by_the_known_definition() ->
     )  # fmt: skip
     assert [c.type.base for c in logged.columns][1:3] == ["binary", "binary"]
     schema = schema_of(table, known, mariadb=True)
-    first, _, third = rows_of(schema, decode_rows(schema, table, RowImages.of(events)).after)[:3]
+    first, _, third = rows_of(schema, decode_rows(schema, table, RowImages.from_events(events)).after)[:3]
     assert (first["u"], first["i"]) == ("123e4567-e89b-12d3-a456-426614174000", "::1")
     assert (first["z"], third["z"]) == ("z" * 500, "q" * 300)
 
 
 def test_a_buffer_that_was_decoded_is_left_as_it_was() -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
-    images = RowImages.of(events)
+    images = RowImages.from_events(events)
     before = images.buffer.tobytes()
     first = decode_rows(schema_of(table, None), table, images)
     again = decode_rows(schema_of(table, None), table, images)
@@ -136,7 +138,7 @@ def test_a_buffer_that_was_decoded_is_left_as_it_was() -> None:
 def test_no_rows_are_empty_columns_of_the_same_types() -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
     schema = schema_of(table, None)
-    none, some = (decode_rows(schema, table, RowImages.of(part)) for part in ([], events))
+    none, some = (decode_rows(schema, table, RowImages.from_events(part)) for part in ([], events))
     assert len(none) == 0
     assert [array.type for array in none.after] == [array.type for array in some.after]
     assert (none.before.type, none.literal.type) == (some.before.type, some.literal.type)
@@ -145,8 +147,8 @@ def test_no_rows_are_empty_columns_of_the_same_types() -> None:
 def test_rows_can_be_decoded_in_any_cut_with_the_same_result() -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log("mysql")))), mariadb=False)
     schema = schema_of(table, None)
-    whole = decode_rows(schema, table, RowImages.of(events))
-    parts = [decode_rows(schema, table, RowImages.of([one], [n])) for n, one in enumerate(events)]
+    whole = decode_rows(schema, table, RowImages.from_events(events))
+    parts = [decode_rows(schema, table, RowImages.from_events([one], [n])) for n, one in enumerate(events)]
     for column in range(table.columns):
         assert pa.concat_arrays([part.after[column] for part in parts]).equals(whole.after[column])
     assert pa.concat_arrays([part.before for part in parts]).equals(whole.before)
@@ -162,13 +164,13 @@ def test_a_type_that_does_not_fit_the_log_never_comes_to_a_kernel() -> None:
         tuple(Column(c.name, ColumnType("datetime" if c.name == "y" else c.type.base)) for c in schema.columns),
     )
     with pytest.raises(InternalError, match=r"cap\.t"):
-        decode_rows(wrong, table, RowImages.of(events))
+        decode_rows(wrong, table, RowImages.from_events(events))
 
 
 @pytest.mark.parametrize("server", SERVERS)
 def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
     ((table, events), *_) = row_groups(list(unpacked(raw_events(log(server)))), mariadb=server == "mariadb")
-    images = RowImages.of(events)
+    images = RowImages.from_events(events)
     before = np.zeros(1000, np.uint8)  # other images
     short = RowImages(
         np.concatenate([before, images.buffer]), images.start + len(before), images.stop + len(before) - 1, images.kind,
@@ -346,7 +348,7 @@ def test_small_rows_behind_large_ones_are_all_found() -> None:
     events = [RowsEvent(0, 1, 0, 1, b"\xff", b"", False, large, place) for _ in range(9)]
     events += [RowsEvent(0, 1, 0, 1, b"\xff", b"", False, b"\xff" * 4000, place)]
     events += [RowsEvent(1, 1, 0, 1, b"\xff", b"\xff", False, b"\xff" * 4000, place)]
-    decoded = decode_rows(schema, table, RowImages.of(events))
+    decoded = decode_rows(schema, table, RowImages.from_events(events))
     assert decoded.rows_per_event.tolist() == [1] * 9 + [4000, 2000]
     assert decoded.after[0].null_count == 6000
     assert decoded.before.null_count == 4009

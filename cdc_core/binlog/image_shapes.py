@@ -1,0 +1,316 @@
+"""What row images hold, and what takes the place of values that no image holds (binlog_row_image MINIMAL, NOBLOB,
+FULL_NODUP).
+
+An update's after image leaves out what did not change: its before image has it, or else the value is absent, which is
+not null. An INSERT leaves out what it left to a literal default; expressions are logged. The image of a delete and the
+one before an update must hold the key, and all columns where there is no key, or nobody could tell which row it is.
+MariaDB leaves virtual columns out even where they change, so that no older value may take the place of an absent one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.binlog import scan
+from cdc_core.binlog.columns import Literals
+from cdc_core.binlog.row_images import RowImages
+from cdc_core.binlog.rows_event import INSERT, UPDATE
+from cdc_core.binlog.table_map import TableMap
+from cdc_core.binlog.wire import malformed
+from cdc_core.errors import InternalError, Refused
+from cdc_core.model.schema import Column, TableSchema
+from cdc_core.model.staged import absent_text
+
+Bools = npt.NDArray[np.bool_]
+
+Defaults = Callable[[Sequence[str]], Mapping[str, str | None]]
+"""Default of each named column as the server shows it: text, None for NULL; hex of bytes, seconds of a TIMESTAMP,
+the number of a BIT. It raises where it cannot know them."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ImageShape:
+    """Events of one kind with one pair of bitmaps. present: columns of the (before) image; after: of the last one.
+
+    differences: after images of JSON may be differences from the before image.
+    """
+
+    events: scan.Longs
+    kind: int
+    differences: bool
+    bitmaps: tuple[bytes, bytes]
+    present: Bools
+    after: Bools
+
+    @property
+    def known(self) -> Bools:
+        """Columns whose value after the change some image holds."""
+        found: Bools = self.present | self.after
+        return found
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.present.all() and self.after.all()) and not self.differences
+
+    def for_kernels(self, table_map: TableMap, schema: TableSchema | None) -> scan.Shape:
+        fsps = [None] * table_map.columns if schema is None else [column.type.fsp for column in schema.columns]
+        return scan.shape_of(table_map, fsps, *self.bitmaps, self.differences)
+
+    def omitted(self, schema: TableSchema) -> list[str]:
+        """Columns that take their default: the log has no value of them."""
+        if self.kind != INSERT:
+            return []
+        return [column.name for column in _lacking(schema, self.known) if not column.generated]
+
+    def absent(self, schema: TableSchema) -> str | None:
+        """The columns without a value, as `_cdc_absent` names them."""
+        after = _lacking(schema, self.known)
+        if self.kind == INSERT:
+            after = [column for column in after if column.generated]
+        before = _lacking(schema, self.present) if self.kind == UPDATE else []
+        return absent_text([column.name for column in after], [column.name for column in before])
+
+    def require_identity(self, schema: TableSchema, where: str) -> None:
+        """Refused (binlog.row_image) where an image does not tell which row it is."""
+        if self.kind == INSERT:
+            needed, there = set(schema.key), self.known
+        else:
+            needed = set(schema.key) or {column.name for column in schema.columns if not column.generated}
+            there = self.present
+        lacking = [column.name for column in _lacking(schema, there) if column.name in needed]
+        if lacking:
+            raise Refused(
+                f"Row images of {schema.name} lack {', '.join(lacking)}, without which nobody can tell which row "
+                "changed.",
+                where=where,
+                code="binlog.row_image",
+                remedy="SET GLOBAL binlog_row_image = FULL on the source (sessions keep the old value until they "
+                "reconnect), or give the table a primary key; then start after this transaction with a full sync of it",
+            )
+
+
+def _lacking(schema: TableSchema, there: Bools) -> list[Column]:
+    return [column for column, present in zip(schema.columns, there, strict=True) if not present]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class DefaultedRows:
+    """Rows whose images lack a column that the server has filled with its default. default: None is NULL."""
+
+    rows: Bools
+    default: str | None
+
+    def fill(self, column: Column, values: pa.Array) -> tuple[pa.Array, Literals | None]:
+        """The column with its default in the rows (null until now), and the default's exact text where no Arrow type
+        holds it."""
+        if self.default is None:
+            return values, None
+        kind = column.type.arrow
+        if column.type.base == "timestamp":
+            seconds, _, fraction = self.default.partition(".")
+            if not int(seconds):
+                zero = "0000-00-00 00:00:00" + ("." + "0" * column.type.fsp if column.type.fsp else "")
+                return values, self._literals(zero)
+            scalar = pa.scalar(int(seconds) * 1_000_000 + int(fraction.ljust(6, "0")[:6]), pa.int64()).cast(kind)
+        elif pa.types.is_binary(kind):
+            scalar = pa.scalar(bytes.fromhex(self.default), kind)
+        else:
+            try:
+                scalar = pa.scalar(self.default).cast(kind)
+            except pa.ArrowInvalid:
+                return values, self._literals(self.default)
+        return pc.if_else(pa.array(self.rows), scalar, values), None
+
+    def _literals(self, text: str) -> Literals:
+        at = np.flatnonzero(self.rows)
+        return Literals(at, pa.array([text]).take(pa.array(np.zeros_like(at))))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LocatedValues:
+    """Where every value of the rows lies, and what takes the place of those that no image holds.
+
+    absent:    dictionary<int32, string>, one a row: see DecodedRows.
+    defaulted: by name of the column.
+    """
+
+    places: scan.Places
+    absent: pa.DictionaryArray
+    defaulted: Mapping[str, DefaultedRows]
+    _shapes: Sequence[ImageShape]
+
+    def json_differences(self, buffer: scan.Bytes, json: int) -> scan.Longs:
+        """The updates (by their number) whose after image of the `json`-th JSON column is a difference.
+
+        After the before image comes a byte: 1 where a bit for each JSON column of the table follows.
+        """
+        events = [shape.events for shape in self._shapes if shape.differences]
+        if not events:
+            return np.zeros(0, np.int64)
+        places, rows = self.places, self.places.rows_per_event
+        event_of_row = np.repeat(np.arange(len(rows)), rows)
+        update = np.flatnonzero(np.isin(event_of_row[places.before_row], np.concatenate(events)))
+        at = places.before_end[update]
+        marked = buffer[at] == 1
+        update, at = update[marked], at[marked]
+        found: scan.Longs = update[buffer[at + 1 + (json >> 3)] >> (json & 7) & 1 > 0]
+        return found
+
+
+def locate_values(
+    schema: TableSchema, table_map: TableMap, images: RowImages, defaults: Defaults | None
+) -> LocatedValues:
+    """All that is known of the values before one is decoded. `images` must have the columns of `table_map`.
+
+    Raises what `rows.decode_rows` raises of images that lack something, or do not fit the table's shape.
+    """
+    shapes = _shapes(images, table_map)
+    places = _places(schema, table_map, images, shapes)
+    shape_of_event = np.zeros(len(images), np.int64)
+    for number, shape in enumerate(shapes):
+        shape_of_event[shape.events] = number
+    shape_of_row = np.repeat(shape_of_event, places.rows_per_event)
+    omitted: dict[str, list[int]] = {}
+    for number, shape in enumerate(shapes):
+        for name in shape.omitted(schema):
+            omitted.setdefault(name, []).append(number)
+    given = _ask_defaults(defaults, sorted(omitted), schema, images)
+    return LocatedValues(
+        places=places,
+        absent=pa.array([shape.absent(schema) for shape in shapes], pa.string())
+        .dictionary_encode()
+        .take(pa.array(shape_of_row)),
+        defaulted={
+            name: DefaultedRows(np.isin(shape_of_row, numbers), given[name]) for name, numbers in omitted.items()
+        },
+        _shapes=shapes,
+    )
+
+
+def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | None = None) -> scan.Longs:
+    """Rows in each event, without decoding a value, whatever columns the images hold.
+
+    `schema` is needed only for temporal columns of the old codes (7, 11, 12), whose width MariaDB does not log.
+    Raises DataAtRisk `binlog.malformed`.
+    """
+    require_columns(table_map, images)
+    return _count(table_map, images, schema, _shapes(images, table_map))
+
+
+def require_columns(table_map: TableMap, images: RowImages) -> None:
+    """Raises DataAtRisk `binlog.malformed` where the events have another number of columns than their table map."""
+    if len(images) and images.columns != table_map.columns:
+        raise malformed(
+            f"Rows of {images.columns} columns behind a table map of {table_map.name} with {table_map.columns}",
+            images.where(0),
+        )
+
+
+def _shapes(images: RowImages, table_map: TableMap) -> list[ImageShape]:
+    """The events by form, kind and bitmaps."""
+    number = images.shape.astype(np.int64) * 8 + images.partial * 4 + images.kind
+    found = []
+    for one in np.unique(number):
+        pair = present_bits, after_bits = images.bitmaps[int(one) >> 3]
+        present = scan.present_columns(present_bits, table_map.columns)
+        after = scan.present_columns(after_bits or present_bits, table_map.columns)
+        found.append(ImageShape(np.flatnonzero(number == one), int(one) & 3, bool(one & 4), pair, present, after))
+    return found
+
+
+def _count(
+    table_map: TableMap, images: RowImages, schema: TableSchema | None, shapes: Sequence[ImageShape]
+) -> scan.Longs:
+    extent = images.for_kernels()
+    rows = np.zeros(len(images), np.int64)
+    for shape in shapes:
+        events = shape.events
+        counted, misfit = scan.count(extent.of(events), shape.for_kernels(table_map, schema))
+        if misfit.why != scan.OK:
+            event = int(events[misfit.event])
+            raise malformed(
+                f"A row image of {table_map.name} does not fit the table's shape, "
+                f"{misfit.offset - images.start[event]} bytes "
+                f"into the {images.stop[event] - images.start[event]} bytes of images",
+                images.where(event),
+            )
+        rows[events] = counted
+    return rows
+
+
+def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]) -> scan.Places:
+    extent = images.for_kernels()
+    if all(shape.whole for shape in shapes):
+        # Inserts, updates and deletes that hold all columns are found in one walk, in the order in which they came.
+        fsps = [column.type.fsp for column in schema.columns]
+        full = bytes([255]) * ((table_map.columns + 7) // 8)
+        whole = scan.shape_of(table_map, fsps, full, full, False)
+        places = scan.find(extent, whole, scan.likely_rows(extent, whole))
+        if places is None:
+            places = scan.find(extent, whole, int(_count(table_map, images, schema, shapes).sum()))
+    else:
+        for shape in shapes:
+            shape.require_identity(schema, images.where(int(shape.events[0])))
+        places = _find_by_shape(schema, table_map, images, shapes)
+    if places is None:
+        raise InternalError(
+            f"Row images of {table_map.name} changed between two walks over them.",
+            where=images.where(0),
+            code="binlog.walk",
+            remedy="report this as a defect; nothing was staged from these events",
+        )
+    return places
+
+
+def _find_by_shape(
+    schema: TableSchema, table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]
+) -> scan.Places | None:
+    """As scan.find, for several shapes: a value that is in no image has the length of a null."""
+    extent, columns = images.for_kernels(), table_map.columns
+    rows = _count(table_map, images, schema, shapes)
+    first = np.cumsum(rows) - rows
+    update = np.repeat(images.kind == UPDATE, rows)
+    number = np.cumsum(update) - 1
+    total, updates = len(update), int(update.sum())
+    offset, length = np.zeros((columns, total), np.int64), np.full((columns, total), -1, np.int32)
+    before_offset, before_length = np.zeros((columns, updates), np.int64), np.full((columns, updates), -1, np.int32)
+    before_end = np.zeros(updates, np.int64)
+    for shape in shapes:
+        events, counts = shape.events, rows[shape.events]
+        found = scan.find(extent.of(events), shape.for_kernels(table_map, schema), int(counts.sum()))
+        if found is None:
+            return None
+        at = np.repeat(first[events] - (np.cumsum(counts) - counts), counts) + np.arange(int(counts.sum()))
+        now = np.ix_(np.flatnonzero(shape.after), at)
+        offset[now], length[now] = found.offset, found.length
+        if shape.kind == UPDATE:
+            was = np.ix_(np.flatnonzero(shape.present), number[at])
+            before_offset[was], before_length[was] = found.before_offset, found.before_length
+            before_end[number[at]] = found.before_end
+            # What the after image leaves out has not changed: the before image's value is the one after the change.
+            same = np.flatnonzero(shape.present & ~shape.after)
+            now, was = np.ix_(same, at), np.ix_(same, number[at])
+            offset[now], length[now] = before_offset[was], before_length[was]
+    return scan.Places(rows, offset, length, before_offset, before_length, np.flatnonzero(update), before_end)
+
+
+def _ask_defaults(
+    defaults: Defaults | None, names: Sequence[str], schema: TableSchema, images: RowImages
+) -> Mapping[str, str | None]:
+    if not names:
+        return {}
+    if defaults is None:
+        raise Refused(
+            f"Row images of {schema.name} lack {', '.join(names)}, and nobody knows the columns' defaults.",
+            where=images.where(0),
+            code="binlog.row_image",
+            remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full "
+            "sync of the table",
+        )
+    return defaults(names)
