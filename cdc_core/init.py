@@ -20,9 +20,8 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server
-from cdc_core.source.definitions import FoundTable, survey
 from cdc_core.source.near import question, table_names
-from cdc_core.source.survey import proven_empty, rows_before
+from cdc_core.source.survey import FoundTable, find_tables, proven_empty, rows_before
 
 TRIES = 3
 MOST_TABLES = 10
@@ -92,7 +91,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     with connections.connect(address, where=wishes.source) as connection:
         facts = server.facts(connection)
         server_id = free_server_id({facts.server_id, *(replica.server_id for replica in facts.replicas)})
-        found = survey(connection, Capture(tables, lower_case=facts.lower_case).captures)
+        found = find_tables(connection, Capture(tables, lower_case=facts.lower_case).captures)
         catalogue = _catalogue(found)
         kept = {schema.name for schema in catalogue.captured}
         end, empty = _empty_there(connection, [one for one in found if one.name in kept])

@@ -19,12 +19,12 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source import server, server_id
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.definitions import FoundTable, require_logged_cascades, survey
+from cdc_core.source.definitions import require_logged_cascades
 from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.near import question, table_names
 from cdc_core.source.start import find_start
-from cdc_core.source.survey import proven_empty, rows_before
+from cdc_core.source.survey import FoundTable, find_tables, proven_empty, rows_before
 from cdc_core.words import counted
 
 MOST_TABLES = 10
@@ -116,7 +116,7 @@ def check_tables(
     """The captured tables as they are now, with the columns that go on. covered: of one extracted before."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
-    found = findings.attempt(subject, lambda: survey(connection, capture.captures))
+    found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
     if found is None:
         return []
     tables = [one for one in found if one.kind == "table"]

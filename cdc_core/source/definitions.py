@@ -1,14 +1,12 @@
-"""Table definitions as INFORMATION_SCHEMA has them now: for the stream, for `lockstep init` and for `check`.
+"""Table definitions as INFORMATION_SCHEMA has them now.
 
-It must keep true that a table that can be captured is told apart from one that cannot, with the reason, and that
-the definition of a table is the one that its row images follow as long as no ALTER lies between.
+It must keep true that the definition of a table is the one that its row images follow as long as no ALTER lies between.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import pymysql
@@ -16,7 +14,6 @@ import pymysql
 from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.model.staged import require_unreserved
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.facts import ServerFacts, query
 from cdc_core.words import counted
@@ -34,14 +31,11 @@ SELECT TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, COLUMN_NAME, NULLABLE, SUB_PART
  WHERE NON_UNIQUE = 0 AND {where}
  ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX
 """
-ROWS_ESTIMATE = "IF(ENGINE = 'MEMORY', 0, TABLE_ROWS)"
-"""Estimating the rows of a MEMORY table would open it. The first statement that opens one after a restart of MySQL logs
-that it was emptied; our look would not, and the server's replicas would keep its rows."""
-_TABLES = f"""
-SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, {ROWS_ESTIMATE} FROM INFORMATION_SCHEMA.TABLES
+_TABLES = """
+SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES
+ WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')
  ORDER BY TABLE_SCHEMA, TABLE_NAME
 """
-_TABLE_TYPES = frozenset({"BASE TABLE", "SYSTEM VERSIONED"})
 _VERSIONED = """
 SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED' AND {where}
 """
@@ -49,67 +43,12 @@ SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_TYPE 
 Name = tuple[str, str]
 
 
-@dataclass(frozen=True, slots=True)
-class FoundTable:
-    """A table or view that matches the pipeline's patterns.
-
-    kind:    'table', or 'view', 'sequence' and the like.
-    schema:  None where it is no table or has a type that is not supported.
-    problem: why it cannot be captured, or not applied to a target; "" where nothing is wrong.
-    rows:    the server's estimate.
-    """
-
-    database: str
-    table: str
-    kind: str
-    engine: str
-    schema: TableSchema | None
-    problem: str
-    rows: int
-
-    @property
-    def name(self) -> str:
-        return f"{self.database}.{self.table}"
-
-
-@answers("source")
-def survey(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> tuple[FoundTable, ...]:
-    """Everything whose name is captured, with what is wrong with it, in order of names."""
-    wanted = [row for row in query(connection, _TABLES) if captures(_text(row[0]), _text(row[1]))]
-    names = [(_text(row[0]), _text(row[1])) for row in wanted]
-    databases = sorted({database for database, _ in names})
-    schemas = _read(connection, "TABLE_SCHEMA IN ({})", databases, frozenset(names)) if databases else {}
-    found = []
-    for (database, table), row in zip(names, wanted, strict=True):
-        kind = _text(row[2])
-        schema, problem = schemas.get((database, table), (None, "not visible to the account: GRANT SELECT on it"))
-        if kind not in _TABLE_TYPES:
-            schema, problem = None, f"a {kind.lower()}, which has no row events"
-        elif schema is not None:
-            problem = problem or _unusable(schema)
-        found.append(
-            FoundTable(
-                database, table, "table" if kind in _TABLE_TYPES else kind.lower(), _text(row[3] or ""), schema,
-                problem, int(row[4] or 0),
-            )
-        )  # fmt: skip
-    return tuple(found)
-
-
-def _unusable(schema: TableSchema) -> str:
-    try:
-        require_unreserved(schema)
-        for column in schema.columns:
-            _ = column.type.arrow
-    except Refused as error:
-        return error.what.rstrip(".")
-    return ""
-
-
 @answers("source")
 def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> list[TableSchema]:
     """The definitions of all captured tables, keyless ones included, in order of names."""
-    return [found.schema for found in survey(connection, captures) if found.schema is not None]
+    names = [name for row in query(connection, _TABLES) if captures(*(name := (as_text(row[0]), as_text(row[1]))))]
+    definitions = read_definitions(connection, names)
+    return [schema for name in names if (schema := definitions.get(name, (None, ""))[0]) is not None]
 
 
 @answers("source")
@@ -141,6 +80,14 @@ def system_versioned(database: str, table: str) -> Refused:
     )
 
 
+def read_definitions(
+    connection: pymysql.Connection, names: Sequence[Name]
+) -> dict[Name, tuple[TableSchema | None, str]]:
+    """Of each table that the account may see: its definition, or why there is none. In one pass over its databases."""
+    databases = sorted({database for database, _ in names})
+    return _read(connection, "TABLE_SCHEMA IN ({})", databases, frozenset(names)) if databases else {}
+
+
 def _read(
     connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[Name]
 ) -> dict[Name, tuple[TableSchema | None, str]]:
@@ -150,10 +97,10 @@ def _read(
     keys = _keys(query(connection, _UNIQUE_KEYS.format(where=where), arguments), wanted)
     columns: dict[Name, list[tuple[Any, ...]]] = {}
     for row in query(connection, _COLUMNS.format(where=where), arguments):
-        columns.setdefault((_text(row[0]), _text(row[1])), []).append(row)
+        columns.setdefault((as_text(row[0]), as_text(row[1])), []).append(row)
     versioned = query(connection, _VERSIONED.format(where=where), arguments) if mariadb else ()
     found: dict[Name, tuple[TableSchema | None, str]] = {
-        name: (None, SYSTEM_VERSIONED) for row in versioned if (name := (_text(row[0]), _text(row[1]))) in wanted
+        name: (None, SYSTEM_VERSIONED) for row in versioned if (name := (as_text(row[0]), as_text(row[1]))) in wanted
     }
     for name, rows in columns.items():
         if name not in wanted or name in found:
@@ -167,12 +114,12 @@ def _read(
 
 
 def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Column:
-    name, extra = _text(row[2]), _text(row[7] or "").upper()
-    column_type = parse_column_type(_text(row[3]), charset=_text(row[5] or ""), collation=_text(row[6] or ""))
+    name, extra = as_text(row[2]), as_text(row[7] or "").upper()
+    column_type = parse_column_type(as_text(row[3]), charset=as_text(row[5] or ""), collation=as_text(row[6] or ""))
     return Column(
         name,
         column_type,
-        nullable=_text(row[4]) == "YES",
+        nullable=as_text(row[4]) == "YES",
         key_part=key.index(name) + 1 if name in key else None,
         generated=any(word in extra for word in ("VIRTUAL GENERATED", "STORED GENERATED", "PERSISTENT")),
         logged=not (mariadb and "VIRTUAL GENERATED" in extra),
@@ -183,21 +130,21 @@ def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name
     """Of each table the primary key, else the first unique key of whole NOT NULL columns, by name of the key."""
     parts: dict[Name, dict[str, list[tuple[Any, ...]]]] = {}
     for row in rows:
-        name = (_text(row[0]), _text(row[1]))
+        name = (as_text(row[0]), as_text(row[1]))
         if name in wanted:
-            parts.setdefault(name, {}).setdefault(_text(row[2]), []).append(row)
+            parts.setdefault(name, {}).setdefault(as_text(row[2]), []).append(row)
     keys: dict[Name, tuple[str, ...]] = {}
     for name, indexes in parts.items():
         candidates = sorted(indexes.items(), key=lambda item: (item[0] != "PRIMARY", item[0]))
         for index, columns in candidates:
-            whole = all(row[3] is not None and not _text(row[4] or "") and row[5] is None for row in columns)
+            whole = all(row[3] is not None and not as_text(row[4] or "") and row[5] is None for row in columns)
             if index == "PRIMARY" or whole:
-                keys[name] = tuple(_text(row[3]) for row in columns)
+                keys[name] = tuple(as_text(row[3]) for row in columns)
                 break
     return keys
 
 
-def _text(value: object) -> str:
+def as_text(value: object) -> str:
     """MySQL 8 gives some columns of INFORMATION_SCHEMA as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
@@ -216,12 +163,12 @@ MariaDB and older ones never do."""
 @answers("source")
 def logs_cascades(connection: pymysql.Connection) -> bool:
     """Whether the server logs what foreign keys change: only where InnoDB leaves them to the server above it."""
-    version = "".join(_text(row[0]) for row in query(connection, "SELECT VERSION()"))
+    version = "".join(as_text(row[0]) for row in query(connection, "SELECT VERSION()"))
     number = re.match(r"(\d+)\.(\d+)", version)
     if "mariadb" in version.lower() or number is None or (int(number[1]), int(number[2])) < CASCADES_LOGGED_SINCE:
         return False
     rows = query(connection, "SHOW GLOBAL VARIABLES LIKE 'innodb_native_foreign_keys'")
-    return not any(_text(row[1]).upper() in ("ON", "1") for row in rows)
+    return not any(as_text(row[1]).upper() in ("ON", "1") for row in rows)
 
 
 def unlogged_cascades(
@@ -232,7 +179,7 @@ def unlogged_cascades(
         return ()
     found = []
     for row in query(connection, _CASCADES):
-        database, table, key, parent, on_delete, on_update = (_text(part) for part in row)
+        database, table, key, parent, on_delete, on_update = (as_text(part) for part in row)
         if captures(database, table):
             found.append(
                 f"{database}.{table}: the foreign key {key} to {parent} (ON DELETE {on_delete}, ON UPDATE {on_update}) "

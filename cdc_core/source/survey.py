@@ -1,9 +1,10 @@
-"""Which captured tables a server has now, and which of them are proven to be empty.
+"""Which captured tables a server has now, what is wrong with them, and which of them are proven to be empty.
 
-It must keep true that a table is called empty only if every row that a transaction logged before the survey's position
-has put into it was removed again by one that is logged before that position too. A transaction is in the log before its
-rows can be seen, so that a plain read may miss them; a locking read waits for it. It holds no lock after its answer and
-waits for one second at most: a table on which it would have to wait longer is not proven empty.
+It must keep true that a table that can be captured is told apart from one that cannot, with the reason; and that a
+table is called empty only if every row that a transaction logged before the survey's position has put into it was
+removed again by one that is logged before that position too. A transaction is in the log before its rows can be seen,
+so that a plain read may miss them; a locking read waits for it. It holds no lock after its answer and waits for one
+second at most: a table on which it would have to wait longer is not proven empty.
 """
 
 from __future__ import annotations
@@ -16,17 +17,102 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.connections import answers
+from cdc_core.errors import Refused
 from cdc_core.model.position import Position
-from cdc_core.source.definitions import ROWS_ESTIMATE, FoundTable
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import require_unreserved
+from cdc_core.source.definitions import Name, as_text, read_definitions
 from cdc_core.source.facts import Grants, now_us, query
 
 log = logging.getLogger(__name__)
 
+_ROWS_ESTIMATE = "IF(ENGINE = 'MEMORY', 0, TABLE_ROWS)"
+"""Estimating the rows of a MEMORY table would open it. The first statement that opens one after a restart of MySQL logs
+that it was emptied; our look would not, and the server's replicas would keep its rows."""
 _TABLES = f"""
-SELECT TABLE_SCHEMA, TABLE_NAME, {ROWS_ESTIMATE} FROM INFORMATION_SCHEMA.TABLES
- WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')
+SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, {_ROWS_ESTIMATE} FROM INFORMATION_SCHEMA.TABLES
  ORDER BY TABLE_SCHEMA, TABLE_NAME
 """
+_TABLE_TYPES = frozenset({"BASE TABLE", "SYSTEM VERSIONED"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """A table or view whose name is captured, as INFORMATION_SCHEMA lists it. type: 'BASE TABLE', 'VIEW', ...
+
+    rows: the server's estimate; 0 also where it has none.
+    """
+
+    name: Name
+    type: str
+    engine: str
+    rows: int
+
+    @property
+    def is_table(self) -> bool:
+        return self.type in _TABLE_TYPES
+
+
+@dataclass(frozen=True, slots=True)
+class FoundTable:
+    """A table or view that matches the pipeline's patterns.
+
+    kind:    'table', or 'view', 'sequence' and the like.
+    schema:  None where it is no table or has a type that is not supported.
+    problem: why it cannot be captured, or not applied to a target; "" where nothing is wrong.
+    rows:    the server's estimate.
+    """
+
+    database: str
+    table: str
+    kind: str
+    engine: str
+    schema: TableSchema | None
+    problem: str
+    rows: int
+
+    @property
+    def name(self) -> str:
+        return f"{self.database}.{self.table}"
+
+
+def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> tuple[FoundTable, ...]:
+    """Everything whose name is captured, with what is wrong with it, in order of names."""
+    listed = _listed(connection, captures)
+    definitions = read_definitions(connection, [one.name for one in listed])
+    found = []
+    for one in listed:
+        schema, problem = definitions.get(one.name, (None, "not visible to the account: GRANT SELECT on it"))
+        kind = "table" if one.is_table else one.type.lower()
+        if not one.is_table:
+            schema, problem = None, f"a {kind}, which has no row events"
+        elif schema is not None:
+            problem = problem or _unusable(schema)
+        found.append(FoundTable(*one.name, kind, one.engine, schema, problem, one.rows))
+    return tuple(found)
+
+
+@answers("source")
+def _listed(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> list[_Listed]:
+    if query(connection, "SHOW VARIABLES LIKE 'information_schema_stats_expiry'"):
+        query(connection, "SET SESSION information_schema_stats_expiry = 0")  # MySQL keeps estimates for a day
+    found = []
+    for row in query(connection, _TABLES):
+        database, table, kind, engine = (as_text(part or "") for part in row[:4])
+        if captures(database, table):
+            found.append(_Listed((database, table), kind, engine, int(row[4] or 0)))
+    return found
+
+
+def _unusable(schema: TableSchema) -> str:
+    try:
+        require_unreserved(schema)
+        for column in schema.columns:
+            _ = column.type.arrow
+    except Refused as error:
+        return error.what.rstrip(".")
+    return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,18 +141,9 @@ def survey_tables(
     end_of_log: Callable[[], Position],
 ) -> Survey:
     """Asks for all captured tables, and of those not in `known` whether they are empty."""
-    if query(connection, "SHOW VARIABLES LIKE 'information_schema_stats_expiry'"):
-        query(connection, "SET SESSION information_schema_stats_expiry = 0")  # MySQL keeps estimates for a day
-    tables: dict[str, int | None] = {}
-    asked: dict[str, tuple[str, str]] = {}
-    for row in query(connection, _TABLES):
-        database, table = (part.decode() if isinstance(part, bytes) else str(part) for part in row[:2])
-        if not captures(database, table):
-            continue
-        name = f"{database}.{table}"
-        tables[name] = int(row[2]) if row[2] else None
-        if name not in known:
-            asked[name] = (database, table)
+    listed = [one for one in _listed(connection, captures) if one.is_table]
+    tables = {".".join(one.name): one.rows or None for one in listed}
+    asked = {name: one.name for one in listed if (name := ".".join(one.name)) not in known}
     with _impatient(connection):
         empty = {name for name, (database, table) in asked.items() if proven_empty(connection, database, table)}
     at_us = now_us(connection)

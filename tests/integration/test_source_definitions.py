@@ -14,13 +14,12 @@ from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.definitions import (
     logs_cascades,
     require_logged_cascades,
-    survey,
     table_schema,
     table_schemas,
     unlogged_cascades,
 )
 from cdc_core.source.facts import Grants
-from cdc_core.source.survey import survey_tables
+from cdc_core.source.survey import find_tables, survey_tables
 from examples.sandbox.mysql import MySql
 from tests.integration.source_origin import Origin, fresh_name
 from tests.refusals import refusal
@@ -35,7 +34,7 @@ def test_the_survey_tells_what_can_be_captured_from_what_cannot_and_why(origin: 
         "CREATE TABLE taken (id INT PRIMARY KEY, _cdc_seq INT)",
         "CREATE VIEW seen AS SELECT 1 AS one",
     )
-    found = {one.table: one for one in survey(origin.control, lambda database, table: database == origin.name)}
+    found = {one.table: one for one in find_tables(origin.control, lambda database, table: database == origin.name)}
     assert sorted(found) == ["by_prefix", "by_unique", "good", "keyless", "seen", "taken"]
     assert [name for name, one in found.items() if not one.problem] == ["by_prefix", "by_unique", "good", "keyless"]
     good = found["good"].schema
@@ -155,7 +154,7 @@ def test_a_look_at_the_tables_hides_no_emptied_memory_table_from_the_log() -> No
         sql.stop()
         sql.restart()
         with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            assert [one.rows for one in survey(connection, lambda database, _: database == "m")] == [0]
+            assert [one.rows for one in find_tables(connection, lambda database, _: database == "m")] == [0]
             survey_tables(
                 connection, lambda database, _: database == "m", known={"m.t"}, grants=Grants(frozenset(), ()),
                 end_of_log=lambda: Position(0, "binlog.000001", 4),

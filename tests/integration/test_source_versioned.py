@@ -13,7 +13,7 @@ from cdc_core.check.sources import check_tables
 from cdc_core.config import parse
 from cdc_core.errors import Refused
 from cdc_core.init import Wishes, draft
-from cdc_core.source.definitions import survey
+from cdc_core.source.survey import find_tables
 from tests.integration.source_origin import Origin, fresh_name
 from tests.refusals import refusal
 
@@ -72,7 +72,7 @@ def test_a_table_whose_own_columns_have_these_names_is_read(origin: Origin) -> N
 
 def test_init_leaves_it_out_and_check_warns_of_it(origin: Origin, tmp_path: Any) -> None:
     origin.execute(f"CREATE TABLE t {SHAPES['columns of its own']}", "CREATE TABLE u (id INT PRIMARY KEY)")
-    (one,) = [one for one in survey(origin.control, lambda d, t: d == origin.name) if one.table == "t"]
+    (one,) = [one for one in find_tables(origin.control, lambda d, t: d == origin.name) if one.table == "t"]
     assert (one.kind, one.schema) == ("table", None)
     environ = {"SOURCE": origin.sql.url}
     made = draft(Wishes("shop", "env:SOURCE", (rf"{origin.name}\..*",), tmp_path), environ=environ)
