@@ -26,7 +26,8 @@ class AcceptedPlaces:
         self._command = command
         self._ahead = sorted({Position(timeline, *place) for place in places})
         self._places = frozenset((one.file, one.offset) for one in self._ahead)
-        self._used: set[tuple[str, int]] = set()
+        self.used: set[tuple[str, int]] = set()
+        """Those at which something would have stopped."""
 
     def __contains__(self, place: tuple[str, int]) -> bool:
         # Also of one that was read past: after a lost connection its transaction is read again.
@@ -34,7 +35,7 @@ class AcceptedPlaces:
 
     def use(self, place: tuple[str, int]) -> None:
         """Something would have stopped there."""
-        self._used.add(place)
+        self.used.add(place)
 
     def explain(self, error: LockstepError, place: tuple[str, int]) -> LockstepError:
         """The error that stops the stream at a place, with the way past it."""
@@ -47,6 +48,6 @@ class AcceptedPlaces:
         stopped."""
         while self._ahead and (before is None or self._ahead[0] < before):
             first = self._ahead[0]
-            if (first.file, first.offset) not in self._used:
+            if (first.file, first.offset) not in self.used:
                 raise faults.nothing_to_accept(f"{self._source}, {first.file}:{first.offset}")
             self._ahead.pop(0)

@@ -168,7 +168,7 @@ def test_what_is_not_durable_was_not_accepted(line: Line) -> None:
     place = line.stopped_at()
     with Meta.open(line.pipeline.meta.url) as meta, line.extractor(meta, place) as extractor:
         give_up_s = time.monotonic() + 60
-        while not extractor._stream._assembly.accepted:  # type: ignore[union-attr]
+        while not extractor._stream._accepted.used:  # type: ignore[union-attr]
             assert time.monotonic() < give_up_s
             time.sleep(0.01)
     assert line.notes == []
