@@ -125,7 +125,7 @@ class SourceStream:
         self._reader = self._open(self._start, binlog_files(self._asked()))
         lower_case = lower_case_names(self._asked())
         self._assembler.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
-        self._assembler.cascades_logged = logs_cascades(self._asked())
+        self._assembler.judge.cascades_logged = logs_cascades(self._asked())
         self._begin_history()
         return self
 

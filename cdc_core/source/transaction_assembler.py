@@ -16,19 +16,16 @@ It must keep true that every event is put into an entry or raises, and that noth
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Generator, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from cdc_core.binlog.compressed import MARIADB_COMPRESSED, payload_events, plain
 from cdc_core.binlog.events import (
     TRACE_BYTES,
     Event,
     EventType,
-    Query,
     crc_of,
     folded,
-    parse_query,
     parse_rotate,
     parse_xa_prepare,
     type_name,
@@ -51,9 +48,10 @@ from cdc_core.source.block_builder import (
     Trace,
 )
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.ddl_effects import DdlEffect, define_tables, drops
 from cdc_core.source.effects import Effect
-from cdc_core.source.history import Change, Place
+from cdc_core.source.history import Place
+from cdc_core.source.logged_statement import NO_STATEMENT, QUERIES, LoggedStatement, read_statement
+from cdc_core.source.open_group import OpenGroup
 from cdc_core.source.pending_changes import (
     MappedTable,
     Name,
@@ -63,13 +61,12 @@ from cdc_core.source.pending_changes import (
     PendingTruncate,
 )
 from cdc_core.source.spill import SpillableChanges, SpillFiles
-from cdc_core.source.statements import Action, Statement, classify, shown
+from cdc_core.source.statement_judge import EventPlace, StatementJudge
+from cdc_core.source.statements import Action, Statement
 from cdc_core.source.tables import Tables
 from cdc_core.source.transaction_grammar import GRAMMAR, GroupState, Mark, Meaning, Step
 
 log = logging.getLogger(__name__)
-
-STATEMENT_PASSED = "statement on a table not included"
 
 _FILE_EVENTS = frozenset({
     EventType.FORMAT_DESCRIPTION, EventType.PREVIOUS_GTIDS, EventType.STOP, EventType.MARIADB_GTID_LIST,
@@ -85,56 +82,8 @@ Blocks = Generator[Block, None, None]
 """The blocks that an event completes, each handed on before what follows it in the event is read."""
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
-_QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
-_SHOWN_ACTIONS = frozenset({Action.DATA, Action.DEFINITION, Action.UNKNOWN})
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
-_FLAG_THREAD_SPECIFIC = 0x04
-"""Of a statement that uses temporary tables."""
-_UPDATED_DATABASES = 12
-"""The status variable in which MySQL names the databases that a statement changed; not there when it cannot say."""
 _COMPRESSED_ROWS = MARIADB_COMPRESSED - {EventType.MARIADB_QUERY_COMPRESSED}
-
-
-@dataclass(slots=True)
-class _Group:
-    """The open group. seq, gtid, commit_ts_us: from its first event. rows: of captured tables, in order.
-
-    ordinal: row events so far. pieces: how many PARTs have left. without_rows: the kind of its entry where it holds no
-    rows: DDL once it has defined a captured table. marks: savepoint -> how much was held when it was set. isolated: ids
-    in `maps` of isolated tables. left_out, notes: of its entry, and gone with the group when it is dropped. happened:
-    what its statements did to captured tables, for their coverage.
-    """
-
-    state: GroupState
-    start: int
-    seq: int
-    gtid: str
-    commit_ts_us: int
-    rows: SpillableChanges
-    ordinal: int = 0
-    events: int = 1
-    pieces: int = 0
-    without_rows: EntryKind = EntryKind.PASSED
-    marks: dict[str, int] = field(default_factory=dict)
-    maps: dict[bytes, MappedTable | None] = field(default_factory=dict)
-    isolated: set[bytes] = field(default_factory=set)
-    left_out: Counter[str] = field(default_factory=Counter)
-    notes: list[str] = field(default_factory=list)
-    happened: list[tuple[str, Happened]] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class _Logged:
-    """A statement as the log has it. databases: in which alone it changed anything, None where the event does not say.
-    words: of its text, what may be shown."""
-
-    statement: Statement
-    databases: frozenset[str] | None = None
-    words: str = ""
-
-
-_NO_STATEMENT = _Logged(Statement(Action.HARMLESS, ""))
-"""Of an event that is not a statement."""
 
 
 class TransactionAssembler:
@@ -167,19 +116,16 @@ class TransactionAssembler:
         """The server compares names of tables in lower case."""
         self.format_crc = 0
         """Of the file that the next event lies in; 0 while it is not known."""
-        self.cascades_logged = True
-        """Whether the server logs what foreign keys change."""
         self.builder = BlockBuilder(source, begin)
         self.prepared: dict[str, SpillableChanges] = {}
         """Changes of XA transactions that were prepared and not ended yet, by xid."""
         self._source = source
         self._tables = tables
-        self._policy = policy
-        self._effects = effects
         self._accepted = accepted or AcceptedPlaces(source, begin.timeline)
         self._outermost: Event | None = None
         self._find_prepared = prepared
         self._past = prepared is None
+        self.judge = StatementJudge(source, tables, policy, effects, self._accepted, past=self._past)
         self._undone = set() if undone is None else undone
         self.block_bytes = block_bytes
         self._file = begin.file
@@ -188,7 +134,7 @@ class TransactionAssembler:
         """Where a piece that leaves now ends."""
         self.trace = NOT_TRACED
         """Up to the last event that was fed."""
-        self._group: _Group | None = None
+        self._group: OpenGroup | None = None
         self._spill_files = SpillFiles()
         self._handlers = self._table_of_handlers()
         self._steps = self._table_of_steps()
@@ -294,8 +240,7 @@ class TransactionAssembler:
     def _dispatch(self, event: Event) -> Iterable[Block]:
         handler = self._handlers.get(event.header.type)
         if handler is None:
-            self._stop(event, faults.unknown_event(event, self._where(event)))
-            return self._advance(event, Mark.ACCEPTED)
+            return self._stop(event, faults.unknown_event(event, self._where(event)))
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
     def _table_of_handlers(self) -> dict[int, Callable[[Event], Iterable[Block]]]:
@@ -310,19 +255,29 @@ class TransactionAssembler:
             EventType.INCIDENT: self._incident,
         }
         for types, handler in (
-            (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (_QUERIES, self._query), (_MYSQL_GTIDS, self._begin_mysql),
+            (ROW_EVENTS | _COMPRESSED_ROWS, self._rows), (QUERIES, self._query), (_MYSQL_GTIDS, self._begin_mysql),
             (_ASIDE, self._aside), (_FILE_EVENTS, lambda event: self._advance(event, Mark.OF_FILE)),
         ):  # fmt: skip
             handlers |= dict.fromkeys((int(code) for code in types), handler)
         return {int(code): handler for code, handler in handlers.items()}
 
     def _incident(self, event: Event) -> Iterable[Block]:
-        self._stop(event, faults.incident(event, self._where(event)))
+        return self._stop(event, faults.incident(event, self._where(event)))
+
+    def _stop(self, event: Event, error: LockstepError) -> Iterable[Block]:
+        """Raises the error, unless an operator has accepted that the event is passed unread."""
+        at = self._at(event)
+        if self._group is not None:
+            self.judge.stop(error, at, self._group)
+        elif note := self.judge.require_accepted(error, at, "any captured table"):
+            self.builder.note(note)
+            moment, place = event.header.timestamp * 1_000_000, f"{at.file}:{at.offset}"
+            self.builder.happened(TableEvent(ANY_TABLE, Happened.UNLOGGED, self._seq(event), moment, place))
         return self._advance(event, Mark.ACCEPTED)
 
     # The grammar
 
-    def _table_of_steps(self) -> dict[Step, Callable[[Event, _Logged], Iterable[Block]]]:
+    def _table_of_steps(self) -> dict[Step, Callable[[Event, LoggedStatement], Iterable[Block]]]:
         """Each step of the grammar but BEGIN and CHANGE, which the handlers of their events take themselves."""
         return {
             Step.NOTHING: lambda event, logged: (),
@@ -355,7 +310,7 @@ class TransactionAssembler:
             self._where(event),
         )
 
-    def _advance(self, event: Event, seen: Meaning, logged: _Logged = _NO_STATEMENT) -> Blocks:
+    def _advance(self, event: Event, seen: Meaning, logged: LoggedStatement = NO_STATEMENT) -> Blocks:
         """Takes the step of an event; then the group is in its next state, or has ended."""
         state, step = self._next(event, seen)
         yield from self._steps[step](event, logged)
@@ -367,14 +322,14 @@ class TransactionAssembler:
             ddl = self._group.without_rows == EntryKind.DDL
             yield from self._finish(self._group, EntryKind.DDL if ddl else EntryKind.TRANSACTION)
 
-    def _open(self, event: Event) -> _Group:
+    def _open(self, event: Event) -> OpenGroup:
         """The group to which a row event, or what comes with it, belongs. Raises as `_next`."""
         self._next(event, Mark.CHANGE)
         assert self._group is not None
         return self._group
 
     @property
-    def _present(self) -> _Group:
+    def _present(self) -> OpenGroup:
         """The group of a step that the grammar has only in groups."""
         assert self._group is not None
         return self._group
@@ -390,7 +345,7 @@ class TransactionAssembler:
 
     def _close(self, next_file: str = "") -> Block:
         """Ends the block; the next one begins where it ended."""
-        block = self.builder.build(next_file, lambda name, error, begin: self._isolates(name, error, f"{begin}"))
+        block = self.builder.build(next_file, lambda name, error, begin: self.judge.isolates(name, error, f"{begin}"))
         learned = () if self._past else self._tables.learned()
         block = replace(block, isolated=dict(self._tables.isolated), definitions=learned, format_crc=self.format_crc)
         self.builder = BlockBuilder(self._source, block.end, self.builder)
@@ -405,7 +360,7 @@ class TransactionAssembler:
         yield from self._advance(event, Mark.OF_FILE)
         yield self._close(parse_rotate(event).file)
 
-    def _add_entry(self, event: Event, logged: _Logged) -> Iterable[Block]:
+    def _add_entry(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         """For an event outside of groups."""
         self.builder.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
         return ()
@@ -417,7 +372,7 @@ class TransactionAssembler:
         state, _ = self._next(event, Mark.GTID_OF_UNDONE if seq in self._undone else opening)
         # Before MySQL 8 the log knows whole seconds only, as MariaDB does.
         moment = commit_ts_us or event.header.timestamp * 1_000_000
-        self._group = _Group(state, event.start, seq, gtid, moment, SpillableChanges(self._spill_files))
+        self._group = OpenGroup(state, event.start, seq, gtid, moment, SpillableChanges(self._spill_files))
         return ()
 
     def _begin_mysql(self, event: Event) -> Iterable[Block]:
@@ -434,7 +389,7 @@ class TransactionAssembler:
             opening = Mark.GTID_OF_STATEMENT if single else Mark.GTID_OF_TRANSACTION
         return self._begin(event, opening, gtid.text, 0)
 
-    def _finish(self, group: _Group, kind: EntryKind) -> Iterable[Block]:
+    def _finish(self, group: OpenGroup, kind: EntryKind) -> Iterable[Block]:
         """Ends the group with an entry; one without captured rows is DDL, or only passed."""
         self._group = None
         rows = group.rows.pop_memory()
@@ -443,12 +398,12 @@ class TransactionAssembler:
         self._add(group, kind, rows, self._end)
         return (self._close(),) if kind == EntryKind.DDL else ()
 
-    def _drop(self, group: _Group) -> Iterable[Block]:
+    def _drop(self, group: OpenGroup) -> Iterable[Block]:
         """Ends the group: what it held never happened, or not yet."""
         group.rows.truncate(0)
         return self._finish(group, EntryKind.PASSED)
 
-    def _commit(self, event: Event, logged: _Logged) -> Blocks:
+    def _commit(self, event: Event, logged: LoggedStatement) -> Blocks:
         """Ends the group; what is in files leaves before, in pieces."""
         group = self._present
         if self._past:
@@ -459,46 +414,34 @@ class TransactionAssembler:
             yield self._let_go(group, rows)
         yield from self._finish(group, EntryKind.TRANSACTION)
 
-    def _roll_back(self, event: Event, logged: _Logged) -> Iterable[Block]:
+    def _roll_back(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         self._require_undoable(self._present, "it was rolled back")
         return self._drop(self._present)
 
-    def _drop_unfinished(self, event: Event, logged: _Logged) -> Iterable[Block]:
+    def _drop_unfinished(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         """The server crashed while it wrote the group, and so never committed it."""
         self._require_undoable(self._present, "its file ends in it, because the server crashed")
         log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
         self.trace = NOT_TRACED  # the server may cut off what it never committed
         return self._drop(self._present)
 
-    def _set_savepoint(self, event: Event, logged: _Logged) -> Iterable[Block]:
-        """One that is set again is the later one."""
-        group, name = self._present, logged.statement.name
-        group.marks.pop(name, None)
-        group.marks[name] = len(group.rows)
+    def _set_savepoint(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
+        self._present.set_savepoint(logged.statement.name)
         return ()
 
-    def _undo_to_savepoint(self, event: Event, logged: _Logged) -> Iterable[Block]:
-        group, savepoint = self._present, logged.statement.name
-        mark = group.marks.get(savepoint)
-        if mark is None:
+    def _undo_to_savepoint(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
+        savepoint = logged.statement.name
+        if not self._present.undo_to_savepoint(savepoint):
             raise faults.grammar(f"ROLLBACK TO {savepoint!r}, which was not set in it", self._where(event))
-        group.rows.truncate(mark)
-        names = list(group.marks)
-        for later in names[names.index(savepoint) + 1 :]:
-            del group.marks[later]
         return ()
 
-    def _let_go(self, group: _Group, rows: list[PendingChange]) -> Block:
+    def _let_go(self, group: OpenGroup, rows: list[PendingChange]) -> Block:
         """A block up to the first of what the group held, as a PART."""
         self._add(group, EntryKind.PART, rows, self._cut)
-        group.events = 0
-        group.left_out.clear()
-        group.notes.clear()
-        group.happened.clear()
-        group.pieces += 1
+        group.piece_left()
         return self._close()
 
-    def _add(self, group: _Group, kind: EntryKind, rows: list[PendingChange], end: int) -> None:
+    def _add(self, group: OpenGroup, kind: EntryKind, rows: list[PendingChange], end: int) -> None:
         if self._tables.isolated:
             # A table may have been isolated after its rows came: then all of the transaction are left out.
             kept = [left for pending in rows if (left := pending.without(self._tables.isolated)) is not None]
@@ -529,7 +472,7 @@ class TransactionAssembler:
         try:
             table = self._tables.use(event, mariadb=self.mariadb, place=self._place_in(group))
         except (DataAtRisk, Refused) as error:
-            if not self._isolates(table_name(event), error, self._start_of(group)):
+            if not self.judge.isolates(table_name(event), error, self._start_of(group)):
                 raise
             table = self._tables.use(event, mariadb=self.mariadb)
         group.maps[table_id] = table
@@ -554,21 +497,19 @@ class TransactionAssembler:
         try:
             pending = PendingRows.from_event(table, parse_rows(plain(event)), ordinal)
         except (DataAtRisk, Refused) as error:
-            if not self._isolates(table.name, error, self._start_of(group)):
+            if not self.judge.isolates(table.name, error, self._start_of(group)):
                 raise
             group.left_out[ISOLATED] += 1
             return ()
         return self._hold(group, pending)
 
-    def _hold(self, group: _Group, pending: PendingChange) -> Iterable[Block]:
-        xa = group.state is GroupState.XA
-        if group.state is GroupState.UNDONE or (self._past and not xa):
+    def _hold(self, group: OpenGroup, pending: PendingChange) -> Iterable[Block]:
+        if group.state is GroupState.UNDONE or (self._past and group.state is not GroupState.XA):
             return ()
         group.rows.append(pending)
         if group.rows.memory_bytes < self.block_bytes:
             return ()
-        if xa or group.marks:
-            # It may still be undone: to the savepoint, or after it was prepared.
+        if group.undoable:
             group.rows.spill()
             return ()
         return (self._let_go(group, group.rows.pop_memory()),)
@@ -582,141 +523,25 @@ class TransactionAssembler:
     # Statements
 
     def _query(self, event: Event) -> Iterable[Block]:
-        if event.body.endswith(b"\0BEGIN"):
-            return self._advance(event, Action.BEGIN)
-        code = event.header.type
-        if code == EventType.MARIADB_QUERY_COMPRESSED:
-            event = plain(event)
-        elif code == EventType.EXECUTE_LOAD_QUERY:
-            # A QUERY whose post-header of 13 bytes is followed by 13 more: file id, where its name lies, duplicates.
-            event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
-        query = parse_query(event)
-        statement = classify(
-            query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
-            lower_case=self.lower_case, temporary=bool(event.header.flags & _FLAG_THREAD_SPECIFIC),
-        )  # fmt: skip
-        words = ""
-        if statement.action in _SHOWN_ACTIONS:
-            words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
-        return self._advance(event, statement.action, _Logged(statement, _updated_databases(query), words))
+        logged = read_statement(event, lower_case=self.lower_case)
+        return self._advance(event, logged.statement.action, logged)
 
-    def _judge_definition(self, event: Event, logged: _Logged) -> Iterable[Block]:
-        """DDL: forget what we know of its tables; judge what it did to rows."""
-        group, statement = self._present, logged.statement
-        if statement.queries:
-            self._judge_data(event, replace(logged, statement=replace(statement, tables=())))
-        effect = define_tables(
-            statement, self._tables, self._place_in(group), group.commit_ts_us, cascades_logged=self.cascades_logged,
-            on_truncate=self._policy.on_truncate,
-        )  # fmt: skip
-        group.happened += effect.happened
-        if effect.unnamed:
-            where = self._where(event)
-            group.notes.append(f"{statement.verb} {effect.unnamed} at {where}: of its tables none is known")
-        if effect.tables == ():
+    def _judge_definition(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
+        group = self._present
+        truncated = self.judge.define(group, logged, self._at(event))
+        if truncated is None:
             return ()
-        group.without_rows = EntryKind.DDL
-        if effect.truncated is None:
-            self._note_definition(event, group, logged, effect)
-            return ()
-        pending = PendingTruncate(effect.truncated, self._file, event.start, group.ordinal)
+        pending = PendingTruncate(truncated, self._file, event.start, group.ordinal)
         group.ordinal += 1
         return self._hold(group, pending)
 
-    def _note_definition(self, event: Event, group: _Group, logged: _Logged, effect: DdlEffect) -> None:
-        """As the pipeline says. Raises DataAtRisk (source.unlogged_change)."""
-        statement, words, where, names = logged.statement, logged.words, self._where(event), effect.names
-        if not effect.unlogged:
-            log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
-            if self._policy.on_definition == "note":
-                group.notes.append(f"the definition of {names} changed at {where}: {words}")
-            if drops(statement):
-                group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
-        elif self._policy.on_unlogged_change == "stop":
-            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where)
-            self._stop(event, error, effect.tables or ())
-        else:
-            log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, effect.unlogged, where)
-            group.notes.append(f"needs re-sync of table {names}: {effect.unlogged}, at {where}: {words}")
-
-    def _judge_data(self, event: Event, logged: _Logged) -> Iterable[Block]:
-        """DML as a statement: what it did to rows is not in the log."""
-        if self._past:
-            return ()
-        group, statement = self._present, logged.statement
-        captured = tuple(table for table in statement.tables or () if self._tables.captures(*table))
-        effect = self._effects(statement, logged.databases, self._after)
-        refused = faults.statement_dml(logged.words, self._where(event))
-        self._leave_out_or_stop(event, group, Effect(tuple({*effect.tables, *captured}), effect.unknown), refused)
-        group.left_out[STATEMENT_PASSED] += 1
+    def _judge_data(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
+        self.judge.judge_data(self._present, logged, self._at(event))
         return ()
 
-    def _judge_unknown(self, event: Event, logged: _Logged) -> Iterable[Block]:
-        """It passes only where it names what is there, and no captured table can be meant."""
-        if self._past:
-            return ()
-        group, words, where = self._present, logged.words, self._where(event)
-        effect = self._effects(logged.statement, None, self._after)
-        if effect.tables or effect.unknown:
-            self._leave_out_or_stop(event, group, effect, faults.unknown_statement(words, where))
-            self._tables.redefined(None, self._place_in(group), Change())
-        else:
-            log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
-            group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
+    def _judge_unknown(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
+        self.judge.judge_unknown(self._present, logged, self._at(event))
         return ()
-
-    def _leave_out_or_stop(self, event: Event, group: _Group, effect: Effect, error: LockstepError) -> None:
-        """Isolates what a statement may have changed, where the pipeline says so and all of it is known."""
-        captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))
-        if not captured and not effect.unknown:
-            return
-        accepts = self._place_of(event) in self._accepted
-        if effect.unknown and not accepts:
-            error = type(error)(
-                f"{error.what} Which captured tables it changed cannot be told: {effect.unknown}.",
-                where=error.where, code=error.code, remedy=error.remedy,
-            )  # fmt: skip
-        if effect.unknown or accepts:
-            self._stop(event, error, [".".join(table) for table in captured] if not effect.unknown else ())
-            return
-        for table in captured:
-            if not self._isolates(table, error, self._start_of(group)):
-                self._stop(event, error, [".".join(one) for one in captured])
-                return
-
-    # What an operator accepts
-
-    def _place_of(self, event: Event) -> tuple[str, int]:
-        """Of an event in a compressed transaction: where that one begins."""
-        outer = event if event.start >= 0 or self._outermost is None else self._outermost
-        return outer.file, outer.start
-
-    def _stop(self, event: Event, error: LockstepError, tables: Iterable[str] = ()) -> None:
-        """Raises the error with the way past this place, unless an operator has accepted it: then it is noted.
-
-        tables: captured ones that may have changed; none named: any may have.
-        """
-        if self._past:
-            return
-        file, offset = place = self._place_of(event)
-        if place not in self._accepted:
-            raise self._accepted.explain(error, place) from None
-        self._accepted.use(place)
-        touched = list(tables)
-        names = ", ".join(touched) or "any captured table"
-        note = f"needs re-sync of table {names}: {faults.accepted_at(file, offset)}: {error.what} ({error.code})"
-        log.warning("%s: %s", self._source, note)
-        changed = touched or [ANY_TABLE]
-        if self._group is None:
-            self.builder.note(note)
-            moment = event.header.timestamp * 1_000_000
-            for table in changed:
-                self.builder.happened(
-                    TableEvent(table, Happened.UNLOGGED, self._seq(event), moment, f"{file}:{offset}")
-                )
-        else:
-            self._group.notes.append(note)
-            self._group.happened += [(table, Happened.UNLOGGED) for table in changed]
 
     # XA
 
@@ -724,7 +549,7 @@ class TransactionAssembler:
         one_phase = parse_xa_prepare(event).one_phase
         return self._advance(event, Action.COMMIT if one_phase else Mark.PREPARE)
 
-    def _keep_prepared(self, event: Event, logged: _Logged) -> Iterable[Block]:
+    def _keep_prepared(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         group, xid = self._present, parse_xa_prepare(event).xid.text
         if (
             sum(changes.memory_bytes for changes in self.prepared.values()) + group.rows.memory_bytes
@@ -734,7 +559,7 @@ class TransactionAssembler:
         self.prepared[xid], group.rows = group.rows, SpillableChanges(self._spill_files)
         return self._drop(group)
 
-    def _commit_prepared(self, event: Event, logged: _Logged) -> Blocks:
+    def _commit_prepared(self, event: Event, logged: LoggedStatement) -> Blocks:
         group, xid = self._present, logged.statement.name
         if len(group.rows) or group.pieces:
             raise faults.grammar(f"XA COMMIT {xid} comes in one that has rows of its own", self._where(event))
@@ -745,28 +570,20 @@ class TransactionAssembler:
         if found is not None:
             group.rows = found
         elif not self._past:
-            self._stop(event, faults.xa_unknown(xid, self._where(event)))
+            self.judge.stop(faults.xa_unknown(xid, self._where(event)), self._at(event), group)
         return self._commit(event, logged)
 
-    def _roll_back_prepared(self, event: Event, logged: _Logged) -> Iterable[Block]:
+    def _roll_back_prepared(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         found = self.prepared.pop(logged.statement.name, None)
         if found is not None:
             found.truncate(0)
         return self._roll_back(event, logged)
 
-    # What must hold
-
-    def _isolates(self, name: Name, error: LockstepError, since: str) -> bool:
-        """Leaves a table out from now on, where the pipeline says so: what it holds of the open group goes too."""
-        if self._policy.on_unreadable == "stop":
-            return False
-        log.error("%s: table %s is isolated since %s and needs re-sync: %s", self._source, ".".join(name), since, error)
-        self._tables.isolate(name, f"since {since}: {error.what} ({error.code})")
-        return True
+    # Places
 
     def leave_out(self, name: Name, error: LockstepError) -> None:
         """Isolates a table from here on, or raises the error, as the pipeline says."""
-        if not self._isolates(name, error, f"{self.place.behind}"):
+        if not self.judge.isolates(name, error, f"{self.place.behind}"):
             raise error
 
     @property
@@ -778,29 +595,26 @@ class TransactionAssembler:
         """After the last event that was fed."""
         return Place(self._after.seq, self._after)
 
-    def _place_in(self, group: _Group) -> Place:
+    def _place_in(self, group: OpenGroup) -> Place:
         return Place(group.seq, self._after)
 
-    def _start_of(self, group: _Group) -> str:
+    def _start_of(self, group: OpenGroup) -> str:
         return f"{Position(self.builder.begin.timeline, self._file, group.start)}"
 
     def _seq(self, event: Event) -> int:
         return Position(self.builder.begin.timeline, event.file, event.start).seq
 
-    def _where(self, event: Event) -> str:
-        file, offset = self._place_of(event)
-        return f"{self._source}, {file}:{offset}"
+    def _at(self, event: Event) -> EventPlace:
+        outer = event if event.start >= 0 or self._outermost is None else self._outermost
+        return EventPlace(self._source, outer.file, outer.start, self._after)
 
-    def _require_undoable(self, group: _Group, why: str) -> None:
+    def _where(self, event: Event) -> str:
+        return self._at(event).where
+
+    def _require_undoable(self, group: OpenGroup, why: str) -> None:
         if group.pieces:
             self._undone.add(group.seq)
             raise faults.undone_after_parts(why, self._where_of(group))
 
-    def _where_of(self, group: _Group) -> str:
+    def _where_of(self, group: OpenGroup) -> str:
         return f"{self._source}, {self._file}:{group.start}"
-
-
-def _updated_databases(query: Query) -> frozenset[str] | None:
-    """In which alone the statement changed anything; None where the event does not say."""
-    names = query.status.get(_UPDATED_DATABASES, b"")
-    return frozenset(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else None

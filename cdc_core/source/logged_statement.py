@@ -1,0 +1,58 @@
+"""A statement as the log has it: from the events that hold one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cdc_core.binlog.compressed import plain
+from cdc_core.binlog.events import Event, EventType, Query, parse_query
+from cdc_core.source.statements import Action, Statement, classify, shown
+
+QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
+"""The events that hold a statement."""
+_SHOWN_ACTIONS = frozenset({Action.DATA, Action.DEFINITION, Action.UNKNOWN})
+_FLAG_THREAD_SPECIFIC = 0x04
+"""Of a statement that uses temporary tables."""
+_UPDATED_DATABASES = 12
+"""The status variable in which MySQL names the databases that a statement changed; not there when it cannot say."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedStatement:
+    """databases: in which alone it changed anything, None where the event does not say. words: of its text, what may be
+    shown."""
+
+    statement: Statement
+    databases: frozenset[str] | None = None
+    words: str = ""
+
+
+NO_STATEMENT = LoggedStatement(Statement(Action.HARMLESS, ""))
+"""Of an event that does not hold one."""
+BEGIN = LoggedStatement(Statement(Action.BEGIN, "BEGIN"))
+
+
+def read_statement(event: Event, *, lower_case: bool) -> LoggedStatement:
+    """The statement of one of QUERIES. lower_case: the server compares names of tables in lower case."""
+    if event.body.endswith(b"\0BEGIN"):
+        return BEGIN  # one for each transaction of MySQL: not worth a look at its text
+    code = event.header.type
+    if code == EventType.MARIADB_QUERY_COMPRESSED:
+        event = plain(event)
+    elif code == EventType.EXECUTE_LOAD_QUERY:
+        # A QUERY whose post-header of 13 bytes is followed by 13 more: file id, where its name lies, duplicates.
+        event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
+    query = parse_query(event)
+    statement = classify(
+        query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
+        lower_case=lower_case, temporary=bool(event.header.flags & _FLAG_THREAD_SPECIFIC),
+    )  # fmt: skip
+    words = ""
+    if statement.action in _SHOWN_ACTIONS:
+        words = shown(statement, query.sql, client_collation=query.client_collation, sql_mode=query.sql_mode)
+    return LoggedStatement(statement, _updated_databases(query), words)
+
+
+def _updated_databases(query: Query) -> frozenset[str] | None:
+    names = query.status.get(_UPDATED_DATABASES, b"")
+    return frozenset(name.decode("utf-8", "surrogateescape") for name in names.split(b"\0")) if names else None

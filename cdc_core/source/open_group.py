@@ -1,0 +1,70 @@
+"""The group that is open: what its events have said and held so far."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from cdc_core.model.block import EntryKind
+from cdc_core.model.coverage import Happened
+from cdc_core.source.pending_changes import MappedTable
+from cdc_core.source.spill import SpillableChanges
+from cdc_core.source.transaction_grammar import GroupState
+
+
+@dataclass(slots=True)
+class OpenGroup:
+    """start, seq, gtid, commit_ts_us: of its first event. rows: of captured tables, in order.
+
+    ordinal: row events so far. pieces: how many PARTs have left. without_rows: the kind of its entry where it holds no
+    rows: DDL once it has defined a captured table. maps: what table ids mean in it, None for a table that is not
+    captured; isolated: those of isolated tables. left_out, notes: of its entry, gone with the group when it is dropped.
+    happened: what its statements did to captured tables, for their coverage.
+    """
+
+    state: GroupState
+    start: int
+    seq: int
+    gtid: str
+    commit_ts_us: int
+    rows: SpillableChanges
+    ordinal: int = 0
+    events: int = 1
+    pieces: int = 0
+    without_rows: EntryKind = EntryKind.PASSED
+    maps: dict[bytes, MappedTable | None] = field(default_factory=dict)
+    isolated: set[bytes] = field(default_factory=set)
+    left_out: Counter[str] = field(default_factory=Counter)
+    notes: list[str] = field(default_factory=list)
+    happened: list[tuple[str, Happened]] = field(default_factory=list)
+    _savepoints: dict[str, int] = field(default_factory=dict)
+    """How much was held when each was set, in the order in which they were."""
+
+    @property
+    def undoable(self) -> bool:
+        """Rows that come now may still be undone, though the transaction is committed: to a savepoint, or after it was
+        prepared."""
+        return self.state is GroupState.XA or bool(self._savepoints)
+
+    def set_savepoint(self, name: str) -> None:
+        """One that is set again is the later one."""
+        self._savepoints.pop(name, None)
+        self._savepoints[name] = len(self.rows)
+
+    def undo_to_savepoint(self, name: str) -> bool:
+        """Drops the rows and the savepoints after it; False where it is not set."""
+        if name not in self._savepoints:
+            return False
+        self.rows.truncate(self._savepoints[name])
+        names = list(self._savepoints)
+        for later in names[names.index(name) + 1 :]:
+            del self._savepoints[later]
+        return True
+
+    def piece_left(self) -> None:
+        """What was gathered for an entry is in a PART now."""
+        self.events = 0
+        self.left_out.clear()
+        self.notes.clear()
+        self.happened.clear()
+        self.pieces += 1

@@ -1,0 +1,182 @@
+"""What becomes of a change that row events do not show, and of a table that cannot be read, as the pipeline says.
+
+It must keep true that no such change passes silently: it stops the stream, or an operator has accepted it, or a note
+and the coverage of each table say so, or the tables are isolated.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+
+from cdc_core.errors import LockstepError
+from cdc_core.model.block import EntryKind
+from cdc_core.model.coverage import ANY_TABLE, Happened
+from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.source import faults
+from cdc_core.source.accepted_places import AcceptedPlaces
+from cdc_core.source.capture_policy import CapturePolicy
+from cdc_core.source.ddl_effects import DdlEffect, define_tables, drops
+from cdc_core.source.effects import Effect
+from cdc_core.source.history import Change, Place
+from cdc_core.source.logged_statement import LoggedStatement
+from cdc_core.source.open_group import OpenGroup
+from cdc_core.source.pending_changes import Name
+from cdc_core.source.statements import Statement
+from cdc_core.source.tables import Tables
+
+log = logging.getLogger(__name__)
+
+STATEMENT_PASSED = "statement on a table not included"
+
+
+@dataclass(frozen=True, slots=True)
+class EventPlace:
+    """Where an event lies: the file and the offset of the event that an operator can name, which is the compressed
+    transaction of one that is in it; and the position after it."""
+
+    source: str
+    file: str
+    offset: int
+    after: Position
+
+    @property
+    def where(self) -> str:
+        return f"{self.source}, {self.file}:{self.offset}"
+
+
+class StatementJudge:
+    """effects: which captured tables a statement may change (effects.Effects.of). past: nothing is judged, since it was
+    judged when it was read before."""
+
+    def __init__(
+        self,
+        source: str,
+        tables: Tables,
+        policy: CapturePolicy,
+        effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
+        accepted: AcceptedPlaces,
+        *,
+        past: bool,
+    ) -> None:
+        self.cascades_logged = True
+        """Whether the server logs what foreign keys change."""
+        self._source = source
+        self._tables = tables
+        self._policy = policy
+        self._effects = effects
+        self._accepted = accepted
+        self._past = past
+
+    def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
+        """DDL: has the tables defined again, and judges what it did to rows. The definition of the table that it
+        empties, where that is to be a change of its own. Raises DataAtRisk (source.unlogged_change)."""
+        statement = logged.statement
+        if statement.queries:
+            self.judge_data(group, replace(logged, statement=replace(statement, tables=())), at)
+        effect = define_tables(
+            statement, self._tables, Place(group.seq, at.after), group.commit_ts_us,
+            cascades_logged=self.cascades_logged, on_truncate=self._policy.on_truncate,
+        )  # fmt: skip
+        group.happened += effect.happened
+        if effect.unnamed:
+            group.notes.append(f"{statement.verb} {effect.unnamed} at {at.where}: of its tables none is known")
+        if effect.tables == ():
+            return None
+        group.without_rows = EntryKind.DDL
+        if effect.truncated is None:
+            self._note_definition(group, logged, effect, at)
+        return effect.truncated
+
+    def _note_definition(self, group: OpenGroup, logged: LoggedStatement, effect: DdlEffect, at: EventPlace) -> None:
+        statement, words, where, names = logged.statement, logged.words, at.where, effect.names
+        if not effect.unlogged:
+            log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
+            if self._policy.on_definition == "note":
+                group.notes.append(f"the definition of {names} changed at {where}: {words}")
+            if drops(statement):
+                group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
+        elif self._policy.on_unlogged_change == "stop":
+            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where)
+            self.stop(error, at, group, effect.tables or ())
+        else:
+            log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, effect.unlogged, where)
+            group.notes.append(f"needs re-sync of table {names}: {effect.unlogged}, at {where}: {words}")
+
+    def judge_data(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
+        """DML as a statement: what it did to rows is not in the log. Raises Refused (source.statement_dml)."""
+        if self._past:
+            return
+        statement = logged.statement
+        captured = tuple(table for table in statement.tables or () if self._tables.captures(*table))
+        effect = self._effects(statement, logged.databases, at.after)
+        effect = Effect(tuple({*effect.tables, *captured}), effect.unknown)
+        self._isolate_or_stop(group, effect, faults.statement_dml(logged.words, at.where), at)
+        group.left_out[STATEMENT_PASSED] += 1
+
+    def judge_unknown(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
+        """It passes only where it names what is there, and no captured table can be meant. Raises DataAtRisk
+        (source.unknown_statement)."""
+        if self._past:
+            return
+        words, where = logged.words, at.where
+        effect = self._effects(logged.statement, None, at.after)
+        if effect.tables or effect.unknown:
+            self._isolate_or_stop(group, effect, faults.unknown_statement(words, where), at)
+            self._tables.redefined(None, Place(group.seq, at.after), Change())
+        else:
+            log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
+            group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
+
+    def _isolate_or_stop(self, group: OpenGroup, effect: Effect, error: LockstepError, at: EventPlace) -> None:
+        """Isolates what a statement may have changed, where the pipeline says so and all of it is known."""
+        captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))
+        if not captured and not effect.unknown:
+            return
+        accepts = (at.file, at.offset) in self._accepted
+        if effect.unknown and not accepts:
+            error = type(error)(
+                f"{error.what} Which captured tables it changed cannot be told: {effect.unknown}.",
+                where=error.where, code=error.code, remedy=error.remedy,
+            )  # fmt: skip
+        if effect.unknown or accepts:
+            self.stop(error, at, group, [".".join(table) for table in captured] if not effect.unknown else ())
+            return
+        since = f"{replace(at.after, offset=group.start)}"
+        for table in captured:
+            if not self.isolates(table, error, since):
+                self.stop(error, at, group, [".".join(one) for one in captured])
+                return
+
+    def stop(self, error: LockstepError, at: EventPlace, group: OpenGroup, tables: Iterable[str] = ()) -> None:
+        """Raises the error with the way past this place, unless an operator has accepted it: then the group says so.
+
+        tables: captured ones that may have changed; none named: any may have.
+        """
+        names = list(tables)
+        note = self.require_accepted(error, at, ", ".join(names) or "any captured table")
+        if note:
+            group.notes.append(note)
+            group.happened += [(table, Happened.UNLOGGED) for table in names or [ANY_TABLE]]
+
+    def require_accepted(self, error: LockstepError, at: EventPlace, names: str) -> str:
+        """Raises the error, unless an operator has accepted it; what is to be noted of it then."""
+        if self._past:
+            return ""
+        place = at.file, at.offset
+        if place not in self._accepted:
+            raise self._accepted.explain(error, place) from None
+        self._accepted.use(place)
+        note = f"needs re-sync of table {names}: {faults.accepted_at(*place)}: {error.what} ({error.code})"
+        log.warning("%s: %s", self._source, note)
+        return note
+
+    def isolates(self, name: Name, error: LockstepError, since: str) -> bool:
+        """Leaves a table out from now on, where the pipeline says so: what it holds of the open group goes too."""
+        if self._policy.on_unreadable == "stop":
+            return False
+        log.error("%s: table %s is isolated since %s and needs re-sync: %s", self._source, ".".join(name), since, error)
+        self._tables.isolate(name, f"since {since}: {error.what} ({error.code})")
+        return True
