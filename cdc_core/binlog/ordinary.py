@@ -5,10 +5,10 @@ A transaction is ordinary when it is whole in the buffer and reads
   { ROWS_QUERY | ANNOTATE_ROWS | TABLE_MAP that is known, byte by byte | WRITE, UPDATE, DELETE rows of such a map }
   XID
 with all columns in every image. `take_transactions` stops before the first one that is not: it belongs to
-source/assembly.py, which knows every kind. `take_row_events` takes the table maps and row events of a transaction that
-the assembly has opened, whether because it is large or because something in it is unusual.
+source/transaction_assembler.py, which knows every kind. `take_row_events` takes the table maps and row events of a
+transaction that the assembler has opened, whether because it is large or because something in it is unusual.
 
-What these kernels take must mean exactly what the assembly would make of the same events, entry for entry. The tests
+What these kernels take must mean exactly what the assembler would make of the same events, entry for entry. The tests
 of the fast path feed both the same bytes.
 
 GTID event of MySQL (libs/mysql/binlog/event/control_events.h), offsets in the body:
@@ -99,7 +99,7 @@ class Events(NamedTuple):
 
 
 class KnownMaps(NamedTuple):
-    """Table maps that the assembly has met.
+    """Table maps that the assembler has met.
 
     slot_id, slot_map, slot_group: by table id modulo MAP_SLOTS: the id, the map that last described it, and the
     transaction that this map came in. bytes[offset[m]:offset[m + 1]]: a map's body after table id and flags.
@@ -367,7 +367,7 @@ def _gtid(events, i, names):
     name = -1
     number = np.int64(0)
     commit_ts_us = np.int64(0)
-    # An order key has 33 bits for the offset; the assembly says what is wrong with a longer file.
+    # An order key has 33 bits for the offset; the assembler says what is wrong with a longer file.
     usual = events.start[i] >> 33 == 0
     if code in (_GTID, _ANONYMOUS):
         usual = usual and size >= _GTID_SIZE and buf[body + _GTID_CLOCK_AT] == _GTID_LOGICAL_CLOCK

@@ -1,1 +1,1 @@
-"""From a server's log to blocks: server facts, where to start, the stream, transactions, gathering."""
+"""From a server's log to blocks: server facts, where to start, the stream, transactions, building."""

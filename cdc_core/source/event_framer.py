@@ -124,8 +124,13 @@ class EventFramer:
     def ordinary(self) -> int:
         """How many ordinary events are framed and verified, before what only `next_event` can judge."""
         known = self._format
-        if known is None or self._wanted >= 0 or self._long is not None or self._kept is not None:
+        # The kernel must know whether events carry checksums, and has no place to stop at one before the start.
+        if known is None or self._wanted >= 0:
             return 0
+        # What was begun or read already comes first: packets of a long event, the event after the proof.
+        if self._long is not None or self._kept is not None:
+            return 0
+        # Until the log is proven, events are compared with what was read before, one by one.
         if not self.proven or self._proof.crossing:
             return 0
         before = self.offset

@@ -127,20 +127,27 @@ class FastPath:
         assembler.mariadb = framer.mariadb
         assembler.format_crc = framer.format_crc or assembler.format_crc
         while True:
+            # First the open group, whose row events are most of a large transaction. Where none is open, or its next
+            # event is not one of those, nothing is taken.
             if framer.ordinary() and (yield from self._take_inside(framer)):
                 continue
+            # Then whole transactions, which only begin where no group is open.
             if assembler.between_groups and framer.ordinary():
                 why = yield from self._take(framer)
+                # The columns were full, of what was found or of what was framed: there is more to take.
                 if why == ordinary.FULL or (why == ordinary.OPEN and framer.buffer.make_space()):
                     continue
+                # The last one is not whole. It may be ordinary, unless it is too large to wait for.
                 if why == ordinary.OPEN and framer.incomplete and framer.buffer.waiting_bytes < WAIT_BYTES:
                     return
+            # Whatever is next, the assembler knows it.
             event = framer.next_event()
             if event is None:
                 return
             assembler.mariadb = framer.mariadb
             assembler.format_crc = framer.format_crc or assembler.format_crc
-            self._group += assembler.between_groups
+            if assembler.between_groups:
+                self._group += 1  # the event may open one: table ids mean nothing in it yet
             yield from assembler.feed(event)
             if event.header.type == EventType.TABLE_MAP and not assembler.between_groups:
                 self._learn(event.body)

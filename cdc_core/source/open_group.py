@@ -62,7 +62,7 @@ class OpenGroup:
         return True
 
     def piece_left(self) -> None:
-        """What was gathered for an entry is in a PART now."""
+        """What the group had to say of an entry is in a PART now."""
         self.events = 0
         self.left_out.clear()
         self.notes.clear()

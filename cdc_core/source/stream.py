@@ -1,6 +1,6 @@
 """The stream of one source: opened at a checkpoint, read to blocks for as long as its caller wants.
 
-It joins the wire (dump), the transactions (assembly) and a second, ordinary connection for definitions. It must keep
+It joins the wire (dump), the transactions (transaction_assembler) and a second connection for definitions. It must keep
 true that a block is handed on soon (a second at most after its first event), that its caller's stop is heard soon,
 and that stopping and going on, or losing the connection and going on, loses and repeats nothing: it goes on where the
 last whole transaction ended, and what came of the next one is dropped and read again.
@@ -44,7 +44,7 @@ from cdc_core.source.transaction_assembler import TransactionAssembler
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-"""How long a read waits; what was gathered leaves when nothing came for so long."""
+"""How long a read waits; a block that is being built leaves when nothing came for so long."""
 FLUSH_S = 1.0
 """A block leaves at this age though more is coming."""
 VERIFY_S = 60.0
@@ -304,7 +304,7 @@ class SourceStream:
             accepted=None if past else self._accepted,
         )  # fmt: skip
 
-    # What the assembly asks
+    # What the assembler asks
 
     def _asked(self) -> pymysql.Connection:
         if self._control is None:

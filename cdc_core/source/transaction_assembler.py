@@ -233,7 +233,7 @@ class TransactionAssembler:
         return self.builder.begin
 
     def discard(self) -> None:
-        """Drops what complete groups have gathered: for a look at the past that is about `prepared` only."""
+        """Drops the entries of complete groups: for a look at the past that is about `prepared` only."""
         if self._group is None:
             self.builder = BlockBuilder(self._source, Position(self.builder.begin.timeline, self._file, self._end))
 

@@ -357,7 +357,7 @@ def test_bent_json_is_text_or_an_error(value: Any, data: st.DataObject) -> None:
 
 
 def test_after_warming_nothing_is_left_to_compile() -> None:
-    """In a process of its own: a decode of both captured logs, and the fast lane, compile no kernel that warm() did
+    """In a process of its own: a decode of both captured logs, and the fast path, compile no kernel that warm() did
     not."""
     code = (
         "from cdc_core.binlog.warm import kernels, warm\n"

@@ -29,7 +29,7 @@ def named_only(statement: Statement, databases: frozenset[str] | None, behind: P
 
 @dataclass
 class Log:
-    """Feeds an assembly as events are added. Tables have one column, `id INT PRIMARY KEY`, and are known by FULL
+    """Feeds an assembler as events are added. Tables have one column, `id INT PRIMARY KEY`, and are known by FULL
     metadata; those of the database `other` are not captured."""
 
     on_unlogged_change: str = "stop"

@@ -80,10 +80,8 @@ class Reading:
         return self.blocks
 
     def _read_on(self) -> None:
-        """Leaves and goes on after each block, as a caller of the stream may."""
-        feeding = self.fast_path.feed(self.framer)
-        while (block := next(feeding, None)) is not None:
-            self.blocks.append(block)
+        for block in self.fast_path.feed(self.framer):
+            self.blocks.append(block)  # one by one: those before an error are kept
 
     def _flush(self) -> None:
         block = self.assembler.flush()
