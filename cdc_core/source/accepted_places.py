@@ -33,6 +33,11 @@ class AcceptedPlaces:
         # Also of one that was read past: after a lost connection its transaction is read again.
         return place in self._places
 
+    @property
+    def pending(self) -> bool:
+        """Some have not been read past."""
+        return bool(self._ahead)
+
     def use(self, place: tuple[str, int]) -> None:
         """Something would have stopped there."""
         self.used.add(place)

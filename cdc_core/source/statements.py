@@ -37,6 +37,8 @@ class Action(Enum):
     """Accounts, privileges, views, routines, upkeep: no row of a table changes by it."""
     UNKNOWN = "unknown"
 
+    __hash__ = object.__hash__  # Enum's own hash is slow
+
 
 @dataclass(frozen=True, slots=True)
 class Mentions:

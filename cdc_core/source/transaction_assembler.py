@@ -121,7 +121,7 @@ class TransactionAssembler:
         """Changes of XA transactions that were prepared and not ended yet, by xid."""
         self._source = source
         self._tables = tables
-        self._accepted = accepted or AcceptedPlaces(source, begin.timeline)
+        self._accepted = AcceptedPlaces(source, begin.timeline) if accepted is None else accepted
         self._outermost: Event | None = None
         self._find_prepared = prepared
         self._past = prepared is None
@@ -151,7 +151,8 @@ class TransactionAssembler:
         if self._group is not None:
             self._group.events += 1
         yield from self._dispatch(event)
-        self._accepted.require_used(self._after)
+        if self._accepted.pending:
+            self._accepted.require_used(self._after)
         if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
@@ -172,7 +173,8 @@ class TransactionAssembler:
         self._end = groups.reached
         self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.builder.extend(groups)
-        self._accepted.require_used(self._after)
+        if self._accepted.pending:
+            self._accepted.require_used(self._after)
         if self.builder.size_bytes >= self.block_bytes:
             yield self._close()
 
@@ -202,7 +204,8 @@ class TransactionAssembler:
         assert group is not None
         self._end = self._cut = end
         self.trace = trace
-        self._accepted.require_used(self._after)
+        if self._accepted.pending:
+            self._accepted.require_used(self._after)
         group.events += events
         group.ordinal = ordinal
         group.maps.update(maps)
@@ -324,9 +327,10 @@ class TransactionAssembler:
 
     def _open(self, event: Event) -> OpenGroup:
         """The group to which a row event, or what comes with it, belongs. Raises as `_next`."""
-        self._next(event, Mark.CHANGE)
-        assert self._group is not None
-        return self._group
+        if self._group is None:
+            self._next(event, Mark.CHANGE)
+        # In a group of any state they may come, and leave it in that state: the many need no look at the grammar.
+        return self._present
 
     @property
     def _present(self) -> OpenGroup:

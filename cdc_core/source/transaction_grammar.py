@@ -28,6 +28,8 @@ class GroupState(Enum):
     UNDONE = "was rolled back when it was read before"
     """After pieces of it had left. Nothing of it is held now."""
 
+    __hash__ = object.__hash__  # members are looked up for each event, and Enum's own hash is slow
+
     @property
     def goes_on(self) -> bool:
         """Until its end is said: a statement in it does not end it."""
@@ -51,6 +53,8 @@ class Mark(Enum):
     OF_FILE = "an event of the file"
     FILE_ENDS = "the end of the file"
     """Without a ROTATE: the server crashed, and has never committed what it was writing."""
+
+    __hash__ = object.__hash__
 
 
 Meaning = Action | Mark
@@ -77,6 +81,8 @@ class Step(Enum):
     JUDGE_DATA = "judge data"
     JUDGE_DEFINITION = "judge definition"
     JUDGE_UNKNOWN = "judge unknown"
+
+    __hash__ = object.__hash__
 
 
 _N, _S, _F, _T, _X, _U = GroupState

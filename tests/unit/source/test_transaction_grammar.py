@@ -39,6 +39,11 @@ def test_a_group_begins_only_between_groups_and_no_event_of_the_file_is_in_one()
 
 
 @pytest.mark.parametrize("state", OPEN)
+def test_row_events_come_in_any_group_and_leave_its_state(state: GroupState) -> None:
+    assert GRAMMAR[state, Mark.CHANGE] == (state, Step.CHANGE)
+
+
+@pytest.mark.parametrize("state", OPEN)
 def test_whatever_is_open_when_its_file_ends_is_dropped(state: GroupState) -> None:
     assert GRAMMAR[state, Mark.FILE_ENDS] == (GroupState.NONE, Step.DROP_UNFINISHED)
 
