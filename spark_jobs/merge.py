@@ -9,13 +9,7 @@ of the run has stays absent, for the target to give. Only tables with such rows 
 
 A TRUNCATE undoes the changes before it; the last one of a run is a row of its own, without a key.
 Of tables without a key the rows that come and go are counted (see multiset.py).
-
-Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete, t truncate), `_cdc_ts` `_cdc_source` `_cdc_seq`
-`_cdc_row`, `_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (a change of the run gave the key life).
-Where a target's shard key is not part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row
-had before, and `_cdc_astray`: some change of it did not say what that was. Where rows without all values came under a
-new key, `_cdc_links` of those that still lack some. Where several source tables feed the table, `_cdc_origin`
-(apply.guard), `_cdc_origins`, those that ended without a row under the key, and `_cdc_live`, how many have one.
+The columns of a merged row: model/merged.py.
 """
 
 from __future__ import annotations
@@ -29,6 +23,16 @@ from pyspark.sql import types as T  # noqa: N812
 from cdc_core.apply.guard import ORIGIN_BYTES
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.merged import (
+    BORN,
+    ENDED_ORIGINS,
+    FORMER_SHARD_KEYS,
+    KEY_CHAIN,
+    LIVE_ORIGINS,
+    ORIGIN,
+    SHARD_UNKNOWN,
+    MergedOp,
+)
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -45,16 +49,13 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
-from cdc_core.target.text import ORIGIN, ORIGINS
-from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.key_changes import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 from spark_jobs.multiset import NET, batch_of_file, each_copy, nets
 from spark_jobs.session import size_shuffles
-from spark_jobs.sides import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 
-BORN, MOVED, LIVE = "_cdc_born", "_cdc_moved", "_cdc_live"
 _WINNER = "_cdc_winner"
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
 
@@ -86,13 +87,13 @@ def winners(
         F.sum((c(OP) == TRUNCATE).cast("bigint")).alias(COUNTS[2]),
         F.sum(c(LOST)).cast("bigint").alias(LOST),
         F.max(c(ARRIVED)).alias(BORN),
-        F.max(c(ASTRAY)).alias(ASTRAY),
+        F.max(c(SHARD_UNKNOWN)).alias(SHARD_UNKNOWN),
         *[_last_value(name, order).alias(filled(at)) for at, name in enumerate(fill)],
         *[F.collect_set(c(_was(at))).alias(_was(at)) for at in range(len(moving))],
     ]
-    linked = LINKS in sides.columns
+    linked = KEY_CHAIN in sides.columns
     if linked:
-        totals.append(F.max_by(c(LINKS), F.when(c(ARRIVED), order)).alias(LINKS))
+        totals.append(F.max_by(c(KEY_CHAIN), F.when(c(ARRIVED), order)).alias(KEY_CHAIN))
     for at, name in enumerate(moving):
         moved = (c(OP) == UPDATE) & ~c(BEFORE, name).eqNullSafe(c(name))
         sides = sides.withColumn(_was(at), F.when(c(OP) == DELETE, c(name)).when(moved, c(BEFORE, name)))
@@ -105,10 +106,10 @@ def winners(
         last = last.groupBy(*[c(name) for name in key_names(key)]).agg(
             F.max_by(c(_WINNER), between).alias(_WINNER),
             *[F.sum(c(name)).alias(name) for name in COUNTS],
-            *[F.max(c(name)).alias(name) for name in (BORN, ASTRAY)],
-            *([F.max_by(c(LINKS), between).alias(LINKS)] if linked else []),
-            *([F.sum(live.cast("bigint")).alias(LIVE)] if shared else []),
-            *([F.collect_set(F.when(~live, c(ORIGIN))).alias(ORIGINS)] if shared else []),
+            *[F.max(c(name)).alias(name) for name in (BORN, SHARD_UNKNOWN)],
+            *([F.max_by(c(KEY_CHAIN), between).alias(KEY_CHAIN)] if linked else []),
+            *([F.sum(live.cast("bigint")).alias(LIVE_ORIGINS)] if shared else []),
+            *([F.collect_set(F.when(~live, c(ORIGIN))).alias(ENDED_ORIGINS)] if shared else []),
             *[
                 F.max_by(c(filled(at)), between if shared else F.when(c(filled(at)).isNotNull(), between)).alias(
                     filled(at)
@@ -117,8 +118,8 @@ def winners(
             ],
             *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(moving))],
         )
-    op = F.when(c(_WINNER, OP).isin(DELETE, TRUNCATE), c(_WINNER, OP)).otherwise(F.lit(UPDATE)).alias(OP)
-    places = [F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(MOVED), c(ASTRAY)]
+    op = _merged_op(c(_WINNER, OP)).alias(OP)
+    former = F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(FORMER_SHARD_KEYS)
     number = {name: at for at, name in enumerate(fill)}
     lacking = [lacks(name, _WINNER) for name in fill]
     absent = _still_absent(fill)
@@ -135,16 +136,24 @@ def winners(
         with_literals(c(_WINNER, LITERAL), fill, lacking).alias(LITERAL),
         absent.alias(ABSENT),
         c(BORN),
-        *(places if moving else []),
-        *([F.when(absent.isNotNull(), c(LINKS)).alias(LINKS)] if linked else []),
-        *([c(_WINNER, ORIGIN).alias(ORIGIN), _ended().alias(ORIGINS), c(LIVE)] if shared else []),
+        *([former, c(SHARD_UNKNOWN)] if moving else []),
+        *([F.when(absent.isNotNull(), c(KEY_CHAIN)).alias(KEY_CHAIN)] if linked else []),
+        *([c(_WINNER, ORIGIN).alias(ORIGIN), _ended().alias(ENDED_ORIGINS), c(LIVE_ORIGINS)] if shared else []),
         *[c(name) for name in COUNTS],
+    )
+
+
+def _merged_op(staged: Column) -> Column:
+    return (
+        F.when(staged == DELETE, F.lit(MergedOp.DELETE))
+        .when(staged == TRUNCATE, F.lit(MergedOp.TRUNCATE))
+        .otherwise(F.lit(MergedOp.UPSERT))
     )
 
 
 def _ended() -> Column:
     """The origins of a key that ended with a delete, but the winner's; null where there are none."""
-    others = F.array_sort(F.array_except(c(ORIGINS), F.array(c(_WINNER, ORIGIN))))
+    others = F.array_sort(F.array_except(c(ENDED_ORIGINS), F.array(c(_WINNER, ORIGIN))))
     return F.when(F.size(others) > 0, F.concat_ws(",", others))
 
 

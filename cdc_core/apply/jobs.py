@@ -56,8 +56,8 @@ ANYWHERE: Mapping[str, str] = {
 
 
 def class_archive() -> Path:
-    """Where `python -m spark_jobs.archive` keeps the JVM's archive of Spark's classes: one for each installed Spark,
-    because the JVM takes an archive only with the very jars that it was made of, where they were."""
+    """Where `python -m spark_jobs.class_archive` keeps the JVM's archive of Spark's classes: one for each installed
+    Spark, because the JVM takes an archive only with the very jars that it was made of, where they were."""
     installed = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
     return _cache() / f"spark-{version('pyspark')}-{installed}.jsa"
 

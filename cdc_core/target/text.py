@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.apply.guard import encode_numbers
+from cdc_core.model.merged import ORIGIN
 from cdc_core.model.staged import LITERAL, ROW, SEQ, SOURCE, TS
 from cdc_core.target.prepare import KEY_BYTES
 
-ORIGIN, ORIGINS = "_cdc_origin", "_cdc_origins"
 """Of merged rows of a table that several source tables feed: the one that this row comes from (apply.guard), and those
 that have deleted their row under the key in the same run, separated by commas."""
 

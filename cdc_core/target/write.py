@@ -18,9 +18,7 @@ them must be written by this very batch, else `target.unique_conflict` refuses a
 is ever hit that the batch does not own.
 
 Triggers of the target fire; foreign keys are not checked (the source did) and do not cascade.
-Operations: u upsert, d delete, x the row left this shard (a delete that is not counted: its change counts where the row
-went; where arrivals are written, it is there for the unique values that it frees), t truncate, e a truncate that counts
-in another shard.
+Operations: MergedOp. A row that left this shard comes with the arrivals too, for the unique values that it frees.
 """
 
 from __future__ import annotations
@@ -37,16 +35,17 @@ import pymysql
 from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.connections import Server, sensible
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
-from cdc_core.model.staged import TRUNCATE
 from cdc_core.target.facts import VERSION_COLUMN, TableFacts, written_columns
 from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
 from cdc_core.target.load import (
-    EMPTIED,
+    IS_WRITTEN,
     MAX_UNFIT,
     TEMPORARY,
     LoadFile,
+    RowState,
     Unfit,
     absent_values,
     create_temporary,
@@ -76,11 +75,9 @@ from cdc_core.target.versions import (
 
 log = logging.getLogger(__name__)
 
-UPSERT, REMOVE, LEFT = "u", "d", "x"
-NEW, STALE, THERE, EQUAL = 0, 1, 2, 3
-"""States of a loaded row: the target has no such row, or an older one of an upsert with all its values, which is the
-ordinary case and not marked; the target is newer; the target has the row; it has the row in this very version (upserts
-only, which are written again all the same)."""
+UPSERT, DELETE, LEFT_SHARD = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.LEFT_SHARD
+TRUNCATE, TRUNCATE_UNCOUNTED = MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED
+NEW, STALE, THERE, EQUAL = RowState
 
 _DUPLICATE = 1062
 ATTEMPTS = 6
@@ -194,7 +191,7 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
     state = f"IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})"
     special = f"(_l._o <> '{UPSERT}' OR _l._a IS NOT NULL OR {state} <> {THERE})"
-    twins = settle_twins(cursor, facts, key, stale=STALE)
+    twins = settle_twins(cursor, facts, key)
     if file.truncates:
         _truncate(cursor, facts)
     # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
@@ -223,13 +220,13 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     if file.layout.shared:
         _require_one_origin(cursor, write, joined, version)
     if facts.coarser:
-        require_own_rows(cursor, facts, key, twins=twins, stale=STALE)
+        require_own_rows(cursor, facts, key, twins=twins)
     if file.absent:
         _require_complete(cursor, facts)
     states = states_of(cursor)
     # Rows that leave the shard go in a second pass, unless their unique values stand in the way of this one.
-    goes = (REMOVE, LEFT) if careful or not write.ledger else (REMOVE,)
-    removed = f"_l._o IN ({', '.join(repr(op) for op in goes)})"
+    goes = (DELETE, LEFT_SHARD) if careful or not write.ledger else (DELETE,)
+    removed = f"_l._o IN ({', '.join(repr(str(op)) for op in goes)})"
     keys = [target_name(facts, name) for name in key]
     both, loaded = ", ".join([*keys, VERSION_COLUMN]), ", ".join([*(f"_l.{name}" for name in keys), "_l._v"])
     if any(states.get((op, state)) for op in goes for state in (NEW, THERE)):
@@ -250,19 +247,19 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
         if facts.beside:
             cursor.execute(
                 f"INSERT INTO {versions_name(facts)} ({both}) SELECT {loaded} FROM {TEMPORARY} _l "
-                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
+                f"WHERE {IS_WRITTEN} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
             )
         else:
             _verify(cursor, write, key, upserts, careful=careful)
         _verify_generated(cursor, facts, file)
         if buried:
-            cursor.execute(f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}")
+            cursor.execute(f"DELETE d FROM {by_tombstone} WHERE {IS_WRITTEN}")
     counts = WriteCounts(
         write.logical,
         facts.name,
-        written=upserts + states.get((REMOVE, THERE), 0) + states.get((TRUNCATE, NEW), 0),
-        stale=sum(states.get((op, STALE), 0) for op in (UPSERT, REMOVE, TRUNCATE)),
-        absent=states.get((REMOVE, NEW), 0),
+        written=upserts + states.get((DELETE, THERE), 0) + states.get((TRUNCATE, NEW), 0),
+        stale=sum(states.get((op, STALE), 0) for op in (UPSERT, DELETE, TRUNCATE)),
+        absent=states.get((DELETE, NEW), 0),
         equal=states.get((UPSERT, EQUAL), 0),
         quarantined=quarantined,
     )
@@ -281,7 +278,7 @@ def _require_one_origin(cursor: Any, write: ShardWrite, joined: str, version: st
 
 def _truncate(cursor: Any, facts: TableFacts) -> None:
     """Removes all rows that are older than the truncate, and leaves a tombstone for every key."""
-    cursor.execute(f"SELECT _v FROM {TEMPORARY} WHERE _o IN ('{TRUNCATE}', '{EMPTIED}')")
+    cursor.execute(f"SELECT _v FROM {TEMPORARY} WHERE _o IN ('{TRUNCATE}', '{TRUNCATE_UNCOUNTED}')")
     version = _literal(cursor.fetchone()[0])
     older = newer_or_equal_sql(version, row_version(facts))
     cursor.execute(f"DELETE r FROM {table_name(facts)} r{beside(facts, facts.key, row='r')} WHERE {older}")
@@ -364,7 +361,7 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     return [
         f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
         f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l "
-        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} {extra} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
+        f"WHERE {IS_WRITTEN} {extra} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
     ]
 
 
@@ -375,7 +372,7 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     fixed = () if spelled_apart(facts, key) else key
     values = [target_name(facts, name) for name in written if name not in fixed]
     changes = ", ".join(f"r.{name} = _l.{name}" for name in values)
-    chosen = f"_l._o = '{UPSERT}' AND _l._s <> {STALE} {extra}"
+    chosen = f"{IS_WRITTEN} {extra}"
     table, same = table_name(facts), on_key(facts, key)
     update = f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {table} r ON {same} SET {changes} WHERE {chosen}"
     return [
@@ -415,7 +412,7 @@ def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *,
     cursor.execute(
         f"SELECT COUNT(*) FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(write.facts)} r "
         f"ON {on_key(write.facts, key)} "
-        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND r.{VERSION_COLUMN} = _l._v"
+        f"WHERE {IS_WRITTEN} AND r.{VERSION_COLUMN} = _l._v"
     )
     there = int(cursor.fetchone()[0])
     if there == upserts:
@@ -441,7 +438,7 @@ def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
                 same = f"({same} OR {is_absent(layout, name)})"
             cursor.execute(
                 f"SELECT _l._k FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
-                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND NOT {same} LIMIT 1"
+                f"WHERE {IS_WRITTEN} AND NOT {same} LIMIT 1"
             )
             row = cursor.fetchone()
             if row:

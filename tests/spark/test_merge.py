@@ -19,7 +19,7 @@ from cdc_core.model.run import MergeCounts, counts_from_bytes, counts_path
 from cdc_core.stage.objects import open_store
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
-from tests.spark.staged_changes import Change, Stage, table_schema
+from tests.spark.staged_changes import Change, Stage, require_merged_columns, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -49,7 +49,9 @@ def merged(
     merge(job)
     counts = counts_from_bytes(job.store.get(counts_path(plan.merged_folder("0"))), MergeCounts)
     table = next(iter(stage.files))
-    rows = ds.dataset(stage.root / job.merged(table), format="parquet").to_table().to_pylist()
+    files = ds.dataset(stage.root / job.merged(table), format="parquet")
+    require_merged_columns(job, job.merge_set.tables[0])
+    rows = files.to_table().to_pylist()
     return rows, next(one for one in counts if one.table == table)
 
 
@@ -290,7 +292,7 @@ def test_absent_values_are_the_rows_older_ones_through_key_changes_and_what_none
         values = {name: dict(row["_cdc_literal"] or {}).get(name, row[name]) for name in "xyd"}
         absent = json.loads(row["_cdc_absent"] or "[]")
         assert all(values[name] is None for name in absent)
-        links = row.get("_cdc_links") or [{"id": row["id"]}]
+        links = row.get("_cdc_key_chain") or [{"id": row["id"]}]
         found[row["id"]] = values | dict.fromkeys(absent, ("?", links[-1]["id"]))
     assert found == {key: rows_now.get(key) for key in touched}
     moved = sum(change.before is not None and change.before["id"] != change.row["id"] for change in changes)
