@@ -206,5 +206,5 @@ def submit(job: SparkJob, rooms: Rooms) -> None:
     if status != 0:
         with output.open("rb") as file:
             file.seek(began)
-            lines = file.read().decode(errors="replace").splitlines()
-        raise error_of(status, lines, job=job.name, seen=str(output))
+            said = file.read().decode(errors="replace")
+        raise error_of(said, job=job.name, status=status, seen=str(output))

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from sqlalchemy import Connection, Row, Update, insert, select, update
 
-from cdc_core.errors import InternalError, Refused, RetryLater
+from cdc_core.errors import Refused, RetryLater, defect
 from cdc_core.meta import tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import Lease, RingDepth
@@ -23,9 +23,7 @@ _lease = tables.lease
 
 def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
     if not holder:
-        raise InternalError(
-            "A lease needs a holder.", where=source, code="meta.holder", remedy="report this as a defect"
-        )
+        raise defect("A lease needs a holder.", where=source, code="meta.holder")
     row = connection.execute(select(_lease).where(_lease.c.source == source).with_for_update()).one_or_none()
     now = now_us(connection)
     expires_us = now + round(ttl_s * MICROSECONDS)

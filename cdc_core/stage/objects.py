@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from cdc_core.config import Stage
-from cdc_core.errors import DataAtRisk, InternalError, Refused
+from cdc_core.errors import DataAtRisk, Refused, defect
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,11 +131,7 @@ def open_stage(stage: Stage) -> ObjectStore:
 def checked_path(path: str) -> str:
     """The path itself. Raises InternalError (stage.path) for one that could leave the root or be ambiguous."""
     if not path or any(segment in ("", ".", "..") for segment in path.split("/")) or "\0" in path:
-        raise InternalError(
-            f"{path!r} is no path of a stage.",
-            code="stage.path",
-            remedy="report this; paths are made by cdc_core.stage.layout",
-        )
+        raise defect(f"{path!r} is not a path of a stage.", code="stage.path")
     return path
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.errors import InternalError, LockstepError
+from cdc_core.errors import InternalError, LockstepError, defect
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.block import Block, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint
@@ -250,11 +250,11 @@ class BatchWriter:
             file = PartFile(arrow, rows.schema.key, open_output, self._level, group_bytes)
             part = self._parts[identity] = _OpenPart(rows.logical, rows.schema, file, arrow)
         if not rows.rows.schema.equals(part.arrow):
-            raise InternalError(
+            raise defect(
                 f"Rows of {rows.schema.name} do not have the columns of their definition {rows.schema.id}.",
                 where=f"{self._source} {self.position}",
                 code="stage.schema",
-                remedy="report this with the table's definition",
+                attach="the table's definition",
             )
         return part
 
@@ -315,11 +315,11 @@ class BatchWriter:
         self._pending_bytes += file.pending_bytes - pending
 
     def _wrong(self, what: str) -> InternalError:
-        return InternalError(
+        return defect(
             f"The batch that begins at {self._begin.position} is used wrongly. {what}",
             where=self._source,
             code="stage.batch_range",
-            remedy="report this; the extractor resumes at the last staged position",
+            first="the extractor resumes at the last staged position",
         )
 
 

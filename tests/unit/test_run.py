@@ -9,7 +9,7 @@ import pytest
 
 from cdc_core.apply.jobs import SparkJob
 from cdc_core.config import parse
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.errors import LockstepError, Refused, to_line
 from cdc_core.run import Rooms, carry_out, submit
 from tests.made_batches import manifest
 from tests.unit.apply.made_line import Line
@@ -44,7 +44,7 @@ def test_the_output_of_an_application_is_kept_and_its_status_decides(tmp_path: P
     submit(job("echo one; echo two >&2"), rooms(tmp_path, "/usr/bin:/bin"))
     assert (tmp_path / "job.log").read_text().split() == ["one", "two"]
     with pytest.raises(LockstepError) as caught:
-        submit(job(f"echo 't ERROR a write: {ERROR}'; exit 3"), rooms(tmp_path, "/usr/bin:/bin"))
+        submit(job(f"printf '%s\\n' '{to_line(ERROR, last=True)}'; exit 3"), rooms(tmp_path, "/usr/bin:/bin"))
     assert caught.value.code == "target.key"
     with pytest.raises(LockstepError) as caught:
         submit(job("exit 3"), rooms(tmp_path, "/usr/bin:/bin"))
