@@ -6,7 +6,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.dataset as ds
@@ -21,23 +20,7 @@ from cdc_core.model.staged import absent_text, staged_schema
 from cdc_core.stage.layout import PartName, part_path
 from spark_jobs.job import Job
 from spark_jobs.merge import moving_keys, row_columns
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Change:
-    """One staged change. `row` is the after image, of a delete the before image."""
-
-    op: str
-    row: Row
-    seq: int
-    ordinal: int = 0
-    before: Row | None = None
-    source: str = "one"
-    ts_us: int = 0
-    literal: Mapping[str, str] | None = None
-    absent: Sequence[str] = ()
+from tests.history_model import Change
 
 
 def table_schema(name: str, columns: Mapping[str, str], key: Sequence[str]) -> TableSchema:

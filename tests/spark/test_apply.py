@@ -29,7 +29,8 @@ from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
 from spark_jobs.write import write, written
-from tests.spark.staged_changes import Change, Stage, require_merged_columns, table_schema
+from tests.history_model import Change
+from tests.spark.staged_changes import Stage, require_merged_columns, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
