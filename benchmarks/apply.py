@@ -32,7 +32,7 @@ from cdc_core.model.merged import SHARD
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.load import LoadFile
 from cdc_core.target.text import column_text, escaped, joined

@@ -30,7 +30,8 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.stage import coverage, horizon, reader, start
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.manifest import chain, require_reached
-from cdc_core.stage.objects import ObjectStore, open_stage, open_store
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage, open_store
 from cdc_core.stage.unify import latest_definitions, parts_of
 from cdc_core.windows import to_us
 

@@ -23,7 +23,8 @@ from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import LockstepError, UsageError, to_line
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
 from cdc_core.model.schema import TableSchema
-from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, open_destination
 from spark_jobs.columns import staged_struct
 from spark_jobs.failures import found

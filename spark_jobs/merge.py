@@ -20,7 +20,6 @@ from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cdc_core.apply.guard import ORIGIN_BYTES
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.merged import (
@@ -49,6 +48,7 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
+from cdc_core.model.version import ORIGIN_BYTES
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -202,7 +202,7 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
 
 
 def _origin(schema: TableSchema) -> Column:
-    """As apply.guard.origin_name has it."""
+    """As model.version.origin_name has it."""
     name = F.concat_ws("/", c(SOURCE), F.lit(schema.name))
     return F.substring(F.sha2(name, 256), 1, ORIGIN_BYTES)
 

@@ -23,11 +23,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cdc_core.apply.guard import decode
 from cdc_core.model.merged import REASON, SHARD, MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
-from cdc_core.stage.objects import open_stage
+from cdc_core.model.version import decode
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination
 from cdc_core.target.load import LoadFile, Unfit
 from cdc_core.target.multiset import write_copies

@@ -29,7 +29,7 @@ from cdc_core.cli.output import Output
 from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
-from cdc_core.stage.objects import open_stage
+from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
 if TYPE_CHECKING:

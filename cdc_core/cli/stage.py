@@ -22,7 +22,8 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import Output, moment, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, UsageError
-from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS, age_us, to_us
 from cdc_core.words import counted
 

@@ -46,7 +46,8 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
 from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)

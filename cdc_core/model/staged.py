@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
+from cdc_core.model.version import VERSION_COLUMN
 
 INSERT, UPDATE, DELETE, SNAPSHOT, TRUNCATE = "c", "u", "d", "r", "t"
 
@@ -64,9 +65,8 @@ ROW_BITS = 24
 MAX_ROWS_OF_EVENT = 1 << ROW_BITS
 
 RESERVED_PREFIX = "_cdc_"
-"""Of all bookkeeping: of staged rows, of merged ones (model/merged.py), and of what Spark adds on the way."""
-VERSION_COLUMN = "_cdc_version"
-"""Of target tables, which may be sources themselves: no row on its way has bookkeeping of this name."""
+"""Of all bookkeeping: of staged rows, of merged ones (model/merged.py), and of what Spark adds on the way. Not reserved
+is VERSION_COLUMN: target tables have it, which may be sources themselves, and no row on its way does."""
 
 
 def absent_text(after: Iterable[str], before: Iterable[str] = ()) -> str | None:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from cdc_core.config import Stage
 from cdc_core.errors import DataAtRisk, Refused, defect
 
 
@@ -107,25 +106,6 @@ class ObjectStore(Protocol):
 
     def spark_uri(self, path: str) -> str:
         """As Hadoop's file systems read it: `file:` or `s3a:`, nothing percent-encoded beyond the path itself."""
-
-
-def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us-east-1") -> ObjectStore:
-    """The store of a stage URI (`file:///directory`, `s3://bucket/prefix`); nothing is touched yet.
-
-    Credentials of a bucket come from the environment, as boto3 finds them.
-    """
-    if uri.startswith("s3://"):
-        from cdc_core.stage.s3 import S3Store  # boto3 takes a third of a second to import
-
-        return S3Store(uri, endpoint=s3_endpoint, region=s3_region)
-    from cdc_core.stage.files import FileStore
-
-    return FileStore(uri)
-
-
-def open_stage(stage: Stage) -> ObjectStore:
-    """The store of a pipeline's stage."""
-    return open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
 
 
 def checked_path(path: str) -> str:

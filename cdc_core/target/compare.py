@@ -12,12 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.apply.guard import newer_or_equal_sql
 from cdc_core.connections import sensible
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.schema import ColumnType
 from cdc_core.model.staged import SEQ, SOURCE
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts, declaration
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.facts import TableFacts, declaration
+from cdc_core.target.guard_sql import newer_or_equal_sql
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.multiset import marks_of
 from cdc_core.target.versions import beside, equal_sql, on_key, row_version, table_name, tombstones_name

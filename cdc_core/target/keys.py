@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cdc_core.apply.guard import ORIGIN_BYTES, other_origin_sql
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
+from cdc_core.model.version import ORIGIN_BYTES
 from cdc_core.target.facts import TableFacts
+from cdc_core.target.guard_sql import other_origin_sql
 from cdc_core.target.load import TEMPORARY, RowState, shown_key, target_name
 from cdc_core.target.prepare import indexable
 from cdc_core.target.versions import on_key, table_name

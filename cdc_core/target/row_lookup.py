@@ -21,9 +21,9 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc_core.apply.guard import newer_or_equal
 from cdc_core.model.merged import KEY_CHAIN, SHARD_UNKNOWN, MergedOp
 from cdc_core.model.staged import ABSENT, LITERAL, OP, lacking
+from cdc_core.model.version import newer_or_equal
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.load import absent_values
 from cdc_core.target.text import is_bytes, row_keys, version_hex

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.apply.guard import newer_or_equal, other_origin
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
+from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, other_origin
+from cdc_core.target.facts import TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
 

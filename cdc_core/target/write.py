@@ -32,13 +32,14 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.connections import Server, sensible
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts, written_columns
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
+from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
 from cdc_core.target.load import (
     IS_WRITTEN,

@@ -62,7 +62,7 @@ class _PipelineOperator(BaseOperator):
     def open_pipeline(self) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
         """The pipeline, its meta database and its stage."""
         from cdc_core.meta import Meta
-        from cdc_core.stage.objects import open_stage
+        from cdc_core.stage.stores import open_stage
 
         pipeline = config.load(Path(self.file))
         store = open_stage(pipeline.stage)

@@ -35,8 +35,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "cli": JOINED | {"check", "init", "run", "staged"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
-PURE = {"apply.guard": {"target"}}
-"""A module of a package that others may import all the same, because it knows nothing but BASE: it must stay so."""
 
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
@@ -99,15 +97,7 @@ def test_every_package_has_a_place_in_the_order() -> None:
 def allowed(importer: str, name: str) -> bool:
     """Whether a package may import a dotted name of cdc_core."""
     other = package_of(name)
-    if other is None or other == importer or other in MAY_IMPORT.get(importer, set()):
-        return True
-    return importer in PURE.get(".".join(name.split(".")[1:3]), set())
-
-
-@pytest.mark.parametrize("module", PURE)
-def test_a_module_that_lower_packages_share_knows_only_the_contracts(module: str) -> None:
-    path = ROOT / "cdc_core" / (module.replace(".", "/") + ".py")
-    assert {package_of(name) for name, _ in imported(path)} - {None} <= BASE
+    return other is None or other == importer or other in MAY_IMPORT.get(importer, set())
 
 
 def test_packages_import_only_what_lies_before_them() -> None:

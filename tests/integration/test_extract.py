@@ -23,8 +23,9 @@ from cdc_core.meta import Meta
 from cdc_core.source import faults, server, stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stores import open_store
 from cdc_core.windows import from_us
 from tests.conftest import SourceDatabase
 from tests.integration.draining import draining, killed_inside_a_transaction

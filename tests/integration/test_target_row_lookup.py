@@ -9,11 +9,11 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc_core.apply.guard import Version, encode
 from cdc_core.config import TargetTable
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import KEY_CHAIN
 from cdc_core.model.schema import parse_column_type
+from cdc_core.model.version import Version, encode
 from cdc_core.target.destination import Destination, Sessions, Shard
 from cdc_core.target.load import LoadFile
 from cdc_core.target.row_lookup import LocatedRows, locate_rows

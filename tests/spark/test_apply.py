@@ -22,7 +22,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, UsageError
 from cdc_core.model.merged import CLASS, FILTER_ONLY, SHARD
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from spark_jobs import failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.run import MergeCounts, counts_from_bytes, counts_path
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, Unknown, histories, winners

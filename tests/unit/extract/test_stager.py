@@ -18,7 +18,7 @@ from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.ring import AckPoint
 from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from tests.made_blocks import ENTRY_BYTES, Change, Made, block
 
 MINUTE = 60_000_000

@@ -18,7 +18,7 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import Problem, chain, commit, read, sweep, verify
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 

@@ -22,8 +22,8 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf, parse_position
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import by_key_batches, changes, export, sql, table_state
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.history_model import COLUMNS, KEY, NAMES, History, Unknown, histories, nets, winners
 from tests.made_batches import covered

@@ -25,7 +25,7 @@ from cdc_core.model.staged import staged_schema
 from cdc_core.stage import files as file_store
 from cdc_core.stage import parquet
 from cdc_core.stage.manifest import commit
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 
