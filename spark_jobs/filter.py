@@ -201,9 +201,9 @@ def _filtered(job: Job, table: MergeTable) -> FilterCounts:
     # Kept, so that the target is asked once: its answer could be another the second time.
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        passed = by_shard(rows.where(c(CLASS) != RowClass.STALE).drop(REASON), destination)
+        to_write = by_shard(rows.where(c(CLASS) != RowClass.STALE).drop(REASON), destination)
         # Whatever Spark's settings say, no file is cut: it would cut a shard's transaction.
-        passed.write.option("maxRecordsPerFile", 0).mode("overwrite").parquet(
+        to_write.write.option("maxRecordsPerFile", 0).mode("overwrite").parquet(
             job.store.spark_uri(job.filtered(table.table))
         )
         counts = FilterCounts(table.table, **{name: int(seen.get[name] or 0) for name in classes})

@@ -128,7 +128,7 @@ class BatchWriter:
         self._carried_rows = 0
         self._events = 0
         self._transactions = 0
-        self._passed: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
         self._definitions: list[DefinedSince] = []
         self.position = begin.position
@@ -199,7 +199,7 @@ class BatchWriter:
             events=self._events,
             transactions=self._transactions,
             created_us=time.time_ns() // 1000,
-            passed=dict(self._passed),
+            left_out=dict(self._left_out),
             notes=tuple(self._notes),
             definitions=tuple(self._definitions),
             schemas={part.schema.id: part.schema for part in self._parts.values()},
@@ -284,7 +284,7 @@ class BatchWriter:
     def _account(self, block: Block) -> None:
         entries = block.entries
         self._events += int(entries.events.sum())
-        self._passed.update(block.passed)
+        self._left_out.update(block.passed)
         self._notes |= dict.fromkeys(block.notes)
         self._definitions += block.definitions
         whole = np.flatnonzero(entries.kind != EntryKind.PART)

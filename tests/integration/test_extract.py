@@ -473,7 +473,7 @@ def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(
     for batch in line.chain:
         assert any(f"table {odd} is isolated, needs re-sync" in note for note in batch.notes)
         assert "schema.reserved_column" in batch.isolated[odd]
-    assert sum(batch.passed.get("table isolated", 0) for batch in line.chain) == 3
+    assert sum(batch.left_out.get("table isolated", 0) for batch in line.chain) == 3
     notes = line.meta.status("shop").sources[0].notes
     assert any("is isolated" in note for note in notes)
 

@@ -139,7 +139,7 @@ def test_a_stretch_without_rows_waits_for_the_next_windows_batch(house):
     (batch,) = house.batches
     assert batch.begin.position == START
     assert batch.window_start_us == NOON + MINUTE
-    assert batch.passed == {"rule": 3}
+    assert batch.left_out == {"rule": 3}
     assert all(f"cdc_date={'2026'}" in path for path in house.files())
 
 

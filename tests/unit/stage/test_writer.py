@@ -84,7 +84,7 @@ def test_a_manifest_tells_what_the_batch_holds(store, begin):
     manifest = writer.finish(Checkpoint(at(4), gtid_set="0-1-5"))
     assert (manifest.rows, manifest.events, manifest.transactions) == (5, 12, 3)
     assert (manifest.begin.position, manifest.end.position) == (START, at(4))
-    assert (manifest.passed, manifest.notes, manifest.epoch) == ({"filtered": 3}, ("x",), 7)
+    assert (manifest.left_out, manifest.notes, manifest.epoch) == ({"filtered": 3}, ("x",), 7)
     assert (manifest.window_start_us, manifest.window_end_us) == WINDOW
     orders, items = manifest.parts
     assert (orders.table, orders.rows, orders.ops, orders.key_changes) == ("shop.orders_0", 3, {"c": 2, "u": 1}, 1)
