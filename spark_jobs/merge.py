@@ -15,6 +15,7 @@ The columns of a merged row: model/merged.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
@@ -60,26 +61,42 @@ _WINNER = "_cdc_winner"
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
 
 
-def winners(
-    changes: DataFrame,
-    columns: T.StructType,
-    key: Sequence[str],
-    *,
-    moving: Sequence[str] = (),
-    sources: int = 1,
-    fill: Sequence[str] = (),
-    shared: bool = False,
-) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class MergeRule:
+    """What decides the last change of each key of a table.
+
+    columns: of the row, unified. moving: shard keys outside the key. sources: how many there are.
+    fill: columns that some change lacks and an older one may have.
+    shared: changes have `_cdc_origin`; of rows that several source tables have under one key, a live one comes before
+    those that were deleted.
+    """
+
+    columns: T.StructType
+    key: Sequence[str]
+    moving: Sequence[str] = ()
+    sources: int = 1
+    fill: Sequence[str] = ()
+    shared: bool = False
+
+
+def winners(changes: DataFrame, rule: MergeRule) -> DataFrame:
     """The last change of each key, with `_cdc_changes`, `_cdc_key_changes`, `_cdc_truncates` and `_cdc_lost` (changes
     that do not say their key) of the key.
 
-    changes: staged columns, the row's already unified to `columns`. moving: shard keys outside the key.
-    fill: columns that some change lacks and an older one may have. shared: changes have `_cdc_origin`; of rows that
-    several source tables have under one key, a live one comes before those that were deleted.
+    changes: staged columns, the row's already unified.
     """
-    sides = split(changes, columns, key, moving)
-    origin = [ORIGIN] if shared else []
-    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, LACKS, *origin)])
+    sides = split(changes, rule.columns, rule.key, rule.moving)
+    chained = KEY_CHAIN in sides.columns
+    last = _last_of_each_source(sides, rule, chained=chained)
+    if rule.sources > 1 or rule.shared:
+        last = _last_between_sources(last, rule, chained=chained)
+    return _merged_rows(last, rule, chained=chained)
+
+
+def _last_of_each_source(sides: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
+    """By key, source and origin: the change with the greatest order key, and what all of them come to."""
+    origin = [ORIGIN] if rule.shared else []
+    payload = F.struct(*[c(field.name) for field in rule.columns], *[c(name) for name in (*_KEPT, LACKS, *origin)])
     order = F.struct(c(SEQ), c(ROW))
     totals = [
         F.count(F.lit(1)).alias(COUNTS[0]),
@@ -88,57 +105,65 @@ def winners(
         F.sum(c(LOST)).cast("bigint").alias(LOST),
         F.max(c(ARRIVED)).alias(BORN),
         F.max(c(SHARD_UNKNOWN)).alias(SHARD_UNKNOWN),
-        *[_last_value(name, order).alias(filled(at)) for at, name in enumerate(fill)],
-        *[F.collect_set(c(_was(at))).alias(_was(at)) for at in range(len(moving))],
+        *[_last_value(name, order).alias(filled(at)) for at, name in enumerate(rule.fill)],
+        *[F.collect_set(c(_was(at))).alias(_was(at)) for at in range(len(rule.moving))],
     ]
-    linked = KEY_CHAIN in sides.columns
-    if linked:
+    if chained:
         totals.append(F.max_by(c(KEY_CHAIN), F.when(c(ARRIVED), order)).alias(KEY_CHAIN))
-    for at, name in enumerate(moving):
+    for at, name in enumerate(rule.moving):
         moved = (c(OP) == UPDATE) & ~c(BEFORE, name).eqNullSafe(c(name))
         sides = sides.withColumn(_was(at), F.when(c(OP) == DELETE, c(name)).when(moved, c(BEFORE, name)))
-    by_source = [c(SOURCE)] if sources > 1 else []
-    by_source += [c(name) for name in origin]
-    last = sides.groupBy(*keys(columns, key), *by_source).agg(F.max_by(payload, order).alias(_WINNER), *totals)
-    if by_source:
-        live = c(_WINNER, OP) != DELETE
-        between = F.struct(*([live] if shared else []), c(_WINNER, TS), c(_WINNER, SOURCE), *origin)
-        last = last.groupBy(*[c(name) for name in key_names(key)]).agg(
-            F.max_by(c(_WINNER), between).alias(_WINNER),
-            *[F.sum(c(name)).alias(name) for name in COUNTS],
-            *[F.max(c(name)).alias(name) for name in (BORN, SHARD_UNKNOWN)],
-            *([F.max_by(c(KEY_CHAIN), between).alias(KEY_CHAIN)] if linked else []),
-            *([F.sum(live.cast("bigint")).alias(LIVE_ORIGINS)] if shared else []),
-            *([F.collect_set(F.when(~live, c(ORIGIN))).alias(ENDED_ORIGINS)] if shared else []),
-            *[
-                F.max_by(c(filled(at)), between if shared else F.when(c(filled(at)).isNotNull(), between)).alias(
-                    filled(at)
-                )
-                for at in range(len(fill))
-            ],
-            *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(moving))],
-        )
-    op = _merged_op(c(_WINNER, OP)).alias(OP)
-    former = F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(FORMER_SHARD_KEYS)
-    number = {name: at for at, name in enumerate(fill)}
-    lacking = [lacks(name, _WINNER) for name in fill]
-    absent = _still_absent(fill)
+    groups = [*keys(rule.columns, rule.key), *([c(SOURCE)] if rule.sources > 1 else []), *[c(name) for name in origin]]
+    return sides.groupBy(*groups).agg(F.max_by(payload, order).alias(_WINNER), *totals)
+
+
+def _last_between_sources(last: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
+    """By key: of the last changes of the sources the one with the latest commit, then by name."""
+    # Two aggregations, because no order of single changes is right for both: within a source the log decides whatever
+    # its clock did, between sources the clock does.
+    live = c(_WINNER, OP) != DELETE
+    origin = [ORIGIN] if rule.shared else []
+    between = F.struct(*([live] if rule.shared else []), c(_WINNER, TS), c(_WINNER, SOURCE), *origin)
+    totals = [
+        *[F.sum(c(name)).alias(name) for name in COUNTS],
+        *[F.max(c(name)).alias(name) for name in (BORN, SHARD_UNKNOWN)],
+        *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(rule.moving))],
+    ]
+    for at in range(len(rule.fill)):
+        # The row of another origin is another row: its values are not this one's.
+        among = between if rule.shared else F.when(c(filled(at)).isNotNull(), between)
+        totals.append(F.max_by(c(filled(at)), among).alias(filled(at)))
+    if chained:
+        totals.append(F.max_by(c(KEY_CHAIN), between).alias(KEY_CHAIN))
+    if rule.shared:
+        totals.append(F.sum(live.cast("bigint")).alias(LIVE_ORIGINS))
+        totals.append(F.collect_set(F.when(~live, c(ORIGIN))).alias(ENDED_ORIGINS))
+    by_key = last.groupBy(*[c(name) for name in key_names(rule.key)])
+    return by_key.agg(F.max_by(c(_WINNER), between).alias(_WINNER), *totals)
+
+
+def _merged_rows(last: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
+    """The columns of model/merged.py, and COUNTS."""
+    former = F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(rule.moving)]).alias(FORMER_SHARD_KEYS)
+    number = {name: at for at, name in enumerate(rule.fill)}
+    lacking = [lacks(name, _WINNER) for name in rule.fill]
+    absent = _still_absent(rule.fill)
     values = [
         F.when(lacking[number[name]], c(filled(number[name]), "v")).otherwise(c(_WINNER, name)).alias(name)
         if name in number
         else c(_WINNER, name).alias(name)
-        for name in columns.fieldNames()
+        for name in rule.columns.fieldNames()
     ]
     return last.select(
         *values,
-        op,
+        _merged_op(c(_WINNER, OP)).alias(OP),
         *[c(_WINNER, name).alias(name) for name in _KEPT if name not in (OP, LITERAL)],
-        with_literals(c(_WINNER, LITERAL), fill, lacking).alias(LITERAL),
+        with_literals(c(_WINNER, LITERAL), rule.fill, lacking).alias(LITERAL),
         absent.alias(ABSENT),
         c(BORN),
-        *([former, c(SHARD_UNKNOWN)] if moving else []),
-        *([F.when(absent.isNotNull(), c(KEY_CHAIN)).alias(KEY_CHAIN)] if linked else []),
-        *([c(_WINNER, ORIGIN).alias(ORIGIN), _ended().alias(ENDED_ORIGINS), c(LIVE_ORIGINS)] if shared else []),
+        *([former, c(SHARD_UNKNOWN)] if rule.moving else []),
+        *([F.when(absent.isNotNull(), c(KEY_CHAIN)).alias(KEY_CHAIN)] if chained else []),
+        *([c(_WINNER, ORIGIN).alias(ORIGIN), _ended().alias(ENDED_ORIGINS), c(LIVE_ORIGINS)] if rule.shared else []),
         *[c(name) for name in COUNTS],
     )
 
@@ -297,15 +322,8 @@ def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: D
     if table.absent_rows:
         fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in unlogged]
         changes = through_key_changes(changes, columns, table.key, fill)
-    return winners(
-        changes,
-        columns,
-        table.key,
-        moving=moving_keys(job, table),
-        sources=len(sources),
-        fill=fill,
-        shared=job.shared(table),
-    )
+    rule = MergeRule(columns, table.key, moving_keys(job, table), len(sources), fill, job.shared(table))
+    return winners(changes, rule)
 
 
 def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> dict[str, int]:
