@@ -95,7 +95,7 @@ def _comparer(destination: Destination) -> Work:
                     yield pa.record_batch(
                         {
                             _TABLE: pa.array([destination.logical] * rows.num_rows),
-                            _SHARD: pa.array([shard.place.name] * rows.num_rows),
+                            _SHARD: pa.array([shard.table.name] * rows.num_rows),
                             _KEY: row_keys(rows, destination.key),
                             OP: rows.column(OP),
                             _OUTCOME: pa.array(found, pa.string()),

@@ -123,7 +123,8 @@ def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
     if not unfit:
         job.clear(folder)
         return
-    named = [(one.op, at.source, at.seq, at.row, one.reason) for one in unfit for at in [decode(one.version)]]
+    versions = [decode(one.version) for one in unfit]
+    named = [(one.op, at.source, at.seq, at.row, one.reason) for one, at in zip(unfit, versions, strict=True)]
     reasons = F.broadcast(job.spark.createDataFrame(named, _UNFIT))
     rows = job.read(job.filtered(table.table))
     aside = rows.join(reasons, [OP, SOURCE, SEQ, ROW]).select(*[c(name) for name in rows.columns], c(REASON))

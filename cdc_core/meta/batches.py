@@ -52,7 +52,7 @@ def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
 
 
 def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     _belongs(lease, manifest)
     stored = checkpoint(connection, lease.source)
     if _recorded(connection, manifest):
@@ -71,7 +71,7 @@ def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
 
 
 def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) -> None:
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     stored = checkpoint(connection, lease.source)
     if stored is not None and stored.position != seen.position:
         raise DataAtRisk(
@@ -87,7 +87,7 @@ def rebuild(
     connection: Connection, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage]
 ) -> tuple[Lease, int]:
     """See Meta.rebuild."""
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     stored = checkpoint(connection, lease.source)
     previous: Manifest | None = None
     added, highest, reached = 0, 0, stored is None
@@ -357,7 +357,7 @@ def keep_coverage(
     connection: Connection, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int
 ) -> None:
     """See Meta.keep_coverage."""
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     _cover(connection, lease.source, covered, surveyed_seq, staged=False)
 
 

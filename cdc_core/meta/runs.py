@@ -253,7 +253,8 @@ def purge(connection: Connection, targets: Sequence[str], batch_ids: Sequence[st
         consumed = {(row.target, row.batch_id) for row in rows if row.state.consumed}
         open_ = {(row.target, row.batch_id): row.state for row in rows if not row.state.consumed}
         lacking = [(target, one) for target in targets for one in some if (target, one) not in consumed]
-        for target, batch_id in [*open_, *lacking]:
+        if open_ or lacking:
+            target, batch_id = [*open_, *lacking][0]
             raise Refused(
                 f"The target {target!r} has not committed the batch {batch_id}: it is "
                 f"{open_.get((target, batch_id), 'not taken by any run')}.",

@@ -90,8 +90,8 @@ class BatchWriter:
     begin:       where the batch begins: the end of the one before.
     window:      start and end, µs UTC, of the interval it belongs to.
     level:       zstd level.
-    gather_bytes: weight of gathered rows over all tables at which the largest table's are written early; a row group
-                 weighs half of it at most.
+    row_group_buffer_bytes: weight of gathered rows over all tables at which the largest table's are written early; a
+                 row group weighs half of it at most.
     scratch_dir: where parts grow that cannot grow in their final place (buckets); the system's by default.
     """
 
@@ -105,7 +105,7 @@ class BatchWriter:
         begin: Checkpoint,
         window: tuple[int, int],
         level: int = 1,
-        gather_bytes: int = 2 * ROW_GROUP_BYTES,
+        row_group_buffer_bytes: int = 2 * ROW_GROUP_BYTES,
         scratch_dir: Path | None = None,
     ) -> None:
         self._store = store
@@ -116,7 +116,7 @@ class BatchWriter:
         self.window = window
         """Start and end, µs UTC; may be moved as long as there are no rows."""
         self._level = level
-        self._gather_bytes = gather_bytes
+        self._row_group_buffer_bytes = row_group_buffer_bytes
         self._scratch = scratch_dir or Path(tempfile.gettempdir())
         self._parts: dict[tuple[str, str], _OpenPart] = {}
         self._rows = 0
@@ -246,7 +246,7 @@ class BatchWriter:
             def open_output() -> Output:
                 return self._store.open_output(self._names(rows.logical, number), self._scratch)
 
-            group_bytes = min(ROW_GROUP_BYTES, self._gather_bytes // 2)
+            group_bytes = min(ROW_GROUP_BYTES, self._row_group_buffer_bytes // 2)
             file = PartFile(arrow, rows.schema.key, open_output, self._level, group_bytes)
             part = self._parts[identity] = _OpenPart(rows.logical, rows.schema, file, arrow)
         if not rows.rows.schema.equals(part.arrow):
@@ -301,7 +301,7 @@ class BatchWriter:
 
     def _relieve(self) -> None:
         """Bounds memory where many tables gather at once."""
-        while self._pending_bytes > self._gather_bytes:
+        while self._pending_bytes > self._row_group_buffer_bytes:
             largest = max(self._parts.values(), key=lambda part: part.file.pending_bytes).file
             with self._counting(largest):
                 largest.flush()

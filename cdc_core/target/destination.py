@@ -42,7 +42,7 @@ _ALTER_S = 86_400
 class Shard:
     """One physical table on its server."""
 
-    place: ShardTable
+    table: ShardTable
     server: Server
     facts: TableFacts
 
@@ -155,7 +155,7 @@ def open_destination(
         rule,
         key,
         tuple(columns),
-        tuple(sorted(shards, key=lambda shard: shard.place.shard)),
+        tuple(sorted(shards, key=lambda shard: shard.table.shard)),
         shared,
     )
 
@@ -177,7 +177,7 @@ def _prepared(target: Target, shards: Sequence[Shard]) -> list[Shard]:
     """With what Lockstep needs in each table. Adding a column may take long on a server that cannot do it in place."""
     done: list[Shard] = []
     for number, reference in enumerate(target.connections):
-        mine = [shard for shard in shards if shard.place.connection == number]
+        mine = [shard for shard in shards if shard.table.connection == number]
         if mine:
             server = mine[0].server
             with (
@@ -280,7 +280,7 @@ class Sessions:
             connection.close()
 
     def of(self, shard: Shard) -> pymysql.Connection[Any]:
-        at = (shard.place.connection, shard.place.database)
+        at = (shard.table.connection, shard.table.database)
         if at not in self._open:
-            self._open[at] = open_session(shard.server, shard.place.database, where=shard.place.name)
+            self._open[at] = open_session(shard.server, shard.table.database, where=shard.table.name)
         return self._open[at]

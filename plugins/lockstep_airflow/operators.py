@@ -19,10 +19,10 @@ from cdc_core import config
 from cdc_core.apply.tasks import FILTER, MERGE, WRITE
 from cdc_core.errors import LockstepError, Refused, UsageError
 from lockstep_airflow import metrics
-from lockstep_airflow.child import die_with_parent
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark
 from lockstep_airflow.links import LedgerLink
+from lockstep_airflow.parent_death import die_with_parent
 from lockstep_airflow.run_context import (
     asked_at,
     holder_name,
