@@ -54,7 +54,7 @@ $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 # Compiled kernels and the JVM's archive of Spark's classes are kept on disk, so that no run waits for them.
 $(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py)
 	@$(PY) -m cdc_core.binlog.warm
-	@$(PY) -m spark_jobs.archive
+	@$(PY) -m spark_jobs.class_archive
 	@touch $@
 
 servers: setup ## fetch MariaDB, PostgreSQL and the S3 server for demo, tests and benchmarks

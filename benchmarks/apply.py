@@ -28,10 +28,11 @@ from pyspark.sql import SparkSession
 from benchmarks.document import keep, machine
 from cdc_core.apply.jobs import ANYWHERE, local_conf
 from cdc_core.config import Pipeline, parse
+from cdc_core.model.merged import SHARD
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.load import LoadFile
 from cdc_core.target.text import column_text, escaped, joined
@@ -39,7 +40,6 @@ from cdc_core.target.write import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
-from spark_jobs.columns import SHARD
 from spark_jobs.filter import by_shard
 from spark_jobs.job import Job
 from spark_jobs.session import EXACT

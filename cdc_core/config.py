@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Hashable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from string import Formatter
@@ -22,9 +22,10 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from cdc_core.errors import UsageError
 from cdc_core.model import condition
 from cdc_core.model.reference import same_variable
-from cdc_core.windows import Windows, age_us
+from cdc_core.windows import Windows, age_us, parse_moment
 from cdc_core.words import counted
 
+MIB = 1 << 20
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
 
 
@@ -79,13 +80,7 @@ def _moment_text(value: Any) -> Any:
 
 
 def _moment(value: str) -> str:
-    try:
-        moment = datetime.fromisoformat(value)
-    except ValueError:
-        raise ValueError("is not an ISO 8601 time such as 2026-11-21T04:00:00Z") from None
-    if moment.tzinfo is None:
-        raise ValueError("has no zone: end it with Z or an offset such as +02:00")
-    return moment.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    return parse_moment(value).isoformat().replace("+00:00", "Z")
 
 
 def _names(template: str) -> set[str]:
@@ -491,17 +486,17 @@ class Limits(_Model):
     @property
     def ring_bytes(self) -> int:
         """What the ring may hold. As much again is for what comes before and after it, or passes on twice."""
-        return self.ring_mib << 19
+        return self.ring_mib * MIB // 2
 
     @property
     def block_bytes(self) -> int:
         """Of a block: one is being gathered, one decoded."""
-        return self.ring_mib << 16
+        return self.ring_mib * MIB // 16
 
     @property
-    def gather_bytes(self) -> int:
+    def row_group_buffer_bytes(self) -> int:
         """Of rows that wait for their row groups, where the ring has let them go."""
-        return self.ring_mib << 18
+        return self.ring_mib * MIB // 4
 
     @model_validator(mode="after")
     def _power_of_two(self) -> Limits:

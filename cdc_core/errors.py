@@ -7,8 +7,9 @@ Airflow tasks decide by: only `RetryLater` is worth an automatic retry.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 
 class LockstepError(Exception):
@@ -37,12 +38,16 @@ class LockstepError(Exception):
         return f"{self.what}{place} What to do: {self.remedy} ({self.code})"
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _rebuild, (type(self), self.what, self.where, self.remedy, self.code)
+        return _rebuild, (type(self), self.what, self.where, self.remedy, self.code, self.parts)
 
 
-def _rebuild(kind: type[LockstepError], what: str, where: str, remedy: str, code: str) -> LockstepError:
+def _rebuild(
+    kind: type[LockstepError], what: str, where: str, remedy: str, code: str, parts: tuple[LockstepError, ...]
+) -> LockstepError:
     """Errors cross process borders (Spark workers, Airflow tasks): pickle needs the keyword arguments back."""
-    return kind(what, where=where, remedy=remedy, code=code)
+    error = kind(what, where=where, remedy=remedy, code=code)
+    error.parts = parts
+    return error
 
 
 class UsageError(LockstepError):
@@ -78,6 +83,17 @@ class InternalError(LockstepError):
     """A rule that Lockstep itself must keep does not hold: a defect of ours. Exit 70."""
 
 
+def defect(
+    what: str, *, code: str, where: str = "", first: str = "", attach: str = "the log of the task"
+) -> InternalError:
+    """The error for a broken rule of ours.
+
+    first: what is safe all the same, or to be tried before. attach: what a report needs for the cause to be found.
+    """
+    report = f"report this as a defect of Lockstep, with {attach}"
+    return InternalError(what, where=where, code=code, remedy=f"{first}; {report}" if first else report)
+
+
 SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
 """Worst first: what decides of several errors."""
 
@@ -111,3 +127,47 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
     )
     made.parts = parts
     return made
+
+
+def _fields(error: LockstepError) -> dict[str, Any]:
+    return {
+        "kind": next((kind.__name__ for kind in SEVERITY if isinstance(error, kind)), InternalError.__name__),
+        "what": error.what,
+        "where": error.where,
+        "remedy": error.remedy,
+        "code": error.code,
+        "parts": [_fields(part) for part in error.parts],
+    }
+
+
+def _from_fields(fields: Mapping[str, Any]) -> LockstepError:
+    """Raises KeyError or TypeError for what `_fields` did not make."""
+    kind = {one.__name__: one for one in SEVERITY}[fields["kind"]]
+    parts = tuple(_from_fields(part) for part in fields["parts"])
+    what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))
+    return _rebuild(kind, what, where, remedy, code, parts)
+
+
+_MARK = {False: "LOCKSTEP-ERROR ", True: "LOCKSTEP-ENDED-BY "}
+
+
+def to_line(error: LockstepError, *, last: bool = False) -> str:
+    """An error on one line of ASCII, for another process to find in our output with `from_text`.
+
+    last: this process ends by it. Frameworks copy what a worker has raised into the output of the process that started
+    it, which may go on: the error that ended that process is the one that it says itself.
+    The line is plain JSON, not an encoding, so that what masks secrets in logs sees them here too.
+    """
+    return _MARK[last] + json.dumps(_fields(error))
+
+
+def from_text(text: str, *, last: bool = False) -> LockstepError | None:
+    """The last error that `to_line` wrote into a text, whatever is before and after it; None without one."""
+    decoder, end = json.JSONDecoder(), len(text)
+    while (at := text.rfind(_MARK[last], 0, end)) >= 0:
+        try:
+            fields, _ = decoder.raw_decode(text, at + len(_MARK[last]))
+            return _from_fields(fields)
+        except (ValueError, KeyError, TypeError):
+            end = at  # cut off, or somebody else's text: an earlier one may be whole
+    return None

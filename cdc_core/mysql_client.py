@@ -438,10 +438,10 @@ class _Incoming(io.RawIOBase):
             raise TimeoutError("no complete answer in time")
         return left_s if self._silence_s is None else min(left_s, self._silence_s)
 
-    def readinto(self, room: Any) -> int:
+    def readinto(self, buffer: Any) -> int:
         assert self._socket is not None
         self._socket.settimeout(self.left_s())
-        size = self._socket.recv_into(room)
+        size = self._socket.recv_into(buffer)
         self.received += size
         if self.received > MAX_RESULT_BYTES:
             raise OSError(f"an answer of more than {MAX_RESULT_BYTES} bytes")

@@ -12,10 +12,10 @@ import logging
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
@@ -23,6 +23,7 @@ from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_ove
 from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, spark_job
 from cdc_core.apply.replay import Selection
+from cdc_core.apply.tasks import COMMIT, MERGE, TARGET_TASKS, WRITE
 from cdc_core.check.loops import require_no_loops
 from cdc_core.check.targets import require_any_target
 from cdc_core.config import Pipeline
@@ -33,7 +34,6 @@ from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
 
-Result = TypeVar("Result")
 Began = Callable[[str], None]
 """Told the name of each task as it begins, such as `merge` or `shards: write`."""
 
@@ -52,7 +52,7 @@ class RunResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Rooms:
+class RunContext:
     """What every task of a run works with. logs: a local directory for the output of Spark applications."""
 
     pipeline: Pipeline
@@ -64,24 +64,24 @@ class Rooms:
     began: Began
 
 
-def apply(rooms: Rooms, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
+def apply(context: RunContext, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
     """Take everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
-    rooms.began("plan")
+    context.began("plan")
     try:
-        plan = planning.plan(rooms.meta, rooms.store, rooms.pipeline, window=None, run_id=run_id, targets=targets)
+        plan = planning.plan(context.meta, context.store, context.pipeline, window=None, run_id=run_id, targets=targets)
     except LockstepError as error:
-        _keep(rooms, "plan", "", error)
+        _keep(context, "plan", "", error)
         raise
-    return carry_out(rooms, plan)
+    return carry_out(context, plan)
 
 
-def replay(rooms: Rooms, run_id: str, selection: Selection) -> RunResult:
+def replay(context: RunContext, run_id: str, selection: Selection) -> RunResult:
     """Apply the selection, consumed or not. Raises what `carry_out` and the plan raise."""
-    rooms.began("plan")
-    return carry_out(rooms, replaying.plan(rooms.meta, rooms.store, rooms.pipeline, selection, run_id=run_id))
+    context.began("plan")
+    return carry_out(context, replaying.plan(context.meta, context.store, context.pipeline, selection, run_id=run_id))
 
 
-def carry_out(rooms: Rooms, plan: RunPlan) -> RunResult:
+def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
     """All tasks behind a plan.
 
     The targets are asked first whether they can be written. A target that fails, then or later, does not stop the
@@ -90,22 +90,24 @@ def carry_out(rooms: Rooms, plan: RunPlan) -> RunResult:
     of ours.
     """
     run_id = plan.run_id
-    require_no_loops(rooms.pipeline, plan, rooms.environ)
+    require_no_loops(context.pipeline, plan, context.environ)
     summaries: list[CommitSummary] = []
     errors: list[LockstepError] = []
     lost: list[str] = []
     failed: dict[str, LockstepError] = {}
-    if any(one.batches for one in plan.targets) and not taken_over(rooms.meta, plan):
-        failed = _noted(rooms, run_id, None, lambda: require_any_target(rooms.pipeline, plan, rooms.environ))
-        _noted(rooms, run_id, None, lambda: _merge(rooms, plan))
+    if any(one.batches for one in plan.targets) and not taken_over(context.meta, plan):
+        with _noted(context, run_id):
+            failed = require_any_target(context.pipeline, plan, context.environ)
+            _merge(context, plan)
     for name, refusal in failed.items():
         log.error("run %s: target %s: %s", run_id, name, refusal)
-        rooms.meta.record_failure(run_id, str(refusal), target=name)
+        context.meta.record_failure(run_id, str(refusal), target=name)
         errors.append(refusal)
     for one in plan.targets:
         if one.batches and one.target not in failed:
             try:
-                summaries.append(_noted(rooms, run_id, one.target, lambda: _to_target(rooms, plan, one.target)))  # noqa: B023
+                with _noted(context, run_id, one.target):
+                    summaries.append(_to_target(context, plan, one.target))
             except _TakenOver as taken:
                 lost.append(str(taken))
             except LockstepError as error:
@@ -118,7 +120,7 @@ def carry_out(rooms: Rooms, plan: RunPlan) -> RunResult:
         len({batch for one in plan.targets for batch in one.batches}),
         sum(table.rows for one in plan.merge_sets for table in one.tables),
         tuple(summaries),
-        rooms.meta.ledger(run_id),
+        context.meta.ledger(run_id),
         tuple(lost),
     )
 
@@ -127,68 +129,70 @@ class _TakenOver(Exception):
     """Other runs have all batches of the target."""
 
 
-def _noted(rooms: Rooms, run_id: str, target: str | None, work: Callable[[], Result]) -> Result:
-    """The work's result; an error is kept in meta beside the run, as Airflow's tasks do."""
+@contextmanager
+def _noted(context: RunContext, run_id: str, target: str | None = None) -> Iterator[None]:
+    """Keeps an error of the block in meta beside the run, as Airflow's tasks do."""
     try:
-        return work()
+        yield
     except LockstepError as error:
-        _keep(rooms, "run", run_id, error, target)
+        _keep(context, "run", run_id, error, target)
         raise
 
 
-def _keep(rooms: Rooms, task: str, run_id: str, error: LockstepError, target: str | None = None) -> None:
+def _keep(context: RunContext, task: str, run_id: str, error: LockstepError, target: str | None = None) -> None:
     try:
         if run_id:
-            rooms.meta.record_failure(run_id, str(error), target=target)
-        rooms.meta.failed(rooms.pipeline.pipeline, task, run_id, error)
+            context.meta.record_failure(run_id, str(error), target=target)
+        context.meta.failed(context.pipeline.pipeline, task, run_id, error)
     except LockstepError as unrecorded:
         log.warning("%s %s: this failure could not be kept in meta: %s", task, run_id, unrecorded)
 
 
-def _merge(rooms: Rooms, plan: RunPlan) -> None:
+def _merge(context: RunContext, plan: RunPlan) -> None:
     for one in plan.merge_sets:
         if one.tables:
-            _tell(rooms, plan.run_id, "merge")
-            submit(spark_job("merge", plan.path, rooms.file, rooms.pipeline, merge_set=one.name), rooms)
+            _announce(context, plan.run_id, MERGE.name)
+            submit(spark_job(MERGE.name, plan.path, context.file, context.pipeline, merge_set=one.name), context)
 
 
-def _to_target(rooms: Rooms, plan: RunPlan, target: str) -> CommitSummary:
+def _to_target(context: RunContext, plan: RunPlan, target: str) -> CommitSummary:
     if plan.merge_set(plan.target(target).merge_set).tables:
-        for job in ("filter", "write", "quality"):
-            _begin(rooms, plan, target, job)
-            submit(spark_job(job, plan.path, rooms.file, rooms.pipeline, target=target), rooms)
-            if job == "write":
-                mark_applied(rooms.meta, plan, target)
-    _begin(rooms, plan, target, "commit")
-    return commit(rooms.meta, rooms.store, rooms.pipeline, plan, target)
+        for task in TARGET_TASKS:
+            if task.spark:
+                _begin(context, plan, target, task.name)
+                submit(spark_job(task.name, plan.path, context.file, context.pipeline, target=target), context)
+            if task is WRITE:
+                mark_applied(context.meta, plan, target)
+    _begin(context, plan, target, COMMIT.name)
+    return commit(context.meta, context.store, context.pipeline, plan, target)
 
 
-def _begin(rooms: Rooms, plan: RunPlan, target: str, task: str) -> None:
-    reason = taken_over(rooms.meta, plan, target)
+def _begin(context: RunContext, plan: RunPlan, target: str, task: str) -> None:
+    reason = taken_over(context.meta, plan, target)
     if reason:
         raise _TakenOver(reason)
-    _tell(rooms, plan.run_id, f"{target}: {task}")
+    _announce(context, plan.run_id, f"{target}: {task}")
 
 
-def _tell(rooms: Rooms, run_id: str, task: str) -> None:
-    log.info("run %s: %s begins; output of Spark goes to %s", run_id, task, rooms.logs)
-    rooms.began(task)
+def _announce(context: RunContext, run_id: str, task: str) -> None:
+    log.info("run %s: %s begins; output of Spark goes to %s", run_id, task, context.logs)
+    context.began(task)
 
 
-def submit(job: SparkJob, rooms: Rooms) -> None:
+def submit(job: SparkJob, context: RunContext) -> None:
     """Run a Spark application to its end; its output goes to a file of the log directory.
 
     Raises the error that the application logged, or RetryLater (run.spark_ended), Refused (run.no_spark_submit).
     """
     # spark-submit finds its home only when it is called by name, with the environment's bin on the path.
     bin_folder = str(Path(sys.executable).parent)
-    environ = {**rooms.environ, "PATH": f"{bin_folder}{os.pathsep}{rooms.environ.get('PATH', '')}"}
-    output = rooms.logs / f"{job.name}.log"
+    environ = {**context.environ, "PATH": f"{bin_folder}{os.pathsep}{context.environ.get('PATH', '')}"}
+    output = context.logs / f"{job.name}.log"
     with output.open("ab") as file:
         began = file.tell()
         try:
             process = subprocess.Popen(
-                job.command(rooms.pipeline.spark.master), env=environ, stdout=file, stderr=subprocess.STDOUT
+                job.command(context.pipeline.spark.master), env=environ, stdout=file, stderr=subprocess.STDOUT
             )
         except OSError as error:
             raise Refused(
@@ -206,5 +210,5 @@ def submit(job: SparkJob, rooms: Rooms) -> None:
     if status != 0:
         with output.open("rb") as file:
             file.seek(began)
-            lines = file.read().decode(errors="replace").splitlines()
-        raise error_of(status, lines, job=job.name, seen=str(output))
+            said = file.read().decode(errors="replace")
+        raise error_of(said, job=job.name, status=status, seen=str(output))

@@ -17,7 +17,7 @@ import difflib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,9 +30,10 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.stage import coverage, horizon, reader, start
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.manifest import chain, require_reached
-from cdc_core.stage.objects import ObjectStore, open_stage, open_store
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage, open_store
 from cdc_core.stage.unify import latest_definitions, parts_of
-from cdc_core.windows import to_us
+from cdc_core.windows import parse_moment, to_us
 
 if TYPE_CHECKING:
     import duckdb
@@ -411,13 +412,12 @@ def as_of(moment: Moment) -> AsOf:
         position: Position | None = parse_position(moment)
         if position is not None:
             return AsOf(position=position)
-        try:
-            moment = datetime.fromisoformat(moment)
-        except ValueError:
-            raise _no_moment(moment) from None
-    if not isinstance(moment, datetime) or moment.tzinfo is None:
+    elif not isinstance(moment, datetime):
         raise _no_moment(moment)
-    return AsOf(time_us=to_us(moment.astimezone(UTC)))
+    try:
+        return AsOf(time_us=to_us(parse_moment(str(moment))))
+    except ValueError:
+        raise _no_moment(moment) from None
 
 
 def _no_moment(moment: object) -> UsageError:

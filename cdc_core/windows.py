@@ -27,6 +27,20 @@ def to_us(moment: datetime) -> int:
     return (delta.days * 86_400 + delta.seconds) * MICROSECONDS + delta.microseconds
 
 
+def parse_moment(text: str) -> datetime:
+    """The moment, in UTC, of an ISO 8601 time with a zone. Raises ValueError, whose text goes on after the value."""
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("is not an ISO 8601 time such as 2026-11-21T04:00:00Z") from None
+    if moment.tzinfo is None:
+        raise ValueError("has no zone: end it with Z or an offset such as +02:00")
+    try:
+        return moment.astimezone(UTC)
+    except OverflowError:
+        raise ValueError("is in no year of UTC from 1 to 9999") from None
+
+
 _AGE = re.compile(r"^([1-9]\d{0,5})([mhdw])$")
 _SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 

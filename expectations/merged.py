@@ -8,6 +8,8 @@ from __future__ import annotations
 import great_expectations as gx
 from great_expectations import expectations as gxe
 
+from cdc_core.model.merged import WINNER_OPS
+
 
 def suite(rows: int) -> gx.ExpectationSuite:
     """`rows` is what the merge counted."""
@@ -17,7 +19,7 @@ def suite(rows: int) -> gx.ExpectationSuite:
         expectations=[
             gxe.ExpectTableRowCountToEqual(value=rows),
             gxe.ExpectCompoundColumnsToBeUnique(column_list=["_table", "_key"]),
-            gxe.ExpectColumnValuesToBeInSet(column="_cdc_op", value_set=["u", "d", "t"]),
+            gxe.ExpectColumnValuesToBeInSet(column="_cdc_op", value_set=[op.value for op in WINNER_OPS]),
             *[gxe.ExpectColumnValuesToNotBeNull(column=column) for column in complete],
         ],
     )

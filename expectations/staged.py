@@ -8,8 +8,9 @@ from __future__ import annotations
 import great_expectations as gx
 from great_expectations import expectations as gxe
 
+from cdc_core.model.staged import DELETE, INSERT, SNAPSHOT, TRUNCATE, UPDATE
+
 COMPLETE = ("_cdc_op", "_cdc_ts", "_cdc_source", "_cdc_file", "_cdc_pos", "_cdc_row", "_cdc_seq")
-OPERATIONS = ("c", "u", "d", "r", "t")
 
 
 def suite(rows: int) -> gx.ExpectationSuite:
@@ -19,7 +20,7 @@ def suite(rows: int) -> gx.ExpectationSuite:
         expectations=[
             gxe.ExpectTableRowCountToEqual(value=rows),
             *[gxe.ExpectColumnValuesToNotBeNull(column=column) for column in COMPLETE],
-            gxe.ExpectColumnValuesToBeInSet(column="_cdc_op", value_set=list(OPERATIONS)),
+            gxe.ExpectColumnValuesToBeInSet(column="_cdc_op", value_set=[INSERT, UPDATE, DELETE, SNAPSHOT, TRUNCATE]),
             gxe.ExpectColumnValuesToBeBetween(column="_cdc_row", min_value=0),
             gxe.ExpectColumnValuesToBeBetween(column="_cdc_seq", min_value=0),
             gxe.ExpectColumnValuesToBeBetween(column="_cdc_pos", min_value=4),

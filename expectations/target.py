@@ -12,7 +12,7 @@ GOOD = ("same", "newer")
 
 
 def suite(rows: int) -> gx.ExpectationSuite:
-    """`rows` is what the filter let pass, and the departures from shards."""
+    """`rows` is what the filter gave to the write, and the departures from shards."""
     return gx.ExpectationSuite(
         name="target",
         expectations=[

@@ -3,7 +3,7 @@
 A row lives under a key from its birth there (insert, snapshot, arrival from another key) to its delete or departure.
 Who arrives without all values has the rest under the key that it left, where it may have come to the same way: the
 chain is followed in as many joins as its length has binary digits. What no change of the run has stands in the
-target, perhaps under one of these older keys still: `_cdc_links`, newest first, with the version of each departure.
+target, perhaps under one of these older keys still: `_cdc_key_chain`, newest first, with the version of each departure.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cdc_core.model.merged import KEY_CHAIN
 from cdc_core.model.staged import DELETE, LITERAL, OP, ROW, SEQ, SOURCE, TS
-from cdc_core.target.whereabouts import LINKS
 from spark_jobs.columns import c
-from spark_jobs.sides import ARRIVED, INHERITS, LACKS, SIDE, key_names, keys, lacks, split
+from spark_jobs.key_changes import ARRIVED, INHERITS, LACKS, SIDE, key_names, keys, lacks, split
 
 _BIRTH, _NEXT = "_cdc_birth", "_cdc_next"
 _PLACE = (SOURCE, SEQ, ROW)
@@ -59,7 +59,7 @@ def through_key_changes(
     changes: DataFrame, columns: T.StructType, key: Sequence[str], fill: Sequence[str]
 ) -> DataFrame:
     """The changes, those that bring a row under a new key with the values that it had under older ones in the run.
-    Where there are any such, with `_cdc_links`. fill: the columns that an older change may have."""
+    Where there are any such, with `_cdc_key_chain`. fill: the columns that an older change may have."""
     sides = split(changes, columns, key).withColumns(dict(zip(key_names(key), keys(columns, key), strict=True)))
     if sides.where(c(INHERITS)).isEmpty():
         return changes
@@ -78,13 +78,13 @@ def through_key_changes(
             for at, (settles, v) in enumerate(values)
         ],
         F.last(F.when(c(ARRIVED), birth), True).over(life).alias(_BIRTH),
-        F.array(link).alias(LINKS),
+        F.array(link).alias(KEY_CHAIN),
     ).where(c("_cdc_left"))
     nodes = nodes.select(
         *[c(name) for name in _PLACE],
         *[c(filled(at)) for at in range(len(fill))],
         F.when(c(_BIRTH, INHERITS), c(_BIRTH).dropFields(INHERITS)).alias(_NEXT),
-        c(LINKS),
+        c(KEY_CHAIN),
     )
     while True:
         nodes = nodes.localCheckpoint()
@@ -96,7 +96,7 @@ def through_key_changes(
 
 def _one_leap(nodes: DataFrame, fill: Sequence[str]) -> DataFrame:
     """Each chain twice as long: what the node at `next` has, and where that goes on."""
-    names = [*[filled(at) for at in range(len(fill))], _NEXT, LINKS]
+    names = [*[filled(at) for at in range(len(fill))], _NEXT, KEY_CHAIN]
     further = nodes.select(
         F.struct(*[c(name) for name in _PLACE]).alias("_far_place"), *[c(name).alias("_far" + name) for name in names]
     )
@@ -104,7 +104,7 @@ def _one_leap(nodes: DataFrame, fill: Sequence[str]) -> DataFrame:
         *[c(name) for name in _PLACE],
         *[F.coalesce(c(name), c("_far" + name)).alias(name) for name in names[:-2]],
         c("_far" + _NEXT).alias(_NEXT),
-        F.concat(c(LINKS), F.coalesce(c("_far" + LINKS), F.array())).alias(LINKS),
+        F.concat(c(KEY_CHAIN), F.coalesce(c("_far" + KEY_CHAIN), F.array())).alias(KEY_CHAIN),
     )
 
 
@@ -124,5 +124,5 @@ def _joined(changes: DataFrame, columns: T.StructType, fill: Sequence[str], node
         *kept,
         with_literals(c(LITERAL), fill, taken).alias(LITERAL),
         F.array_except(c(LACKS), got).alias(LACKS),
-        c(LINKS),
+        c(KEY_CHAIN),
     )

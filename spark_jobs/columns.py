@@ -17,9 +17,6 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import BEFORE, BOOKKEEPING, LITERAL
 from cdc_core.stage.unify import unified_columns
 
-SHARD, CLASS, REASON = "_cdc_shard", "_cdc_class", "_cdc_reason"
-"""What the filter adds to a row: where it goes, what becomes of it there, and why if that is nothing."""
-
 Work = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """What a worker does with the batches of a partition."""
 

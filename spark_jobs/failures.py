@@ -1,20 +1,14 @@
-"""Errors cross from Spark's Python workers to the driver as a line of text; here it is written and found again."""
+"""Errors cross from Spark's Python workers to the driver inside the text of Spark's own exceptions."""
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pymysql
 
-from cdc_core import errors
+from cdc_core.errors import LockstepError, from_text, to_line
 from cdc_core.target.faults import translated
-
-_MARK = "LOCKSTEP-ERROR:"
-_LINE = re.compile(_MARK + r"([A-Za-z0-9+/=]+):END")
 
 
 class CarriedError(RuntimeError):
@@ -27,25 +21,15 @@ def carried() -> Iterator[None]:
     a target's server leaves as what it means to us."""
     try:
         yield
-    except errors.LockstepError as error:
-        raise _packed(error) from error
+    except LockstepError as error:
+        raise CarriedError(f"{error}\n{to_line(error)}") from error
     except pymysql.err.MySQLError as error:
-        raise _packed(translated(error, where="target")) from None
+        ours = translated(error, where="target")
+        raise CarriedError(f"{ours}\n{to_line(ours)}") from None
 
 
-def _packed(error: errors.LockstepError) -> CarriedError:
-    fields = [type(error).__name__, error.what, error.where, error.remedy, error.code]
-    packed = base64.b64encode(json.dumps(fields).encode()).decode()
-    return CarriedError(f"{error}\n{_MARK}{packed}:END")
-
-
-def found(error: BaseException) -> errors.LockstepError | None:
+def found(error: BaseException) -> LockstepError | None:
     """The LockstepError that an exception of Spark, or of a server, is to us, if there is one."""
     if isinstance(error, pymysql.err.MySQLError):
         return translated(error, where="target")
-    match = _LINE.search(str(error))
-    if match is None:
-        return None
-    kind, what, where, remedy, code = json.loads(base64.b64decode(match[1]))
-    made: errors.LockstepError = getattr(errors, kind)(what, where=where, remedy=remedy, code=code)
-    return made
+    return from_text(str(error))

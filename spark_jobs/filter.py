@@ -21,30 +21,36 @@ from pyspark.sql import DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cdc_core.model.merged import (
+    BORN,
+    CLASS,
+    FILTER_ONLY,
+    FORMER_SHARD_KEYS,
+    LIVE_ORIGINS,
+    REASON,
+    SHARD,
+    MergedOp,
+    RowClass,
+)
 from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
-from cdc_core.model.staged import OP, TRUNCATE
+from cdc_core.model.staged import OP
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.keys import shared_key
-from cdc_core.target.load import EMPTIED
+from cdc_core.target.row_lookup import LocatedRows, locate_rows
 from cdc_core.target.text import row_keys, version_hex
-from cdc_core.target.versions import ABSENT, DELETE, INSERT, REVIVED, STALE, UPDATE, classify, versions_of
-from cdc_core.target.whereabouts import ASTRAY, LINKS, Settled, settle
-from cdc_core.target.write import LEFT, UPSERT
-from spark_jobs.columns import CLASS, REASON, SHARD, Work, c, map_in_arrow
+from cdc_core.target.versions import classify, versions_of
+from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried, found
 from spark_jobs.job import Job, each_table, leave, log, run
-from spark_jobs.merge import BORN, LIVE, MOVED
 from spark_jobs.session import size_shuffles
-from spark_jobs.unfinished import end_writes
+from spark_jobs.takeover import end_writes
 
-MOVE = "moved"
-_MERGES_OWN = (MOVED, LINKS, ASTRAY, LIVE)
 Batches = Iterable[pa.RecordBatch]
 
 
 def classified(winners: DataFrame, destination: Destination) -> DataFrame:
     """The winners, and a row for each shard left, with shard, class and reason."""
-    kept = [field for field in winners.schema if field.name not in _MERGES_OWN]
+    kept = [field for field in winners.schema if field.name not in FILTER_ONLY]
     schema = T.StructType(
         [
             *kept,
@@ -60,35 +66,38 @@ def _classifier(destination: Destination) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
             for batch in batches:
-                truncates = pc.equal(batch.column(OP), TRUNCATE)
+                truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
                 if truncates.true_count:
                     yield _everywhere(destination, batch.filter(truncates))
                     batch = batch.filter(pc.invert(truncates))
                 if not destination.key:
-                    classes = [INSERT if op == UPSERT else DELETE for op in batch.column(OP).to_pylist()]
+                    classes = [
+                        RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE
+                        for op in batch.column(OP).to_pylist()
+                    ]
                     yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
                 elif batch.num_rows:
                     _require_one_live(destination, batch)
-                    settled = settle(destination, sessions, Path(scratch), batch)
-                    yield _judged(destination, sessions, Path(scratch), settled)
+                    located = locate_rows(destination, sessions, Path(scratch), batch)
+                    yield _judged(destination, sessions, Path(scratch), located)
                     if destination.moving:
-                        yield from _departures(destination, settled)
+                        yield from _departures(destination, located)
 
     return work
 
 
 def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
     """Raises DataAtRisk (target.shared_key) for rows that two source tables have under one key."""
-    if not destination.shared or LIVE not in batch.schema.names:
+    if not destination.shared or LIVE_ORIGINS not in batch.schema.names:
         return
-    several = batch.filter(pc.greater(batch.column(LIVE), 1))
+    several = batch.filter(pc.greater(batch.column(LIVE_ORIGINS), 1))
     if several.num_rows:
         key = row_keys(several.slice(0, 1), destination.key)[0].as_py()
         raise shared_key(destination.logical, key.encode(), where=destination.target)
 
 
-def _judged(destination: Destination, sessions: Sessions, scratch: Path, settled: Settled) -> pa.RecordBatch:
-    batch, shards = settled.rows, settled.shards
+def _judged(destination: Destination, sessions: Sessions, scratch: Path, located: LocatedRows) -> pa.RecordBatch:
+    batch, shards = located.rows, located.shards
     verdicts = np.empty(batch.num_rows, dtype=object)
     for number in np.unique(shards):
         rows = np.flatnonzero(shards == number)
@@ -104,7 +113,7 @@ def _judged(destination: Destination, sessions: Sessions, scratch: Path, settled
             tolerant=destination.quarantine,
         )
         versions = version_hex(part).to_pylist()
-        upserts = [op == UPSERT for op in part.column(OP).to_pylist()]
+        upserts = [op == MergedOp.UPSERT for op in part.column(OP).to_pylist()]
         born = part.column(BORN).to_pylist()
         for at, row in enumerate(rows):
             verdicts[row] = classify(
@@ -123,8 +132,8 @@ def _everywhere(destination: Destination, truncates: pa.RecordBatch) -> pa.Recor
     """The truncate for each shard, counted in the first."""
     count = len(destination.shards)
     rows = truncates.take(pa.array([0] * count))
-    rows = _with_op(rows, [TRUNCATE, *[EMPTIED] * (count - 1)])
-    return _with_notes(rows, np.arange(count), [DELETE, *[MOVE] * (count - 1)], [None] * count)
+    rows = _with_op(rows, [MergedOp.TRUNCATE, *[MergedOp.TRUNCATE_UNCOUNTED] * (count - 1)])
+    return _with_notes(rows, np.arange(count), [RowClass.DELETE, *[RowClass.UNCOUNTED] * (count - 1)], [None] * count)
 
 
 def _with_op(rows: pa.RecordBatch, ops: Sequence[str]) -> pa.RecordBatch:
@@ -132,25 +141,27 @@ def _with_op(rows: pa.RecordBatch, ops: Sequence[str]) -> pa.RecordBatch:
     return rows.set_column(at, rows.schema.field(at), pa.array(ops))
 
 
-def _departures(destination: Destination, settled: Settled) -> Iterator[pa.RecordBatch]:
+def _departures(destination: Destination, located: LocatedRows) -> Iterator[pa.RecordBatch]:
     """Rows with operation x: the winner's key and version at each shard that it once was in and is not now."""
-    batch, name = settled.rows, destination.moving
+    batch, name = located.rows, destination.moving
     assert name is not None
-    moved = batch.column(MOVED).field(name)
+    moved = batch.column(FORMER_SHARD_KEYS).field(name)
     values, places = moved.flatten(), batch.schema.field(name)
     owner = np.repeat(np.arange(batch.num_rows), np.diff(np.asarray(moved.offsets)))
     once = destination.shard_numbers(pa.record_batch([values.cast(places.type)], schema=pa.schema([places])))
-    gone = {(int(row), int(shard)) for row, shard in zip(owner, once, strict=True) if shard != settled.shards[row]}
-    left = sorted(gone | set(settled.left))
+    gone = {(int(row), int(shard)) for row, shard in zip(owner, once, strict=True) if shard != located.shards[row]}
+    left = sorted(gone | set(located.left))
     if left:
-        there = _with_op(batch.take(pa.array([row for row, _ in left])), [LEFT] * len(left))
-        yield _with_notes(there, np.array([shard for _, shard in left]), [MOVE] * len(left), [None] * len(left))
+        there = _with_op(batch.take(pa.array([row for row, _ in left])), [MergedOp.LEFT_SHARD] * len(left))
+        yield _with_notes(
+            there, np.array([shard for _, shard in left]), [RowClass.UNCOUNTED] * len(left), [None] * len(left)
+        )
 
 
 def _with_notes(
     batch: pa.RecordBatch, shards: np.ndarray, classes: Sequence[str], reasons: Sequence[str | None]
 ) -> pa.RecordBatch:
-    columns = {name: batch.column(name) for name in batch.schema.names if name not in _MERGES_OWN}
+    columns = {name: batch.column(name) for name in batch.schema.names if name not in FILTER_ONLY}
     return pa.record_batch(
         {
             **columns,
@@ -185,20 +196,20 @@ def _filtered(job: Job, table: MergeTable) -> FilterCounts:
     destination = job.destination(table)
     rows = classified(job.read(job.merged(table.table)), destination)
     seen = Observation()
-    classes = (INSERT, UPDATE, DELETE, REVIVED, ABSENT, STALE)
+    classes = [one for one in RowClass if one is not RowClass.UNCOUNTED]
     rows = rows.observe(seen, *[F.sum((c(CLASS) == name).cast("bigint")).alias(name) for name in classes])
     # Kept, so that the target is asked once: its answer could be another the second time.
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
-        passed = by_shard(rows.where(c(CLASS) != STALE).drop(REASON), destination)
+        to_write = by_shard(rows.where(c(CLASS) != RowClass.STALE).drop(REASON), destination)
         # Whatever Spark's settings say, no file is cut: it would cut a shard's transaction.
-        passed.write.option("maxRecordsPerFile", 0).mode("overwrite").parquet(
+        to_write.write.option("maxRecordsPerFile", 0).mode("overwrite").parquet(
             job.store.spark_uri(job.filtered(table.table))
         )
         counts = FilterCounts(table.table, **{name: int(seen.get[name] or 0) for name in classes})
         rejected = job.rejected(table.table)
         if counts.stale:
-            stale = rows.where(c(CLASS) == STALE).drop(CLASS)
+            stale = rows.where(c(CLASS) == RowClass.STALE).drop(CLASS)
             stale.write.mode("overwrite").parquet(job.store.spark_uri(rejected))
         else:
             job.clear(rejected)

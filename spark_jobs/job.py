@@ -20,10 +20,11 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core.apply.plan import keys_apart
 from cdc_core.config import Pipeline, Target, load
-from cdc_core.errors import LockstepError, UsageError
+from cdc_core.errors import LockstepError, UsageError, to_line
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
 from cdc_core.model.schema import TableSchema
-from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, open_destination
 from spark_jobs.columns import staged_struct
 from spark_jobs.failures import found
@@ -156,7 +157,7 @@ def run(name: str, work: Callable[[Job], None], argv: Sequence[str] | None = Non
         if known is None:
             log.exception("%s failed", name)
             return 1
-        log.error("%s: %s", name, known)
+        log.error("%s: %s\n%s", name, known, to_line(known, last=True))
         return known.exit_code
     return 0
 

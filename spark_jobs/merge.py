@@ -9,26 +9,30 @@ of the run has stays absent, for the target to give. Only tables with such rows 
 
 A TRUNCATE undoes the changes before it; the last one of a run is a row of its own, without a key.
 Of tables without a key the rows that come and go are counted (see multiset.py).
-
-Columns of a merged row: the row's own, `_cdc_op` (u upsert, d delete, t truncate), `_cdc_ts` `_cdc_source` `_cdc_seq`
-`_cdc_row`, `_cdc_literal`, `_cdc_absent` (what is still absent), `_cdc_born` (a change of the run gave the key life).
-Where a target's shard key is not part of the key, `_cdc_moved`: a struct with, by shard key, the values that the row
-had before, and `_cdc_astray`: some change of it did not say what that was. Where rows without all values came under a
-new key, `_cdc_links` of those that still lack some. Where several source tables feed the table, `_cdc_origin`
-(apply.guard), `_cdc_origins`, those that ended without a row under the key, and `_cdc_live`, how many have one.
+The columns of a merged row: model/merged.py.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
-from cdc_core.apply.guard import ORIGIN_BYTES
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.merged import (
+    BORN,
+    ENDED_ORIGINS,
+    FORMER_SHARD_KEYS,
+    KEY_CHAIN,
+    LIVE_ORIGINS,
+    ORIGIN,
+    SHARD_UNKNOWN,
+    MergedOp,
+)
 from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
@@ -45,40 +49,54 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
-from cdc_core.target.text import ORIGIN, ORIGINS
-from cdc_core.target.whereabouts import ASTRAY, LINKS
+from cdc_core.model.version import ORIGIN_BYTES
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.key_changes import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 from spark_jobs.multiset import NET, batch_of_file, each_copy, nets
 from spark_jobs.session import size_shuffles
-from spark_jobs.sides import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 
-BORN, MOVED, LIVE = "_cdc_born", "_cdc_moved", "_cdc_live"
 _WINNER = "_cdc_winner"
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
 
 
-def winners(
-    changes: DataFrame,
-    columns: T.StructType,
-    key: Sequence[str],
-    *,
-    moving: Sequence[str] = (),
-    sources: int = 1,
-    fill: Sequence[str] = (),
-    shared: bool = False,
-) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class MergeRule:
+    """What decides the last change of each key of a table.
+
+    columns: of the row, unified. moving: shard keys outside the key. sources: how many there are.
+    fill: columns that some change lacks and an older one may have.
+    shared: changes have `_cdc_origin`; of rows that several source tables have under one key, a live one comes before
+    those that were deleted.
+    """
+
+    columns: T.StructType
+    key: Sequence[str]
+    moving: Sequence[str] = ()
+    sources: int = 1
+    fill: Sequence[str] = ()
+    shared: bool = False
+
+
+def winners(changes: DataFrame, rule: MergeRule) -> DataFrame:
     """The last change of each key, with `_cdc_changes`, `_cdc_key_changes`, `_cdc_truncates` and `_cdc_lost` (changes
     that do not say their key) of the key.
 
-    changes: staged columns, the row's already unified to `columns`. moving: shard keys outside the key.
-    fill: columns that some change lacks and an older one may have. shared: changes have `_cdc_origin`; of rows that
-    several source tables have under one key, a live one comes before those that were deleted.
+    changes: staged columns, the row's already unified.
     """
-    sides = split(changes, columns, key, moving)
-    origin = [ORIGIN] if shared else []
-    payload = F.struct(*[c(field.name) for field in columns], *[c(name) for name in (*_KEPT, LACKS, *origin)])
+    sides = split(changes, rule.columns, rule.key, rule.moving)
+    chained = KEY_CHAIN in sides.columns
+    last = _last_of_each_source(sides, rule, chained=chained)
+    if rule.sources > 1 or rule.shared:
+        last = _last_between_sources(last, rule, chained=chained)
+    return _merged_rows(last, rule, chained=chained)
+
+
+def _last_of_each_source(sides: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
+    """By key, source and origin: the change with the greatest order key, and what all of them come to."""
+    origin = [ORIGIN] if rule.shared else []
+    payload = F.struct(*[c(field.name) for field in rule.columns], *[c(name) for name in (*_KEPT, LACKS, *origin)])
     order = F.struct(c(SEQ), c(ROW))
     totals = [
         F.count(F.lit(1)).alias(COUNTS[0]),
@@ -86,65 +104,81 @@ def winners(
         F.sum((c(OP) == TRUNCATE).cast("bigint")).alias(COUNTS[2]),
         F.sum(c(LOST)).cast("bigint").alias(LOST),
         F.max(c(ARRIVED)).alias(BORN),
-        F.max(c(ASTRAY)).alias(ASTRAY),
-        *[_last_value(name, order).alias(filled(at)) for at, name in enumerate(fill)],
-        *[F.collect_set(c(_was(at))).alias(_was(at)) for at in range(len(moving))],
+        F.max(c(SHARD_UNKNOWN)).alias(SHARD_UNKNOWN),
+        *[_last_value(name, order).alias(filled(at)) for at, name in enumerate(rule.fill)],
+        *[F.collect_set(c(_was(at))).alias(_was(at)) for at in range(len(rule.moving))],
     ]
-    linked = LINKS in sides.columns
-    if linked:
-        totals.append(F.max_by(c(LINKS), F.when(c(ARRIVED), order)).alias(LINKS))
-    for at, name in enumerate(moving):
+    if chained:
+        totals.append(F.max_by(c(KEY_CHAIN), F.when(c(ARRIVED), order)).alias(KEY_CHAIN))
+    for at, name in enumerate(rule.moving):
         moved = (c(OP) == UPDATE) & ~c(BEFORE, name).eqNullSafe(c(name))
         sides = sides.withColumn(_was(at), F.when(c(OP) == DELETE, c(name)).when(moved, c(BEFORE, name)))
-    by_source = [c(SOURCE)] if sources > 1 else []
-    by_source += [c(name) for name in origin]
-    last = sides.groupBy(*keys(columns, key), *by_source).agg(F.max_by(payload, order).alias(_WINNER), *totals)
-    if by_source:
-        live = c(_WINNER, OP) != DELETE
-        between = F.struct(*([live] if shared else []), c(_WINNER, TS), c(_WINNER, SOURCE), *origin)
-        last = last.groupBy(*[c(name) for name in key_names(key)]).agg(
-            F.max_by(c(_WINNER), between).alias(_WINNER),
-            *[F.sum(c(name)).alias(name) for name in COUNTS],
-            *[F.max(c(name)).alias(name) for name in (BORN, ASTRAY)],
-            *([F.max_by(c(LINKS), between).alias(LINKS)] if linked else []),
-            *([F.sum(live.cast("bigint")).alias(LIVE)] if shared else []),
-            *([F.collect_set(F.when(~live, c(ORIGIN))).alias(ORIGINS)] if shared else []),
-            *[
-                F.max_by(c(filled(at)), between if shared else F.when(c(filled(at)).isNotNull(), between)).alias(
-                    filled(at)
-                )
-                for at in range(len(fill))
-            ],
-            *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(moving))],
-        )
-    op = F.when(c(_WINNER, OP).isin(DELETE, TRUNCATE), c(_WINNER, OP)).otherwise(F.lit(UPDATE)).alias(OP)
-    places = [F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(moving)]).alias(MOVED), c(ASTRAY)]
-    number = {name: at for at, name in enumerate(fill)}
-    lacking = [lacks(name, _WINNER) for name in fill]
-    absent = _still_absent(fill)
+    groups = [*keys(rule.columns, rule.key), *([c(SOURCE)] if rule.sources > 1 else []), *[c(name) for name in origin]]
+    return sides.groupBy(*groups).agg(F.max_by(payload, order).alias(_WINNER), *totals)
+
+
+def _last_between_sources(last: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
+    """By key: of the last changes of the sources the one with the latest commit, then by name."""
+    # Two aggregations, because no order of single changes is right for both: within a source the log decides whatever
+    # its clock did, between sources the clock does.
+    live = c(_WINNER, OP) != DELETE
+    origin = [ORIGIN] if rule.shared else []
+    between = F.struct(*([live] if rule.shared else []), c(_WINNER, TS), c(_WINNER, SOURCE), *origin)
+    totals = [
+        *[F.sum(c(name)).alias(name) for name in COUNTS],
+        *[F.max(c(name)).alias(name) for name in (BORN, SHARD_UNKNOWN)],
+        *[F.array_distinct(F.flatten(F.collect_list(c(_was(at))))).alias(_was(at)) for at in range(len(rule.moving))],
+    ]
+    for at in range(len(rule.fill)):
+        # The row of another origin is another row: its values are not this one's.
+        among = between if rule.shared else F.when(c(filled(at)).isNotNull(), between)
+        totals.append(F.max_by(c(filled(at)), among).alias(filled(at)))
+    if chained:
+        totals.append(F.max_by(c(KEY_CHAIN), between).alias(KEY_CHAIN))
+    if rule.shared:
+        totals.append(F.sum(live.cast("bigint")).alias(LIVE_ORIGINS))
+        totals.append(F.collect_set(F.when(~live, c(ORIGIN))).alias(ENDED_ORIGINS))
+    by_key = last.groupBy(*[c(name) for name in key_names(rule.key)])
+    return by_key.agg(F.max_by(c(_WINNER), between).alias(_WINNER), *totals)
+
+
+def _merged_rows(last: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
+    """The columns of model/merged.py, and COUNTS."""
+    former = F.struct(*[c(_was(at)).alias(name) for at, name in enumerate(rule.moving)]).alias(FORMER_SHARD_KEYS)
+    number = {name: at for at, name in enumerate(rule.fill)}
+    lacking = [lacks(name, _WINNER) for name in rule.fill]
+    absent = _still_absent(rule.fill)
     values = [
         F.when(lacking[number[name]], c(filled(number[name]), "v")).otherwise(c(_WINNER, name)).alias(name)
         if name in number
         else c(_WINNER, name).alias(name)
-        for name in columns.fieldNames()
+        for name in rule.columns.fieldNames()
     ]
     return last.select(
         *values,
-        op,
+        _merged_op(c(_WINNER, OP)).alias(OP),
         *[c(_WINNER, name).alias(name) for name in _KEPT if name not in (OP, LITERAL)],
-        with_literals(c(_WINNER, LITERAL), fill, lacking).alias(LITERAL),
+        with_literals(c(_WINNER, LITERAL), rule.fill, lacking).alias(LITERAL),
         absent.alias(ABSENT),
         c(BORN),
-        *(places if moving else []),
-        *([F.when(absent.isNotNull(), c(LINKS)).alias(LINKS)] if linked else []),
-        *([c(_WINNER, ORIGIN).alias(ORIGIN), _ended().alias(ORIGINS), c(LIVE)] if shared else []),
+        *([former, c(SHARD_UNKNOWN)] if rule.moving else []),
+        *([F.when(absent.isNotNull(), c(KEY_CHAIN)).alias(KEY_CHAIN)] if chained else []),
+        *([c(_WINNER, ORIGIN).alias(ORIGIN), _ended().alias(ENDED_ORIGINS), c(LIVE_ORIGINS)] if rule.shared else []),
         *[c(name) for name in COUNTS],
+    )
+
+
+def _merged_op(staged: Column) -> Column:
+    return (
+        F.when(staged == DELETE, F.lit(MergedOp.DELETE))
+        .when(staged == TRUNCATE, F.lit(MergedOp.TRUNCATE))
+        .otherwise(F.lit(MergedOp.UPSERT))
     )
 
 
 def _ended() -> Column:
     """The origins of a key that ended with a delete, but the winner's; null where there are none."""
-    others = F.array_sort(F.array_except(c(ORIGINS), F.array(c(_WINNER, ORIGIN))))
+    others = F.array_sort(F.array_except(c(ENDED_ORIGINS), F.array(c(_WINNER, ORIGIN))))
     return F.when(F.size(others) > 0, F.concat_ws(",", others))
 
 
@@ -193,7 +227,7 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
 
 
 def _origin(schema: TableSchema) -> Column:
-    """As apply.guard.origin_name has it."""
+    """As model.version.origin_name has it."""
     name = F.concat_ws("/", c(SOURCE), F.lit(schema.name))
     return F.substring(F.sha2(name, 256), 1, ORIGIN_BYTES)
 
@@ -288,15 +322,8 @@ def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: D
     if table.absent_rows:
         fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in unlogged]
         changes = through_key_changes(changes, columns, table.key, fill)
-    return winners(
-        changes,
-        columns,
-        table.key,
-        moving=moving_keys(job, table),
-        sources=len(sources),
-        fill=fill,
-        shared=job.shared(table),
-    )
+    rule = MergeRule(columns, table.key, moving_keys(job, table), len(sources), fill, job.shared(table))
+    return winners(changes, rule)
 
 
 def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> dict[str, int]:

@@ -13,14 +13,15 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import MergeTable
 from cdc_core.model.staged import BEFORE, BEFORE_MARK, DELETE, LITERAL, OP, ROW, SEQ, SOURCE, TRUNCATE, TS, UPDATE
 from cdc_core.stage.layout import parse_part
 from spark_jobs.columns import c
-from spark_jobs.sides import COUNTS, LACKS, SIDE, lacks, new_literal, old_literal
+from spark_jobs.key_changes import COUNTS, LACKS, SIDE, lacks, new_literal, old_literal
 
 BATCH, NET = "_cdc_batch", "_cdc_net"
-_EMPTIED = "_cdc_emptied"
+_TRUNCATE = "_cdc_truncate"
 
 
 def batch_of_file() -> Column:
@@ -59,22 +60,23 @@ def nets(changes: DataFrame, columns: T.StructType, *, absent: bool) -> DataFram
     both = F.array(new_side, _side(F.lit(-1), old_literal(), old))
     sides = changes.select(
         *[c(name) for name in (TS, SOURCE, BATCH)],
-        F.when(c(OP) == TRUNCATE, F.lit(TRUNCATE)).alias(_EMPTIED),
+        F.when(c(OP) == TRUNCATE, F.lit(MergedOp.TRUNCATE)).alias(_TRUNCATE),
         lost.cast("int").alias(COUNTS[3]),
         F.posexplode(F.when(update, both).otherwise(F.array(new_side))).alias(SIDE, "_cdc_of"),
     )
     row = [_exact(field, "_cdc_of", "row").alias(f"_cdc_value{at}") for at, field in enumerate(columns)]
-    counted = sides.groupBy(c(SOURCE), c(BATCH), c(_EMPTIED), c("_cdc_of", "literal").alias(LITERAL), *row).agg(
+    counted = sides.groupBy(c(SOURCE), c(BATCH), c(_TRUNCATE), c("_cdc_of", "literal").alias(LITERAL), *row).agg(
         F.sum(c("_cdc_of", "net")).alias(NET),
         F.max(c(TS)).alias(TS),
         F.count(F.lit(1)).alias(COUNTS[0]),
         F.sum(c(SIDE)).cast("bigint").alias(COUNTS[1]),
-        F.count(c(_EMPTIED)).alias(COUNTS[2]),
+        F.count(c(_TRUNCATE)).alias(COUNTS[2]),
         F.sum(F.when(c(SIDE) == 0, c(COUNTS[3]))).cast("bigint").alias(COUNTS[3]),
     )
+    comes_or_goes = F.when(c(NET) > 0, F.lit(MergedOp.UPSERT)).otherwise(F.lit(MergedOp.DELETE))
     return counted.select(
         *[c(f"_cdc_value{at}").cast(field.dataType).alias(field.name) for at, field in enumerate(columns)],
-        F.coalesce(c(_EMPTIED), F.when(c(NET) > 0, F.lit(UPDATE)).otherwise(F.lit(DELETE))).alias(OP),
+        F.coalesce(c(_TRUNCATE), comes_or_goes).alias(OP),
         *[c(name) for name in (TS, SOURCE)],
         c(BATCH).alias(SEQ),
         F.map_from_entries(c(LITERAL)).alias(LITERAL),

@@ -25,23 +25,23 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.merged import KEY_CHAIN, SHARD
 from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path
 from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import row_keys
-from cdc_core.target.whereabouts import LINKS
-from spark_jobs.columns import SHARD, Work, c, map_in_arrow
+from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.key_changes import exact
 from spark_jobs.merge import read_changes, row_columns
 from spark_jobs.multiset import copy_identity
 from spark_jobs.report import page, summary
-from spark_jobs.sides import exact
 from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
-"""A frame of up to so many rows is judged in memory (see judging)."""
+"""A frame of up to so many rows is judged in memory (see suite_runner)."""
 _TABLE, _KEY, _SHARD, _OUTCOME = "_table", "_key", "_shard", "_outcome"
 _STAGED = (OP, TS, SOURCE, FILE, POS, ROW, SEQ)
 _TARGET_FRAME = f"`{_TABLE}` string, `{_SHARD}` string, `{_KEY}` string, `{OP}` string, `{_OUTCOME}` string"
@@ -95,7 +95,7 @@ def _comparer(destination: Destination) -> Work:
                     yield pa.record_batch(
                         {
                             _TABLE: pa.array([destination.logical] * rows.num_rows),
-                            _SHARD: pa.array([shard.place.name] * rows.num_rows),
+                            _SHARD: pa.array([shard.table.name] * rows.num_rows),
                             _KEY: row_keys(rows, destination.key),
                             OP: rows.column(OP),
                             _OUTCOME: pa.array(found, pa.string()),
@@ -112,7 +112,7 @@ def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
     nested = [
         field.name
         for field in rows.schema
-        if isinstance(field.dataType, T.StructType | T.MapType) or field.name == LINKS
+        if isinstance(field.dataType, T.StructType | T.MapType) or field.name == KEY_CHAIN
     ]
     return rows.drop(*[c(name) for name in nested])
 
@@ -139,7 +139,7 @@ def check(job: Job) -> None:
             for stage, frame in frames.items()
             if frame is not None and rows[stage] <= GATHERED_ROWS
         }
-        from spark_jobs.judging import GOOD, SUITES, judge
+        from spark_jobs.suite_runner import GOOD, SUITES, judge
 
     folder = job.plan.quality_folder(job.target.name)
     job.clear(folder)
@@ -172,7 +172,7 @@ def _own_verdicts(
     job: Job, tables: Sequence[MergeTable], winners: Mapping[str, int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """The verdicts of the pipeline's own suites, of those whose table has rows in the run."""
-    from spark_jobs.judging import judge, own_suite
+    from spark_jobs.suite_runner import judge, own_suite
 
     by_name = {table.table: table for table in tables}
     for number, suite in enumerate(job.pipeline.quality.suites):
@@ -201,7 +201,7 @@ def _examples(frame: DataFrame, good: Sequence[str]) -> list[dict[str, str]]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     with ThreadPoolExecutor(1, thread_name_prefix="import") as pool:
-        pool.submit(importlib.import_module, "spark_jobs.judging")
+        pool.submit(importlib.import_module, "spark_jobs.suite_runner")
         return run("quality", check, argv)
 
 

@@ -15,7 +15,7 @@ _STYLE = (
 
 
 def summary(name: str, verdict: Mapping[str, Any]) -> str:
-    """Readable lines: what passed, and each failure with examples."""
+    """Readable lines: what was met, and each failure with examples."""
     bad = [one for one in verdict["expectations"] if not one["success"]]
     total = len(verdict["expectations"])
     lines = [f"{_title(name, verdict)}: {verdict['rows']} rows, {total - len(bad)} of {total} expectations met"]

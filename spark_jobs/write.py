@@ -23,16 +23,17 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cdc_core.apply.guard import decode
+from cdc_core.model.merged import REASON, SHARD, MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
-from cdc_core.stage.objects import open_stage
+from cdc_core.model.version import decode
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination
 from cdc_core.target.load import LoadFile, Unfit
 from cdc_core.target.multiset import write_copies
 from cdc_core.target.text import row_keys, version_hex
-from cdc_core.target.write import LEFT, ShardResult, ShardWrite, write_shard
-from spark_jobs.columns import REASON, SHARD, c
+from cdc_core.target.write import ShardResult, ShardWrite, write_shard
+from spark_jobs.columns import c
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.multiset import last_batches
@@ -70,7 +71,7 @@ def _writer(
     def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
         if arrivals and not destination.quarantine:
             return batch
-        left = pc.equal(batch.column(OP), LEFT)
+        left = pc.equal(batch.column(OP), MergedOp.LEFT_SHARD)
         if arrivals:
             return batch.filter(pc.invert(left))  # who does not arrive has not left
         batch = batch.filter(left)
@@ -122,7 +123,8 @@ def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
     if not unfit:
         job.clear(folder)
         return
-    named = [(one.op, at.source, at.seq, at.row, one.reason) for one in unfit for at in [decode(one.version)]]
+    versions = [decode(one.version) for one in unfit]
+    named = [(one.op, at.source, at.seq, at.row, one.reason) for one, at in zip(unfit, versions, strict=True)]
     reasons = F.broadcast(job.spark.createDataFrame(named, _UNFIT))
     rows = job.read(job.filtered(table.table))
     aside = rows.join(reasons, [OP, SOURCE, SEQ, ROW]).select(*[c(name) for name in rows.columns], c(REASON))
@@ -139,7 +141,7 @@ def accepted(job: Job, table: MergeTable, rows: DataFrame) -> DataFrame:
         return rows
     names = {name: f"_aside{at}" for at, name in enumerate((OP, SOURCE, SEQ, ROW, *table.key))}
     aside = F.broadcast(job.read(folder).select(*[c(name).alias(alias) for name, alias in names.items()]))
-    same = (c(OP) == c(names[OP])) | (c(OP) == LEFT)
+    same = (c(OP) == c(names[OP])) | (c(OP) == MergedOp.LEFT_SHARD)
     for name in (SOURCE, SEQ, ROW, *table.key):
         same = same & c(name).eqNullSafe(c(names[name]))
     return rows.join(aside, same, "left_anti")

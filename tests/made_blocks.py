@@ -1,4 +1,4 @@
-"""Blocks made by hand for tests of the rooms behind `source`: entries with positions and rows."""
+"""Blocks made by hand for tests of the packages after `source`: entries with positions and rows."""
 
 from __future__ import annotations
 

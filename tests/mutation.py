@@ -1,6 +1,6 @@
 """Do the tests notice when the code is wrong? cosmic-ray changes the core line by line, and some test must fail.
 
-Of each room a seeded sample of all possible mutants is tried, in a copy of the repository. What survives is printed
+Of each package a seeded sample of all possible mutants is tried, in a copy of the repository. What survives is printed
 with its difference: an equivalent change, or a test that is missing. docs/guarantees.md keeps the last account.
 """
 
@@ -18,7 +18,7 @@ from contextlib import closing
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parents[1]
-ROOMS = {
+PACKAGES = {
     "ring": (["cdc_core/ring"], "tests/unit/ring"),
     "framing": (
         ["cdc_core/binlog/framing.py"],
@@ -47,10 +47,10 @@ name = "local"
 """
 
 
-def mutate(room: str, sample: int, copy: Path) -> tuple[int, list[str]]:
-    """Tries a sample of a room's mutants in a copy of the repository; how many, and the survivors' differences."""
-    modules, tests = ROOMS[room]
-    config, session = copy / f"{room}.toml", copy / f"{room}.sqlite"
+def mutate(package: str, sample: int, copy: Path) -> tuple[int, list[str]]:
+    """Tries a sample of a package's mutants in a copy of the repository; how many, and the survivors' differences."""
+    modules, tests = PACKAGES[package]
+    config, session = copy / f"{package}.toml", copy / f"{package}.sqlite"
     config.write_text(CONFIG.format(modules=modules, python=sys.executable, tests=tests))
     # Kernels run as plain Python: a mutant of one would else not reach the compiled code that has it inlined.
     environ = {**os.environ, "PYTHONPATH": str(copy), "NUMBA_DISABLE_JIT": "1"}
@@ -68,7 +68,7 @@ def mutate(room: str, sample: int, copy: Path) -> tuple[int, list[str]]:
             ),
             key=lambda job: job[1:],
         )
-        chosen = random.Random(room).sample(jobs, min(sample, len(jobs)))
+        chosen = random.Random(package).sample(jobs, min(sample, len(jobs)))
         database.execute("CREATE TEMP TABLE chosen (job_id)")
         database.executemany("INSERT INTO chosen VALUES (?)", [job[:1] for job in chosen])
         for table in ("mutation_specs", "work_items"):
@@ -82,15 +82,15 @@ def mutate(room: str, sample: int, copy: Path) -> tuple[int, list[str]]:
 
 def main() -> None:
     options = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    options.add_argument("rooms", nargs="*", default=list(ROOMS), help=f"of {', '.join(ROOMS)}; default: all")
-    options.add_argument("--sample", type=int, default=60, help="mutants per room (default: 60)")
+    options.add_argument("packages", nargs="*", default=list(PACKAGES), help=f"of {', '.join(PACKAGES)}; default: all")
+    options.add_argument("--sample", type=int, default=60, help="mutants per package (default: 60)")
     given = options.parse_args()
     with tempfile.TemporaryDirectory(prefix="lockstep-mutants-") as folder:
         copy = Path(folder) / "repository"
         shutil.copytree(REPOSITORY, copy, ignore=shutil.ignore_patterns(".venv", ".git", ".lockstep", "__pycache__"))
-        for room in given.rooms:
-            tried, survivors = mutate(room, given.sample, copy)
-            print(f"\n{room}: {tried - len(survivors)} of {tried} mutants were noticed", flush=True)
+        for package in given.packages:
+            tried, survivors = mutate(package, given.sample, copy)
+            print(f"\n{package}: {tried - len(survivors)} of {tried} mutants were noticed", flush=True)
             for diff in survivors:
                 print(diff, flush=True)
 

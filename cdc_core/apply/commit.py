@@ -33,22 +33,6 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class TableSummary:
-    """Figures of one table, as its ledger entry has them."""
-
-    table: str
-    staged_rows: int
-    key_changes: int
-    winners: int
-    superseded: int
-    written: int
-    stale: int
-    absent: int
-    equal: int
-    quarantined: int
-
-
-@dataclass(frozen=True, slots=True)
 class CommitSummary:
     """What the commit of a target came to: ids and counts only.
 
@@ -61,11 +45,15 @@ class CommitSummary:
     window_end_us: int
     batches: int
     moved: int
-    tables: tuple[TableSummary, ...]
+    tables: tuple[LedgerEntry, ...]
 
     def to_json(self) -> dict[str, Any]:
         """For XCom and `--json`."""
-        return {**asdict(self), "tables": [asdict(table) for table in self.tables]}
+        figures = [asdict(entry) for entry in self.tables]
+        own = {"run_id", "target"}  # said once, for all tables
+        return asdict(self) | {
+            "tables": [{name: entry[name] for name in entry if name not in own} for entry in figures]
+        }
 
 
 def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
@@ -202,21 +190,6 @@ def _unreadable(path: str, error: Exception, task: str) -> DataAtRisk:
 
 
 def _summary(plan: RunPlan, target: str, moved: int, rows: tuple[LedgerRow, ...]) -> CommitSummary:
-    tables = tuple(
-        TableSummary(
-            table=entry.table,
-            staged_rows=entry.staged_rows,
-            key_changes=entry.key_changes,
-            winners=entry.winners,
-            superseded=entry.superseded,
-            written=entry.written,
-            stale=entry.stale,
-            absent=entry.absent,
-            equal=entry.equal,
-            quarantined=entry.quarantined,
-        )
-        for entry in (row.entry for row in rows)
-    )
     return CommitSummary(
         plan.run_id,
         target,
@@ -224,5 +197,5 @@ def _summary(plan: RunPlan, target: str, moved: int, rows: tuple[LedgerRow, ...]
         plan.window_end_us,
         len(plan.target(target).batches),
         moved,
-        tables,
+        tuple(row.entry for row in rows),
     )

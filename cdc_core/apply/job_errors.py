@@ -1,36 +1,23 @@
-"""What a Spark application says when it fails, made an error again by whoever submitted it.
+"""The error that ended a Spark application, for whoever submitted it.
 
-An application of ours ends with the exit status of its error's class and logs, as `spark_jobs/job.py` does,
-`<time> ERROR <logger> <job>: what [at where] What to do: remedy (code)`. Anything else did not get as far as our
-code, or was killed.
+An application of ours that ends by an error writes it as the last thing it does (spark_jobs/job.py, errors.to_line).
+One that wrote none did not get as far as our code, or was killed.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
-
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-
-_BY_STATUS = {kind.exit_code: kind for kind in (UsageError, Refused, DataAtRisk, RetryLater, InternalError)}
-_LOGGED = re.compile(
-    r" ERROR \S+ \w+: (.*?)(?: \[at (.*?)\])? What to do: (.*) "
-    r"\(([a-z_0-9]+(?:\.[a-z_0-9]+)+)\)\s*$"
-)
+from cdc_core.errors import LockstepError, RetryLater, from_text
 
 
-def error_of(status: int | None, output: Sequence[str], *, job: str, seen: str) -> LockstepError:
-    """The last error that the application logged, if its exit status is that of one of our classes.
+def error_of(output: str, *, job: str, status: int | None, seen: str) -> LockstepError:
+    """The error that the application says it ended by; RetryLater (run.spark_ended) where it says none.
 
-    status: None where nobody knows. output: lines, oldest first. seen: where a person finds them.
-    RetryLater (run.spark_ended) for an application that says nothing of ours.
+    output: its output, or the end of it. status: its exit status, where it is known. seen: where a person finds the
+    output.
     """
-    kind = _BY_STATUS.get(status) if status is not None else None
-    if kind is not None:
-        for line in reversed(output):
-            if found := _LOGGED.search(line):
-                what, where, remedy, code = found.groups()
-                return kind(what, where=where or "", code=code, remedy=remedy)
+    error = from_text(output, last=True)
+    if error is not None:
+        return error
     ended = "" if status is None else f" with status {status}"
     return RetryLater(
         f"The Spark application {job} ended{ended} and without an error of Lockstep.",

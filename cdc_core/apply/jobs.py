@@ -16,11 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from cdc_core.apply.tasks import MERGE, SPARK_JOBS
 from cdc_core.config import Pipeline
 from cdc_core.connections import variable_of
 from cdc_core.errors import UsageError
-
-JOBS = ("merge", "filter", "write", "quality")
 
 S3_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.4.2",
@@ -56,8 +55,8 @@ ANYWHERE: Mapping[str, str] = {
 
 
 def class_archive() -> Path:
-    """Where `python -m spark_jobs.archive` keeps the JVM's archive of Spark's classes: one for each installed Spark,
-    because the JVM takes an archive only with the very jars that it was made of, where they were."""
+    """Where `python -m spark_jobs.class_archive` keeps the JVM's archive of Spark's classes: one for each installed
+    Spark, because the JVM takes an archive only with the very jars that it was made of, where they were."""
     installed = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
     return _cache() / f"spark-{version('pyspark')}-{installed}.jsa"
 
@@ -128,11 +127,11 @@ def spark_job(
 
     plan_path: of plan.json, relative to the stage's root. local: the master is local[...].
     """
-    if name not in JOBS or (merge_set if name == "merge" else target) is None:
+    if name not in SPARK_JOBS or (merge_set if name == MERGE.name else target) is None:
         raise UsageError(
             f"There is no Spark job {name!r} with set {merge_set!r} and target {target!r}.",
             code="spark.arguments",
-            remedy=f"name one of {', '.join(JOBS)}; merge needs a set, the others a target",
+            remedy=f"name one of {', '.join(SPARK_JOBS)}; merge needs a set, the others a target",
         )
     arguments = ["--plan", plan_path, "--pipeline", str(pipeline_file)]
     if merge_set is not None:

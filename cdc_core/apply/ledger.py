@@ -72,7 +72,7 @@ def _entry(
     filtered: FilterCounts,
     written: Sequence[WriteCounts],
 ) -> tuple[LedgerEntry, list[str]]:
-    passed = filtered.insert + filtered.update + filtered.delete + filtered.revived + filtered.absent
+    to_write = filtered.insert + filtered.update + filtered.delete + filtered.revived + filtered.absent
     wrote, stale, absent, equal, quarantined = (
         sum(getattr(one, what) for one in written) for what in ("written", "stale", "absent", "equal", "quarantined")
     )
@@ -93,11 +93,11 @@ def _entry(
     problems = []
     if merge.rows != table.rows:
         problems.append(f"merge read {merge.rows} rows of {table.rows} staged")
-    if passed + filtered.stale != merge.winners:
-        problems.append(f"filter saw {passed + filtered.stale} of {merge.winners} winners")
+    if to_write + filtered.stale != merge.winners:
+        problems.append(f"filter saw {to_write + filtered.stale} of {merge.winners} winners")
     done = wrote + stale + absent + quarantined
-    if done != passed:
-        problems.append(f"write did {done} of {passed} rows that passed the filter")
+    if done != to_write:
+        problems.append(f"write did {done} of the {to_write} rows that filter gave it")
     return entry, [*problems, *entry.problems()]
 
 

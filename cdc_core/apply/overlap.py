@@ -24,7 +24,9 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
     }
     for source, chain in view.chain.items():
         moved = [batch for batch in chain if batch.batch_id in keyless and batch.begin.timeline]
-        for bridge in meta.batches(source) if moved else ():
+        if not moved:
+            continue
+        for bridge in meta.batches(source):
             if bridge.begin.timeline == bridge.end.timeline:
                 continue
             data = find(store, bridge.manifest)

@@ -242,8 +242,10 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
     tables = {
         table.table: table for one in made.merge_sets for table in one.tables if table.absent_rows or not table.key
     }
+    if not tables:
+        return
     target = made.targets[0].target
-    for source, batches in view.chain.items() if tables else ():
+    for source, batches in view.chain.items():
         ids = {batch.batch_id for batch in batches}
         before = meta.batches(source, until=batches[-1].end) if batches else ()
         left_out = [batch.batch_id for batch in before if batch.batch_id not in ids]

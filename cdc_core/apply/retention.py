@@ -263,8 +263,10 @@ def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
 def _old_runs(meta: Meta, store: ObjectStore, pipeline: Pipeline, cutoff_us: int) -> dict[str, list[str]]:
     """The files of runs that were committed before the cutoff, by run."""
     roots = {run_root(run_id): run_id for run_id in meta.finished_runs(pipeline.pipeline, cutoff_us)}
+    if not roots:
+        return {}
     found: dict[str, list[str]] = {}
-    for info in store.list(RUNS) if roots else ():
+    for info in store.list(RUNS):
         run_id = roots.get("/".join(info.path.split("/", 2)[:2]))
         if run_id is not None:
             found.setdefault(run_id, []).append(info.path)
@@ -292,8 +294,9 @@ def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:
 def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> None:
     """Raises Refused (plan.purged) when a target never took what was purged of a source."""
     horizon = horizons.read(store, source)
-    for target in targets if horizon is not None else ():
-        assert horizon is not None
+    if horizon is None:
+        return
+    for target in targets:
         if target not in horizon.targets:
             raise Refused(
                 f"The target {target!r} has not taken the changes of {source!r} before {horizon}, which were purged.",

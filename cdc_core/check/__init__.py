@@ -22,7 +22,8 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source.server_id import replica_host
-from cdc_core.stage.objects import check_writable, open_stage
+from cdc_core.stage.objects import check_writable
+from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
 __all__ = ["Finding", "Report", "check"]

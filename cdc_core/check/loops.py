@@ -32,9 +32,9 @@ def require_no_loops(pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, st
     for run in plan.targets:
         target = pipeline.target(run.target)
         written = [_address(reference, environ) for reference in target.connections]
-        if not read.intersection(written):
+        if not run.batches or not read.intersection(written):
             continue
-        for table in plan.merge_set(run.merge_set).tables if run.batches else ():
+        for table in plan.merge_set(run.merge_set).tables:
             if target.table(table.table) is not None:
                 for place in shard_tables(target, table.table):
                     if written[place.connection] in read:

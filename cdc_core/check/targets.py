@@ -143,8 +143,8 @@ def _logical_table(
         shared = policy is not None and keys_apart(pipeline, name, key, policy.shared_keys, schemas)
         destination = open_destination(target, name, schemas, key=key, ready=False, shared=shared, environ=environ)
         for shard in destination.shards:
-            if shard.place.connection in looped:
-                require_no_loop(pipeline, shard.place)
+            if shard.table.connection in looped:
+                require_no_loop(pipeline, shard.table)
         columns = dict.fromkeys(one for shard in destination.shards for one in coarser_columns(shard.facts, schemas))
         if columns:
             findings.warn(

@@ -59,7 +59,7 @@ def rebuild(
     from cdc_core.meta import Meta
     from cdc_core.stage import horizon as horizons
     from cdc_core.stage.manifest import chain, newest, require_reached
-    from cdc_core.stage.objects import open_stage
+    from cdc_core.stage.stores import open_stage
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +10,7 @@ import typer
 
 from cdc_core.config import Pipeline, load
 from cdc_core.errors import UsageError
-from cdc_core.windows import to_us
+from cdc_core.windows import parse_moment, to_us
 
 PipelineArgument = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="A pipeline's YAML file, or its name in the pipelines folder.")
@@ -54,23 +53,20 @@ def moment_us(text: str) -> int | None:
     """`now` -> None (the server's present position); an ISO 8601 time with a zone -> µs UTC."""
     if text == "now":
         return None
-    return time_us(text, "--until", "neither 'now' nor an ISO 8601 time with a zone")
+    return time_us(text, "--until", "'now' or ")
 
 
-def time_us(text: str, option: str, wrong: str = "not an ISO 8601 time with a zone") -> int:
-    """µs UTC of an ISO 8601 time with a zone. Raises UsageError (cli.usage)."""
+def time_us(text: str, option: str, instead: str = "") -> int:
+    """µs UTC of an ISO 8601 time with a zone. instead: what the option takes too. Raises UsageError (cli.usage)."""
     try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
+        return to_us(parse_moment(text))
+    except ValueError as error:
         raise UsageError(
-            f"{text!r} is {wrong}.",
+            f"{text!r} {error}.",
             where=option,
             code="cli.usage",
-            remedy="write for example 2026-11-21T04:00:00Z",
-        )
-    return to_us(moment.astimezone(UTC))
+            remedy=f"write {instead}a time with a zone, for example 2026-11-21T04:00:00Z",
+        ) from None
 
 
 def choose(names: list[str], wanted: list[str] | None, what: str) -> list[str]:

@@ -29,7 +29,7 @@ from cdc_core.cli.output import Output
 from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
-from cdc_core.stage.objects import open_stage
+from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ def run(
     """
     from cdc_core.apply.replay import requeued
     from cdc_core.meta import Meta
-    from cdc_core.run import Rooms, apply
+    from cdc_core.run import RunContext, apply
     from cdc_core.run import replay as apply_again
 
     output = Output(as_json)
@@ -130,10 +130,10 @@ def run(
     # What Spark printed is read when a run fails, or by whoever asked to see what happens.
     kept = log.isEnabledFor(logging.INFO)
     with Meta.open(parsed.meta.url) as meta, _logs(kept=kept) as logs, _spinner(output) as began:
-        rooms = Rooms(parsed, path.absolute(), meta, open_stage(parsed.stage), logs, os.environ, began)
+        context = RunContext(parsed, path.absolute(), meta, open_stage(parsed.stage), logs, os.environ, began)
         if requeue is not None:
-            selection = requeued(meta, rooms.store, requeue, targets[0] if target else None)
-        done = apply_again(rooms, run_id, selection) if selection else apply(rooms, run_id, targets=targets)
+            selection = requeued(meta, context.store, requeue, targets[0] if target else None)
+        done = apply_again(context, run_id, selection) if selection else apply(context, run_id, targets=targets)
     document = {
         "pipeline": parsed.pipeline,
         "run_id": done.run_id,

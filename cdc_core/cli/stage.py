@@ -22,7 +22,8 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import Output, moment, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, UsageError
-from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
 from cdc_core.windows import MICROSECONDS, age_us, to_us
 from cdc_core.words import counted
 
@@ -172,7 +173,7 @@ def show(
         for part in manifest.parts
     ]  # fmt: skip
     schemas = {key: schema.to_json() for key, schema in manifest.schemas.items()}
-    document = _batch(manifest) | {"parts": parts, "passed": dict(manifest.passed), "schemas": schemas}
+    document = _batch(manifest) | {"parts": parts, "left_out": dict(manifest.left_out), "schemas": schemas}
     shown: list[RenderableType] = [
         f"{manifest.batch_id}: {manifest.begin.position} to {manifest.end.position}, {manifest.events:,} events, "
         f"{manifest.transactions:,} transactions, window {moment(manifest.window_start_us)}",
@@ -195,7 +196,7 @@ def show(
         )
         for key, schema in manifest.schemas.items()
     ]
-    shown += [f"left out: {counted(count, 'row')}, {rule}" for rule, count in manifest.passed.items()]
+    shown += [f"left out: {counted(count, 'row')}, {rule}" for rule, count in manifest.left_out.items()]
     shown += [f"note: {note}" for note in manifest.notes]
     output.answer(document, *shown)
 

@@ -25,7 +25,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.warm import is_cold, warm
 from cdc_core.config import Pipeline, Start
-from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater, defect
 from cdc_core.extract import acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.lean import lean
@@ -47,7 +47,8 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start as starts
 from cdc_core.stage.isolated import isolated, notes
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import ObjectStore, open_stage
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
 from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
 
 log = logging.getLogger(__name__)
@@ -429,11 +430,11 @@ class Extractor:
             return
         if error is not None:
             raise error
-        raise InternalError(
+        raise defect(
             "The stream ended without an error while it was being drained.",
             where=f"{self._source.name} {self._stager.reached.position}",
             code="extract.stream_ended",
-            remedy="run again, and report this with the log if it comes back",
+            first="nothing is lost, and running again may help",
         )
 
     def _attaching_helps(self, error: LockstepError) -> bool:

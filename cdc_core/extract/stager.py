@@ -144,7 +144,7 @@ class Stager:
                 begin=self.durable,
                 window=self._window,
                 level=self._pipeline.stage.compression_level,
-                gather_bytes=self._pipeline.limits.gather_bytes,
+                row_group_buffer_bytes=self._pipeline.limits.row_group_buffer_bytes,
                 scratch_dir=self._scratch,
             )
             self._opened_s = time.monotonic()

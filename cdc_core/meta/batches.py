@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
-from cdc_core.errors import DataAtRisk, InternalError, RetryLater
+from cdc_core.errors import DataAtRisk, RetryLater, defect
 from cdc_core.meta import failures, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease, SourceCoverage
@@ -52,7 +52,7 @@ def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
 
 
 def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     _belongs(lease, manifest)
     stored = checkpoint(connection, lease.source)
     if _recorded(connection, manifest):
@@ -71,7 +71,7 @@ def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
 
 
 def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) -> None:
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     stored = checkpoint(connection, lease.source)
     if stored is not None and stored.position != seen.position:
         raise DataAtRisk(
@@ -87,7 +87,7 @@ def rebuild(
     connection: Connection, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage]
 ) -> tuple[Lease, int]:
     """See Meta.rebuild."""
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     stored = checkpoint(connection, lease.source)
     previous: Manifest | None = None
     added, highest, reached = 0, 0, stored is None
@@ -185,18 +185,17 @@ def batch_of(row: Row[tuple[object, ...]]) -> BatchRow:
 
 def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> None:
     if (manifest.source, manifest.pipeline) != (lease.source, lease.pipeline):
-        raise InternalError(
+        raise defect(
             f"A batch of {manifest.pipeline}/{manifest.source} under a lease of {lease.pipeline}/{lease.source}.",
             where=manifest.path,
             code="meta.wrong_lease",
-            remedy="if two pipelines share one stage directory, give each its own; else report this as a defect",
+            first="if two pipelines share one stage directory, give each its own; otherwise",
         )
     if not manifest.begin.position < manifest.end.position:
-        raise InternalError(
+        raise defect(
             f"A batch must move forward, not from {manifest.begin.position} to {manifest.end.position}.",
             where=manifest.path,
             code="meta.empty_range",
-            remedy="report this as a defect of Lockstep, with the log of the task",
         )
     if not any_epoch and manifest.epoch > lease.epoch:
         raise RetryLater(
@@ -273,11 +272,11 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
         .values(**values)
     )
     if moved.rowcount != 1:
-        raise InternalError(
+        raise defect(
             f"The position of source {lease.source!r} moved under a held lease.",
             where=lease.source,
             code="meta.fence",
-            remedy="nothing of this call has moved; report this as a defect of Lockstep, with the log of the task",
+            first="nothing of this call has moved",
         )
 
 
@@ -358,7 +357,7 @@ def keep_coverage(
     connection: Connection, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int
 ) -> None:
     """See Meta.keep_coverage."""
-    leases.held(connection, lease)
+    leases.require_held(connection, lease)
     _cover(connection, lease.source, covered, surveyed_seq, staged=False)
 
 

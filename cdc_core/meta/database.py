@@ -25,7 +25,7 @@ from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
 
 from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, open_connection, parse_options
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, defect
 from cdc_core.meta.lock_holders import holders_of
 
 log = logging.getLogger(__name__)
@@ -319,11 +319,10 @@ class _Collision(Exception):
 
 
 def _defect(why: str, where: str) -> InternalError:
-    return InternalError(
+    return defect(
         f"The meta database refused a statement: {why}.",
         where=where,
         code="meta.statement",
-        remedy="report this as a defect of Lockstep, with the log of the task",
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import asdict, replace
 
 from sqlalchemy import Connection, Row, Update, insert, select, update
 
-from cdc_core.errors import InternalError, Refused, RetryLater
+from cdc_core.errors import Refused, RetryLater, defect
 from cdc_core.meta import tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import Lease, RingDepth
@@ -23,9 +23,7 @@ _lease = tables.lease
 
 def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
     if not holder:
-        raise InternalError(
-            "A lease needs a holder.", where=source, code="meta.holder", remedy="report this as a defect"
-        )
+        raise defect("A lease needs a holder.", where=source, code="meta.holder")
     row = connection.execute(select(_lease).where(_lease.c.source == source).with_for_update()).one_or_none()
     now = now_us(connection)
     expires_us = now + round(ttl_s * MICROSECONDS)
@@ -67,26 +65,26 @@ def _new_identity() -> str:
 
 
 def renew(connection: Connection, lease: Lease, ttl_s: float, ring: RingDepth) -> Lease:
-    held(connection, lease)
+    require_held(connection, lease)
     expires_us = now_us(connection) + round(ttl_s * MICROSECONDS)
     connection.execute(_mine(lease).values(expires_us=expires_us, **_ring(ring)))
     return replace(lease, expires_us=expires_us)
 
 
 def record_retention(connection: Connection, lease: Lease, retention_s: int) -> None:
-    held(connection, lease)
+    require_held(connection, lease)
     connection.execute(_mine(lease).values(retention_s=retention_s))
 
 
 def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
     """The epoch stays: what this holder might still send is refused, because the holder is nobody now."""
-    held(connection, lease)
+    require_held(connection, lease)
     connection.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
 
 
 def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
     """The same lease under an epoch higher than `above`: epochs in file names must not come back."""
-    held(connection, lease)
+    require_held(connection, lease)
     epoch = max(lease.epoch, above + 1)
     connection.execute(_mine(lease).values(epoch=epoch))
     return replace(lease, epoch=epoch)
@@ -100,7 +98,7 @@ def live_epoch(connection: Connection, source: str) -> int:
     return int(row.epoch) if row.holder else int(row.epoch) + 1
 
 
-def held(connection: Connection, lease: Lease) -> None:
+def require_held(connection: Connection, lease: Lease) -> None:
     """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when it is another's by now."""
     row = connection.execute(select(_lease).where(_lease.c.source == lease.source).with_for_update()).one_or_none()
     if row is not None and (row.epoch, row.holder, row.pipeline) == (lease.epoch, lease.holder, lease.pipeline):

@@ -14,7 +14,7 @@ from dataclasses import asdict
 
 from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, update
 
-from cdc_core.errors import InternalError, Refused, RetryLater
+from cdc_core.errors import Refused, RetryLater, defect
 from cdc_core.meta import failures, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, RecordRow, RunRow
@@ -198,11 +198,11 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
         moved += changed.rowcount
     expected = sum(row.state is origin for row in own)
     if moved != expected:
-        raise InternalError(
+        raise defect(
             f"{moved} records of run {run_id!r} would have moved to {goal}, {expected} were locked.",
             where=target,
             code="meta.fence",
-            remedy="nothing has moved; report this as a defect of Lockstep, with the log of the task",
+            first="nothing has moved",
         )
     return moved
 
@@ -253,7 +253,8 @@ def purge(connection: Connection, targets: Sequence[str], batch_ids: Sequence[st
         consumed = {(row.target, row.batch_id) for row in rows if row.state.consumed}
         open_ = {(row.target, row.batch_id): row.state for row in rows if not row.state.consumed}
         lacking = [(target, one) for target in targets for one in some if (target, one) not in consumed]
-        for target, batch_id in [*open_, *lacking]:
+        if open_ or lacking:
+            target, batch_id = [*open_, *lacking][0]
             raise Refused(
                 f"The target {target!r} has not committed the batch {batch_id}: it is "
                 f"{open_.get((target, batch_id), 'not taken by any run')}.",
@@ -334,11 +335,10 @@ def ledger(connection: Connection, run_id: str, target: str | None = None) -> tu
 
 def _move_run(connection: Connection, known: RunRow, goal: RunState, now: int, **values: str | None) -> None:
     if not run_may_move(known.state, goal):
-        raise InternalError(
+        raise defect(
             f"A run cannot move from {known.state} to {goal}.",
             where=known.run_id,
             code="meta.move",
-            remedy="report this as a defect of Lockstep, with the log of the task",
         )
     connection.execute(update(_run).where(_run.c.run_id == known.run_id).values(state=goal, updated_us=now, **values))
     if goal is not RunState.FAILED:

@@ -22,7 +22,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from cdc_core.errors import InternalError
+from cdc_core.errors import defect
 
 
 class RecordState(StrEnum):
@@ -63,10 +63,9 @@ def before(state: RecordState) -> RecordState:
     for origin, goal in RECORD_MOVES.items():
         if goal is state:
             return origin
-    raise InternalError(
+    raise defect(
         f"No consume record moves to {state}.",
         code="meta.move",
-        remedy="report this as a defect of Lockstep, with the log of the task",
     )
 
 

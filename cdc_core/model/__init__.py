@@ -1,1 +1,1 @@
-"""The values that cross the borders between rooms: frozen, and the same words as docs/architecture.md."""
+"""The values that cross the borders between packages: frozen, and the same words as docs/architecture.md."""

@@ -12,7 +12,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.typed import require_types
 
-MANIFEST_VERSION = 2
+MANIFEST_VERSION = 3
 """Of manifests, and of what else lies beside them to say where a chain begins. 1: without starts."""
 
 
@@ -69,7 +69,7 @@ class Manifest:
     window_start_us, window_end_us: the interval the batch belongs to, µs UTC, [start, end).
     events:  binlog events between begin and end.
     transactions: transactions with captured rows among them.
-    passed:  row events (of a filter: rows) left out, by the rule's name.
+    left_out: row events (of a filter: rows) that were not staged, by the rule's name.
     notes:   what an operator should know ("needs re-sync of table X: ...").
     isolated: source tables that are left out because they cannot be read, as of the batch's end, -> since where, why.
     schemas: every definition that a part refers to, by id.
@@ -91,7 +91,7 @@ class Manifest:
     events: int
     transactions: int
     created_us: int
-    passed: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     schemas: Mapping[str, TableSchema] = field(default_factory=dict)
     isolated: Mapping[str, str] = field(default_factory=dict)
@@ -124,7 +124,7 @@ class Manifest:
             **{name: getattr(self, name) for name in _PLAIN},
             "begin": self.begin.to_json(),
             "end": self.end.to_json(),
-            "passed": dict(self.passed),
+            "left_out": dict(self.left_out),
             "notes": list(self.notes),
             "isolated": dict(self.isolated),
             "again_until": self.again_until,
@@ -145,7 +145,7 @@ class Manifest:
             **{name: data[name] for name in _PLAIN},
             begin=Checkpoint.from_json(data["begin"]),
             end=Checkpoint.from_json(data["end"]),
-            passed=data["passed"],
+            left_out=data["left_out"],
             notes=tuple(data["notes"]),
             isolated=data.get("isolated", {}),
             again_until=data.get("again_until", 0),

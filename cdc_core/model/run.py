@@ -215,7 +215,7 @@ class MergeCounts:
 
 @dataclass(frozen=True, slots=True)
 class FilterCounts:
-    """Of one table and target: what becomes of each winner. `passed` = insert + update + delete + revived + absent."""
+    """Of one table and target: what becomes of each winner. Written are all but the stale ones."""
 
     table: str
     insert: int
@@ -231,7 +231,7 @@ class FilterCounts:
 
 @dataclass(frozen=True, slots=True)
 class WriteCounts:
-    """Of one table and shard: what the shard's transaction did with the rows that passed the filter."""
+    """Of one table and shard: what the shard's transaction did with the rows that filter gave it."""
 
     table: str
     shard: str

@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
+from cdc_core.model.version import VERSION_COLUMN
 
 INSERT, UPDATE, DELETE, SNAPSHOT, TRUNCATE = "c", "u", "d", "r", "t"
 
@@ -63,7 +64,9 @@ hold any character."""
 ROW_BITS = 24
 MAX_ROWS_OF_EVENT = 1 << ROW_BITS
 
-RESERVED = frozenset({BEFORE, *(field.name for field in BOOKKEEPING)})
+RESERVED_PREFIX = "_cdc_"
+"""Of all bookkeeping: of staged rows, of merged ones (model/merged.py), and of what Spark adds on the way. Not reserved
+is VERSION_COLUMN: target tables have it, which may be sources themselves, and no row on its way does."""
 
 
 def absent_text(after: Iterable[str], before: Iterable[str] = ()) -> str | None:
@@ -124,15 +127,19 @@ LITERAL_TYPE: pa.MapType = next(field.type for field in BOOKKEEPING if field.nam
 
 
 def require_unreserved(table: TableSchema) -> None:
-    """Refused (schema.reserved_column) for a table with a column that is named like a bookkeeping column."""
-    taken = sorted(column.name for column in table.columns if column.name.lower() in RESERVED)
+    """Refused (schema.reserved_column) for a table with a column that is named like bookkeeping."""
+    taken = sorted(column.name for column in table.columns if _is_reserved(column.name.lower()))
     if taken:
         raise Refused(
-            f"Table {table.name} has a column {taken[0]!r}, a name that the staged files use themselves.",
+            f"Table {table.name} has a column {taken[0]!r}, a name that Lockstep's files may use themselves.",
             where=table.name,
             code="schema.reserved_column",
             remedy="rename the column on the source, or exclude the table (tables.exclude)",
         )
+
+
+def _is_reserved(name: str) -> bool:
+    return name == BEFORE or (name.startswith(RESERVED_PREFIX) and name != VERSION_COLUMN)
 
 
 def row_field(column: Column) -> pa.Field:

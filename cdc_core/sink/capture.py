@@ -19,7 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_core.config import Processor, Route, RowFilter, Tables
-from cdc_core.errors import InternalError, UsageError
+from cdc_core.errors import UsageError, defect
 from cdc_core.model.block import Block, TableRows
 from cdc_core.model.condition import parse
 from cdc_core.model.schema import TableSchema
@@ -116,11 +116,11 @@ class Capture:
         for part in block.tables:
             names = self.route(part.schema.database, part.schema.table)
             if not names:
-                raise InternalError(
+                raise defect(
                     f"The source handed on rows of {part.schema.name}, which is not captured.",
                     where=f"{block.begin}",
                     code="sink.not_captured",
-                    remedy="report this as a defect; nothing of this block was staged",
+                    first="nothing of this block was staged",
                 )
             shaped = self._shaped(part)
             less = len(part.entry) - len(shaped.entry)

@@ -15,6 +15,7 @@ import re
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import BinaryIO
 from urllib.parse import unquote
@@ -69,7 +70,8 @@ class FileStore:
             with contextlib.suppress(FileExistsError), self._writing(path):
                 self._make(self.root)
                 local = self._local(path)
-                return FileOutput(self, path, self._open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=False))
+                file = self._open(local, os.O_WRONLY | os.O_CREAT | os.O_EXCL, durable=False)
+                return FileOutput(self, path, file, self._writing)
         raise ValueError("no free name among the given paths")
 
     def settle(self, paths: Sequence[str]) -> None:
@@ -262,23 +264,28 @@ class FileStore:
         )
 
 
+Writing = Callable[[str], AbstractContextManager[None]]
+"""Around what writes a path: turns what the file system refuses into our errors."""
+
+
 class FileOutput:
     """An Output that grows in its final place."""
 
-    def __init__(self, store: FileStore, path: str, descriptor: int) -> None:
+    def __init__(self, store: FileStore, path: str, descriptor: int, writing: Writing) -> None:
         self._store = store
         self._path = path
         self._descriptor = descriptor
+        self._writing = writing
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data)
-        with self._store._writing(self._path):
+        with self._writing(self._path):
             while len(view):
                 view = view[os.write(self._descriptor, view) :]
         return len(data)
 
     def publish(self, *, settled: bool = True) -> str:
-        with self._store._writing(self._path):
+        with self._writing(self._path):
             if settled:
                 os.fsync(self._descriptor)
             descriptor, self._descriptor = self._descriptor, -1

@@ -17,7 +17,20 @@ import pyarrow as pa
 
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import ABSENT, BEFORE, BEFORE_MARK, BOOKKEEPING, DELETE, INSERT, LITERAL, OP, SEQ, TS
+from cdc_core.model.staged import (
+    ABSENT,
+    BEFORE,
+    BEFORE_MARK,
+    BOOKKEEPING,
+    DELETE,
+    INSERT,
+    LITERAL,
+    OP,
+    SEQ,
+    TRUNCATE,
+    TS,
+    UPDATE,
+)
 
 _TYPES = {
     pa.int8(): "TINYINT", pa.int16(): "SMALLINT", pa.int32(): "INTEGER", pa.int64(): "BIGINT",
@@ -221,12 +234,12 @@ def by_key_sql(folded: Folded) -> str:
 
     plain = f"SELECT {row}, {BEFORE}, {OP}, {LITERAL}, {ABSENT}, {rest} FROM changes WHERE NOT _lockstep_moved"
     sides = [
-        plain + (" AND _cdc_op <> 't'" if folded.truncated else ""),
+        plain + (f" AND _cdc_op <> '{TRUNCATE}'" if folded.truncated else ""),
         side(DELETE, was, _BEFORE_LITERAL, old_absent),
         side(INSERT, row, _AFTER_LITERAL, new_absent),
     ]
     ctes = [
-        f"changes AS (SELECT *, _cdc_op = 'u' AND ({moved}) AS _lockstep_moved, {place} AS _lockstep_place "
+        f"changes AS (SELECT *, _cdc_op = '{UPDATE}' AND ({moved}) AS _lockstep_moved, {place} AS _lockstep_place "
         f"FROM ({changes}))"
     ]
     if folded.truncated:
@@ -246,9 +259,9 @@ def _truncated_ctes(folded: Folded, new: Sequence[str], old: Sequence[str]) -> l
     new_keys = ", ".join(f"{value} AS k{number}" for number, value in enumerate(new))
     old_keys = ", ".join(f"{value} AS k{number}" for number, value in enumerate(old))
     return [
-        "truncates AS (SELECT * FROM changes WHERE _cdc_op = 't')",
+        f"truncates AS (SELECT * FROM changes WHERE _cdc_op = '{TRUNCATE}')",
         f"""events AS (
-  SELECT {new_keys}, _cdc_op = 'd' AS gone, {of} FROM changes WHERE _cdc_op <> 't'
+  SELECT {new_keys}, _cdc_op = '{DELETE}' AS gone, {of} FROM changes WHERE _cdc_op <> '{TRUNCATE}'
   UNION ALL SELECT {old_keys}, true AS gone, {of} FROM changes WHERE _lockstep_moved)""",
         f"""ended AS (
   SELECT {keys}, _lockstep_e._cdc_source, _lockstep_e._lockstep_table, _lockstep_t._lockstep_place AS place
@@ -320,20 +333,20 @@ def _keyed_sql(changes: str, folded: Folded) -> str:
         )
     return f"""WITH RECURSIVE changes AS ({changes}),
 truncates AS (
-  SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
+  SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = '{TRUNCATE}' GROUP BY ALL),
 events AS (
-  SELECT {new_keys}, _cdc_source, _lockstep_table, {place} AS place, _cdc_ts AS ts, _cdc_op = 'd' AS gone
-  FROM changes WHERE _cdc_op <> 't'
+  SELECT {new_keys}, _cdc_source, _lockstep_table, {place} AS place, _cdc_ts AS ts, _cdc_op = '{DELETE}' AS gone
+  FROM changes WHERE _cdc_op <> '{TRUNCATE}'
   UNION ALL
   SELECT {old_keys}, _cdc_source, _lockstep_table, {place} AS place, _cdc_ts AS ts, true AS gone
-  FROM changes WHERE _cdc_op = 'u' AND ({moved})),
+  FROM changes WHERE _cdc_op = '{UPDATE}' AND ({moved})),
 per_source AS (
   SELECT {key_list}, _cdc_source, max(place) AS place, arg_max(gone, place) AS gone, arg_max(ts, place) AS ts
   FROM events AS _lockstep_e {kept} GROUP BY {key_list}, _cdc_source){across}{fill}
 SELECT {columns}, _lockstep_c._cdc_seq, _lockstep_c._cdc_ts, {literal} AS _cdc_literal, {absent} AS _cdc_absent
 FROM changes AS _lockstep_c JOIN {last} AS _lockstep_w
   ON _lockstep_c._cdc_source = _lockstep_w._cdc_source AND {_PLACE.format(of="_lockstep_c.")} = _lockstep_w.place {join}
-WHERE NOT _lockstep_w.gone AND _lockstep_c._cdc_op <> 't'
+WHERE NOT _lockstep_w.gone AND _lockstep_c._cdc_op <> '{TRUNCATE}'
 ORDER BY {", ".join(f"_lockstep_c.{quoted(name)}" for name in folded.key)}"""
 
 
@@ -379,8 +392,9 @@ def _fill_sql(folded: Folded, last: str, keys: Sequence[str], new_keys: str, old
     return f""",
 history AS (
   SELECT {new_keys}, {old_keys}, _cdc_source, {_PLACE.format(of="")} AS place, {_ABSENT_LIST.format(of="")} AS lacks,
-         _cdc_op = 'u' AND ({moved}) AS arrived, _cdc_op <> 'u' OR ({moved}) AS born, _cdc_literal{row and ", " + row}
-  FROM changes WHERE _cdc_op NOT IN ('d', 't')),
+         _cdc_op = '{UPDATE}' AND ({moved}) AS arrived, _cdc_op <> '{UPDATE}' OR ({moved}) AS born,
+         _cdc_literal{row and ", " + row}
+  FROM changes WHERE _cdc_op NOT IN ('{DELETE}', '{TRUNCATE}')),
 lives AS (
   SELECT _lockstep_w.place AS last, _lockstep_w._cdc_source, {key_list}, _lockstep_w.place AS until
   FROM {last} AS _lockstep_w JOIN history AS _lockstep_h
@@ -453,18 +467,19 @@ def _keyless_sql(changes: str, folded: Folded) -> str:
         shown = f"CASE WHEN len(map_keys(_lockstep_lit)) > 0 THEN _lockstep_lit ELSE {empty} END"
     return f"""WITH changes AS ({changes}),
 truncates AS (
-  SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = 't' GROUP BY ALL),
+  SELECT _cdc_source, _lockstep_table, max({place}) AS place FROM changes WHERE _cdc_op = '{TRUNCATE}' GROUP BY ALL),
 kept AS (
-  SELECT * FROM changes AS _lockstep_e WHERE _cdc_op <> 't' AND NOT EXISTS (
+  SELECT * FROM changes AS _lockstep_e WHERE _cdc_op <> '{TRUNCATE}' AND NOT EXISTS (
     SELECT 1 FROM truncates AS _lockstep_t
     WHERE _lockstep_t._cdc_source = _lockstep_e._cdc_source
     AND _lockstep_t._lockstep_table = _lockstep_e._lockstep_table
     AND _lockstep_t.place >= {_PLACE.format(of="_lockstep_e.")})),
 moves AS (
-  SELECT {new}, {after} AS _lockstep_lit, CASE WHEN _cdc_op = 'd' THEN -1 ELSE 1 END AS _lockstep_n, _cdc_seq, _cdc_ts
+  SELECT {new}, {after} AS _lockstep_lit, CASE WHEN _cdc_op = '{DELETE}' THEN -1 ELSE 1 END AS _lockstep_n,
+         _cdc_seq, _cdc_ts
   FROM kept
   UNION ALL
-  SELECT {old}, {before} AS _lockstep_lit, -1 AS _lockstep_n, _cdc_seq, _cdc_ts FROM kept WHERE _cdc_op = 'u'),
+  SELECT {old}, {before} AS _lockstep_lit, -1 AS _lockstep_n, _cdc_seq, _cdc_ts FROM kept WHERE _cdc_op = '{UPDATE}'),
 counted AS (
   SELECT {new}, _lockstep_lit, sum(_lockstep_n) AS _lockstep_n,
          max(_cdc_seq) FILTER (WHERE _lockstep_n > 0) AS _cdc_seq,

@@ -234,10 +234,11 @@ def sweep(
         end = manifest.end.position.seq
     parts = tuple(info for info, seq in candidates if info.path not in listed and seq < end)
     leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch))
-    for part in parts if not dry_run else ():
-        store.delete(part.path)
-    for one in leftovers if not dry_run else ():
-        store.discard(one)
+    if not dry_run:
+        for part in parts:
+            store.delete(part.path)
+        for one in leftovers:
+            store.discard(one)
     done = "would sweep" if dry_run else "swept"
     log.info("source %s: %s %d orphan parts and %d leftovers", source, done, len(parts), len(leftovers))
     return Swept(parts, leftovers)

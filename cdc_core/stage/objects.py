@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
-from cdc_core.config import Stage
-from cdc_core.errors import DataAtRisk, InternalError, Refused
+from cdc_core.errors import DataAtRisk, Refused, defect
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,33 +108,10 @@ class ObjectStore(Protocol):
         """As Hadoop's file systems read it: `file:` or `s3a:`, nothing percent-encoded beyond the path itself."""
 
 
-def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us-east-1") -> ObjectStore:
-    """The store of a stage URI (`file:///directory`, `s3://bucket/prefix`); nothing is touched yet.
-
-    Credentials of a bucket come from the environment, as boto3 finds them.
-    """
-    if uri.startswith("s3://"):
-        from cdc_core.stage.s3 import S3Store  # boto3 takes a third of a second to import
-
-        return S3Store(uri, endpoint=s3_endpoint, region=s3_region)
-    from cdc_core.stage.files import FileStore
-
-    return FileStore(uri)
-
-
-def open_stage(stage: Stage) -> ObjectStore:
-    """The store of a pipeline's stage."""
-    return open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)
-
-
 def checked_path(path: str) -> str:
     """The path itself. Raises InternalError (stage.path) for one that could leave the root or be ambiguous."""
     if not path or any(segment in ("", ".", "..") for segment in path.split("/")) or "\0" in path:
-        raise InternalError(
-            f"{path!r} is no path of a stage.",
-            code="stage.path",
-            remedy="report this; paths are made by cdc_core.stage.layout",
-        )
+        raise defect(f"{path!r} is not a path of a stage.", code="stage.path")
     return path
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.errors import InternalError, LockstepError
+from cdc_core.errors import InternalError, LockstepError, defect
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.block import Block, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint
@@ -90,8 +90,8 @@ class BatchWriter:
     begin:       where the batch begins: the end of the one before.
     window:      start and end, µs UTC, of the interval it belongs to.
     level:       zstd level.
-    gather_bytes: weight of gathered rows over all tables at which the largest table's are written early; a row group
-                 weighs half of it at most.
+    row_group_buffer_bytes: weight of gathered rows over all tables at which the largest table's are written early; a
+                 row group weighs half of it at most.
     scratch_dir: where parts grow that cannot grow in their final place (buckets); the system's by default.
     """
 
@@ -105,7 +105,7 @@ class BatchWriter:
         begin: Checkpoint,
         window: tuple[int, int],
         level: int = 1,
-        gather_bytes: int = 2 * ROW_GROUP_BYTES,
+        row_group_buffer_bytes: int = 2 * ROW_GROUP_BYTES,
         scratch_dir: Path | None = None,
     ) -> None:
         self._store = store
@@ -116,7 +116,7 @@ class BatchWriter:
         self.window = window
         """Start and end, µs UTC; may be moved as long as there are no rows."""
         self._level = level
-        self._gather_bytes = gather_bytes
+        self._row_group_buffer_bytes = row_group_buffer_bytes
         self._scratch = scratch_dir or Path(tempfile.gettempdir())
         self._parts: dict[tuple[str, str], _OpenPart] = {}
         self._rows = 0
@@ -128,7 +128,7 @@ class BatchWriter:
         self._carried_rows = 0
         self._events = 0
         self._transactions = 0
-        self._passed: Counter[str] = Counter()
+        self._left_out: Counter[str] = Counter()
         self._notes: dict[str, None] = {}
         self._definitions: list[DefinedSince] = []
         self.position = begin.position
@@ -199,7 +199,7 @@ class BatchWriter:
             events=self._events,
             transactions=self._transactions,
             created_us=time.time_ns() // 1000,
-            passed=dict(self._passed),
+            left_out=dict(self._left_out),
             notes=tuple(self._notes),
             definitions=tuple(self._definitions),
             schemas={part.schema.id: part.schema for part in self._parts.values()},
@@ -246,15 +246,15 @@ class BatchWriter:
             def open_output() -> Output:
                 return self._store.open_output(self._names(rows.logical, number), self._scratch)
 
-            group_bytes = min(ROW_GROUP_BYTES, self._gather_bytes // 2)
+            group_bytes = min(ROW_GROUP_BYTES, self._row_group_buffer_bytes // 2)
             file = PartFile(arrow, rows.schema.key, open_output, self._level, group_bytes)
             part = self._parts[identity] = _OpenPart(rows.logical, rows.schema, file, arrow)
         if not rows.rows.schema.equals(part.arrow):
-            raise InternalError(
+            raise defect(
                 f"Rows of {rows.schema.name} do not have the columns of their definition {rows.schema.id}.",
                 where=f"{self._source} {self.position}",
                 code="stage.schema",
-                remedy="report this with the table's definition",
+                attach="the table's definition",
             )
         return part
 
@@ -284,7 +284,7 @@ class BatchWriter:
     def _account(self, block: Block) -> None:
         entries = block.entries
         self._events += int(entries.events.sum())
-        self._passed.update(block.passed)
+        self._left_out.update(block.passed)
         self._notes |= dict.fromkeys(block.notes)
         self._definitions += block.definitions
         whole = np.flatnonzero(entries.kind != EntryKind.PART)
@@ -301,7 +301,7 @@ class BatchWriter:
 
     def _relieve(self) -> None:
         """Bounds memory where many tables gather at once."""
-        while self._pending_bytes > self._gather_bytes:
+        while self._pending_bytes > self._row_group_buffer_bytes:
             largest = max(self._parts.values(), key=lambda part: part.file.pending_bytes).file
             with self._counting(largest):
                 largest.flush()
@@ -315,11 +315,11 @@ class BatchWriter:
         self._pending_bytes += file.pending_bytes - pending
 
     def _wrong(self, what: str) -> InternalError:
-        return InternalError(
+        return defect(
             f"The batch that begins at {self._begin.position} is used wrongly. {what}",
             where=self._source,
             code="stage.batch_range",
-            remedy="report this; the extractor resumes at the last staged position",
+            first="the extractor resumes at the last staged position",
         )
 
 

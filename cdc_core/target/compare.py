@@ -12,11 +12,13 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.apply.guard import newer_or_equal_sql
 from cdc_core.connections import sensible
+from cdc_core.model.merged import MergedOp
 from cdc_core.model.schema import ColumnType
 from cdc_core.model.staged import SEQ, SOURCE
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts, declaration
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.facts import TableFacts, declaration
+from cdc_core.target.guard_sql import newer_or_equal_sql
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.multiset import marks_of
 from cdc_core.target.versions import beside, equal_sql, on_key, row_version, table_name, tombstones_name
@@ -43,12 +45,13 @@ def outcomes(
         version = row_version(facts)
         mine, theirs = newer_or_equal_sql("_l._v", version), newer_or_equal_sql(f"d.{VERSION_COLUMN}", "_l._v")
         first_key = f"r.{target_name(facts, layout.key[0])}"
+        removed = f"_l._o <> '{MergedOp.UPSERT}'"
         cursor.execute(
             f"SELECT _l._n, CASE "
-            f"WHEN {first_key} IS NULL AND _l._o <> 'u' THEN '{SAME}' "
+            f"WHEN {first_key} IS NULL AND {removed} THEN '{SAME}' "
             f"WHEN {first_key} IS NULL THEN IF(d.{VERSION_COLUMN} IS NOT NULL AND {theirs}, '{NEWER}', '{MISSING}') "
             f"WHEN NOT {mine} THEN '{NEWER}' "
-            f"WHEN _l._o <> 'u' THEN IF({version} = _l._v, '{SAME}', '{LEFT_BEHIND}') "
+            f"WHEN {removed} THEN IF({version} = _l._v, '{SAME}', '{LEFT_BEHIND}') "
             f"WHEN NOT {version} <=> _l._v THEN '{OLDER}' "
             f"WHEN {_all_equal(facts, file)} THEN '{SAME}' ELSE '{DIFFERS}' END "
             f"FROM {TEMPORARY} _l LEFT JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "

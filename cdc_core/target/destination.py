@@ -16,7 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pymysql
 
-from cdc_core.config import Target, TargetTable
+from cdc_core.config import Sharding, Target, TargetTable
 from cdc_core.connections import Server, connect, resolve
 from cdc_core.errors import LockstepError, Refused, combined
 from cdc_core.model.schema import TableSchema
@@ -42,7 +42,7 @@ _ALTER_S = 86_400
 class Shard:
     """One physical table on its server."""
 
-    place: ShardTable
+    table: ShardTable
     server: Server
     facts: TableFacts
 
@@ -109,15 +109,8 @@ def open_destination(
     rule = target.table(logical)
     assert rule is not None  # shard_tables has refused it
     key = tuple(key or rule.key or schemas[0].key)
-    if rule.sharding is not None and any(rule.sharding.key not in _names(schema) for schema in schemas):
-        raise Refused(
-            f"The shard key {rule.sharding.key!r} is not a column of every source table of {logical!r}.",
-            where=f"targets.{target.name}.tables",
-            code="target.shard_key",
-            remedy="name a column that all of them have",
-        )
-    if rule.sharding is not None and rule.sharding.function == "python":
-        shard_function(rule.sharding)
+    if rule.sharding is not None:
+        _require_shard_key(rule.sharding, target.name, logical, schemas)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -162,16 +155,29 @@ def open_destination(
         rule,
         key,
         tuple(columns),
-        tuple(sorted(shards, key=lambda shard: shard.place.shard)),
+        tuple(sorted(shards, key=lambda shard: shard.table.shard)),
         shared,
     )
+
+
+def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: Sequence[TableSchema]) -> None:
+    """Raises Refused (target.shard_key), and what sharding.shard_function raises."""
+    if any(sharding.key not in _names(schema) for schema in schemas):
+        raise Refused(
+            f"The shard key {sharding.key!r} is not a column of every source table of {logical!r}.",
+            where=f"targets.{target}.tables",
+            code="target.shard_key",
+            remedy="name a column that all of them have",
+        )
+    if sharding.function == "python":
+        shard_function(sharding)
 
 
 def _prepared(target: Target, shards: Sequence[Shard]) -> list[Shard]:
     """With what Lockstep needs in each table. Adding a column may take long on a server that cannot do it in place."""
     done: list[Shard] = []
     for number, reference in enumerate(target.connections):
-        mine = [shard for shard in shards if shard.place.connection == number]
+        mine = [shard for shard in shards if shard.table.connection == number]
         if mine:
             server = mine[0].server
             with (
@@ -274,7 +280,7 @@ class Sessions:
             connection.close()
 
     def of(self, shard: Shard) -> pymysql.Connection[Any]:
-        at = (shard.place.connection, shard.place.database)
+        at = (shard.table.connection, shard.table.database)
         if at not in self._open:
-            self._open[at] = open_session(shard.server, shard.place.database, where=shard.place.name)
+            self._open[at] = open_session(shard.server, shard.table.database, where=shard.table.name)
         return self._open[at]

@@ -18,10 +18,9 @@ import pymysql
 from cdc_core.connections import sensible
 from cdc_core.errors import LockstepError, Refused, combined
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
+from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target import pairs
 from cdc_core.target.faults import PRIVILEGES, denied, number_of, translated
-
-VERSION_COLUMN = "_cdc_version"
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import pymysql
 
 from cdc_core.connections import shown
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, defect
 from cdc_core.target.server_words import reason
 
 BUSY = frozenset({1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572})
@@ -132,11 +132,12 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     if fault is None and is_row_error(error):
         fault = _BY_NUMBER[1062]
     if fault is None:
-        return InternalError(
+        return defect(
             f"The target does not understand a statement: {reason(error)}.",
             where=where,
             code="target.statement",
-            remedy="report it with the server's version and the table's definition; nothing was written",
+            first="nothing was written",
+            attach="the server's version and the table's definition",
         )
     # The texts of the others quote names, which tell what to do, and no values of rows.
     said = reason(error) if fault.kind is DataAtRisk else f"{shown(error).rstrip('.')} ({error.args[0]})"

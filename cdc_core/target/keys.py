@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cdc_core.apply.guard import ORIGIN_BYTES, other_origin_sql
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.merged import MergedOp
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, ColumnType, TableSchema
+from cdc_core.model.version import ORIGIN_BYTES
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.load import TEMPORARY, shown_key, target_name
+from cdc_core.target.guard_sql import other_origin_sql
+from cdc_core.target.load import TEMPORARY, RowState, shown_key, target_name
 from cdc_core.target.prepare import indexable
 from cdc_core.target.versions import on_key, table_name
 
@@ -82,7 +84,7 @@ def same_spelling(facts: TableFacts, key: Sequence[str], left: str, right: str) 
     return " AND ".join(f"{_bytes_of(facts, name, left)} = {_bytes_of(facts, name, right)}" for name in collated) or "1"
 
 
-def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str], *, stale: int) -> bool:
+def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str]) -> bool:
     """Marks all but one of the loaded rows with equal keys as stale; whether there were any. They are in TWINS then.
 
     Raises DataAtRisk (target.key_collapse).
@@ -94,14 +96,15 @@ def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str], *, stale: i
     cursor.execute(f"SELECT 1 FROM {TEMPORARY} _l WHERE {there} GROUP BY {names} HAVING COUNT(*) > 1 LIMIT 1")
     if cursor.fetchone() is None:
         return False
+    upsert = f"_l._o = '{MergedOp.UPSERT}'"
     # Of each source by the order of its log, then between sources by time, as versions compare.
     ranked = (
         f"SELECT _l._n, {names}, _l._k, _l._o, _l._v, ROW_NUMBER() OVER (PARTITION BY {names}, SUBSTRING(_l._v, 25) "
-        f"ORDER BY SUBSTRING(_l._v, 9, 16) DESC, _l._o = 'u' DESC, _l._n) AS _r FROM {TEMPORARY} _l WHERE {there}"
+        f"ORDER BY SUBSTRING(_l._v, 9, 16) DESC, {upsert} DESC, _l._n) AS _r FROM {TEMPORARY} _l WHERE {there}"
     )
     best = (
         f"ROW_NUMBER() OVER (PARTITION BY {names} ORDER BY _r > 1, SUBSTRING(_l._v, 1, 8) DESC, "
-        "SUBSTRING(_l._v, 25) DESC, _l._o = 'u' DESC) AS _place"
+        f"SUBSTRING(_l._v, 25) DESC, {upsert} DESC) AS _place"
     )
     # With its indexes at once: ALTER TABLE would commit the transaction, even for a temporary table.
     index = f", INDEX _lockstep_key ({_indexed(facts, key)})" if indexable(facts, key) else ""
@@ -113,7 +116,7 @@ def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str], *, stale: i
     )
     _require_one_upsert(cursor, facts, key)
     cursor.execute(
-        f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {TWINS} t ON t._n = _l._n SET _l._s = {stale} WHERE t._place > 1"
+        f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {TWINS} t ON t._n = _l._n SET _l._s = {RowState.STALE} WHERE t._place > 1"
     )
     return True
 
@@ -128,17 +131,18 @@ def _require_one_upsert(cursor: Any, facts: TableFacts, key: Sequence[str]) -> N
     if not texts:
         return
     spellings = ", ".join(f"HEX({target_name(facts, one)})" for one in texts)
+    upsert = f"_o = '{MergedOp.UPSERT}'"
     cursor.execute(
-        f"SELECT MIN(IF(_place > 1 AND _o = 'u', _k, NULL)), MIN(IF(_place = 1, _k, NULL)) FROM {TWINS} "
-        f"GROUP BY {_indexed(facts, key)} HAVING SUM(_place > 1 AND _o = 'u') > 0 "
-        f"AND COUNT(DISTINCT IF(_place = 1 OR _o = 'u', CONCAT_WS(',', {spellings}), NULL)) > 1 LIMIT 1"
+        f"SELECT MIN(IF(_place > 1 AND {upsert}, _k, NULL)), MIN(IF(_place = 1, _k, NULL)) FROM {TWINS} "
+        f"GROUP BY {_indexed(facts, key)} HAVING SUM(_place > 1 AND {upsert}) > 0 "
+        f"AND COUNT(DISTINCT IF(_place = 1 OR {upsert}, CONCAT_WS(',', {spellings}), NULL)) > 1 LIMIT 1"
     )
     row = cursor.fetchone()
     if row is not None:
         raise key_collapse(facts, bytes(row[0]), bytes(row[1]))
 
 
-def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twins: bool, stale: int) -> None:
+def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twins: bool) -> None:
     """No loaded row hits a row of the table under another name, unless one of the loaded rows says what became of that.
 
     For tables that compare keys coarser than their source. Raises DataAtRisk (target.key_collapse).
@@ -151,7 +155,7 @@ def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twin
     cursor.execute(
         f"SELECT _l._k, CONCAT_WS(',', {', '.join(_bytes_of(facts, name, 'r') for name in key)}) FROM {TEMPORARY} _l "
         f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)} {known} "
-        f"WHERE _l._s <> {stale} AND NOT ({same_spelling(facts, key, '_l', 'r')}) "
+        f"WHERE _l._s <> {RowState.STALE} AND NOT ({same_spelling(facts, key, '_l', 'r')}) "
         f"{'AND t._n IS NULL' if twins else ''} LIMIT 1"
     )
     row = cursor.fetchone()

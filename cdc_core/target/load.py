@@ -4,7 +4,8 @@ The file is written as the rows stream by, so that memory holds one batch; the s
 the fastest way in. LOCAL turns errors into warnings, so any warning at all refuses the rows: a value that the table
 would have bent is found here, with its key and column, before anything is written.
 
-Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation, `_v` version, `_s` state,
+Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation (MergedOp), `_v` version, `_s`
+state (RowState),
 `_p` where several source tables feed the table: those that had a row under the key and have deleted it; `_j` for a row
 with JSON numbers that only a DECIMAL holds which of LoadFile.decimals they are (target.documents); `_a` for a row
 whose values the log did not all carry a text of 0 and 1, 1 for each column of the layout that is
@@ -17,6 +18,7 @@ import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
+from enum import IntEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -25,26 +27,42 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pymysql
 
-from cdc_core.apply.guard import VERSION_BYTES
 from cdc_core.connections import SafeConnection, Server, connect, sensible
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.staged import OP, TRUNCATE, lacking
+from cdc_core.model.merged import ENDED_ORIGINS, MergedOp
+from cdc_core.model.staged import OP, lacking
+from cdc_core.model.version import VERSION_BYTES
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.facts import TableFacts, TargetColumn, quote
 from cdc_core.target.faults import LOCAL_INFILE, number_of, translated
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values
-from cdc_core.target.text import ORIGINS, column_text, escaped, is_bytes, joined, row_keys, version_hex
+from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
 
 TEMPORARY = "_lockstep_load"
-EMPTIED = "e"
-"""Operation: a truncate, counted in another shard."""
 _SHOWN = 120
 MAX_UNFIT = 10_000
 """Rows of a shard that may be set aside in a run; more are no matter of single rows."""
 _MAX_ERROR_COUNT = 65_535
 SILENCE_S, BULK_S = 3600.0, 86_400.0
 """How long a server may work on a statement without a word, and how long one may take."""
+
+
+class RowState(IntEnum):
+    """`_s`: what the target has of a loaded row's key."""
+
+    NEW = 0
+    """No such row; or an older one, of an upsert with all its values: the ordinary case, which is not marked."""
+    STALE = 1
+    """A newer row or tombstone: the loaded row counts no more."""
+    THERE = 2
+    """An older row."""
+    EQUAL = 3
+    """The row in this very version. Of upserts, which are written again all the same."""
+
+
+IS_WRITTEN = f"_l._o = '{MergedOp.UPSERT}' AND _l._s <> {RowState.STALE}"
+"""SQL: whether the loaded row `_l` is an upsert that goes to the table."""
 
 _VARIABLES = (
     # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
@@ -174,13 +192,17 @@ class LoadFile:
             return
         keys = row_keys(batch, self.layout.key)
         ops = batch.column(OP).cast(pa.string())
-        upserts = pc.equal(ops, "u")
-        self.truncates |= bool(pc.any(pc.is_in(ops, pa.array([TRUNCATE, EMPTIED]))).as_py())
+        upserts = pc.equal(ops, MergedOp.UPSERT)
+        self.truncates |= bool(
+            pc.any(pc.is_in(ops, pa.array([MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED]))).as_py()
+        )
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         if self.layout.shared:
             # A run of before, whose write is ended, may have had no origins.
-            here = ORIGINS in batch.schema.names
-            fields.append(batch.column(ORIGINS).cast(pa.string()) if here else pa.nulls(batch.num_rows, pa.string()))
+            here = ENDED_ORIGINS in batch.schema.names
+            fields.append(
+                batch.column(ENDED_ORIGINS).cast(pa.string()) if here else pa.nulls(batch.num_rows, pa.string())
+            )
         documents = {name: exact_numbers(column_text(batch, name)) for name in sorted(self.layout.documents)}
         if documents:
             fields.append(self._decimals(documents, batch.num_rows))
@@ -225,7 +247,8 @@ def create_temporary(cursor: Any, facts: TableFacts, layout: Layout) -> None:
     cursor.execute(
         f"CREATE TEMPORARY TABLE {TEMPORARY} (_n BIGINT UNSIGNED NOT NULL AUTO_INCREMENT PRIMARY KEY, "
         f"_k VARBINARY({KEY_BYTES}) NULL, _o CHAR(1) CHARACTER SET ascii NULL, _v VARBINARY({VERSION_BYTES}) NULL, "
-        f"_s TINYINT NOT NULL DEFAULT 0, _a MEDIUMTEXT CHARACTER SET ascii NULL, {', '.join(own)}) ENGINE=InnoDB"
+        f"_s TINYINT NOT NULL DEFAULT {RowState.NEW}, _a MEDIUMTEXT CHARACTER SET ascii NULL, "
+        f"{', '.join(own)}) ENGINE=InnoDB"
     )
 
 

@@ -25,17 +25,19 @@ from typing import Any
 import pymysql
 
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
-from cdc_core.model.staged import TRUNCATE
 from cdc_core.target.facts import TableFacts, quote, written_columns
 from cdc_core.target.faults import is_row_error
-from cdc_core.target.load import EMPTIED, TEMPORARY, LoadFile, column_sql, row_error, target_name
+from cdc_core.target.load import TEMPORARY, LoadFile, RowState, column_sql, row_error, target_name
 from cdc_core.target.prepare import MARKS
 from cdc_core.target.server_words import reason
 from cdc_core.target.versions import as_text, table_literal, table_name
-from cdc_core.target.write import NEW, REMOVE, STALE, UPSERT, ShardWrite, note, states_of
+from cdc_core.target.write import ShardWrite, note, states_of
 
+UPSERT, DELETE, TRUNCATE = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.TRUNCATE
+NEW, STALE = RowState.NEW, RowState.STALE
 _LINES, _NET, _HAD, _NOW, _KEPT = (f"_lockstep_{name}" for name in ("lines", "net", "had", "now", "kept"))
 _TABLES = {
     _LINES: "_n BIGINT UNSIGNED PRIMARY KEY, _o CHAR(1) CHARACTER SET ascii, _f BINARY(32), _r BIGINT",
@@ -65,7 +67,7 @@ def write_copies(
             f"WHERE SUBSTRING(_v, 25) = X'{source.encode().hex()}' AND SUBSTRING(_v, 9, 8) <= X'{seq:016x}'"
         )
     states = states_of(cursor)
-    if any(states.get((op, NEW)) for op in (TRUNCATE, EMPTIED)):
+    if any(states.get((op, NEW)) for op in (TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED)):
         cursor.execute(f"DELETE FROM {table_name(facts)}")
     absent = _apply(cursor, facts, written_columns(facts, file.layout.columns))
     for source, seq in upto.items():
@@ -76,8 +78,8 @@ def write_copies(
     counts = WriteCounts(
         write.logical,
         facts.name,
-        written=sum(states.get((op, NEW), 0) for op in (UPSERT, REMOVE, TRUNCATE)) - absent,
-        stale=sum(states.get((op, STALE), 0) for op in (UPSERT, REMOVE, TRUNCATE)),
+        written=sum(states.get((op, NEW), 0) for op in (UPSERT, DELETE, TRUNCATE)) - absent,
+        stale=sum(states.get((op, STALE), 0) for op in (UPSERT, DELETE, TRUNCATE)),
         absent=absent,
         quarantined=quarantined,
     )
@@ -107,7 +109,7 @@ def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
     cursor.execute(
         f"INSERT INTO {_LINES} SELECT _n, _o, _f, ROW_NUMBER() OVER (PARTITION BY _f, _o ORDER BY _n) FROM "
         f"(SELECT _n, _o, {_fingerprint(facts, columns, '_l')} AS _f FROM {TEMPORARY} _l "
-        f"WHERE _s = {NEW} AND _o IN ('{UPSERT}', '{REMOVE}')) one"
+        f"WHERE _s = {NEW} AND _o IN ('{UPSERT}', '{DELETE}')) one"
     )
     net = f"SUM(IF(_o = '{UPSERT}', 1, -1))"
     cursor.execute(f"INSERT INTO {_NET} SELECT _f, {net} FROM {_LINES} GROUP BY _f HAVING {net} <> 0")

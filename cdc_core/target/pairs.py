@@ -69,11 +69,11 @@ def _always(source: ColumnType, target: ColumnType) -> str:
 
 
 def _integers(source: ColumnType, target: ColumnType) -> str:
-    bits, room = INTEGER_BYTES[source.base] * 8, INTEGER_BYTES[target.base] * 8
+    bits, width = INTEGER_BYTES[source.base] * 8, INTEGER_BYTES[target.base] * 8
     if source.unsigned == target.unsigned:
-        return "" if room >= bits else SMALLER
+        return "" if width >= bits else SMALLER
     if source.unsigned:
-        return "" if room > bits else SMALLER
+        return "" if width > bits else SMALLER
     return NEGATIVE
 
 
@@ -135,8 +135,8 @@ def _bytes(source: ColumnType, target: ColumnType) -> str:
     # BINARY(n) pads what is shorter, and would give back other bytes.
     if target.base == "binary" and (source.base, source.length) != (target.base, target.length):
         return "a BINARY column pads its values"
-    room = _BLOB_BYTES.get(target.base) or target.length or 0
-    return "" if room >= (_BLOB_BYTES.get(source.base) or source.length or 0) else SHORTER
+    width = _BLOB_BYTES.get(target.base) or target.length or 0
+    return "" if width >= (_BLOB_BYTES.get(source.base) or source.length or 0) else SHORTER
 
 
 _TEXT_BYTES = {"tinytext": 255, "text": 65_535, "mediumtext": 2**24 - 1, "longtext": 2**32 - 1}

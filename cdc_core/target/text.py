@@ -21,13 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.apply.guard import encode_numbers
+from cdc_core.model.merged import ORIGIN
 from cdc_core.model.staged import LITERAL, ROW, SEQ, SOURCE, TS
+from cdc_core.model.version import encode_numbers
 from cdc_core.target.prepare import KEY_BYTES
-
-ORIGIN, ORIGINS = "_cdc_origin", "_cdc_origins"
-"""Of merged rows of a table that several source tables feed: the one that this row comes from (apply.guard), and those
-that have deleted their row under the key in the same run, separated by commas."""
 
 _HEX = np.frombuffer(b"".join(b"%02X" % value for value in range(256)), dtype=np.uint16)
 _SPECIAL = np.zeros(256, dtype=bool)
@@ -147,7 +144,7 @@ def row_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.StringArray:
 
 
 def version_hex(rows: pa.RecordBatch) -> pa.StringArray:
-    """The version of each row (apply.guard) as hex."""
+    """The version of each row (model.version) as hex."""
     count = rows.num_rows
     stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
     numbers = encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))

@@ -9,12 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from cdc_core.errors import DataAtRisk
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts, UniqueKey, quote
-from cdc_core.target.load import TEMPORARY, Layout, target_name
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.facts import TableFacts, UniqueKey, quote
+from cdc_core.target.load import IS_WRITTEN, TEMPORARY, Layout, target_name
 from cdc_core.target.versions import on_key, table_name
 
 TAKEN = "_lockstep_taken"
-_DEFINITE = "_l._o = 'u' AND _l._s <> 1"
 
 
 def _others(facts: TableFacts, layout: Layout) -> list[UniqueKey]:
@@ -60,7 +60,7 @@ def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:
         whole = [f"_l.{name}" if length is None else f"LEFT(_l.{name}, {length})" for name, length in columns]
         given = " AND ".join(f"_l.{name} IS NOT NULL" for name, _ in columns)
         cursor.execute(
-            f"SELECT MIN(_l._k), MAX(_l._k) FROM {TEMPORARY} _l WHERE {_DEFINITE} AND {given} "
+            f"SELECT MIN(_l._k), MAX(_l._k) FROM {TEMPORARY} _l WHERE {IS_WRITTEN} AND {given} "
             f"GROUP BY {', '.join(whole)} HAVING COUNT(*) > 1 LIMIT 1"
         )
         twice = cursor.fetchone()
@@ -73,11 +73,11 @@ def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:
         cursor.execute(
             f"INSERT INTO {TAKEN} ({', '.join(key + kept)}) "
             f"SELECT DISTINCT {', '.join(f'r.{name}' for name in key + kept)} FROM {TEMPORARY} _l "
-            f"STRAIGHT_JOIN {table_name(facts)} r ON {same} WHERE {_DEFINITE} AND NOT ({own})"
+            f"STRAIGHT_JOIN {table_name(facts)} r ON {same} WHERE {IS_WRITTEN} AND NOT ({own})"
         )
         cursor.execute(
             f"SELECT {', '.join(f'k.{name}' for name in key)} FROM {TAKEN} k LEFT JOIN {TEMPORARY} _l "
-            f"ON {on_key(facts, layout.key, left='k', right='_l')} AND {_DEFINITE} WHERE _l._n IS NULL LIMIT 1"
+            f"ON {on_key(facts, layout.key, left='k', right='_l')} AND {IS_WRITTEN} WHERE _l._n IS NULL LIMIT 1"
         )
         foreign = cursor.fetchone()
         if foreign:
@@ -91,7 +91,7 @@ def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:
 def _rival(cursor: Any, facts: TableFacts, same: str, own: str) -> bytes:
     cursor.execute(
         f"SELECT _l._k FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {same} "
-        f"WHERE {_DEFINITE} AND NOT ({own}) LIMIT 1"
+        f"WHERE {IS_WRITTEN} AND NOT ({own}) LIMIT 1"
     )
     row = cursor.fetchone()
     return bytes(row[0]) if row else b"?"

@@ -14,15 +14,16 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.apply.guard import newer_or_equal, other_origin
+from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts, quote
+from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, other_origin
+from cdc_core.target.facts import TableFacts, quote
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class TargetVersion:
     """What the target holds of one key. Exactly one of `row` and `tombstone` is usual; neither: never seen.
 
     row:       version of the row; b"" when the row is there but Lockstep never wrote it; None when it is not.
@@ -37,7 +38,7 @@ class Held:
     values: Mapping[str, str | None] = field(default_factory=dict)
 
 
-NOTHING = Held()
+NOTHING = TargetVersion()
 
 
 def versions_of(
@@ -50,7 +51,7 @@ def versions_of(
     scratch: Path,
     tolerant: bool = False,
     columns: Mapping[str, bool] = MappingProxyType({}),
-) -> list[Held]:
+) -> list[TargetVersion]:
     """What the target holds of each row's key, in the order of the rows.
 
     rows: merged rows (key columns, the freshness column, bookkeeping). The connection is one of load.open_session.
@@ -77,7 +78,9 @@ def versions_of(
             f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
         )
         for number, version, order, *values in cursor.fetchall():
-            found[number - 1] = Held(bytes(version), fresher=int(order), values=dict(zip(columns, values, strict=True)))
+            found[number - 1] = TargetVersion(
+                bytes(version), fresher=int(order), values=dict(zip(columns, values, strict=True))
+            )
         cursor.execute(
             f"SELECT _l._n, d.{VERSION_COLUMN} FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
             f"ON {on_key(facts, key, right='d')}"
@@ -160,10 +163,7 @@ def table_literal(facts: TableFacts) -> str:
     return f"_utf8mb4 X'{facts.table.encode().hex()}'"
 
 
-INSERT, UPDATE, DELETE, REVIVED, ABSENT, STALE = "insert", "update", "delete", "revived", "absent", "stale"
-
-
-def classify(held: Held, version: bytes, *, upsert: bool, born: bool, by_column: bool) -> tuple[str, str]:
+def classify(held: TargetVersion, version: bytes, *, upsert: bool, born: bool, by_column: bool) -> tuple[RowClass, str]:
     """What a winner will do at the target, and for a stale one why.
 
     born:      the row came to life within the run (insert, snapshot, arrival under this key).
@@ -171,13 +171,15 @@ def classify(held: Held, version: bytes, *, upsert: bool, born: bool, by_column:
     """
     buried = held.tombstone is not None and not other_origin(version, held.tombstone)
     if buried and held.tombstone is not None and not newer_or_equal(version, held.tombstone):
-        return STALE, "the key was deleted by a newer change"
+        return RowClass.STALE, "the key was deleted by a newer change"
     if held.row is None:
-        return (INSERT if born else REVIVED, "") if upsert else (ABSENT, "")
+        return (RowClass.INSERT if born else RowClass.REVIVED, "") if upsert else (RowClass.ABSENT, "")
     if upsert and by_column and held.fresher:
-        return (UPDATE, "") if held.fresher > 0 else (STALE, "the target's freshness column is greater")
+        return (
+            (RowClass.UPDATE, "") if held.fresher > 0 else (RowClass.STALE, "the target's freshness column is greater")
+        )
     if not newer_or_equal(version, held.row):
-        return STALE, "the target has a newer version of the row"
+        return RowClass.STALE, "the target has a newer version of the row"
     if not upsert and version == held.row:
-        return STALE, "the same change has given the row a key that is equal in the target"
-    return (UPDATE, "") if upsert else (DELETE, "")
+        return RowClass.STALE, "the same change has given the row a key that is equal in the target"
+    return (RowClass.UPDATE, "") if upsert else (RowClass.DELETE, "")

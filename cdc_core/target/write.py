@@ -1,11 +1,12 @@
 """The guarded bulk write of one shard table: all of a run's rows, in one transaction, or nothing.
 
     load     the rows into a temporary table (outside the transaction)
-    lock     a named lock per table, so that two runs take turns; then the rows' own locks
-    truncate rows older than a truncate are deleted, and a tombstone for all keys is left
-    complete values that the log did not carry are taken from the target's own row; without one the write is refused
+    lock     a named lock per table, so that two runs take turns; in the transaction the rows' own locks
     twins    of rows whose keys are equal in the table the newest counts (target.keys)
+    truncate rows older than a truncate are deleted, and a tombstone for all keys is left
+    complete values that the log did not carry are taken from the target's own row
     guard    rows older than the target's row or tombstone are taken out: stale
+    refuse   rows that would hit another source table's row, or that still lack values: nothing is written
     delete   rows, and leave tombstones: also for keys that are not there, so that a late insert finds them
     upsert   INSERT ... ON DUPLICATE KEY UPDATE, each row guarded once more
     verify   every upserted key now carries its own version; otherwise another row was hit, and all is undone
@@ -18,9 +19,7 @@ them must be written by this very batch, else `target.unique_conflict` refuses a
 is ever hit that the batch does not own.
 
 Triggers of the target fire; foreign keys are not checked (the source did) and do not cascade.
-Operations: u upsert, d delete, x the row left this shard (a delete that is not counted: its change counts where the row
-went; where arrivals are written, it is there for the unique values that it frees), t truncate, e a truncate that counts
-in another shard.
+Operations: MergedOp. A row that left this shard comes with the arrivals too, for the unique values that it frees.
 """
 
 from __future__ import annotations
@@ -28,25 +27,27 @@ from __future__ import annotations
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pymysql
 
-from cdc_core.apply.guard import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.connections import Server, sensible
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
-from cdc_core.model.staged import TRUNCATE
-from cdc_core.target.facts import VERSION_COLUMN, TableFacts, written_columns
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
+from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
 from cdc_core.target.load import (
-    EMPTIED,
+    IS_WRITTEN,
     MAX_UNFIT,
     TEMPORARY,
     LoadFile,
+    RowState,
     Unfit,
     absent_values,
     create_temporary,
@@ -76,11 +77,9 @@ from cdc_core.target.versions import (
 
 log = logging.getLogger(__name__)
 
-UPSERT, REMOVE, LEFT = "u", "d", "x"
-NEW, STALE, THERE, EQUAL = 0, 1, 2, 3
-"""States of a loaded row: the target has no such row, or an older one of an upsert with all its values, which is the
-ordinary case and not marked; the target is newer; the target has the row; it has the row in this very version (upserts
-only, which are written again all the same)."""
+UPSERT, DELETE, LEFT_SHARD = MergedOp.UPSERT, MergedOp.DELETE, MergedOp.LEFT_SHARD
+TRUNCATE, TRUNCATE_UNCOUNTED = MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED
+NEW, STALE, THERE, EQUAL = RowState
 
 _DUPLICATE = 1062
 ATTEMPTS = 6
@@ -119,6 +118,8 @@ class ShardResult:
     unfit: tuple[Unfit, ...] = ()
 
 
+States = dict[tuple[str, int], int]
+"""How many loaded rows there are of each operation and RowState."""
 Transact = Callable[..., WriteCounts]
 """Called with a cursor, the write, the file, and by name `careful` and `quarantined`, once the rows are loaded and the
 table is locked."""
@@ -180,95 +181,172 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transa
         connection.close()
 
 
-def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> WriteCounts:
-    facts, key = write.facts, file.layout.key
-    table, tombstones = table_name(facts), tombstones_name(facts)
-    joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table} r ON {on_key(facts, key)}{beside(facts, key)}"
-    version = row_version(facts)
-    fresh = target_name(facts, write.freshness) if write.freshness else None
-    replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
-    by_version = newer_or_equal_sql("_l._v", version)
-    # A delete and a row of one version are the two sides of one change, to a key that is equal in the table.
-    removes = f"({by_version} AND NOT _l._v <=> {version})"
-    wins = f"IF(_l._o = '{UPSERT}', {replaces}, {removes})"
-    equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
-    state = f"IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})"
-    special = f"(_l._o <> '{UPSERT}' OR _l._a IS NOT NULL OR {state} <> {THERE})"
-    twins = settle_twins(cursor, facts, key, stale=STALE)
-    if file.truncates:
-        _truncate(cursor, facts)
-    # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
-    cursor.execute(f"SELECT COALESCE(SUM({special}), 0) FROM {joined} FOR UPDATE")
-    [marked] = cursor.fetchone()
-    if file.absent:
+class ShardTransaction:
+    """What is done between `begin` and `commit`: a method a phase, in the order of `run`.
+
+    careful: rows that hold unique values of the batch are taken out first. quarantined: rows left out at the load.
+    """
+
+    def __init__(self, cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> None:
+        self.cursor = cursor
+        self.write = write
+        self.facts = write.facts
+        self.file = file
+        self.key = file.layout.key
+        self.careful = careful
+        self.quarantined = quarantined
+        facts, key = self.facts, self.key
+        self._joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
+        self._buried = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d ON {on_key(facts, key, right='d')}"
+        self._version = row_version(facts)
+        names = [target_name(facts, name) for name in key]
+        self._kept = ", ".join([*names, VERSION_COLUMN])
+        self._loaded = ", ".join([*(f"_l.{name}" for name in names), "_l._v"])
+
+    def run(self) -> WriteCounts:
+        twins = settle_twins(self.cursor, self.facts, self.key)
+        if self.file.truncates:
+            _truncate(self.cursor, self.facts)
+        state, special = self._state_sql()
+        marked = self.lock(special)
+        if self.file.absent:
+            self.complete()
+        buried = self.guard(state, special, marked=marked)
+        self.refuse(twins=twins)
+        states = states_of(self.cursor)
+        self.delete(states)
+        upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
+        if upserts:
+            self.upsert(upserts)
+            if buried:
+                self.cursor.execute(f"DELETE d FROM {self._buried} WHERE {IS_WRITTEN}")
+        return self.ledger(states, upserts)
+
+    def _state_sql(self) -> tuple[str, str]:
+        """(the RowState of a loaded row whose key the target has; whether it is another than an ordinary update's)."""
+        fresh = target_name(self.facts, self.write.freshness) if self.write.freshness else None
+        version = self._version
+        replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
+        # A delete and a row of one version are the two sides of one change, to a key that is equal in the table.
+        removes = f"({newer_or_equal_sql('_l._v', version)} AND NOT _l._v <=> {version})"
+        wins = f"IF(_l._o = '{UPSERT}', {replaces}, {removes})"
+        equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
+        state = f"IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})"
+        return state, f"(_l._o <> '{UPSERT}' OR _l._a IS NOT NULL OR {state} <> {THERE})"
+
+    def lock(self, special: str) -> bool:
+        """Locks the rows that are there; whether any loaded row is special."""
+        # No WHERE: under READ COMMITTED a row that a condition rejects is unlocked again.
+        self.cursor.execute(f"SELECT COALESCE(SUM({special}), 0) FROM {self._joined} FOR UPDATE")
+        return bool(self.cursor.fetchone()[0])
+
+    def complete(self) -> None:
+        """Gives loaded rows the values that the log did not carry, from the rows that are there."""
         own = [
-            f"_l.{name} = IF({is_absent(file.layout, column)}, r.{name}, _l.{name})"
-            for column, name in ((column, target_name(facts, column)) for column in sorted(file.absent))
+            f"_l.{name} = IF({is_absent(self.file.layout, column)}, r.{name}, _l.{name})"
+            for column, name in ((column, target_name(self.facts, column)) for column in sorted(self.file.absent))
         ]
-        cursor.execute(f"UPDATE {joined} SET {', '.join(own)} WHERE _l._a IS NOT NULL")
-    if marked:
-        cursor.execute(f"UPDATE {joined} SET _l._s = {state} WHERE {special} AND _l._s <> {STALE}")
-    by_tombstone = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones} d ON {on_key(facts, key, right='d')}"
-    late = f"NOT {newer_or_equal_sql('_l._v', f'd.{VERSION_COLUMN}')}"
-    if file.layout.shared:
-        late = f"({late} AND NOT {other_origin_sql('_l._v', f'd.{VERSION_COLUMN}')})"
-    cursor.execute(f"SELECT COUNT(*), COALESCE(SUM({late}), 0) FROM {by_tombstone} FOR UPDATE")
-    buried, refused = cursor.fetchone()
-    if refused:
-        cursor.execute(f"UPDATE {by_tombstone} SET _l._s = {STALE} WHERE {late}")
-    truncated = truncate_of(cursor, facts)
-    if truncated is not None:
-        older = f"NOT {newer_or_equal_sql('_l._v', _literal(truncated))}"
-        cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {older}")
-    if file.layout.shared:
-        _require_one_origin(cursor, write, joined, version)
-    if facts.coarser:
-        require_own_rows(cursor, facts, key, twins=twins, stale=STALE)
-    if file.absent:
-        _require_complete(cursor, facts)
-    states = states_of(cursor)
-    # Rows that leave the shard go in a second pass, unless their unique values stand in the way of this one.
-    goes = (REMOVE, LEFT) if careful or not write.ledger else (REMOVE,)
-    removed = f"_l._o IN ({', '.join(repr(op) for op in goes)})"
-    keys = [target_name(facts, name) for name in key]
-    both, loaded = ", ".join([*keys, VERSION_COLUMN]), ", ".join([*(f"_l.{name}" for name in keys), "_l._v"])
-    if any(states.get((op, state)) for op in goes for state in (NEW, THERE)):
+        self.cursor.execute(f"UPDATE {self._joined} SET {', '.join(own)} WHERE _l._a IS NOT NULL")
+
+    def guard(self, state: str, special: str, *, marked: bool) -> bool:
+        """Sets the state of loaded rows: what is older than the target's row, tombstone or truncate is stale. Whether
+        there are tombstones of their keys."""
+        if marked:
+            self.cursor.execute(f"UPDATE {self._joined} SET _l._s = {state} WHERE {special} AND _l._s <> {STALE}")
+        tombstone = f"d.{VERSION_COLUMN}"
+        late = f"NOT {newer_or_equal_sql('_l._v', tombstone)}"
+        if self.file.layout.shared:
+            late = f"({late} AND NOT {other_origin_sql('_l._v', tombstone)})"
+        self.cursor.execute(f"SELECT COUNT(*), COALESCE(SUM({late}), 0) FROM {self._buried} FOR UPDATE")
+        buried, refused = self.cursor.fetchone()
+        if refused:
+            self.cursor.execute(f"UPDATE {self._buried} SET _l._s = {STALE} WHERE {late}")
+        truncated = truncate_of(self.cursor, self.facts)
+        if truncated is not None:
+            older = f"NOT {newer_or_equal_sql('_l._v', _literal(truncated))}"
+            self.cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {older}")
+        return bool(buried)
+
+    def refuse(self, *, twins: bool) -> None:
+        """Raises DataAtRisk (target.shared_key, target.key_collapse, target.absent_values) for rows that must not be
+        written."""
+        if self.file.layout.shared:
+            _require_one_origin(self.cursor, self.write, self._joined, self._version)
+        if self.facts.coarser:
+            require_own_rows(self.cursor, self.facts, self.key, twins=twins)
+        if self.file.absent:
+            _require_complete(self.cursor, self.facts)
+
+    def delete(self, states: States) -> None:
+        """Removes rows, and leaves tombstones."""
+        # Rows that leave the shard go in a second pass, unless their unique values stand in the way of this one.
+        both_go = self.careful or not self.write.ledger
+        goes = (DELETE, LEFT_SHARD) if both_go else (DELETE,)
+        removed = f"_l._o IN ({', '.join(repr(str(op)) for op in goes)})"
+        if not any(states.get((op, state)) for op in goes for state in (NEW, THERE)):
+            return
         if any(states.get((op, THERE)) for op in goes):
-            gone = "r, v" if facts.beside else "r"
-            cursor.execute(f"DELETE {gone} FROM {joined} WHERE {removed} AND _l._s = {THERE}")
-        cursor.execute(
-            f"INSERT INTO {tombstones} ({both}) SELECT {loaded} FROM {TEMPORARY} _l "
+            gone = "r, v" if self.facts.beside else "r"
+            self.cursor.execute(f"DELETE {gone} FROM {self._joined} WHERE {removed} AND _l._s = {THERE}")
+        self.cursor.execute(
+            f"INSERT INTO {tombstones_name(self.facts)} ({self._kept}) SELECT {self._loaded} FROM {TEMPORARY} _l "
             f"WHERE {removed} AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
         )
-    upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
-    if upserts:
-        if careful:
-            take_out(cursor, facts, file.layout)
-        _upsert(cursor, write, file, careful=careful)
-        if careful:
-            restore_extra(cursor, facts, file.layout)
-        if facts.beside:
-            cursor.execute(
-                f"INSERT INTO {versions_name(facts)} ({both}) SELECT {loaded} FROM {TEMPORARY} _l "
-                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
+
+    def upsert(self, upserts: int) -> None:
+        """Writes the rows, and their versions where these are kept beside the table; then verifies them."""
+        if self.careful:
+            take_out(self.cursor, self.facts, self.file.layout)
+        _upsert(self.cursor, self.write, self.file, careful=self.careful)
+        if self.careful:
+            restore_extra(self.cursor, self.facts, self.file.layout)
+        if self.facts.beside:
+            self.cursor.execute(
+                f"INSERT INTO {versions_name(self.facts)} ({self._kept}) SELECT {self._loaded} FROM {TEMPORARY} _l "
+                f"WHERE {IS_WRITTEN} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
             )
         else:
-            _verify(cursor, write, key, upserts, careful=careful)
-        _verify_generated(cursor, facts, file)
-        if buried:
-            cursor.execute(f"DELETE d FROM {by_tombstone} WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE}")
-    counts = WriteCounts(
-        write.logical,
-        facts.name,
-        written=upserts + states.get((REMOVE, THERE), 0) + states.get((TRUNCATE, NEW), 0),
-        stale=sum(states.get((op, STALE), 0) for op in (UPSERT, REMOVE, TRUNCATE)),
-        absent=states.get((REMOVE, NEW), 0),
-        equal=states.get((UPSERT, EQUAL), 0),
-        quarantined=quarantined,
-    )
-    if write.ledger:
-        note(cursor, write, counts)
-    return counts
+            self.verify(upserts)
+        _verify_generated(self.cursor, self.facts, self.file)
+
+    def verify(self, upserts: int) -> None:
+        """Every upserted key carries its own version now; otherwise another row was hit."""
+        self.cursor.execute(
+            f"SELECT COUNT(*) FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(self.facts)} r "
+            f"ON {on_key(self.facts, self.key)} "
+            f"WHERE {IS_WRITTEN} AND r.{VERSION_COLUMN} = _l._v"
+        )
+        there = int(self.cursor.fetchone()[0])
+        if there == upserts:
+            return
+        if not self.careful:
+            raise _Collision
+        raise DataAtRisk(
+            f"After the write {there} of {upserts} rows stand in the table as they should.",
+            where=self.facts.name,
+            code="target.unique_conflict",
+            remedy="look for triggers of the target that change rows, or keys that are equal in the target's collation "
+            "only; nothing of this shard was written",
+        )
+
+    def ledger(self, states: States, upserts: int) -> WriteCounts:
+        """The counts, in the shard's own ledger too where this pass is the one that counts."""
+        counts = WriteCounts(
+            self.write.logical,
+            self.facts.name,
+            written=upserts + states.get((DELETE, THERE), 0) + states.get((TRUNCATE, NEW), 0),
+            stale=sum(states.get((op, STALE), 0) for op in (UPSERT, DELETE, TRUNCATE)),
+            absent=states.get((DELETE, NEW), 0),
+            equal=states.get((UPSERT, EQUAL), 0),
+            quarantined=self.quarantined,
+        )
+        if self.write.ledger:
+            note(self.cursor, self.write, counts)
+        return counts
+
+
+def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> WriteCounts:
+    return ShardTransaction(cursor, write, file, careful=careful, quarantined=quarantined).run()
 
 
 def _require_one_origin(cursor: Any, write: ShardWrite, joined: str, version: str) -> None:
@@ -281,7 +359,7 @@ def _require_one_origin(cursor: Any, write: ShardWrite, joined: str, version: st
 
 def _truncate(cursor: Any, facts: TableFacts) -> None:
     """Removes all rows that are older than the truncate, and leaves a tombstone for every key."""
-    cursor.execute(f"SELECT _v FROM {TEMPORARY} WHERE _o IN ('{TRUNCATE}', '{EMPTIED}')")
+    cursor.execute(f"SELECT _v FROM {TEMPORARY} WHERE _o IN ('{TRUNCATE}', '{TRUNCATE_UNCOUNTED}')")
     version = _literal(cursor.fetchone()[0])
     older = newer_or_equal_sql(version, row_version(facts))
     cursor.execute(f"DELETE r FROM {table_name(facts)} r{beside(facts, facts.key, row='r')} WHERE {older}")
@@ -308,7 +386,7 @@ def _require_complete(cursor: Any, facts: TableFacts) -> None:
         raise absent_values(row[1], row[0], where=facts.name)
 
 
-def states_of(cursor: Any) -> dict[tuple[str, int], int]:
+def states_of(cursor: Any) -> States:
     cursor.execute(f"SELECT _o, _s, COUNT(*) FROM {TEMPORARY} GROUP BY _o, _s")
     return {(str(op), int(state)): int(count) for op, state, count in cursor.fetchall()}
 
@@ -364,7 +442,7 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     return [
         f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "
         f"SELECT {', '.join(f'_l.{name}' for name in names)}, _l._v FROM {TEMPORARY} _l "
-        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} {extra} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
+        f"WHERE {IS_WRITTEN} {extra} ON DUPLICATE KEY UPDATE {', '.join(changes)}"
     ]
 
 
@@ -375,7 +453,7 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     fixed = () if spelled_apart(facts, key) else key
     values = [target_name(facts, name) for name in written if name not in fixed]
     changes = ", ".join(f"r.{name} = _l.{name}" for name in values)
-    chosen = f"_l._o = '{UPSERT}' AND _l._s <> {STALE} {extra}"
+    chosen = f"{IS_WRITTEN} {extra}"
     table, same = table_name(facts), on_key(facts, key)
     update = f"UPDATE {TEMPORARY} _l STRAIGHT_JOIN {table} r ON {same} SET {changes} WHERE {chosen}"
     return [
@@ -411,26 +489,6 @@ def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first:
     return found
 
 
-def _verify(cursor: Any, write: ShardWrite, key: Sequence[str], upserts: int, *, careful: bool) -> None:
-    cursor.execute(
-        f"SELECT COUNT(*) FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(write.facts)} r "
-        f"ON {on_key(write.facts, key)} "
-        f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND r.{VERSION_COLUMN} = _l._v"
-    )
-    there = int(cursor.fetchone()[0])
-    if there == upserts:
-        return
-    if not careful:
-        raise _Collision
-    raise DataAtRisk(
-        f"After the write {there} of {upserts} rows stand in the table as they should.",
-        where=write.facts.name,
-        code="target.unique_conflict",
-        remedy="look for triggers of the target that change rows, or keys that are equal in the target's collation "
-        "only; nothing of this shard was written",
-    )
-
-
 def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
     """Columns that the target computes have the values that the source's have."""
     layout = file.layout
@@ -441,7 +499,7 @@ def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
                 same = f"({same} OR {is_absent(layout, name)})"
             cursor.execute(
                 f"SELECT _l._k FROM {TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, layout.key)} "
-                f"WHERE _l._o = '{UPSERT}' AND _l._s <> {STALE} AND NOT {same} LIMIT 1"
+                f"WHERE {IS_WRITTEN} AND NOT {same} LIMIT 1"
             )
             row = cursor.fetchone()
             if row:

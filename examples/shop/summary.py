@@ -11,7 +11,7 @@ from rich.table import Table
 
 from cdc_core.meta import LedgerRow, Meta, RunRow
 from cdc_core.stage.manifest import chain, verify
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.windows import from_us
 from examples.shop.compare import TableComparison, compare
 from examples.shop.place import PIPELINE, Place

@@ -1,2 +1,2 @@
 """Lockstep in Airflow: a pipeline file becomes a DAG. Importing this package costs nothing; its modules import
-Airflow's SDK, and the rooms of cdc_core that do the work only while a task runs."""
+Airflow's SDK, and the packages of cdc_core that do the work only while a task runs."""

@@ -7,7 +7,6 @@ do next; docs/errors.md explains the code at its end.
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -16,8 +15,6 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 from cdc_core.errors import InternalError, LockstepError
 
 log = logging.getLogger(__name__)
-
-_EXIT_CODE = re.compile(r"Error code is: (-?\d+)")
 
 
 @contextmanager
@@ -56,9 +53,11 @@ def _said(doing: str, error: LockstepError) -> list[str]:
 
 
 def of_spark(failure: Exception, job: str) -> LockstepError:
-    """The error behind a failed spark-submit: the hook's text has the exit code and the driver's last lines."""
+    """The error behind a failed spark-submit, from the driver's last lines, which the hook's exception ends with."""
     from cdc_core.apply.job_errors import error_of
 
-    found = _EXIT_CODE.search(str(failure))
-    status = int(found[1]) if found else None
-    return error_of(status, str(failure).splitlines(), job=job, seen="the driver's output above")
+    said = str(failure)
+    error = error_of(said, job=job, status=None, seen="the driver's output above")
+    if error.code == "run.spark_ended":
+        log.warning("%s", said.splitlines()[0])  # the hook's own words, with the exit status
+    return error

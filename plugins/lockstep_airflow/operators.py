@@ -16,12 +16,13 @@ from airflow.sdk import Asset, BaseHook, BaseOperator, SkipMixin
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException, AirflowSkipException
 
 from cdc_core import config
+from cdc_core.apply.tasks import FILTER, MERGE, WRITE
 from cdc_core.errors import LockstepError, Refused, UsageError
 from lockstep_airflow import metrics
-from lockstep_airflow.child import die_with_parent
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark
 from lockstep_airflow.links import LedgerLink
+from lockstep_airflow.parent_death import die_with_parent
 from lockstep_airflow.run_context import (
     asked_at,
     holder_name,
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MERGE, FILTER, WRITE = "merge", "filter", "write"
-
 
 class _PipelineOperator(BaseOperator):
     """Of one pipeline file."""
@@ -60,10 +59,10 @@ class _PipelineOperator(BaseOperator):
         self.file = file
 
     @contextmanager
-    def rooms(self) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
+    def open_pipeline(self) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
         """The pipeline, its meta database and its stage."""
         from cdc_core.meta import Meta
-        from cdc_core.stage.objects import open_stage
+        from cdc_core.stage.stores import open_stage
 
         pipeline = config.load(Path(self.file))
         store = open_stage(pipeline.stage)
@@ -84,7 +83,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         self.target_tasks = {target: list(tasks) for target, tasks in target_tasks.items()}
 
     def execute(self, context: Context) -> dict[str, Any]:
-        with as_airflow_failures("plan"), self.rooms() as (pipeline, meta, store):
+        with as_airflow_failures("plan"), self.open_pipeline() as (pipeline, meta, store):
             dry = is_dry_run(context)
             try:
                 look = self._look if dry else self._plan
@@ -204,7 +203,7 @@ class PurgeOperator(_PipelineOperator):
         from cdc_core.apply.retention import purge
         from cdc_core.windows import age_us, to_us
 
-        with as_airflow_failures("purge"), self.rooms() as (pipeline, meta, store):
+        with as_airflow_failures("purge"), self.open_pipeline() as (pipeline, meta, store):
             assert pipeline.retention is not None  # the renderer makes this DAG for such pipelines only
             now_us = to_us(asked_at(context))
             found = purge(
@@ -226,7 +225,7 @@ class SweepOperator(_PipelineOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         from cdc_core.apply.retention import sweep
 
-        with as_airflow_failures("sweep"), self.rooms() as (pipeline, meta, store):
+        with as_airflow_failures("sweep"), self.open_pipeline() as (pipeline, meta, store):
             found = sweep(meta, store, pipeline, dry_run=is_dry_run(context))
         return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
 
@@ -237,7 +236,7 @@ class ReadmitOperator(_PipelineOperator):
     def execute(self, context: Context) -> None:
         from cdc_core.stage import isolated
 
-        with as_airflow_failures("readmit"), self.rooms() as (pipeline, meta, store):
+        with as_airflow_failures("readmit"), self.open_pipeline() as (pipeline, meta, store):
             source, table = isolated_of(context)
             with meta.holding(source, pipeline.pipeline, holder_name(context), pipeline.limits.lease_s):
                 isolated.clear(store, source, table)
@@ -260,14 +259,14 @@ class _RunOperator(_PipelineOperator):
 
     @contextmanager
     def planned(self, context: Context, doing: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore, RunPlan]]:
-        """Rooms and plan; a failure is kept in meta beside the run and becomes one of Airflow's.
+        """The opened pipeline and the plan; a failure is kept in meta beside the run and becomes one of Airflow's.
 
         Of a run whose batches other runs have taken over, the task ends as skipped: they commit them."""
         from cdc_core.apply.commit import taken_over
         from cdc_core.apply.plan import load
 
         self._skip_without_batches(context)
-        with as_airflow_failures(doing), self.rooms() as (pipeline, meta, store):
+        with as_airflow_failures(doing), self.open_pipeline() as (pipeline, meta, store):
             run_id = run_name(context, pipeline)
             try:
                 plan = load(store, run_id)
@@ -313,13 +312,13 @@ class SparkJobOperator(_RunOperator):
         with self.planned(context, f"{self.job} {self.target}".strip()) as (pipeline, meta, _, plan):
             local = self._is_local()
             environ = environment(pipeline)
-            if self.job == FILTER:
+            if self.job == FILTER.name:
                 from cdc_core.check.targets import require_target
 
                 require_target(pipeline, plan, self.target, environ)
             for job in self._jobs(pipeline, plan, local=local):
                 self._submit(job, environ)
-            if self.job == WRITE:
+            if self.job == WRITE.name:
                 from cdc_core.apply.commit import mark_applied
 
                 mark_applied(meta, plan, self.target)
@@ -329,9 +328,9 @@ class SparkJobOperator(_RunOperator):
         from cdc_core.apply.jobs import spark_job
 
         file = Path(self.file)
-        if self.job == MERGE:
+        if self.job == MERGE.name:
             sets = [one for one in plan.merge_sets if one.tables]
-            return [spark_job(MERGE, plan.path, file, pipeline, merge_set=one.name, local=local) for one in sets]
+            return [spark_job(MERGE.name, plan.path, file, pipeline, merge_set=one.name, local=local) for one in sets]
         if not plan.merge_set(plan.target(self.target).merge_set).tables:
             log.info("The batches of this run have no rows for %s: nothing to %s.", self.target, self.job)
             return []

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from cdc_core.apply.tasks import MERGE, TARGET_TASKS
 from cdc_core.config import Airflow, Pipeline
 
 PLAN = "plan"
-MERGE = "merge"
 EXTRACT = "extract"
 PURGE = "purge"
 SWEEP = "sweep"
@@ -55,7 +55,7 @@ class TaskSpec:
     """One task.
 
     name:     within its group.
-    job:      of a Spark task: merge, filter, write or quality.
+    job:      of a Spark task: its application (cdc_core.apply.tasks).
     target:   the target it belongs to; "" for those that all targets share.
     sources:  what a mapped task is mapped over.
     upstream: task ids it waits for.
@@ -210,28 +210,13 @@ def _spec(
 
 
 def _merge_task() -> TaskSpec:
-    doc = "Finds the last change of each key among the planned batches."
-    return TaskSpec(Kind.SPARK, MERGE, (PLAN,), doc, job="merge")
+    return TaskSpec(Kind.SPARK, MERGE.name, (PLAN,), MERGE.doc, job=MERGE.name)
 
 
 def _target_tasks(target: str) -> list[TaskSpec]:
-    group = group_of(target)
-    steps = (
-        ("filter", "Compares the last changes with the versions that the target holds."),
-        ("write", "Writes what is newer, guarded, in one transaction a shard."),
-        ("quality", "Runs the expectations on staged, merged and written rows."),
-    )
-    tasks, before = [], MERGE
-    for job, doc in steps:
-        tasks.append(TaskSpec(Kind.SPARK, job, (before,), doc, job=job, target=target))
-        before = f"{group}.{job}"
-    tasks.append(
-        TaskSpec(
-            Kind.COMMIT,
-            "commit",
-            (before,),
-            "Closes the ledger, which must add up, and marks the batches as applied.",
-            target=target,
-        )
-    )
+    tasks, before = [], MERGE.name
+    for task in TARGET_TASKS:
+        kind, job = (Kind.SPARK, task.name) if task.spark else (Kind.COMMIT, "")
+        tasks.append(TaskSpec(kind, task.name, (before,), task.doc, job=job, target=target))
+        before = tasks[-1].task_id
     return tasks

@@ -15,7 +15,7 @@ from datetime import datetime
 from typing import Any
 
 from cdc_core.errors import UsageError
-from cdc_core.windows import MICROSECONDS, Windows, from_us, to_us
+from cdc_core.windows import MICROSECONDS, Windows, from_us, parse_moment, to_us
 
 FORM_OPEN_US = 600 * MICROSECONDS
 """A logical date so little before the trigger was filled in by the form, which somebody took their time over."""
@@ -102,14 +102,11 @@ def moment_us(params: Mapping[str, Any], name: str) -> int | None:
     if text is None or text == "":
         return None
     try:
-        moment = datetime.fromisoformat(str(text))
-    except ValueError:
-        moment = None
-    if moment is None or moment.tzinfo is None:
+        return to_us(parse_moment(str(text)))
+    except ValueError as error:
         raise UsageError(
-            f"{str(text)!r} is not an ISO 8601 time with a zone.",
+            f"{str(text)!r} {error}.",
             where=f"param {name}",
             code="airflow.window",
             remedy="write it like 2026-11-21T04:00:00Z",
-        )
-    return to_us(moment)
+        ) from None

@@ -101,7 +101,7 @@ def test_what_is_carried_is_what_a_select_with_the_filter_shows_with_every_row_a
     assert [tuple(row.values())[:5] for row in exported(lockstep)] == wanted(source, HASHED)
     batches = lockstep("stage", "ls", "flt.yaml").document["batches"]
     shown = [lockstep("stage", "show", "flt.yaml", one["batch"]).document for one in batches]
-    left_out = sum(one["passed"].get("row outside tables.rows", 0) for one in shown)
+    left_out = sum(one["left_out"].get("row outside tables.rows", 0) for one in shown)
     assert left_out > 0
     assert sum(one["rows"] for one in shown) + left_out == changed
     every = b"".join(path.read_bytes() for path in (lockstep.directory / "stage").rglob("*.json"))

@@ -118,10 +118,10 @@ def test_every_documented_code_stands_once_under_its_room_with_a_text() -> None:
     text = (DOCS / "errors.md").read_text(encoding="utf-8")
     assert [code for code, times in Counter(documented_codes()).items() if times > 1] == []
     for section in text.split("\n## ")[2:]:
-        room, *entries = section.split("\n### ")
+        package, *entries = section.split("\n### ")
         for entry in entries:
             code, _, meaning = entry.partition("\n")
-            assert code.startswith(f"{room.splitlines()[0].strip()}."), code
+            assert code.startswith(f"{package.splitlines()[0].strip()}."), code
             assert len(meaning.split()) >= 8, f"{code} says too little"
 
 

@@ -13,8 +13,8 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 BASE = {"errors", "model", "windows", "config", "connections", "words"}
-ROOMS = {"binlog", "sink", "ring", "stage", "meta", "target"}
-JOINED = BASE | ROOMS | {"source", "apply", "extract"}
+PACKAGES = {"binlog", "sink", "ring", "stage", "meta", "target"}
+JOINED = BASE | PACKAGES | {"source", "apply", "extract"}
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "model": {"errors"},
@@ -24,7 +24,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "mysql_client": {"errors", "tls"},
     "connections": {"errors", "model", "mysql_client", "tls"},
     "config": {"errors", "model", "windows", "words"},
-    **dict.fromkeys(ROOMS, BASE),
+    **dict.fromkeys(PACKAGES, BASE),
     "source": BASE | {"binlog"},
     "apply": BASE | {"target", "stage", "meta"},
     "extract": JOINED - {"extract", "apply", "target"},
@@ -34,9 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "run": JOINED | {"check"},
     "cli": JOINED | {"check", "init", "run", "staged"},
 }
-"""Room of cdc_core -> rooms it may import, besides itself."""
-PURE = {"apply.guard": {"target"}}
-"""A module of a room that others may import all the same, because it knows nothing but BASE: it must stay so."""
+"""Package of cdc_core -> packages it may import, besides itself."""
 
 
 def imported(path: Path) -> Iterator[tuple[str, int]]:
@@ -60,8 +58,8 @@ def modules(folder: str) -> list[Path]:
     return sorted((ROOT / folder).rglob("*.py"))
 
 
-def room_of(name: str) -> str | None:
-    """The room of a dotted name below cdc_core; None for other packages and for cdc_core itself."""
+def package_of(name: str) -> str | None:
+    """The package of a dotted name below cdc_core; None for other packages and for cdc_core itself."""
     parts = name.split(".")
     return parts[1] if parts[0] == "cdc_core" and len(parts) > 1 else None
 
@@ -91,32 +89,24 @@ def test_the_map_names_every_package(document: str) -> None:
     assert [name for name in [*folders, *others] if f"`{name}`" not in text] == []
 
 
-def test_every_room_has_a_place_in_the_order() -> None:
-    rooms = {path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py") for path in modules("cdc_core")}
-    assert rooms - {"__init__"} <= set(MAY_IMPORT)
+def test_every_package_has_a_place_in_the_order() -> None:
+    packages = {path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py") for path in modules("cdc_core")}
+    assert packages - {"__init__"} <= set(MAY_IMPORT)
 
 
 def allowed(importer: str, name: str) -> bool:
-    """Whether a room may import a dotted name of cdc_core."""
-    other = room_of(name)
-    if other is None or other == importer or other in MAY_IMPORT.get(importer, set()):
-        return True
-    return importer in PURE.get(".".join(name.split(".")[1:3]), set())
+    """Whether a package may import a dotted name of cdc_core."""
+    other = package_of(name)
+    return other is None or other == importer or other in MAY_IMPORT.get(importer, set())
 
 
-@pytest.mark.parametrize("module", PURE)
-def test_a_module_that_lower_rooms_share_knows_only_the_contracts(module: str) -> None:
-    path = ROOT / "cdc_core" / (module.replace(".", "/") + ".py")
-    assert {room_of(name) for name, _ in imported(path)} - {None} <= BASE
-
-
-def test_rooms_import_only_what_lies_before_them() -> None:
+def test_packages_import_only_what_lies_before_them() -> None:
     wrong = []
     for path in modules("cdc_core"):
-        room = path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py")
+        package = path.relative_to(ROOT / "cdc_core").parts[0].removesuffix(".py")
         for name, line in imported(path):
-            if not allowed(room, name):
-                wrong.append(f"{path.relative_to(ROOT)}:{line}: {room} imports {name}")
+            if not allowed(package, name):
+                wrong.append(f"{path.relative_to(ROOT)}:{line}: {package} imports {name}")
     assert wrong == []
 
 

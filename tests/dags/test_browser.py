@@ -16,7 +16,7 @@ from cdc_core import config
 from cdc_core.errors import DataAtRisk
 from cdc_core.meta import Meta
 from cdc_core.stage.isolated import isolated
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from examples.sandbox import browser
 from examples.sandbox.process import free_port
 from examples.shop.airflow_env import airflow_environment

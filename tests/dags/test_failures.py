@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
+from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, to_line
 from lockstep_airflow.failures import as_airflow_failures, of_spark
 
 
@@ -39,7 +39,7 @@ def test_an_error_of_a_spark_application_comes_back_through_the_hooks_failure() 
     error = Refused("Shard 3 is full.", where="shop_1.orders_0", code="write.full", remedy="free some space")
     failure = AirflowException(
         "Cannot execute: spark-submit x. Error code is: 3.\n"
-        f"2026-11-21 04:00:00,123 ERROR spark_jobs.job write: {error}\n"
+        f"2026-11-21 04:00:00,123 ERROR spark_jobs.job write: {error}\n{to_line(error, last=True)}\n"
         "26/11/21 04:00:01 INFO ShutdownHookManager"
     )
     found = of_spark(failure, "write")
@@ -47,7 +47,9 @@ def test_an_error_of_a_spark_application_comes_back_through_the_hooks_failure() 
 
 
 @pytest.mark.parametrize("status", [1, -9, 137])
-def test_a_spark_application_that_ends_without_a_word_is_tried_again(status: int) -> None:
+def test_a_spark_application_that_ends_without_a_word_is_tried_again_and_its_status_is_logged(
+    status: int, caplog: pytest.LogCaptureFixture
+) -> None:
     found = of_spark(AirflowException(f"Cannot execute: x. Error code is: {status}."), "merge")
-    assert isinstance(found, RetryLater)
-    assert f"status {status}" in str(found)
+    assert (type(found), found.code) == (RetryLater, "run.spark_ended")
+    assert f"Error code is: {status}." in caplog.text

@@ -24,7 +24,8 @@ import time
 from dataclasses import replace
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
-from cdc_core.apply.commit import CommitSummary, TableSummary
+from cdc_core.apply.commit import CommitSummary
+from cdc_core.model.run import LedgerEntry
 from cdc_core.extract import DrainResult, Effort, Staged
 from cdc_core.model.position import Position
 from lockstep_airflow import metrics
@@ -103,7 +104,7 @@ metrics.lag("shop", "never", 0)
 
 def test_a_commit_counts_its_rows_once(collected: Callable[..., Points]) -> None:
     assert collected("""
-tables = tuple(TableSummary(name, 9, 0, 7, 2, 4, 1, 2, 0, 0) for name in ("orders", "customers"))
+tables = tuple(LedgerEntry("r", "t", name, 9, 0, 7, 2, 4, 1, 2, 0, 0) for name in ("orders", "customers"))
 summary = CommitSummary("run", "shards", 0, 1, batches=2, moved=4, tables=tables)
 metrics.committed("shop", summary)
 metrics.committed("shop", replace(summary, moved=0))

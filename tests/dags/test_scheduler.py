@@ -30,7 +30,7 @@ from sqlalchemy import create_engine, text
 from cdc_core import config
 from cdc_core.apply import plan
 from cdc_core.meta import Meta
-from cdc_core.stage.objects import open_stage
+from cdc_core.stage.stores import open_stage
 from cdc_core.windows import Windows, from_us, to_us
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.process import free_port

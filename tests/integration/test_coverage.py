@@ -20,8 +20,8 @@ from cdc_core.source.survey import proven_empty
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.coverage import coverage_of
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import changes, export, sql, table_state
+from cdc_core.stage.stores import open_store
 from tests.integration.source_origin import Origin
 
 ROWS = "CREATE TABLE {} (id INT PRIMARY KEY, v INT)"

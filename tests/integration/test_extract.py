@@ -23,8 +23,9 @@ from cdc_core.meta import Meta
 from cdc_core.source import faults, server, stream
 from cdc_core.stage import isolated as left_out
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stores import open_store
 from cdc_core.windows import from_us
 from tests.conftest import SourceDatabase
 from tests.integration.draining import draining, killed_inside_a_transaction
@@ -472,7 +473,7 @@ def test_an_isolated_table_is_left_out_until_it_is_cleared_and_the_others_go_on(
     for batch in line.chain:
         assert any(f"table {odd} is isolated, needs re-sync" in note for note in batch.notes)
         assert "schema.reserved_column" in batch.isolated[odd]
-    assert sum(batch.passed.get("table isolated", 0) for batch in line.chain) == 3
+    assert sum(batch.left_out.get("table isolated", 0) for batch in line.chain) == 3
     notes = line.meta.status("shop").sources[0].notes
     assert any("is isolated" in note for note in notes)
 

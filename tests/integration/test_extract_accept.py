@@ -19,8 +19,9 @@ from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.reader import changes
+from cdc_core.stage.stores import open_store
 from tests.integration.source_origin import Origin
 
 

@@ -19,8 +19,8 @@ from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_store
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.sql_server import SqlServer
 

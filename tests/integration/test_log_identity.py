@@ -22,8 +22,8 @@ from cdc_core.model.position import FIRST_OFFSET, Checkpoint
 from cdc_core.source.dump import LogReader
 from cdc_core.source.start import find_start
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_store
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer

@@ -13,8 +13,9 @@ import pyarrow.compute as pc
 import pytest
 
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.reader import changes
+from cdc_core.stage.stores import open_store
 from tests.integration.draining import draining, killed_inside_a_transaction
 from tests.integration.source_origin import Origin
 

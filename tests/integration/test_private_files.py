@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdc_core.meta import Meta
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,8 @@ import pytest
 
 from cdc_core.model.position import Position
 from cdc_core.stage.manifest import chain, sweep, verify
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import changes
+from cdc_core.stage.stores import open_store
 
 ROOT = Path(__file__).parents[2]
 TRANSACTIONS = 60
@@ -25,7 +25,7 @@ from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import files, manifest, parquet, s3, start
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 
 uri, endpoint, epoch, step, scratch = sys.argv[1:6]

@@ -13,7 +13,7 @@ import pytest
 from cdc_core.model.paths import segment
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 

@@ -18,7 +18,8 @@ from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, R
 from cdc_core.stage import s3
 from cdc_core.stage.layout import PartName, part_path
 from cdc_core.stage.manifest import sweep
-from cdc_core.stage.objects import ObjectStore, check_writable, open_store
+from cdc_core.stage.objects import ObjectStore, check_writable
+from cdc_core.stage.stores import open_store
 
 SPECIAL = [
     "changes/cdc_table=a%2Fb@0025/part-1.parquet",
@@ -369,7 +370,7 @@ FULL = """
 import sys
 from pathlib import Path
 from cdc_core.errors import RetryLater
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 root = Path(sys.argv[1])
 store = open_store(f"file://{root}")
 for call in (lambda: store.put("m/1", b"x" * 100_000), lambda: store.put_if_absent("m/2", b"x" * 100_000)):

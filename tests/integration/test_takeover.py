@@ -15,8 +15,8 @@ import pytest
 
 from cdc_core.meta import Meta
 from cdc_core.stage import manifest as manifests
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_store
 from tests.conftest import SourceDatabase
 
 ROOT = Path(__file__).parents[2]

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from cdc_core.connections import parse_url
 from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import parse_column_type
 from cdc_core.target.compare import outcomes
 from cdc_core.target.facts import table_facts
@@ -24,7 +25,7 @@ from cdc_core.target.keys import coarser
 from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare
 from cdc_core.target.text import version_hex
-from cdc_core.target.versions import STALE, classify, versions_of
+from cdc_core.target.versions import classify, versions_of
 from tests.target_rows import Table, Winner, record_batch, target_table
 
 SERVERS = ("mariadb_target", "mysql9")
@@ -186,7 +187,7 @@ class World:
         stale = {
             id(one)
             for one, had, version in zip(judged, held, versions, strict=True)
-            if classify(had, version, upsert=one.op == "u", born=False, by_column=False)[0] == STALE
+            if classify(had, version, upsert=one.op == "u", born=False, by_column=False)[0] is RowClass.STALE
         }
         return [one for one in winners if id(one) not in stale]
 

@@ -15,21 +15,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.apply.guard import (
-    Version,
-    decode,
-    encode,
-    may_replace_sql,
-    newer_or_equal,
-    newer_or_equal_sql,
-    other_origin,
-    other_origin_sql,
-)
 from cdc_core.connections import connect
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.model.version import Version, decode, encode, newer_or_equal, other_origin
 from cdc_core.target import load as load_module
 from cdc_core.target import write as write_module
 from cdc_core.target.facts import table_facts
+from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.prepare import prepare, require_store
 from tests.target_rows import Table, Winner, shop, target_table
 

@@ -2,36 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import to_arrow_type
 
+from cdc_core.model.merged import KEY_CHAIN, merged_schema
 from cdc_core.model.position import order_key
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import absent_text, staged_schema
 from cdc_core.stage.layout import PartName, part_path
-
-Row = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class Change:
-    """One staged change. `row` is the after image, of a delete the before image."""
-
-    op: str
-    row: Row
-    seq: int
-    ordinal: int = 0
-    before: Row | None = None
-    source: str = "one"
-    ts_us: int = 0
-    literal: Mapping[str, str] | None = None
-    absent: Sequence[str] = ()
+from spark_jobs.job import Job
+from spark_jobs.merge import moving_keys, row_columns
+from tests.history_model import Change
 
 
 def table_schema(name: str, columns: Mapping[str, str], key: Sequence[str]) -> TableSchema:
@@ -127,3 +116,23 @@ class Stage:
     def begin_again(self) -> None:
         """Forgets the files: the next plan takes only what is added from now on."""
         self.files = {}
+
+
+def require_merged_columns(job: Job, table: MergeTable) -> pa.Schema:
+    """The schema of a table's merged files, which is that of model/merged.py."""
+    found = ds.dataset(job.store.location(job.merged(table.table)).removeprefix("file://"), format="parquet").schema
+    said = merged_schema(
+        [pa.field(field.name, to_arrow_type(field.dataType)) for field in row_columns(job, table)],
+        table.key,
+        moving=moving_keys(job, table),
+        chained=KEY_CHAIN in found.names,
+        shared=job.shared(table),
+    )
+    assert _types(found) == _types(said), f"{_types(found)} != {_types(said)}"
+    return found
+
+
+def _types(schema: pa.Schema) -> dict[str, str]:
+    """Types by column, without what Parquet says of the items of a list."""
+    noise = re.compile(r" not null| \('\w+'\)")
+    return {field.name: noise.sub("", str(field.type)).replace("element:", "item:") for field in schema}

@@ -19,17 +19,18 @@ from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline, Quality, parse
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError
+from cdc_core.model.merged import CLASS, FILTER_ONLY, SHARD
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from spark_jobs import failures
-from spark_jobs.columns import SHARD
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
 from spark_jobs.write import write, written
-from tests.spark.staged_changes import Change, Stage, table_schema
+from tests.history_model import Change
+from tests.spark.staged_changes import Stage, require_merged_columns, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -113,7 +114,16 @@ class Line:
             counts_from_bytes(store.get(counts_path(plan.written_folder("shards"))), WriteCounts),
         )
 
+    def columns_are_as_said(self, plan: RunPlan) -> None:
+        """The files of merged/ and filtered/ have the columns of model/merged.py."""
+        job = self.job(plan)
+        table = job.merge_set.tables[0]
+        merged = require_merged_columns(self.job(plan, target=None), table)
+        filtered = ds.dataset(self.stage.root / job.filtered(table.table), format="parquet").schema
+        assert set(filtered.names) == {*merged.names, SHARD, CLASS} - FILTER_ONLY
+
     def adds_up(self, plan: RunPlan) -> None:
+        self.columns_are_as_said(plan)
         merged, filtered, written = self.counts(plan)
         assert merged.rows + merged.key_changes == merged.winners + merged.superseded
         done = sum(one.written + one.stale + one.absent + one.quarantined for one in written)

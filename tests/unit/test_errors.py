@@ -5,8 +5,9 @@ from __future__ import annotations
 import pickle
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
-from cdc_core.apply.job_errors import error_of
 from cdc_core.errors import (
     DataAtRisk,
     InternalError,
@@ -15,7 +16,10 @@ from cdc_core.errors import (
     RetryLater,
     UsageError,
     combined,
+    defect,
+    from_text,
     parts_of,
+    to_line,
 )
 
 CLASSES = {UsageError: 2, Refused: 3, DataAtRisk: 4, RetryLater: 75, InternalError: 70}
@@ -60,5 +64,57 @@ def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told
     assert combined([narrow, narrow]) is narrow
     assert parts_of(narrow) == (narrow,)
     assert combined([narrow, Refused("b.", code="target.type", remedy="r")]).code == "target.type"
-    logged = error_of(3, [f"t ERROR spark_jobs.job filter: {error}"], job="filter", seen="log")
-    assert str(logged) == str(error)
+    for again in (from_text(to_line(error)), pickle.loads(pickle.dumps(error))):
+        assert again is not None
+        assert [str(part) for part in parts_of(again)] == [str(part) for part in parts_of(error)]
+
+
+def test_a_defect_says_what_is_safe_and_what_a_report_needs() -> None:
+    error = defect("A rule broke.", code="a.b", where="x", first="nothing was written", attach="the plan")
+    assert type(error) is InternalError
+    assert error.remedy == "nothing was written; report this as a defect of Lockstep, with the plan"
+
+
+TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.sampled_from(
+    ["LOCKSTEP-ERROR 5", 'LOCKSTEP-ENDED-BY {"kind": "Refused"}', "a\nb", '"\\"', "[at x] What to do: y (z.z)"]
+)
+ERRORS = st.builds(
+    lambda kind, what, where, remedy: kind(what, where=where, code="a.b", remedy=remedy),
+    st.sampled_from(list(CLASSES)),
+    TEXTS,
+    TEXTS,
+    TEXTS,
+)
+
+
+@given(error=ERRORS, before=TEXTS, after=TEXTS, last=st.booleans())
+@example(Refused("LOCKSTEP-ERROR {}", code="a.b", remedy="x"), "", "", False)
+def test_an_error_is_one_line_that_is_found_in_any_text(
+    error: LockstepError, before: str, after: str, last: bool
+) -> None:
+    line = to_line(error, last=last)
+    assert line.isascii()
+    assert line.isprintable()
+    for text in (f"{before}\n{line}\n{after}", f"x {line}{after}", f"Caused by: {line} at {after}"):
+        again = from_text(text, last=last)
+        assert again is not None
+        assert (type(again), str(again)) == (type(error), str(error))
+        assert from_text(line, last=not last) is None
+
+
+def test_of_several_errors_in_a_text_the_last_whole_one_is_found() -> None:
+    first, second = (Refused(f"{n}.", code="a.b", remedy="x") for n in "12")
+    text = f"{to_line(first)}\n{to_line(second)}"
+    assert str(from_text(text)) == str(second)
+    assert str(from_text(text[:-1])) == str(first)
+    assert from_text(text[: len(to_line(first)) - 1]) is None
+
+
+class Special(InternalError):
+    """An error that only its own package knows."""
+
+
+def test_an_error_of_a_class_that_the_reader_does_not_know_keeps_its_way_to_recover() -> None:
+    again = from_text(to_line(Special("No.", code="a.b", remedy="x")))
+    assert type(again) is InternalError
+    assert type(pickle.loads(pickle.dumps(Special("No.", code="a.b", remedy="x")))) is Special

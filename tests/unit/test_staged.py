@@ -19,7 +19,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_batches import covered
 from tests.made_blocks import Change, Made, block

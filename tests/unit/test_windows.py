@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.windows import Windows, from_us, to_us, window_label
+from cdc_core.cli.options import time_us
+from cdc_core.errors import UsageError
+from cdc_core.staged import as_of
+from cdc_core.windows import Windows, from_us, parse_moment, to_us, window_label
+from lockstep_airflow.window import moment_us
 
 SCHEDULES = ["0 * * * *", "@hourly", "*/5 * * * *", "15 3 * * *", "0 0 * * 1", "0 0 31 * *", "7,23 2-4 1 */2 *"]
 MOMENTS = st.datetimes(datetime(2000, 1, 1), datetime(2037, 1, 1), timezones=st.just(UTC))
@@ -69,3 +73,33 @@ def test_a_label_has_no_character_that_a_path_cannot_hold_and_sorts_by_time() ->
     labels = [window_label(to_us(moment + timedelta(hours=hour))) for hour in range(30)]
     assert labels[0] == "20261121T040000Z"
     assert labels == sorted(labels)
+
+
+@given(moment=st.datetimes(timezones=st.timezones()))
+def test_a_moment_is_read_in_utc_from_any_zone_or_refused(moment: datetime) -> None:
+    try:
+        expected = moment.astimezone(UTC)
+    except OverflowError:
+        expected = None
+    if expected is None:
+        with pytest.raises(ValueError, match="no year of UTC"):
+            parse_moment(moment.isoformat())
+    else:
+        read = parse_moment(moment.isoformat())
+        assert (read, read.utcoffset()) == (expected, timedelta())
+
+
+BAD_MOMENTS = ["", "now", "2026-11-21", "2026-11-21T04:00:00", "0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59-01:00"]
+
+
+@pytest.mark.parametrize("text", BAD_MOMENTS)
+def test_a_text_that_is_no_moment_is_an_error_of_whoever_wrote_it(text: str) -> None:
+    with pytest.raises(ValueError, match=r"^(is|has) "):
+        parse_moment(text)
+    with pytest.raises(UsageError):
+        time_us(text, "--since")
+    with pytest.raises(UsageError):
+        as_of(text)
+    if text:  # an empty param is one that was left out
+        with pytest.raises(UsageError):
+            moment_us({"window_start": text}, "window_start")

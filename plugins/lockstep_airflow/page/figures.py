@@ -284,7 +284,7 @@ def _dag_run(pipeline: str, run: Mapping[str, Any], dag_ids: Sequence[str]) -> a
 
 def verdicts(pipeline: config.Pipeline, account: Account) -> dict[str, list[dict[str, Any]]]:
     """By target: what the checks of a run found, without the rows that they give as examples."""
-    from cdc_core.stage.objects import open_stage
+    from cdc_core.stage.stores import open_stage
 
     store = open_stage(pipeline.stage)
     found: dict[str, list[dict[str, Any]]] = {}

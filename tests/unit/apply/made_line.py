@@ -20,7 +20,8 @@ from cdc_core.model.run import (
     counts_to_bytes,
 )
 from cdc_core.stage import start as starts
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_store
 from tests.made_batches import HOUR_US, START_US, checkpoint
 
 WINDOW = (START_US, START_US + HOUR_US)

@@ -93,11 +93,11 @@ def test_rows_that_merge_did_not_read_are_found_even_if_its_own_figures_add_up()
 def test_a_task_that_counted_nothing_is_found() -> None:
     assert "merge counted nothing" in problem(merge=[])
     assert "filter counted nothing" in problem(filtered=[])
-    assert "write did 0 of 8" in problem(written=[])
+    assert "write did 0 of the 8" in problem(written=[])
 
 
 def test_a_shard_that_is_missing_or_counted_twice_is_found() -> None:
-    assert "write did 5 of 8" in problem(written=WRITE[:1])
+    assert "write did 5 of the 8" in problem(written=WRITE[:1])
     assert "write counted shop.orders on 0 2 times" in problem(written=[WRITE[0], WRITE[0], WRITE[1]])
 
 

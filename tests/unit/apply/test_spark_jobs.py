@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.apply.jobs import JOBS, class_archive, s3_jars, spark_job
+from cdc_core.apply.jobs import class_archive, s3_jars, spark_job
+from cdc_core.apply.tasks import SPARK_JOBS
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import UsageError
 
@@ -26,7 +27,7 @@ targets: [{{name: shards, connections: ["env:T0", "airflow:t1"], tables: {{"*": 
     )
 
 
-@pytest.mark.parametrize("name", JOBS)
+@pytest.mark.parametrize("name", SPARK_JOBS)
 def test_a_job_names_a_file_that_exists_and_the_variables_its_driver_needs(name: str) -> None:
     where = {"merge_set": "0"} if name == "merge" else {"target": "shards"}
     job = spark_job(name, "runs/r/plan.json", Path("p.yaml"), pipeline(), **where)
@@ -72,7 +73,7 @@ def test_jars_that_were_fetched_are_used_as_they_are_and_a_pipeline_may_bring_it
 
 
 def test_a_job_without_its_set_or_target_is_a_usage_error() -> None:
-    for name in (*JOBS, "other"):
+    for name in (*SPARK_JOBS, "other"):
         with pytest.raises(UsageError):
             spark_job(name, "plan.json", Path("p.yaml"), pipeline())
 

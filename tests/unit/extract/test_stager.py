@@ -18,7 +18,7 @@ from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.ring import AckPoint
 from cdc_core.stage import start as starts
 from cdc_core.stage.manifest import chain
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from tests.made_blocks import ENTRY_BYTES, Change, Made, block
 
 MINUTE = 60_000_000
@@ -139,7 +139,7 @@ def test_a_stretch_without_rows_waits_for_the_next_windows_batch(house):
     (batch,) = house.batches
     assert batch.begin.position == START
     assert batch.window_start_us == NOON + MINUTE
-    assert batch.passed == {"rule": 3}
+    assert batch.left_out == {"rule": 3}
     assert all(f"cdc_date={'2026'}" in path for path in house.files())
 
 

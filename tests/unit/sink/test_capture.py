@@ -92,12 +92,13 @@ def test_apply_names_the_rows_once_per_route_and_changes_nothing_else() -> None:
     assert (routed.begin, routed.end, routed.entries) == (made.begin, made.end, made.entries)
 
 
-def test_a_captured_table_with_a_reserved_column_name_is_refused() -> None:
+@pytest.mark.parametrize("name", ["_CDC_seq", "_before", "_cdc_shard", "_cdc_class", "_Cdc_Key0"])
+def test_a_captured_table_with_a_reserved_column_name_is_refused(name: str) -> None:
     capture = Capture(Tables(include=(r"shop\..*",)))
     made = block([Made([Change(schema("orders"), "c", {"id": 1})])], BEGIN)
-    taken = TableSchema("shop", "orders", (Column("id", ColumnType("int")), Column("_CDC_seq", ColumnType("int"))))
+    taken = TableSchema("shop", "orders", (Column("id", ColumnType("int")), Column(name, ColumnType("int"))))
     object.__setattr__(made.tables[0], "schema", taken)
-    with pytest.raises(Refused, match="_CDC_seq") as raised:
+    with pytest.raises(Refused, match=name) as raised:
         capture.apply(made)
     assert raised.value.code == "schema.reserved_column"
 

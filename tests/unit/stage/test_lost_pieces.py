@@ -21,8 +21,8 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path, manifest_path, start_path
 from cdc_core.stage.manifest import chain, commit, newest, parse, require_listed, require_reached, verify
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import changes, table_state
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 

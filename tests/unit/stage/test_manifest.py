@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from cdc_core.errors import DataAtRisk, RetryLater
-from cdc_core.model.batch import Manifest
+from cdc_core.model.batch import MANIFEST_VERSION, Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
@@ -18,11 +18,12 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import Problem, chain, commit, read, sweep, verify
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 
 SCHEMA = TableSchema("shop", "orders", (Column("id", ColumnType("int"), False, 1),))
+ONLY_A_VERSION = f'{{"version": {MANIFEST_VERSION}}}'.encode()
 
 
 def at(entries: int, file: str = "binlog.000001") -> Position:
@@ -118,7 +119,7 @@ def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end)
     assert caught.value.code == "stage.fork"
 
 
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"version": 2}', b"\xff", b'{"parts": 3', b"[" * 100_000])
+@pytest.mark.parametrize("data", [b"", b"[]", ONLY_A_VERSION, b"\xff", b'{"parts": 3', b"[" * 100_000])
 def test_what_is_not_a_manifest_is_data_at_risk(store, data):
     starts.put(store, "shop", Checkpoint(at(0)))
     store.put("manifests/shop/0000-0000001-0000000004.json", data)
@@ -291,7 +292,7 @@ def test_who_knows_only_positions_before_the_horizon_is_refused(store):
 
 def test_a_horizon_that_cannot_be_read_stops_readers(store):
     stage(store, 0, 3)
-    store.put(horizon_path("shop"), b'{"version": 2}')
+    store.put(horizon_path("shop"), ONLY_A_VERSION)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
     assert caught.value.code == "stage.horizon"

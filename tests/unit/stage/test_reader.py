@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime
 import json
-import random
 import re
 from collections import Counter
 from collections.abc import Sequence
@@ -21,11 +20,12 @@ from hypothesis import strategies as st
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf, parse_position
-from cdc_core.stage.objects import open_store
 from cdc_core.stage.reader import by_key_batches, changes, export, sql, table_state
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
+from tests.history_model import COLUMNS, KEY, NAMES, History, Unknown, histories, nets, winners
 from tests.made_batches import covered
 from tests.made_blocks import Change, Made, block
 
@@ -298,62 +298,73 @@ def test_a_wrong_query_is_a_usage_error_that_names_the_tables(store):
     assert caught.value.code == "stage.sql"
 
 
-KEYS = st.integers(1, 5)
-STEPS = st.lists(st.tuples(st.sampled_from("cudmt"), KEYS, KEYS, st.sampled_from(["x", "y", None])), max_size=40)
+def definition(*, keyed: bool) -> TableSchema:
+    """The table of tests/history_model.py."""
+    columns = [
+        Column(
+            name,
+            parse_column_type(kind, charset="utf8mb4" if kind.startswith("varchar") else "", collation=""),
+            key_part=KEY.index(name) + 1 if keyed and name in KEY else None,
+        )
+        for name, kind in COLUMNS.items()
+    ]
+    return TableSchema("shop", "items", tuple(columns))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=STEPS, cuts=st.lists(st.booleans(), min_size=40, max_size=40), seed=st.integers(0, 99))
-@pytest.mark.parametrize("keyed", [True, False])
-def test_the_state_equals_a_table_to_which_the_changes_were_applied(tmp_path_factory, keyed, steps, cuts, seed):
-    """A dict (or a bag of rows) takes each change as a server would; the fold must end at the same rows."""
-    schema = ORDERS if keyed else KEYLESS
-    table: dict[int, str | None] = {}
-    bag: Counter = Counter()
-    made, pending = [[]], []
-    for (op, one, two, note), cut in zip(steps, cuts, strict=False):
-        present = one in table if keyed else any(row[0] == one for row in bag)
-        old = (one, table.get(one)) if keyed else next((row for row in bag if row[0] == one), None)
-        if op == "t":
-            pending.append(truncate(schema))
-            table.clear()
-            bag.clear()
-        elif op == "c" and not (keyed and present):
-            pending.append(insert(one, note, schema))
-            table[one] = note
-            bag[one, note] += 1
-        elif op in "um" and present and not (keyed and op == "m" and two in table):
-            new = (two if op == "m" else one, note)
-            pending.append(update(old, new, schema))
-            table.pop(one, None)
-            table[new[0]] = note
-            bag[old] -= 1
-            bag += Counter()
-            bag[new] += 1
-        elif op == "d" and present:
-            pending.append(delete(*old, schema))
-            table.pop(one, None)
-            bag[old] -= 1
-            bag += Counter()
-        if cut and pending:
-            made[-1].append(Made(pending))
-            pending = []
-            if len(made[-1]) > 2:
+def staged_history(store, history: History, schema: TableSchema, cuts: Sequence[bool]) -> dict[str, list[Manifest]]:
+    """By source, its batches. The transaction with seq n of the history is the n-th of its source."""
+    batches = {}
+    for server in history.servers:
+        made: list[list[Made]] = [[]]
+        for seq in range(max(change.seq for change in server.log) + 1):
+            own = [change for change in server.log if change.seq == seq]
+            changes = [
+                Change(schema, one.op, dict(one.row), one.before and dict(one.before), one.literal, absent=one.absent)
+                for one in own
+            ]
+            made[-1].append(Made(changes, ts=own[0].ts_us if own else 0))
+            if cuts[seq % len(cuts)]:
                 made.append([])
-    made[-1] += [Made(pending), Made([insert(99, "always", schema)])]
-    table[99] = "always"
-    bag[99, "always"] += 1
+        batches[server.source] = stage(store, *filter(None, made), source=server.source)
+    return batches
+
+
+def as_read(row: dict[str, Any], absent: Sequence[str] = ()) -> tuple[Any, ...]:
+    literal = dict(row["_cdc_literal"] or [])
+    return tuple("?" if name in absent else literal.get(name, row[name]) for name in NAMES)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data(), cuts=st.lists(st.booleans(), min_size=5, max_size=5))
+@pytest.mark.parametrize(
+    ("sources", "minimal", "keyed"), [(1, False, True), (2, False, True), (1, True, True), (1, False, False)]
+)
+def test_the_state_is_what_the_model_of_history_says(tmp_path_factory, sources, minimal, keyed, data, cuts):
+    drawn = data.draw(histories(sources=sources, minimal=minimal, keyed=keyed, truncates=True))
+    schema = definition(keyed=keyed)
     store = open_store(f"file://{tmp_path_factory.mktemp('stage')}")
-    batches = stage(store, *made)
-    random.Random(seed).shuffle(batches)
-    state = table_state(store, batches, schema.name)
-    if keyed:
-        assert dict(rows(state, "id", "note")) == table
-        in_order = sorted(batches, key=lambda one: one.begin.position)
-        last = {row["id"]: row for one in by_key_batches(store, in_order, schema.name) for row in one.to_pylist()}
-        assert {key: row["note"] for key, row in last.items() if row["_cdc_op"] != "d"} == table
-    else:
-        assert Counter(rows(state, "n", "note")) == bag
+    by_source = staged_history(store, drawn, schema, cuts)
+    batches = [batch for some in by_source.values() for batch in some]
+    found = table_state(store, data.draw(st.permutations(batches)), schema.name).to_pylist()
+    if not keyed:
+        assert Counter(as_read(row) for row in found) == nets(drawn.changes, NAMES)
+        return
+    said = {at: one for at, one in winners(drawn.changes, NAMES, KEY).items() if one.op == "u"}
+    values = [tuple("?" if isinstance(one.values[name], Unknown) else one.values[name] for name in NAMES)
+              for one in said.values()]  # fmt: skip
+    assert sorted(map(str, (as_read(row, json.loads(row["_cdc_absent"] or "[]")) for row in found))) == sorted(
+        map(str, values)
+    )
+    assert {(row["a"], row["b"]): row["_cdc_seq"] for row in found} == {
+        key: at(one.order[0]).seq for key, one in said.items()
+    }
+    if sources == 1 and not minimal:
+        in_order = by_source["s0"]
+        last = {(row["a"], row["b"]): row for one in by_key_batches(store, in_order, schema.name)
+                for row in one.to_pylist()}  # fmt: skip
+        assert {key: as_read(row) for key, row in last.items() if row["_cdc_op"] != "d"} == {
+            (row[0], row[1]): row for row in values
+        }
 
 
 @pytest.mark.parametrize("schema", [ORDERS, KEYLESS])
@@ -420,61 +431,6 @@ def test_a_position_is_read_as_it_is_printed():
         assert parse_position(str(position)) == position
     for text in ("2026-11-21T04:00:00Z", "2026-11-21T04:00:00.000001+02:00", "binlog.000001", "binlog:4", ""):
         assert parse_position(text) is None
-
-
-WIDE = TableSchema(
-    "shop", "wide", (ID, *(Column(name, ColumnType("int")) for name in "abc"), Column("d", ColumnType("date")))
-)
-SOME = st.sets(st.sampled_from("abcd"), max_size=3)
-PARTIAL = st.lists(st.tuples(st.sampled_from("cuuudm"), KEYS, KEYS, SOME, st.booleans()), max_size=40)
-
-
-@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(steps=PARTIAL, known=st.booleans())
-def test_absent_values_are_the_rows_own_older_ones_through_changes_of_its_key(tmp_path_factory, steps, known):
-    """Minimal images: an update has only what it changed. known: the rows that stood there before are staged too."""
-    table: dict[int, dict] = {}
-    made: list[list[Made]] = [[]]
-    if not known:  # row 1 is older than the stage: what no change of it has stays absent
-        table[1] = dict.fromkeys("abcd", "?")
-    for number, (op, one, two, some, odd) in enumerate(steps):
-        drawn = dict.fromkeys("abc", None if odd else number)
-        literal = {"d": f"0000-00-{number:02d}"} if odd else None
-        day = {"d": None if odd else datetime.date(2026, 1, 1) + datetime.timedelta(number)}
-        row = drawn | day
-        shown = drawn | (literal or day)
-        if op == "c" and one not in table:
-            change = Change(WIDE, "c", {"id": one, **row}, literal=literal)
-            table[one] = shown
-        elif op in "um" and one in table and (op == "u" or two not in table):
-            key = one if op == "u" else two
-            lacking = sorted(set("abcd") - some)
-            before = [f"_before.{name}" for name in "abcd"]
-            after = {"id": key, **{name: row[name] for name in some}}
-            change = Change(
-                WIDE, "u", after, {"id": one}, literal=literal if "d" in some else None, absent=[*lacking, *before]
-            )
-            table[key] = table.pop(one) | {name: shown[name] for name in some}
-        elif op == "d" and one in table:
-            change = Change(WIDE, "d", {"id": one}, absent=list("abcd"))
-            del table[one]
-        else:
-            continue
-        made[-1].append(Made([change], ts=number))
-        if odd:
-            made.append([])
-    made[-1].append(Made([Change(WIDE, "c", {"id": 99})]))
-    table[99] = dict.fromkeys("abcd")
-    store = open_store(f"file://{tmp_path_factory.mktemp('stage')}")
-    found = {}
-    for row in table_state(store, stage(store, *made), "shop.wide").to_pylist():
-        literal, absent = dict(row["_cdc_literal"] or []), json.loads(row["_cdc_absent"] or "[]")
-        values = {name: literal.get(name, row[name]) for name in "abcd"}
-        found[row["id"]] = values | dict.fromkeys(absent, "?")
-        assert all(values[name] is None for name in absent)
-    # A row older than the stage shows only once a change of it is staged.
-    expected = {key: row for key, row in table.items() if key in found or set(row.values()) != {"?"}}
-    assert found == expected
 
 
 def _server() -> tuple[str, list[str]]:

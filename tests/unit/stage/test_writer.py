@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import datetime
 import errno
@@ -25,7 +26,7 @@ from cdc_core.model.staged import staged_schema
 from cdc_core.stage import files as file_store
 from cdc_core.stage import parquet
 from cdc_core.stage.manifest import commit
-from cdc_core.stage.objects import open_store
+from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
 
@@ -84,7 +85,7 @@ def test_a_manifest_tells_what_the_batch_holds(store, begin):
     manifest = writer.finish(Checkpoint(at(4), gtid_set="0-1-5"))
     assert (manifest.rows, manifest.events, manifest.transactions) == (5, 12, 3)
     assert (manifest.begin.position, manifest.end.position) == (START, at(4))
-    assert (manifest.passed, manifest.notes, manifest.epoch) == ({"filtered": 3}, ("x",), 7)
+    assert (manifest.left_out, manifest.notes, manifest.epoch) == ({"filtered": 3}, ("x",), 7)
     assert (manifest.window_start_us, manifest.window_end_us) == WINDOW
     orders, items = manifest.parts
     assert (orders.table, orders.rows, orders.ops, orders.key_changes) == ("shop.orders_0", 3, {"c": 2, "u": 1}, 1)
@@ -136,7 +137,7 @@ def test_the_same_rows_give_the_same_bytes_however_they_were_cut_into_blocks(sto
         changes.append(Change(ORDERS, "cud"[n % 3], row, row if n % 3 == 1 else None))
     hashes = set()
     for epoch, cut in enumerate((1, 7, 64, 700)):
-        writer = begin(epoch=epoch, gather_bytes=4000 if limit == "bytes" else 1 << 30)
+        writer = begin(epoch=epoch, row_group_buffer_bytes=4000 if limit == "bytes" else 1 << 30)
         for start in range(0, 700, cut):
             made = [Made([change], ts=5 + start + i) for i, change in enumerate(changes[start : start + cut])]
             writer.add(block(made, at(start)))
@@ -394,7 +395,7 @@ def test_a_disk_that_fills_up_is_reported_as_such_and_leaves_nothing(store, begi
 
 def test_many_tables_that_gather_at_once_are_bounded(store, begin):
     schemas = [TableSchema("shop", f"t{n}", ORDERS.columns) for n in range(20)]
-    writer = begin(gather_bytes=20_000)
+    writer = begin(row_group_buffer_bytes=20_000)
     for number in range(40):
         changes = [Change(schema, "c", {"id": number, "note": "x" * 100}) for schema in schemas]
         writer.add(block([Made(changes)], at(number)))
@@ -439,7 +440,10 @@ def test_many_parts_are_durable_before_finish_returns_and_few_are_open_at_a_time
         return 0
 
     def watching_open(*arguments: Any, **options: Any) -> int:
-        held = (os.path.realpath(f"/proc/self/fd/{one}") for one in os.listdir("/proc/self/fd"))
+        held = []
+        for one in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(FileNotFoundError):  # another thread has closed it meanwhile
+                held.append(name(int(one)))
         opened.append(len([path for path in held if path.endswith(".parquet")]))
         return real_open(*arguments, **options)
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc_core.apply.guard import (
+from cdc_core.model.version import (
     VERSION_BYTES,
     Version,
     decode,

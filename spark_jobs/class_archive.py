@@ -1,6 +1,6 @@
 """Makes the JVM's archive of Spark's loaded classes (AppCDS): each later local job costs a third less CPU at its start.
 
-`python -m spark_jobs.archive` runs a small job of the kind that the real ones are and lets the JVM keep what it
+`python -m spark_jobs.class_archive` runs a small job of the kind that the real ones are and lets the JVM keep what it
 loaded, 170 MB, in the cache folder (cdc_core.apply.jobs.class_archive). No archive, or one of another Java or Spark,
 changes nothing but the time: the JVM leaves it aside.
 """

@@ -22,7 +22,9 @@ def end_writes(job: Job, table: MergeTable) -> bool:
             continue
         plan = RunPlan.from_bytes(job.store.get(info.path))
         other = replace(job, plan=plan)
-        for theirs in other.tables() if _unfinished(job, plan) else ():
+        if not _unfinished(job, plan):
+            continue
+        for theirs in other.tables():
             if theirs.table == table.table:
                 log.warning("run %s: ending the write of run %s: %s", job.plan.run_id, plan.run_id, table.table)
                 write_table(other, theirs)

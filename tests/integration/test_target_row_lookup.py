@@ -9,14 +9,15 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from cdc_core.apply.guard import Version, encode
 from cdc_core.config import TargetTable
 from cdc_core.errors import DataAtRisk
+from cdc_core.model.merged import KEY_CHAIN
 from cdc_core.model.schema import parse_column_type
+from cdc_core.model.version import Version, encode
 from cdc_core.target.destination import Destination, Sessions, Shard
 from cdc_core.target.load import LoadFile
+from cdc_core.target.row_lookup import LocatedRows, locate_rows
 from cdc_core.target.sharding import ShardTable
-from cdc_core.target.whereabouts import LINKS, Settled, settle
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.target_rows import Table, Winner, record_batch, target_table
 
@@ -55,16 +56,16 @@ def odd(request: pytest.FixtureRequest) -> Iterator[Table]:
         yield made
 
 
-def arrived(odd: Table, left_at: int) -> tuple[Destination, Settled]:
+def arrived(odd: Table, left_at: int) -> tuple[Destination, LocatedRows]:
     """Row 1 came under the key 2 by a change of (`left_at`, 0) that said nothing else."""
     place = ShardTable(0, odd.facts.database, odd.facts.table, 0)
     shards = (Shard(place, odd.server, odd.facts),)
     destination = Destination("t", "shop.odd", TargetTable(), ("id",), tuple(odd.columns), shards)
     rows = record_batch([Winner("u", {"id": 2}, (9, 9, 0, "one"), absent=list(ODD))], odd.columns)
     link = {"id": 1, "_cdc_ts": left_at, "_cdc_source": "one", "_cdc_seq": left_at, "_cdc_row": 0}
-    rows = rows.append_column(LINKS, pa.array([[link]], pa.list_(LINK)))
+    rows = rows.append_column(KEY_CHAIN, pa.array([[link]], pa.list_(LINK)))
     with tempfile.TemporaryDirectory() as scratch, Sessions(destination) as sessions:
-        return destination, settle(destination, sessions, Path(scratch), rows)
+        return destination, locate_rows(destination, sessions, Path(scratch), rows)
 
 
 def unequal(odd: Table) -> list[str]:

@@ -1,9 +1,9 @@
-"""Rows of which the log did not say all: in which shard each stands, and what it has where it stood before.
+"""Rows that the log did not describe wholly: which shard each is in, and the values it has where it was before.
 
-A log without whole rows may leave out a row's shard key, or what it was before (`_cdc_astray`); and of a row that comes
-under a new key, whatever did not change (`_cdc_links`: its older keys, newest first, each with the version of its
-departure). Then the target is asked: by the row's key in every shard, by its older keys wherever they may stand. Only
-such rows pay for the question.
+A log without whole rows may leave out a row's shard key, or what it was before (`_cdc_shard_unknown`); and of a row
+that comes under a new key, whatever did not change (`_cdc_key_chain`: its older keys, newest first, each with the
+version of its departure). Then the target is asked: by the row's key in every shard, by its older keys wherever they
+may be. Only such rows pay for the question.
 
 What stands in the row's own place is left absent, for the write to take under the row's lock. What stands elsewhere
 goes with the row, as text in `_cdc_literal`. May assume that the run has every change that the target lacks: whichever
@@ -21,21 +21,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from cdc_core.apply.guard import newer_or_equal
-from cdc_core.model.staged import ABSENT, DELETE, LITERAL, OP, lacking
+from cdc_core.model.merged import KEY_CHAIN, SHARD_UNKNOWN, MergedOp
+from cdc_core.model.staged import ABSENT, LITERAL, OP, lacking
+from cdc_core.model.version import newer_or_equal
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.load import absent_values
 from cdc_core.target.text import is_bytes, row_keys, version_hex
-from cdc_core.target.versions import Held, versions_of
+from cdc_core.target.versions import TargetVersion, versions_of
 
-LINKS, ASTRAY = "_cdc_links", "_cdc_astray"
 _EVERY = -1
-Place = tuple[int, Held]
+ShardHolding = tuple[int, TargetVersion]
 """A shard, and what it holds of a key."""
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
+class LocatedRows:
     """rows: completed. shards: the shard of each. left: (row, shard) of the places that a row must leave."""
 
     rows: pa.RecordBatch
@@ -43,15 +43,15 @@ class Settled:
     left: Sequence[tuple[int, int]] = ()
 
 
-def settle(destination: Destination, sessions: Sessions, scratch: Path, rows: pa.RecordBatch) -> Settled:
+def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, rows: pa.RecordBatch) -> LocatedRows:
     """The rows with their shards. Raises DataAtRisk (target.absent_values) for a row that is nowhere to be found."""
     index, sets = lacking(rows)
     absent = [frozenset() if at is None else sets[at] for at in index.to_pylist()]
     unplaced = {at for at, names in enumerate(absent) if destination.moving in names}
-    astray = unplaced | _flagged(destination, rows)
+    unknown = unplaced | _flagged(destination, rows)
     links, chains = _links(rows)
-    if not astray and not chains:
-        return Settled(rows, destination.shard_numbers(rows))
+    if not unknown and not chains:
+        return LocatedRows(rows, destination.shard_numbers(rows))
     shards = np.full(rows.num_rows, _EVERY)
     placed = [at for at in range(rows.num_rows) if at not in unplaced]
     shards[placed] = destination.shard_numbers(rows.take(pa.array(placed, pa.int64())))
@@ -60,15 +60,15 @@ def settle(destination: Destination, sessions: Sessions, scratch: Path, rows: pa
         name: is_bytes(rows.schema.field(name).type) for name in destination.columns if name not in destination.key
     }
 
-    def held(keys: pa.RecordBatch, places: npt.NDArray[np.int64]) -> list[list[Place]]:
+    def held(keys: pa.RecordBatch, places: npt.NDArray[np.int64]) -> list[list[ShardHolding]]:
         return _held(destination, sessions, scratch, keys, places, columns)
 
-    asked = sorted(astray | set(chains))
-    everywhere = np.array([_EVERY if at in astray else shards[at] for at in asked])
+    asked = sorted(unknown | set(chains))
+    everywhere = np.array([_EVERY if at in unknown else shards[at] for at in asked])
     own = dict(zip(asked, held(rows.take(pa.array(asked)), everywhere), strict=True))
     older = held(links, np.full(links.num_rows, _EVERY) if destination.moving else destination.shard_numbers(links))
     versions, departures = _versions(rows), _versions(links)
-    deletes = [op == DELETE for op in rows.column(OP).to_pylist()]
+    deletes = [op == MergedOp.DELETE for op in rows.column(OP).to_pylist()]
     fills: dict[int, Mapping[str, str | None]] = {}
     left: list[tuple[int, int]] = []
     for at in asked:
@@ -89,29 +89,29 @@ def settle(destination: Destination, sessions: Sessions, scratch: Path, rows: pa
             shards[at] = found[0] if found else (buried or [0])[0]
         if found and not deletes[at] and not (mine and found[0] == shards[at]):
             fills[at] = {name: value for name, value in found[1].values.items() if name in absent[at]}
-        if at in astray:
+        if at in unknown:
             # Of a deleted row that stands nowhere, each shard must know: an older change may still come to any.
             nowhere = deletes[at] and at in unplaced and not standing
             leaves = range(len(destination.shards)) if nowhere else [shard for shard, _ in standing]
             left += [(at, shard) for shard in leaves if shard != shards[at]]
-    return Settled(_filled(rows, fills), shards, left)
+    return LocatedRows(_filled(rows, fills), shards, left)
 
 
 def _flagged(destination: Destination, rows: pa.RecordBatch) -> set[int]:
-    at = rows.schema.get_field_index(ASTRAY) if destination.moving else -1
+    at = rows.schema.get_field_index(SHARD_UNKNOWN) if destination.moving else -1
     return set() if at < 0 else set(np.flatnonzero(np.asarray(rows.column(at).fill_null(False))).tolist())
 
 
 def _links(rows: pa.RecordBatch) -> tuple[pa.RecordBatch, dict[int, list[int]]]:
     """All older keys, as rows; for each row that has some, which of them, newest first."""
-    at = rows.schema.get_field_index(LINKS)
+    at = rows.schema.get_field_index(KEY_CHAIN)
     if at < 0 or rows.column(at).null_count == rows.num_rows:
         return rows.slice(0, 0), {}
     column = rows.column(at)
     batch = pa.RecordBatch.from_struct_array(column.flatten())
     ends = np.cumsum([0, *column.value_lengths().fill_null(0).to_pylist()])
     chains = {row: list(range(ends[row], ends[row + 1])) for row in range(rows.num_rows) if ends[row] < ends[row + 1]}
-    return batch.append_column(OP, pa.array(["u"] * batch.num_rows)), chains
+    return batch.append_column(OP, pa.array([MergedOp.UPSERT] * batch.num_rows)), chains
 
 
 def _held(
@@ -121,9 +121,9 @@ def _held(
     rows: pa.RecordBatch,
     places: npt.NDArray[np.int64],
     columns: Mapping[str, bool],
-) -> list[list[Place]]:
+) -> list[list[ShardHolding]]:
     """What is held of each key where it may stand: in the shard `places`, or in every one."""
-    found: list[list[Place]] = [[] for _ in range(rows.num_rows)]
+    found: list[list[ShardHolding]] = [[] for _ in range(rows.num_rows)]
     for number, shard in enumerate(destination.shards):
         here = np.flatnonzero((places == number) | (places == _EVERY))
         if len(here):
@@ -138,12 +138,14 @@ def _held(
                 columns=columns,
             )
             for at, one in zip(here, part, strict=True):
-                if one != Held():
+                if one != TargetVersion():
                     found[at].append((number, one))
     return found
 
 
-def _first(chain: Sequence[int], older: Sequence[Sequence[Place]], departures: Sequence[bytes]) -> Place | None:
+def _first(
+    chain: Sequence[int], older: Sequence[Sequence[ShardHolding]], departures: Sequence[bytes]
+) -> ShardHolding | None:
     """The oldest place where the row still stands: what is as new as its departure is another row."""
     for link in reversed(chain):
         for place in older[link]:
@@ -152,7 +154,7 @@ def _first(chain: Sequence[int], older: Sequence[Sequence[Place]], departures: S
     return None
 
 
-def _newest(one: Place, other: Place) -> Place:
+def _newest(one: ShardHolding, other: ShardHolding) -> ShardHolding:
     return one if newer_or_equal(one[1].row or b"", other[1].row or b"") else other
 
 

@@ -17,7 +17,7 @@ Between sources the order is only as good as their clocks: when a source's clock
 wrote the same key in between, there is no order that both rules agree on. Sources that share keys need a clock
 that does not run backwards (docs/architecture.md).
 
-The Python functions here and the SQL they generate are twins: the tests compare them on real servers.
+The same comparisons in SQL: target/guard_sql.py.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+VERSION_COLUMN = "_cdc_version"
+"""The target's column of it."""
 VERSION_BYTES = 84
 """Width of the VARBINARY column: 24 bytes of numbers and a source name, which has at most 48 (config.NAME)."""
 ORIGIN_BYTES = 8
@@ -37,8 +39,8 @@ have origins. Rows that two of them have under one key are two rows, which the t
 _NUMBERS = struct.Struct(">qqq")
 _SEQ = 8
 _SOURCE = 24
-_UNTOLD = _SOURCE + 1 + ORIGIN_BYTES
-"""No version up to this length says its origin: a source's name is not empty."""
+SHORTEST_WITH_ORIGIN = _SOURCE + 1 + 1 + ORIGIN_BYTES
+"""The shortest version that says its origin: a source's name is not empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,14 +78,8 @@ def other_origin(a: bytes, b: bytes) -> bool:
 
 def _origin(raw: bytes) -> bytes:
     # Shorter ones have numbers there, and longer ones without an origin a name, which holds no zero byte.
-    said = len(raw) > _UNTOLD and raw[-ORIGIN_BYTES - 1] == 0
+    said = len(raw) >= SHORTEST_WITH_ORIGIN and raw[-ORIGIN_BYTES - 1] == 0
     return raw[-ORIGIN_BYTES:] if said else b""
-
-
-def other_origin_sql(a: str, b: str) -> str:
-    """The same as a SQL expression; never null. `a` must not be null."""
-    said = [f"SUBSTRING({one}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({one}) > {_UNTOLD}" for one in (a, b)]
-    return f"COALESCE({said[0]} AND {said[1]} AND RIGHT({a}, {ORIGIN_BYTES}) <> RIGHT({b}, {ORIGIN_BYTES}), FALSE)"
 
 
 def encode_numbers(
@@ -100,28 +96,3 @@ def newer_or_equal(a: bytes, b: bytes) -> bool:
     if a[_SOURCE:] == b[_SOURCE:]:
         return a[_SEQ:_SOURCE] >= b[_SEQ:_SOURCE]
     return a[:_SEQ] + a[_SOURCE:] >= b[:_SEQ] + b[_SOURCE:]
-
-
-def newer_or_equal_sql(a: str, b: str) -> str:
-    """The same as a SQL expression of two VARBINARY expressions; a null is empty bytes. Never null itself."""
-    a, b = f"COALESCE({a}, X'')", f"COALESCE({b}, X'')"
-    # SUBSTRING counts from 1.
-    return (
-        f"IF(SUBSTRING({a}, 25) = SUBSTRING({b}, 25), SUBSTRING({a}, 9, 16) >= SUBSTRING({b}, 9, 16), "
-        f"CONCAT(SUBSTRING({a}, 1, 8), SUBSTRING({a}, 25)) >= CONCAT(SUBSTRING({b}, 1, 8), SUBSTRING({b}, 25)))"
-    )
-
-
-def may_replace_sql(version: str, old_version: str, *, fresh: str | None = None, old_fresh: str | None = None) -> str:
-    """Whether an upsert may replace a row, by the table's rule.
-
-    Without a freshness column: by version. With one: the greater value wins, equal values by version; a null
-    is older than any value.
-    """
-    by_version = newer_or_equal_sql(version, old_version)
-    if fresh is None or old_fresh is None:
-        return by_version
-    return (
-        f"CASE WHEN {fresh} <=> {old_fresh} THEN {by_version} WHEN {old_fresh} IS NULL THEN 1 "
-        f"WHEN {fresh} IS NULL THEN 0 ELSE {fresh} > {old_fresh} END"
-    )

@@ -1,8 +1,8 @@
 """Each change under the keys that it touches: once, and a change of its key a second time as the delete of the old one.
 
 Bookkeeping that it adds: `_cdc_side` (1 for the delete of the old key), `_cdc_arrived` (the change brings its key to
-life), `_cdc_inherits` (a change of the key that lacks values, which stand under the old one), `_cdc_lost` (1 where a
-change does not say its key), `_cdc_astray` (a change of a shard key, or a delete, that does not say what it was).
+life), `_cdc_inherits` (a change of the key that lacks values, which are under the old one), `_cdc_lost` (1 where a
+change does not say its key), `_cdc_shard_unknown` (a change of a shard key, or a delete, does not say what it was).
 `_cdc_lacks`, which it expects, names the columns without a value; of the old side, those of the image before.
 """
 
@@ -14,6 +14,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
+from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD_UNKNOWN
 from cdc_core.model.staged import (
     BEFORE,
     BEFORE_MARK,
@@ -28,8 +29,6 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
-from cdc_core.target.text import ORIGIN
-from cdc_core.target.whereabouts import ASTRAY, LINKS
 from spark_jobs.columns import c
 
 SIDE, ARRIVED, INHERITS, LOST, LACKS = "_cdc_side", "_cdc_arrived", "_cdc_inherits", "_cdc_lost", "_cdc_lacks"
@@ -61,7 +60,7 @@ def lacks(name: str, *inside: str) -> Column:
 
 
 def split(changes: DataFrame, columns: T.StructType, key: Sequence[str], moving: Sequence[str] = ()) -> DataFrame:
-    """See the module's docstring. moving: shard keys outside the key. `_cdc_links` goes with the change's own side."""
+    """See the module's docstring. moving: shard keys outside the key. `_cdc_key_chain` goes with the own side."""
     unchanged = F.lit(True)
     for name in key:
         kind = columns[name].dataType
@@ -71,14 +70,14 @@ def split(changes: DataFrame, columns: T.StructType, key: Sequence[str], moving:
         SIDE, F.explode(F.when(c("_cdc_key_change"), F.array(F.lit(0), F.lit(1))).otherwise(F.array(F.lit(0))))
     )
     old = c(SIDE) == 1
-    lost, astray = F.lit(False), F.lit(False)
+    lost, shard_unknown = F.lit(False), F.lit(False)
     for name in key:
         lost = lost | lacks(name) | lacks(BEFORE_MARK + name)
     for name in moving:
         unsaid = lacks(BEFORE_MARK + name)
         moved = unsaid & ~lacks(name) & ~c("_cdc_key_change")
         gone = (c(OP) == DELETE) & lacks(name)
-        astray = astray | F.when(old, unsaid).when(c(OP) == UPDATE, moved).otherwise(gone)
+        shard_unknown = shard_unknown | F.when(old, unsaid).when(c(OP) == UPDATE, moved).otherwise(gone)
     own = F.filter(c(LACKS), lambda name: ~F.startswith(name, F.lit(BEFORE_MARK)))
     before = F.transform(F.filter(c(LACKS), lambda name: F.startswith(name, F.lit(BEFORE_MARK))), _unmarked)
     literal = F.when(old, old_literal()).otherwise(new_literal())
@@ -89,9 +88,9 @@ def split(changes: DataFrame, columns: T.StructType, key: Sequence[str], moving:
         *[c(name) for name in (TS, SOURCE, SEQ, ROW, *([ORIGIN] if ORIGIN in changes.columns else []))],
         F.when(F.size(literal) > 0, literal).alias(LITERAL),
         F.when(old, before).otherwise(own).alias(LACKS),
-        *([F.when(~old, c(LINKS)).alias(LINKS)] if LINKS in changes.columns else []),
+        *([F.when(~old, c(KEY_CHAIN)).alias(KEY_CHAIN)] if KEY_CHAIN in changes.columns else []),
         F.when(~old & lost, F.lit(1)).otherwise(F.lit(0)).alias(LOST),
-        astray.alias(ASTRAY),
+        shard_unknown.alias(SHARD_UNKNOWN),
         (c("_cdc_key_change") & (F.size(own) > 0)).alias(INHERITS),
         c(SIDE),
         (c(OP).isin(INSERT, SNAPSHOT) | (c("_cdc_key_change") & ~old)).alias(ARRIVED),

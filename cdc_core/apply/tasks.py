@@ -1,0 +1,35 @@
+"""The tasks of a run after its plan, in their order: once, for whoever carries a run out or describes it.
+
+    plan ─► merge ─► per target: filter ─► write ─► quality ─► commit
+
+`lockstep run` (cdc_core/run.py) goes through them one after the other, Airflow's DAGs are made of them
+(lockstep_airflow/specs.py), and jobs.py knows the Spark applications among them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One task.
+
+    spark: it is a Spark application, spark_jobs/<name>.py; otherwise a function of cdc_core.
+    doc:   what it does, in a sentence.
+    """
+
+    name: str
+    spark: bool
+    doc: str
+
+
+MERGE = Task("merge", True, "Finds the last change of each key among the planned batches.")
+FILTER = Task("filter", True, "Compares the last changes with the versions that the target holds.")
+WRITE = Task("write", True, "Writes what is newer, guarded, in one transaction a shard.")
+QUALITY = Task("quality", True, "Runs the expectations on staged, merged and written rows.")
+COMMIT = Task("commit", False, "Closes the ledger, which must add up, and marks the batches as applied.")
+
+TARGET_TASKS = (FILTER, WRITE, QUALITY, COMMIT)
+"""What each target runs for itself once its merge set is merged."""
+SPARK_JOBS = tuple(task.name for task in (MERGE, *TARGET_TASKS) if task.spark)
