@@ -207,7 +207,7 @@ def require_columns(table_map: TableMap, images: RowImages) -> None:
     """Raises DataAtRisk `binlog.malformed` where the events have another number of columns than their table map."""
     if len(images) and images.columns != table_map.columns:
         raise malformed(
-            f"Rows of {images.columns} columns behind a table map of {table_map.name} with {table_map.columns}",
+            f"Rows of {images.columns} columns after a table map of {table_map.name} with {table_map.columns}",
             images.where(0),
         )
 

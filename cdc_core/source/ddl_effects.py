@@ -24,7 +24,7 @@ class DdlEffect:
     """tables: captured ones that the statement defines; None where any may be.
 
     unlogged:  why rows changed, or are past, without row events; "" where they did not.
-    truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is no
+    truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is not an
                unlogged one, and nothing has `happened`.
     happened:  for the coverage of tables.
     unnamed:   the database that it drops, where no captured table of it is known though there may have been some.

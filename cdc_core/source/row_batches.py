@@ -252,7 +252,7 @@ def _row_numbers(images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Lo
             where=images.where(int(counts.argmax())),
             code="source.event_rows",
             remedy="lower binlog_row_event_max_size on the source below 16 MiB (8 KiB is the server's default), "
-            "and start behind this transaction with a full copy of its tables",
+            "and start after this transaction with a full copy of its tables",
         )
     first = np.cumsum(counts) - counts
     within = np.arange(len(decoded), dtype=np.int64) - np.repeat(first, counts)
