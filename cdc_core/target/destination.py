@@ -111,6 +111,7 @@ def open_destination(
     key = tuple(key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas)
+    demands = _Demands(tuple(schemas), key, rule, ready, partial, shared)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     for number, reference in enumerate(target.connections):
@@ -123,21 +124,8 @@ def open_destination(
                 with connection.cursor() as cursor:
                     set_session(cursor)
                 require_server(connection, where=f"{reference} ({server})")
-                shards += [
-                    Shard(place, server, facts)
-                    for place, facts in _inspect(
-                        connection,
-                        mine,
-                        schemas,
-                        key,
-                        rule,
-                        reference,
-                        problems,
-                        ready=ready,
-                        partial=partial,
-                        shared=shared,
-                    )
-                ]
+                found = _inspect(connection, mine, demands, reference, problems)
+                shards += [Shard(place, server, facts) for place, facts in found]
         except LockstepError as error:
             problems.append(error)
         except pymysql.err.MySQLError as error:
@@ -194,18 +182,24 @@ def _names(schema: TableSchema) -> set[str]:
     return {column.name for column in schema.columns}
 
 
+@dataclass(frozen=True, slots=True)
+class _Demands:
+    """What `open_destination` was asked for."""
+
+    schemas: tuple[TableSchema, ...]
+    key: tuple[str, ...]
+    rule: TargetTable
+    ready: bool
+    partial: bool
+    shared: bool
+
+
 def _inspect(
     connection: pymysql.Connection[Any],
     places: Sequence[ShardTable],
-    schemas: Sequence[TableSchema],
-    key: Sequence[str],
-    rule: TargetTable,
+    demands: _Demands,
     where: str,
     problems: list[LockstepError],
-    *,
-    ready: bool,
-    partial: bool,
-    shared: bool,
 ) -> Iterator[tuple[ShardTable, TableFacts]]:
     """The tables that are there; what is wrong with them, and with those that are not, is added to `problems`.
 
@@ -217,22 +211,25 @@ def _inspect(
         found = table_facts(connection, database, [place.table for place in here])
         for place in here:
             facts = found.get(place.table)
-            for schema in schemas[: None if facts else 1]:
+            for schema in demands.schemas[: None if facts else 1]:
                 problems += table_problems(
                     facts,
                     schema,
-                    key,
+                    demands.key,
                     name=place.name,
-                    freshness=rule.freshness,
-                    narrower=rule.on_row_error == "quarantine",
-                    partial=partial,
+                    freshness=demands.rule.freshness,
+                    narrower=demands.rule.on_row_error == "quarantine",
+                    partial=demands.partial,
                     mariadb=mariadb,
                 )
             if facts is not None:
                 facts = replace(
-                    facts, key=tuple(key), keyless=not key, beside=bool(key) and rule.guard.store == "table"
+                    facts,
+                    key=demands.key,
+                    keyless=not demands.key,
+                    beside=bool(demands.key) and demands.rule.guard.store == "table",
                 )
-                found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, schemas)))
+                found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
         sound = [one for one in found.values() if _collect(problems, require_engine, connection, one)]
         granted = _collect(problems, require_grants, connection, sound, temporary_in=database, where=where)
         for place in here:
@@ -240,9 +237,9 @@ def _inspect(
                 continue
             facts = found[place.table]
             _collect(problems, require_store, connection, facts)
-            if granted and facts in sound and not ready:
-                names = dict.fromkeys(name for schema in schemas for name in loaded_columns(facts, schema))
-                _collect(problems, require_room, connection, facts, tuple(names), shared=shared)
+            if granted and facts in sound and not demands.ready:
+                names = dict.fromkeys(name for schema in demands.schemas for name in loaded_columns(facts, schema))
+                _collect(problems, require_room, connection, facts, tuple(names), shared=demands.shared)
             yield place, facts
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, to_line
@@ -44,6 +47,26 @@ def test_an_error_of_a_spark_application_comes_back_through_the_hooks_failure() 
     )
     found = of_spark(failure, "write")
     assert (type(found), str(found), found.code) == (Refused, str(error), "write.full")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "check user, password",
+        "password = 'a' and secret= b",
+        "SECRET",
+        'export A_SECRET_KEY="x" password=',
+        "the password",
+    ],
+)
+def test_what_the_hook_masks_in_the_drivers_output_does_not_hide_the_error(text: str) -> None:
+    error = Refused(f"Cannot log in: {text}", where=text, code="connection.denied", remedy=text)
+    hook = SparkSubmitHook.__new__(SparkSubmitHook)  # its masking alone, without a connection
+    hook._last_submit_log_lines = deque(
+        f"ERROR spark_jobs.job write: {error}\n{to_line(error, last=True)}".splitlines()
+    )
+    found = of_spark(AirflowException(f"Cannot execute: x. Error code is: 3.{hook._submit_log_tail}"), "write")
+    assert (type(found), str(found)) == (Refused, str(error))
 
 
 @pytest.mark.parametrize("status", [1, -9, 137])

@@ -76,7 +76,14 @@ def test_a_defect_says_what_is_safe_and_what_a_report_needs() -> None:
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.sampled_from(
-    ["LOCKSTEP-ERROR 5", 'LOCKSTEP-ENDED-BY {"kind": "Refused"}', "a\nb", '"\\"', "[at x] What to do: y (z.z)"]
+    [
+        "LOCKSTEP-ERROR:5",
+        'LOCKSTEP-ENDED-BY:{"kind": "Refused"}',
+        "LOCKSTEP-ERROR:" + "[" * 100_000,
+        "a\nb",
+        '"\\"',
+        "[at x] What to do: y (z.z)",
+    ]
 )
 ERRORS = st.builds(
     lambda kind, what, where, remedy: kind(what, where=where, code="a.b", remedy=remedy),
@@ -88,13 +95,14 @@ ERRORS = st.builds(
 
 
 @given(error=ERRORS, before=TEXTS, after=TEXTS, last=st.booleans())
-@example(Refused("LOCKSTEP-ERROR {}", code="a.b", remedy="x"), "", "", False)
+@example(Refused("LOCKSTEP-ERROR:{}", code="a.b", remedy="x"), "", "", False)
 def test_an_error_is_one_line_that_is_found_in_any_text(
     error: LockstepError, before: str, after: str, last: bool
 ) -> None:
     line = to_line(error, last=last)
     assert line.isascii()
     assert line.isprintable()
+    assert not set(line) & set(" ='")
     for text in (f"{before}\n{line}\n{after}", f"x {line}{after}", f"Caused by: {line} at {after}"):
         again = from_text(text, last=last)
         assert again is not None
