@@ -55,9 +55,12 @@ def define_tables(
     change = tables.change(statement, defined or (), place, commit_ts_us)
     lived = tables.lived(statement, place)
     cascades = statement.cascades and not cascades_logged
+    united = tables.merge_tables.emptied_by(defined or ()) if statement.verb == "TRUNCATE" else ()
     # Asked before the definition is forgotten: an emptied table has the rows of the old one.
-    truncated = None if cascades or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
+    truncated = None if cascades or united or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
     tables.redefined(defined, place, change)
+    tables.merge_tables.define(statement)
+    defined = defined if defined is None else (*defined, *united)
     captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
     if statement.database and statement.unlogged:
         # Which tables the database had is not in the log, and the server does not know it any more.

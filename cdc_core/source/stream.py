@@ -28,12 +28,13 @@ from cdc_core.source import faults, server_id
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import logs_cascades, table_schema, table_schemas
+from cdc_core.source.definitions import NEVER_CAPTURED, logs_cascades, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.history import History, Place
+from cdc_core.source.merge_tables import engine_now, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.spill import SpillableChanges
@@ -99,7 +100,7 @@ class SourceStream:
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._history = History(history, self._present, self._behind, self._defaults)
-        self._tables = tables = Tables(captures, self._known, isolated, self._history)
+        self._tables = tables = Tables(captures, self._known, isolated, self._history, self._engine)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
@@ -126,6 +127,7 @@ class SourceStream:
         lower_case = lower_case_names(self._asked())
         self._assembler.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
         self._assembler.judge.cascades_logged = logs_cascades(self._asked())
+        self._tables.merge_tables.learn(united_tables(self._asked()))
         self._begin_history()
         return self
 
@@ -321,9 +323,12 @@ class SourceStream:
         try:
             return self._known(database, table)
         except Refused as error:
-            if error.code != "source.system_versioned":
+            if error.code not in NEVER_CAPTURED:
                 raise
             return None
+
+    def _engine(self, database: str, table: str) -> str:
+        return engine_now(self._asked(), database, table)
 
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)
