@@ -238,8 +238,7 @@ class Database:
         def _connected(dbapi: sqlite3.Connection, _record: object) -> None:
             dbapi.isolation_level = None  # we say BEGIN ourselves: the driver would only begin at the first write
             dbapi.execute("PRAGMA foreign_keys = ON")
-            if dbapi.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                dbapi.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(dbapi, busy_timeout_s)
 
         @event.listens_for(engine, "begin")
         def _begun(connection: Connection) -> None:
@@ -312,6 +311,21 @@ class Database:
         if "unable to open" in lowered or "readonly" in lowered or "not a database" in lowered:
             return self._refused("meta.unusable", why)
         return _defect(why, self.name)
+
+
+def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """Puts the file into WAL mode, for good, waiting for others that write it.
+
+    SQLite waits for no writer here: it answers `database is locked` at once, whatever the time-out of the connection.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline_s:
+                raise
+            time.sleep(0.02)
 
 
 class _Collision(Exception):
