@@ -147,8 +147,12 @@ class Tables:
             name for name in left
             if not (statement.guarded or statement.database) or history.existed(name, place) or name in self._known
         )  # fmt: skip
+        moves_no_rows = not statement.unlogged
         if statement.columns is None or not names:
-            return Change(vacated, frozenset(left) - vacated, ts_us=ts_us)
+            made = names if statement.verb == "CREATE TABLE" and self._makes(statement, place) else ()
+            return Change(
+                vacated, frozenset(left) - vacated, ts_us=ts_us, made=frozenset(made), moves_no_rows=moves_no_rows
+            )
         name, columns = names[0], statement.columns
         schema = next((use.schema for use in self._uses.values() if use and use.schema.name == ".".join(name)), None)
         there = None if schema is None else {column.name.lower() for column in schema.columns}
@@ -158,7 +162,13 @@ class Tables:
         )
         before = history.dropped(name, place) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
-        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us)
+        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us, moves_no_rows=moves_no_rows)
+
+    def _makes(self, statement: Statement, place: Place) -> bool:
+        """Whether a CREATE TABLE has certainly made a table, without a row, and without rows of an earlier one."""
+        if statement.unlogged or not statement.tables or self._history is None or self.lived(statement, place):
+            return False
+        return not statement.guarded or self._history.is_gone(statement.tables[0], place)
 
     def lived(self, statement: Statement, place: Place) -> bool:
         """Whether a CREATE TABLE comes after rows of an earlier table of that name."""
