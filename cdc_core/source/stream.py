@@ -22,7 +22,7 @@ from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.block import Block
-from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
 from cdc_core.source.accepted_places import AcceptedPlaces
@@ -33,12 +33,13 @@ from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.fast_path import FastPath
+from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, Place
 from cdc_core.source.merge_tables import engine_now, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.spill import SpillableChanges
-from cdc_core.source.start import require_available
+from cdc_core.source.start import Search, require_available
 from cdc_core.source.tables import Tables
 from cdc_core.source.transaction_assembler import TransactionAssembler
 
@@ -243,7 +244,7 @@ class SourceStream:
         source, known = self._source, self._fingerprint
         if known is not None and known.file not in [file.name for file in files]:
             # Of a file that ended right before us, purged since.
-            log.warning("%s: %s is purged, so that it cannot be compared with what was read", source.name, known.file)
+            self._require_proven_by_gtids(begin, files, known)
             known = None
         for again in (True, False):
             try:
@@ -259,6 +260,23 @@ class SourceStream:
                         f"{known.file} cannot be read from {known.begin} on: {error.what}", f"{source.name}, {begin}"
                     ) from error
         raise AssertionError("unreachable")
+
+    def _require_proven_by_gtids(self, begin: Position, files: Sequence[BinlogFile], known: Fingerprint) -> None:
+        """Where the file before us is gone, that ours says that exactly what was read was executed before it.
+
+        Nothing else tells it from a file of the same name in a log that began again: its first event is not known.
+        """
+        control, checkpoint = self._asked(), self._checkpoint
+        head = Search(self._source, control, self._server, files, facts(control)).head(begin.file)
+        before, read = GtidSet.parse(head.previous), GtidSet.parse(checkpoint.gtid_set)
+        same = before.contains(read) and read.contains(before)
+        if begin != checkpoint.position or not checkpoint.gtid_set or not same:
+            raise faults.history_changed(
+                f"{known.file} is purged, so that it cannot be compared with what was read, and {begin.file} does not "
+                f"prove itself by GTIDs (before it {head.previous or 'none'}, read {checkpoint.gtid_set or 'none'})",
+                f"{self._source.name}, {begin}",
+            )
+        log.info("%s: %s is purged; %s is proven by its GTIDs", self._source.name, known.file, begin.file)
 
     def _can_go_on(self, error: LockstepError) -> bool:
         """After an error: drops the connection and says when to open the next; False when the error stands."""
