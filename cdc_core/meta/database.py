@@ -175,6 +175,16 @@ class Database:
                     return work(connection)
         except DBAPIError as error:
             raise self._translated(error, write=write) from None
+        except _MISREAD as error:
+            if self.is_sqlite:
+                raise
+            raise InternalError(
+                f"The meta database's answer cannot be understood: {type(error).__name__}: {self._safe(error)}.",
+                where=self.name,
+                code="meta.answer",
+                remedy="check that nothing but a database answers there (a proxy in between may not pass all on); "
+                "otherwise report this as a defect of Lockstep, with the log of the task",
+            ) from error
 
     def _server(self, url: URL, busy_timeout_s: float) -> Engine:
         seconds = max(1, int(busy_timeout_s))
@@ -330,6 +340,10 @@ def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
 
 class _Collision(Exception):
     """A deadlock or a race for the same new row: the transaction left nothing and may run again."""
+
+
+_MISREAD = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading an answer ends with that lacks the rows, columns or values that were asked for."""
 
 
 def _defect(why: str, where: str) -> InternalError:
