@@ -319,7 +319,8 @@ def _time(values: _Values) -> _Decoded:
 
 
 def _enum(values: _Values) -> _Decoded:
-    """0 is '', the value of an invalid insert; labels count from 1."""
+    """0 is '', the value of an invalid insert; labels count from 1. Where '' is a label too, an empty literal tells the
+    two apart."""
     labels = values.column.type.labels
     index = _little(values)
     index[~values.valid] = 0
@@ -327,7 +328,10 @@ def _enum(values: _Values) -> _Decoded:
         row = int(index.argmax())
         raise malformed(f"Column {values.column.name!r}: member {index[row]} of {len(labels)}", values.where(row))
     choice = pa.array(index.astype(np.int32), mask=~values.valid)
-    return pa.array(["", *labels], pa.string()).take(choice), None
+    literals = None
+    if "" in labels and len(zero := np.flatnonzero(values.valid & (index == 0))):
+        literals = Literals(zero, pa.array([""]).take(pa.array(np.zeros(len(zero), np.int64))))
+    return pa.array(["", *labels], pa.string()).take(choice), literals
 
 
 def _set(values: _Values) -> _Decoded:

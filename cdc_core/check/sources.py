@@ -24,7 +24,7 @@ from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.near import question, table_names
 from cdc_core.source.start import find_start
-from cdc_core.source.survey import FoundTable, find_tables, proven_empty, rows_before
+from cdc_core.source.survey import FoundTable, engine_advice, find_tables, proven_empty, rows_before
 from cdc_core.words import counted
 
 MOST_TABLES = 10
@@ -125,6 +125,8 @@ def check_tables(
         findings.ok(subject, f"{counted(len(tables), 'table')} captured")
         _check_cascades(pipeline, source, connection, capture, findings)
     for one in tables:
+        if advice := engine_advice(one.engine):
+            findings.warn(subject, f"{one.name} {advice}", "exclude the table (tables.exclude), or expect a difference")
         if one.schema is None:
             findings.warn(
                 subject, f"{one.name}: {one.problem}", "the first change of it stops the pipeline: tables.exclude"

@@ -175,6 +175,16 @@ class Database:
                     return work(connection)
         except DBAPIError as error:
             raise self._translated(error, write=write) from None
+        except _MISREAD as error:
+            if self.is_sqlite:
+                raise
+            raise InternalError(
+                f"The meta database's answer cannot be understood: {type(error).__name__}: {self._safe(error)}.",
+                where=self.name,
+                code="meta.answer",
+                remedy="check that nothing but a database answers there (a proxy in between may not pass all on); "
+                "otherwise report this as a defect of Lockstep, with the log of the task",
+            ) from error
 
     def _server(self, url: URL, busy_timeout_s: float) -> Engine:
         seconds = max(1, int(busy_timeout_s))
@@ -238,8 +248,7 @@ class Database:
         def _connected(dbapi: sqlite3.Connection, _record: object) -> None:
             dbapi.isolation_level = None  # we say BEGIN ourselves: the driver would only begin at the first write
             dbapi.execute("PRAGMA foreign_keys = ON")
-            if dbapi.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
-                dbapi.execute("PRAGMA journal_mode = WAL")
+            _write_ahead(dbapi, busy_timeout_s)
 
         @event.listens_for(engine, "begin")
         def _begun(connection: Connection) -> None:
@@ -314,8 +323,27 @@ class Database:
         return _defect(why, self.name)
 
 
+def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
+    """Puts the file into WAL mode, for good, waiting for others that write it.
+
+    SQLite waits for no writer here: it answers `database is locked` at once, whatever the time-out of the connection.
+    """
+    deadline_s = time.monotonic() + timeout_s
+    while connection.execute("PRAGMA journal_mode").fetchone()[0] != "wal":
+        try:
+            connection.execute("PRAGMA journal_mode = WAL")
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline_s:
+                raise
+            time.sleep(0.02)
+
+
 class _Collision(Exception):
     """A deadlock or a race for the same new row: the transaction left nothing and may run again."""
+
+
+_MISREAD = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+"""What reading an answer ends with that lacks the rows, columns or values that were asked for."""
 
 
 def _defect(why: str, where: str) -> InternalError:

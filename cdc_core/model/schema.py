@@ -263,6 +263,7 @@ class DefinedSince:
     schema:   without columns where it is only known that it is no more what it was.
     defaults: what an INSERT stores in a column that it leaves out (source.defaults); None where nobody asked.
     gone:     no table has this name from here on: it was dropped or renamed.
+    rowless:  a statement of the log made the table, and no row of it had been logged since.
     dropped:  columns that were dropped here.
     emptied:  columns that were added here, and that the table had had before: what older changes say of them is past.
     ts_us:    commit time of what happened here, µs UTC; 0 where nothing did.
@@ -275,6 +276,7 @@ class DefinedSince:
     dropped: tuple[str, ...] = ()
     emptied: tuple[str, ...] = ()
     ts_us: int = 0
+    rowless: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -285,11 +287,12 @@ class DefinedSince:
             "dropped": list(self.dropped),
             "emptied": list(self.emptied),
             "ts_us": self.ts_us,
+            "rowless": self.rowless,
         }
 
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> DefinedSince:
         return cls(
             data["seq"], TableSchema.from_json(data["schema"]), data["defaults"], data["gone"],
-            tuple(data["dropped"]), tuple(data["emptied"]), data["ts_us"],
+            tuple(data["dropped"]), tuple(data["emptied"]), data["ts_us"], data["rowless"],
         )  # fmt: skip

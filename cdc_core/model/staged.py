@@ -54,7 +54,8 @@ BOOKKEEPING: tuple[pa.Field, ...] = (
 row: `ordinal of the row event in its transaction << 24 | ordinal of the row in that event`, both from 0. Row events
 of all tables count, captured or not, so that it is a function of the log alone and no row has to be decoded for it;
 it ascends within a transaction. Row events inside a TRANSACTION_PAYLOAD or an XA PREPARE group count like others.
-literal: column name -> exact text of a value that the typed column cannot hold (which is null there);
+literal: column name -> exact text of a value that the typed column cannot hold (which is null there); an empty text
+says that the '' of an ENUM is its error value (index 0) and not the label '' that it has as well;
 a value of the before image is under `_before.<column>`.
 absent: names, as a JSON array in the table's order, of the columns whose values the log did not carry, and which are
 therefore null here without being null at the source; `_before.<column>` for the before image. Null where all are

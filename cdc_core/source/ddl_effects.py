@@ -55,17 +55,21 @@ def define_tables(
     change = tables.change(statement, defined or (), place, commit_ts_us)
     lived = tables.lived(statement, place)
     cascades = statement.cascades and not cascades_logged
+    united = tables.merge_tables.emptied_by(defined or ()) if statement.verb == "TRUNCATE" else ()
     # Asked before the definition is forgotten: an emptied table has the rows of the old one.
-    truncated = None if cascades or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
+    truncated = None if cascades or united or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
     tables.redefined(defined, place, change)
+    tables.merge_tables.define(statement)
+    defined = defined if defined is None else (*defined, *united)
     captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
-    if statement.database and statement.unlogged:
+    if statement.database and (statement.unlogged or not captured):
         # Which tables the database had is not in the log, and the server does not know it any more.
         each = statement.database + EACH_TABLE
-        if tables.captures(statement.database, _SOME_TABLE):
+        if statement.unlogged and tables.captures(statement.database, _SOME_TABLE):
             captured = (each,)
         elif not captured:
-            return DdlEffect((), happened=((each, Happened.UNLOGGED),), unnamed=statement.database)
+            what = Happened.UNLOGGED if statement.unlogged else Happened.DROPPED
+            return DdlEffect((), happened=((each, what),), unnamed=statement.database)
     if captured == () or truncated is not None:
         return DdlEffect(captured, truncated=truncated)
     emptied = [column for columns in change.emptied.values() for column in columns]
@@ -75,11 +79,11 @@ def define_tables(
     if not unlogged and lived:
         unlogged = "the rows of an earlier table of that name are still staged and in the targets"
     # Before `emptied` is judged: coverage is about rows, and a column that is added again makes no row go unseen.
-    what = _happened(statement, unlogged)
+    happened = _happened(statement, unlogged)
     names = (ANY_TABLE,) if captured is None else captured
     if not unlogged and emptied:
         unlogged = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
-    return DdlEffect(captured, unlogged, happened=() if what is None else tuple((name, what) for name in names))
+    return DdlEffect(captured, unlogged, happened=() if happened is None else tuple((name, happened) for name in names))
 
 
 def drops(statement: Statement) -> bool:

@@ -14,6 +14,7 @@ import pymysql
 from cdc_core.connections import answers
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.source import merge_tables
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.facts import ServerFacts, query
 from cdc_core.words import counted
@@ -39,6 +40,9 @@ SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES
 _VERSIONED = """
 SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED' AND {where}
 """
+_MERGE = f"""
+SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE ENGINE = '{merge_tables.ENGINE}' AND {{where}}
+"""
 
 Name = tuple[str, str]
 
@@ -55,17 +59,21 @@ def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str],
 def table_schema(connection: pymysql.Connection, database: str, table: str) -> TableSchema | None:
     """The present definition of one table; None where it is gone, unseen, or has a type that is not supported.
 
-    Raises Refused (source.system_versioned).
+    Raises Refused (source.system_versioned, source.merge_table).
     """
     where = "TABLE_SCHEMA = %s AND TABLE_NAME = %s"
     found = _read(connection, where, [database, table], frozenset({(database, table)}))
     schema, problem = found.get((database, table), (None, ""))
     if problem == SYSTEM_VERSIONED:
         raise system_versioned(database, table)
+    if problem == merge_tables.NO_ROWS_OF_ITS_OWN:
+        raise merge_tables.merge_table(database, table)
     return schema
 
 
 SYSTEM_VERSIONED = "system-versioned: the log has its history as further rows"
+NEVER_CAPTURED = frozenset({"source.system_versioned", "source.merge_table"})
+"""What `table_schema` raises of tables that cannot be captured at all."""
 
 
 def system_versioned(database: str, table: str) -> Refused:
@@ -102,6 +110,9 @@ def _read(
     found: dict[Name, tuple[TableSchema | None, str]] = {
         name: (None, SYSTEM_VERSIONED) for row in versioned if (name := (as_text(row[0]), as_text(row[1]))) in wanted
     }
+    for row in query(connection, _MERGE.format(where=where), arguments):
+        if (name := (as_text(row[0]), as_text(row[1]))) in wanted:
+            found[name] = None, merge_tables.NO_ROWS_OF_ITS_OWN
     for name, rows in columns.items():
         if name not in wanted or name in found:
             continue

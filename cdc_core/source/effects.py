@@ -10,7 +10,7 @@ It must keep true that a table is left out only when it is certain that the stat
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,7 @@ from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.events import Event, EventType, parse_query
 from cdc_core.connections import answers
 from cdc_core.model.position import Position
+from cdc_core.source import merge_tables
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
 from cdc_core.source.statements import Action, Mentions, Statement, Table, classify, mentioned_in
@@ -105,7 +106,7 @@ class Present:
         return (lower_cased(found[0]), lower_cased(found[1])) if self._lower_case else found
 
     def kinds(self, names: Iterable[Table]) -> dict[Table, str]:
-        """Of those that are there: 'BASE TABLE', 'VIEW', ..."""
+        """Of those that are there: 'BASE TABLE', 'VIEW', 'MERGE', ..."""
         wanted: dict[str, list[str]] = {}
         names = list(names)
         for database, name in names:
@@ -119,12 +120,20 @@ class Present:
                 part = listed[at : at + 500]
                 marks = ", ".join(["%s"] * len(part))
                 for row in self._ask(
-                    "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM INFORMATION_SCHEMA.TABLES "
+                    f"SELECT TABLE_SCHEMA, TABLE_NAME, IF(ENGINE = '{merge_tables.ENGINE}', 'MERGE', TABLE_TYPE) "
+                    "FROM INFORMATION_SCHEMA.TABLES "
                     f"WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN ({marks})",
                     (database, *part),
                 ):
                     self._kinds[self._name(row[0], row[1])] = row[2] or ""
         return {name: kind for name in names if (kind := self._kinds[name])}
+
+    def united_by(self, table: Table) -> list[Table]:
+        """The tables that a MERGE table unites; none of one that is broken."""
+        self.questions += 1
+        with suppress(pymysql.err.MySQLError):
+            return [self._name(*name) for name in merge_tables.union_of(self._connect(), *table)]
+        return []
 
     def databases(self) -> frozenset[str]:
         if self._databases is None:
@@ -344,6 +353,9 @@ class _Walk:
             self._body(body, table[0], f"the triggers of {'.'.join(table)}")
         for child in self._present.children(table):
             self._write(child, certain=True)
+        if kind == "MERGE":
+            for united in self._present.united_by(table):
+                self._write(united, certain=True)
 
     def _present_triggers_visible(self) -> bool:
         return self._present.may_see_triggers()

@@ -114,6 +114,17 @@ def unlogged_change(verb: str, names: str, why: str, words: str, where: str) -> 
     )
 
 
+def through_merge_table(merge: str, names: str, where: str) -> DataAtRisk:
+    return DataAtRisk(
+        f"Rows of {names} were written through {merge}, which is a MERGE table, or may have been one if the server has "
+        "it no more: the log has them under its name only.",
+        where=where,
+        code="source.unlogged_change",
+        remedy="write to the tables themselves; then set tables.on_unlogged_change to record to go on, and copy the "
+        "tables again (needs re-sync); until then target and source differ",
+    )
+
+
 def accepted_at(file: str, offset: int) -> str:
     """How a manifest's note says that an operator has accepted an event."""
     return f"accepted by an operator at {file}:{offset}"

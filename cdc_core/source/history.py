@@ -140,6 +140,9 @@ class History:
         last = self._last(name, place.seq)
         if last is None or last.gone:
             self._learn(DefinedSince(place.seq, TableSchema(*name, ())))
+        elif last.rowless:
+            schema = self._as_of(name, place.seq) or TableSchema(*name, ())
+            self._learn(DefinedSince(place.seq, schema, last.defaults if schema.columns else None))
 
     def lived(self, name: Table, place: Place, *, guarded: bool) -> bool:
         """Whether a CREATE TABLE at a place comes after rows of a table of that name which are past.
@@ -147,8 +150,10 @@ class History:
         guarded: IF NOT EXISTS.
         """
         last = self._last(name, place.seq - 1)
-        if last is None or last.gone:
-            return last is not None
+        if last is None or last.rowless:
+            return False
+        if last.gone:
+            return True
         # The log of another server may repeat what was read in that of the one before.
         return not guarded and last.seq >> _TIMELINE == place.seq >> _TIMELINE
 
@@ -156,6 +161,11 @@ class History:
         """Whether a table of that name is known to be there just before a place."""
         last = self._last(name, place.seq - 1)
         return last is not None and not last.gone
+
+    def is_gone(self, name: Table, place: Place) -> bool:
+        """Whether it is known that no table has that name just before a place."""
+        last = self._last(name, place.seq - 1)
+        return last is not None and last.gone
 
     def dropped(self, name: Table, place: Place) -> frozenset[str]:
         """Columns, in small letters, that the table had before a place, and were dropped."""
@@ -203,6 +213,8 @@ class History:
         for name in mine:
             schema = now.get(name)
             gone = name in change.vacated
+            before = self._last(name, place.seq - 1)
+            rowless = name in change.made or (change.moves_no_rows and before is not None and before.rowless)
             certain = schema is not None and not gone and not any(_touches(one, name) for one in redefined)
             found = DefinedSince(
                 place.seq,
@@ -212,6 +224,7 @@ class History:
                 dropped=change.dropped.get(name, ()),
                 emptied=change.emptied.get(name, ()),
                 ts_us=change.ts_us,
+                rowless=rowless,
             )
             self._learn(found)
 
@@ -258,7 +271,8 @@ class History:
 class Change:
     """What a statement did beside defining tables: as the fields of DefinedSince, by table. ts_us: when.
 
-    absent: tables that it would have dropped, had they been there.
+    absent: tables that it would have dropped, had they been there. made: tables that it made, without a row.
+    moves_no_rows: a table that had no row has none after it.
     """
 
     vacated: frozenset[Table] = frozenset()
@@ -266,6 +280,8 @@ class Change:
     dropped: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
     emptied: Mapping[Table, tuple[str, ...]] = field(default_factory=dict)
     ts_us: int = 0
+    made: frozenset[Table] = frozenset()
+    moves_no_rows: bool = False
 
 
 _TIMELINE = FILE_BITS + OFFSET_BITS

@@ -18,7 +18,8 @@ class OpenGroup:
 
     ordinal: row events so far. pieces: how many PARTs have left. without_rows: the kind of its entry where it holds no
     rows: DDL once it has defined a captured table. maps: what table ids mean in it, None for a table that is not
-    captured; isolated: those of isolated tables. left_out, notes: of its entry, gone with the group when it is dropped.
+    captured; isolated: those of isolated tables. keys: of `maps`, as MergeTables knows them.
+    through: MERGE tables whose rows were noted. left_out, notes: of its entry, gone with the group when it is dropped.
     happened: what its statements did to captured tables, for their coverage.
     """
 
@@ -34,6 +35,8 @@ class OpenGroup:
     without_rows: EntryKind = EntryKind.PASSED
     maps: dict[bytes, MappedTable | None] = field(default_factory=dict)
     isolated: set[bytes] = field(default_factory=set)
+    keys: dict[bytes, bytes] = field(default_factory=dict)
+    through: set[str] = field(default_factory=set)
     left_out: Counter[str] = field(default_factory=Counter)
     notes: list[str] = field(default_factory=list)
     happened: list[tuple[str, Happened]] = field(default_factory=list)

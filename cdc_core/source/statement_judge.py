@@ -130,6 +130,22 @@ class StatementJudge:
             log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
             group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
 
+    def judge_merge_table(self, group: OpenGroup, key: bytes, united: frozenset[Name], at: EventPlace) -> None:
+        """Rows were logged under the name of what may be a MERGE table; noted once a transaction. Raises DataAtRisk
+        (source.unlogged_change)."""
+        merge = ".".join(self._tables.merge_tables.name_of(key))
+        names = sorted({".".join(one.name) for one in group.maps.values() if one is not None and one.name in united})
+        if not names or merge in group.through:
+            return
+        group.through.add(merge)
+        error = faults.through_merge_table(merge, ", ".join(names), at.where)
+        if self._policy.on_unlogged_change == "stop":
+            self.stop(error, at, group, names)
+            return
+        log.warning("%s: needs re-sync of table %s: %s", self._source, ", ".join(names), error)
+        group.notes.append(f"needs re-sync of table {', '.join(names)}: {error.what} ({at.where})")
+        group.happened += [(name, Happened.UNLOGGED) for name in names]
+
     def _isolate_or_stop(self, group: OpenGroup, effect: Effect, error: LockstepError, at: EventPlace) -> None:
         """Isolates what a statement may have changed, where the pipeline says so and all of it is known."""
         captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))

@@ -76,6 +76,7 @@ class Statement:
     mentions: of DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
     drops_constraint: it may drop a foreign key.
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
+    union: the tables that a MERGE table unites from here on, where the statement says so. like: the table after LIKE.
     """
 
     action: Action
@@ -91,6 +92,8 @@ class Statement:
     queries: bool = False
     drops_constraint: bool = False
     cascades: bool = False
+    union: tuple[Table, ...] | None = None
+    like: Table | None = None
 
 
 _HARMLESS_VERBS = frozenset({
@@ -291,6 +294,8 @@ def _create(read: Reader, database: str) -> Statement:
             return Statement(Action.HARMLESS, "CREATE TEMPORARY TABLE")
         guarded = read.take("IF", "NOT", "EXISTS")
         table = read.table(database)
+        like = _like(read, database)
+        union = _union(read, database)
         queries = _has_query(read)
         reason = "CREATE OR REPLACE drops the rows that the table had" if replaces else ""
         if external:
@@ -299,8 +304,9 @@ def _create(read: Reader, database: str) -> Statement:
             reason = "a query filled it, and the log does not say with what"
         verb = "CREATE OR REPLACE TABLE" if replaces else "CREATE TABLE"
         return Statement(
-            Action.DEFINITION, verb, tables=_known(table), unlogged=reason, queries=queries, guarded=guarded
-        )
+            Action.DEFINITION, verb, tables=_known(table), unlogged=reason, queries=queries, guarded=guarded,
+            union=union, like=like,
+        )  # fmt: skip
     if kind == "INDEX":
         return _index("CREATE INDEX", read, database)
     if kind in ("DATABASE", "SCHEMA"):
@@ -312,6 +318,27 @@ def _create(read: Reader, database: str) -> Statement:
         redefined = _objects(kind, read, database) if replaces else ()
         return Statement(Action.HARMLESS, f"CREATE {kind}", tables=redefined)
     return Statement(Action.UNKNOWN, f"CREATE {kind}", tables=None)
+
+
+def _like(read: Reader, database: str) -> Table | None:
+    """`LIKE t`, `(LIKE t)`: the reader stays where it is."""
+    ahead = Reader(read.found[read.at :])
+    ahead.take_sign("(")
+    return ahead.table(database) if ahead.take("LIKE") else None
+
+
+def _union(read: Reader, database: str) -> tuple[Table, ...] | None:
+    """`UNION = (t, b.u)`, an option of MERGE tables; None where there is none. The reader stays where it is."""
+    found = None
+    for at in range(read.at, len(read.found)):
+        ahead = Reader(read.found[at:])
+        if not ahead.take("UNION"):
+            continue
+        ahead.take_sign("=")
+        if ahead.take_sign("("):
+            listed = () if ahead.peek().text == ")" else _tables(ahead, database)
+            found = listed if listed is not None and ahead.take_sign(")") else found
+    return found
 
 
 def _has_query(read: Reader) -> bool:
@@ -430,6 +457,7 @@ def _alter(read: Reader, database: str) -> Statement:
         if not read.take("NOWAIT") and read.take("WAIT"):
             read.next()
         columns = column_changes(Reader(read.found[read.at :]))
+        union = _union(read, database)
         drops_constraint = any(
             one.word == "DROP" and other.word in ("FOREIGN", "CONSTRAINT") for one, other in pairwise(read.found)
         )
@@ -441,7 +469,7 @@ def _alter(read: Reader, database: str) -> Statement:
             Action.DEFINITION, "ALTER TABLE", tables=None if known is None or others is None else known + others,
             unlogged=reason, drops_constraint=drops_constraint,
             vacates=known if columns.moved and known is not None and known[0] not in (others or ()) else (),
-            columns=columns,
+            columns=columns, union=union,
         )  # fmt: skip
     if kind in ("DATABASE", "SCHEMA") or kind in _HARMLESS_OBJECTS:
         return Statement(Action.HARMLESS, f"ALTER {kind}", tables=_objects(kind, read, database))

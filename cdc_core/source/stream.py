@@ -22,22 +22,24 @@ from cdc_core.binlog.events import Event
 from cdc_core.config import Limits, Source
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.block import Block
-from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
+from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source import faults, server_id
 from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.defaults import column_defaults
-from cdc_core.source.definitions import logs_cascades, table_schema, table_schemas
+from cdc_core.source.definitions import NEVER_CAPTURED, logs_cascades, table_schema, table_schemas
 from cdc_core.source.dump import EndOfLog, LogReader
 from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.fast_path import FastPath
+from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, Place
+from cdc_core.source.merge_tables import engine_now, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.spill import SpillableChanges
-from cdc_core.source.start import require_available
+from cdc_core.source.start import Search, require_available
 from cdc_core.source.tables import Tables
 from cdc_core.source.transaction_assembler import TransactionAssembler
 
@@ -99,7 +101,7 @@ class SourceStream:
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._history = History(history, self._present, self._behind, self._defaults)
-        self._tables = tables = Tables(captures, self._known, isolated, self._history)
+        self._tables = tables = Tables(captures, self._known, isolated, self._history, self._engine)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
@@ -126,6 +128,7 @@ class SourceStream:
         lower_case = lower_case_names(self._asked())
         self._assembler.lower_case = self._effects.lower_case = self._history.lower_case = lower_case
         self._assembler.judge.cascades_logged = logs_cascades(self._asked())
+        self._tables.merge_tables.learn(united_tables(self._asked()))
         self._begin_history()
         return self
 
@@ -241,7 +244,7 @@ class SourceStream:
         source, known = self._source, self._fingerprint
         if known is not None and known.file not in [file.name for file in files]:
             # Of a file that ended right before us, purged since.
-            log.warning("%s: %s is purged, so that it cannot be compared with what was read", source.name, known.file)
+            self._require_proven_by_gtids(begin, files, known)
             known = None
         for again in (True, False):
             try:
@@ -257,6 +260,23 @@ class SourceStream:
                         f"{known.file} cannot be read from {known.begin} on: {error.what}", f"{source.name}, {begin}"
                     ) from error
         raise AssertionError("unreachable")
+
+    def _require_proven_by_gtids(self, begin: Position, files: Sequence[BinlogFile], known: Fingerprint) -> None:
+        """Where the file before us is gone, that ours says that exactly what was read was executed before it.
+
+        Nothing else tells it from a file of the same name in a log that began again: its first event is not known.
+        """
+        control, checkpoint = self._asked(), self._checkpoint
+        head = Search(self._source, control, self._server, files, facts(control)).head(begin.file)
+        before, read = GtidSet.parse(head.previous), GtidSet.parse(checkpoint.gtid_set)
+        same = before.contains(read) and read.contains(before)
+        if begin != checkpoint.position or not checkpoint.gtid_set or not same:
+            raise faults.history_changed(
+                f"{known.file} is purged, so that it cannot be compared with what was read, and {begin.file} does not "
+                f"prove itself by GTIDs (before it {head.previous or 'none'}, read {checkpoint.gtid_set or 'none'})",
+                f"{self._source.name}, {begin}",
+            )
+        log.info("%s: %s is purged; %s is proven by its GTIDs", self._source.name, known.file, begin.file)
 
     def _can_go_on(self, error: LockstepError) -> bool:
         """After an error: drops the connection and says when to open the next; False when the error stands."""
@@ -321,9 +341,12 @@ class SourceStream:
         try:
             return self._known(database, table)
         except Refused as error:
-            if error.code != "source.system_versioned":
+            if error.code not in NEVER_CAPTURED:
                 raise
             return None
+
+    def _engine(self, database: str, table: str) -> str:
+        return engine_now(self._asked(), database, table)
 
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)

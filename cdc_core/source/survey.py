@@ -77,6 +77,22 @@ class FoundTable:
         return f"{self.database}.{self.table}"
 
 
+_ROWS_ELSEWHERE = frozenset({
+    "FEDERATED", "SPIDER", "CONNECT", "S3", "COLUMNSTORE", "OQGRAPH", "SPHINX", "MROONGA", "NDBCLUSTER",
+})  # fmt: skip
+"""Engines whose rows are kept, and may be changed, outside of the server whose log we read."""
+
+
+def engine_advice(engine: str) -> str:
+    """How the log of a table of this engine differs from what a SELECT shows; "" where it does not."""
+    name = engine.upper()
+    if name == "BLACKHOLE":
+        return "keeps no rows (BLACKHOLE): inserts are logged and staged, and no SELECT on the source shows them"
+    if name in _ROWS_ELSEWHERE:
+        return f"keeps its rows elsewhere ({engine}): changes that are not made on this server are not in its log"
+    return ""
+
+
 def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> tuple[FoundTable, ...]:
     """Everything whose name is captured, with what is wrong with it, in order of names."""
     listed = _listed(connection, captures)

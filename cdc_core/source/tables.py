@@ -17,6 +17,7 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import system_versioned
 from cdc_core.source.history import Change, History, Place
+from cdc_core.source.merge_tables import MergeTables
 from cdc_core.source.pending_changes import MappedTable
 from cdc_core.source.statements import Statement
 
@@ -28,6 +29,7 @@ class Tables:
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
     history: what tables were; without it they are what they are now.
+    engine: of a table now (merge_tables.engine_now).
     """
 
     def __init__(
@@ -36,6 +38,7 @@ class Tables:
         known: Callable[[str, str], TableSchema | None],
         isolated: Mapping[str, str] | None = None,
         history: History | None = None,
+        engine: Callable[[str, str], str] = lambda database, table: "INNODB",
     ) -> None:
         self._captures = captures
         self.isolated = dict(isolated or {})
@@ -48,6 +51,7 @@ class Tables:
         self._uses: dict[bytes, MappedTable | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
+        self.merge_tables = MergeTables(captures, engine)
 
     def captures(self, database: str, table: str) -> bool:
         return self._captures(database, table) and f"{database}.{table}" not in self.isolated
@@ -80,6 +84,7 @@ class Tables:
 
     def _find(self, event: Event, mariadb: bool, place: Place | None) -> MappedTable | None:
         name = table_name(event)
+        self.generation += self.merge_tables.meet(name, event.body[8:])
         if not self.captures(*name):
             if ".".join(name) in self.isolated:
                 self._left_out.add(event.body[8:])
@@ -142,8 +147,12 @@ class Tables:
             name for name in left
             if not (statement.guarded or statement.database) or history.existed(name, place) or name in self._known
         )  # fmt: skip
+        moves_no_rows = not statement.unlogged
         if statement.columns is None or not names:
-            return Change(vacated, frozenset(left) - vacated, ts_us=ts_us)
+            made = names if statement.verb == "CREATE TABLE" and self._makes(statement, place) else ()
+            return Change(
+                vacated, frozenset(left) - vacated, ts_us=ts_us, made=frozenset(made), moves_no_rows=moves_no_rows
+            )
         name, columns = names[0], statement.columns
         schema = next((use.schema for use in self._uses.values() if use and use.schema.name == ".".join(name)), None)
         there = None if schema is None else {column.name.lower() for column in schema.columns}
@@ -153,7 +162,13 @@ class Tables:
         )
         before = history.dropped(name, place) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
-        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us)
+        return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us, moves_no_rows=moves_no_rows)
+
+    def _makes(self, statement: Statement, place: Place) -> bool:
+        """Whether a CREATE TABLE has certainly made a table, without a row, and without rows of an earlier one."""
+        if statement.unlogged or not statement.tables or self._history is None or self.lived(statement, place):
+            return False
+        return not statement.guarded or self._history.is_gone(statement.tables[0], place)
 
     def lived(self, statement: Statement, place: Place) -> bool:
         """Whether a CREATE TABLE comes after rows of an earlier table of that name."""
@@ -188,6 +203,8 @@ class Tables:
         for key, use in self._uses.items():
             if use is not None and key not in kept:
                 self._former[use.schema.database, use.schema.table] = use.schema
+        for key in self.merge_tables.forget(names):
+            kept.pop(key, None)
         self.generation += len(kept) < len(self._uses)
         self._uses = kept
 

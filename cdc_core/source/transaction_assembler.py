@@ -482,6 +482,7 @@ class TransactionAssembler:
         group.maps[table_id] = table
         if table is None and self._tables.is_isolated(event.body):
             group.isolated.add(table_id)
+        group.keys[table_id] = event.body[8:]
         return ()
 
     def _rows(self, event: Event) -> Iterable[Block]:
@@ -495,6 +496,8 @@ class TransactionAssembler:
             if rows.table_id == DUMMY_TABLE_ID and not rows.images:
                 return ()
             raise faults.inside_transaction(event, self._where(event)) from None
+        if united := self._tables.merge_tables.unites(group.keys.get(event.body[:6], b"")):
+            self.judge.judge_merge_table(group, group.keys[event.body[:6]], united, self._at(event))
         if table is None:
             group.left_out[ISOLATED if event.body[:6] in group.isolated else NOT_INCLUDED] += 1
             return ()

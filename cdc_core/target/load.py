@@ -33,11 +33,12 @@ from cdc_core.model.merged import ENDED_ORIGINS, MergedOp
 from cdc_core.model.staged import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
+from cdc_core.target.enums import ambiguous, set_error_values
 from cdc_core.target.facts import TableFacts, TargetColumn, quote
 from cdc_core.target.faults import LOCAL_INFILE, number_of, translated
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values
-from cdc_core.target.text import column_text, escaped, is_bytes, joined, row_keys, version_hex
+from cdc_core.target.text import column_text, empty_literals, escaped, is_bytes, joined, row_keys, version_hex
 
 TEMPORARY = "_lockstep_load"
 _SHOWN = 120
@@ -165,6 +166,7 @@ class LoadFile:
     binary: the columns that travel as hex, known from the first batch.
     absent: the columns that some row lacks. truncates: some row is one.
     decimals: for each set of numbers in JSON columns that only a DECIMAL holds, by column, what `_j` says in its rows.
+    error_values: by column, the numbers of the rows whose '' is the error value of an ENUM (target.enums).
     """
 
     def __init__(self, directory: Path, layout: Layout) -> None:
@@ -175,6 +177,7 @@ class LoadFile:
         self.absent: frozenset[str] = frozenset()
         self.truncates = False
         self.decimals: dict[tuple[tuple[str, tuple[Number, ...]], ...], int] = {}
+        self.error_values: dict[str, list[int]] = {}
         self._file = self.path.open("wb")
 
     def __enter__(self) -> LoadFile:
@@ -212,6 +215,9 @@ class LoadFile:
                 # Who deletes a row by its key needs that alone, and must not stumble over values that do not fit.
                 text = pc.if_else(upserts, text, pa.scalar(None, pa.string()))
             fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
+        for row, name in empty_literals(batch):
+            if name in self.layout.columns:
+                self.error_values.setdefault(name, []).append(self.rows + row + 1)
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
         self._file.write(joined(fields))
         self.rows += batch.num_rows
@@ -333,6 +339,9 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             code="target.row_error",
             remedy="run the task again; if it stays so, keep the run's files and report it",
         )
+    for name, rows in file.error_values.items():
+        for enum in ambiguous(facts, [name]):
+            set_error_values(cursor, TEMPORARY, enum, rows)
     for columns, group in file.decimals.items():
         for name, numbers in columns:
             for assignment in decimals_sql(target_name(facts, name), numbers):

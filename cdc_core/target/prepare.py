@@ -10,7 +10,7 @@
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
 are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
-columns have been altered since, the tables beside it are rebuilt to match.
+columns have been altered since, the tables beside it are altered to match.
 
 Preparing twice, or by two at once, is the same as once.
 """
@@ -43,6 +43,8 @@ KEY_BYTES = 512
 LOCK_WAIT_S = 600
 _NAME_CHARS = 64
 _DUPLICATE_COLUMN = 1060
+_DUPLICATE_KEY = 1062
+_NEWEST = "_lockstep_newest"
 _UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
 """Types that a primary key takes only by a prefix; MariaDB has unique keys over whole ones."""
 
@@ -193,16 +195,15 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
     found = {column: declared for column, declared in there.get(name, {}).items() if column != VERSION_COLUMN}
     if found == wanted:
         return
-    names = [quote(column.name) for column in columns]
-    unique = "PRIMARY KEY" if indexable(facts, facts.key) else "UNIQUE KEY"
-    create = (
-        f"CREATE TABLE IF NOT EXISTS {quote(facts.database)}.{{}} ("
-        f"{', '.join(f'{quote(column.name)} {column.declared} NOT NULL' for column in columns)}, "
-        f"{VERSION_COLUMN} VARBINARY({VERSION_BYTES}) NOT NULL, {unique} ({', '.join(names)})"
-        f") ENGINE=InnoDB ROW_FORMAT=DYNAMIC COMMENT='Lockstep: {comment}'"
-    )
+    names = ", ".join(quote(column.name) for column in columns)
+    declared = [f"{quote(column.name)} {column.declared} NOT NULL" for column in columns]
+    unique = f"{'PRIMARY KEY' if indexable(facts, facts.key) else 'UNIQUE KEY'} ({names})"
+    definition = f"({', '.join(declared)}, {VERSION_COLUMN} VARBINARY({VERSION_BYTES}) NOT NULL, {unique})"
     if not found:
-        cursor.execute(create.format(quote(name)))
+        cursor.execute(
+            f"CREATE TABLE IF NOT EXISTS {quote(facts.database)}.{quote(name)} {definition} "
+            f"ENGINE=InnoDB ROW_FORMAT=DYNAMIC COMMENT='Lockstep: {comment}'"
+        )
         return
     if found.keys() != wanted.keys():
         raise Refused(
@@ -212,34 +213,59 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
             remedy=f"set the key back; or drop {facts.database}.{name}, if no batch from before the change of the key "
             "will be replayed into the table",
         )
-    _rebuild(cursor, facts, name, create, names)
-
-
-def _rebuild(cursor: Any, facts: TableFacts, name: str, create: str, names: list[str]) -> None:
-    """Copies `name` to key columns as they are declared now. Keys that have become equal keep the newest version."""
-    log.info("%s: rebuilding %s, whose key columns have been altered", facts.name, name)
-    database, new, old = (
-        quote(facts.database),
-        quote(_beside("_lockstep_n_", name)),
-        quote(_beside("_lockstep_o_", name)),
-    )
     lock = lock_table(cursor, facts)
     try:
-        cursor.execute(f"DROP TABLE IF EXISTS {database}.{new}")
-        cursor.execute(create.format(new))
-        both = ", ".join([*names, VERSION_COLUMN])
-        newer = newer_or_equal_sql(f"o.{VERSION_COLUMN}", f"{new}.{VERSION_COLUMN}")
-        cursor.execute(
-            f"INSERT INTO {database}.{new} ({both}) SELECT {both} FROM {database}.{quote(name)} o "
-            f"ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = IF({newer}, o.{VERSION_COLUMN}, {new}.{VERSION_COLUMN})"
-        )
-        cursor.execute(f"DROP TABLE IF EXISTS {database}.{old}")
-        cursor.execute(
-            f"RENAME TABLE {database}.{quote(name)} TO {database}.{old}, {database}.{new} TO {database}.{quote(name)}"
-        )
-        cursor.execute(f"DROP TABLE {database}.{old}")
+        _redeclare(cursor, facts, name, declared, unique, definition)
     finally:
         cursor.execute("DO RELEASE_LOCK(%s)", (lock,))
+
+
+def _redeclare(
+    cursor: Any, facts: TableFacts, name: str, declared: Sequence[str], unique: str, definition: str
+) -> None:
+    """Gives `name` the key columns as they are declared now. Keys that have become equal keep the newest version.
+
+    ALTER TABLE does it in one step, where the account may drop no table. Killed before it, the table has lost at most
+    versions that its newest ones stand above.
+    """
+    log.info("%s: altering %s, since key columns have been altered", facts.name, name)
+    cursor.execute(
+        "SELECT DISTINCT INDEX_NAME FROM information_schema.STATISTICS "
+        "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND NON_UNIQUE = 0",
+        (facts.database, name),
+    )
+    indexes = [f"DROP INDEX {quote(index)}" for (index,) in cursor.fetchall()]
+    changes = [*(f"MODIFY {column}" for column in declared), *indexes, f"ADD {unique}"]
+    alter = f"ALTER TABLE {quote(facts.database)}.{quote(name)} {', '.join(changes)}"
+    try:
+        cursor.execute(alter)
+    except pymysql.err.IntegrityError as error:
+        if number_of(error) != _DUPLICATE_KEY:
+            raise
+        _keep_newest(cursor, facts, name, definition)
+        cursor.execute(alter)
+
+
+def _keep_newest(cursor: Any, facts: TableFacts, name: str, definition: str) -> None:
+    """Leaves of the rows of `name` whose keys are equal by a new definition the newest one."""
+    table, newest = f"{quote(facts.database)}.{quote(name)}", f"{quote(facts.database)}.{_NEWEST}"
+    both = ", ".join([*(quote(facts.by_name[one.lower()].name) for one in facts.key), VERSION_COLUMN])
+    newer = newer_or_equal_sql(f"o.{VERSION_COLUMN}", f"{_NEWEST}.{VERSION_COLUMN}")
+    cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {newest}")
+    cursor.execute(f"CREATE TEMPORARY TABLE {newest} {definition} ENGINE=InnoDB ROW_FORMAT=DYNAMIC")
+    cursor.execute("START TRANSACTION")
+    try:
+        cursor.execute(
+            f"INSERT INTO {newest} ({both}) SELECT {both} FROM {table} o "
+            f"ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = IF({newer}, o.{VERSION_COLUMN}, {_NEWEST}.{VERSION_COLUMN})"
+        )
+        cursor.execute(f"DELETE FROM {table}")
+        cursor.execute(f"INSERT INTO {table} ({both}) SELECT {both} FROM {newest}")
+        cursor.execute("COMMIT")
+    except BaseException:
+        cursor.execute("ROLLBACK")
+        raise
+    cursor.execute(f"DROP TEMPORARY TABLE {newest}")
 
 
 def _require_store(cursor: Any, facts: TableFacts, there: Ours) -> None:

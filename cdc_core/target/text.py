@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.model.merged import ORIGIN
-from cdc_core.model.staged import LITERAL, ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged import LITERAL, ROW, SEQ, SOURCE, TS, LiteralEntries
 from cdc_core.model.version import encode_numbers
 from cdc_core.target.prepare import KEY_BYTES
 
@@ -97,6 +97,16 @@ def _with_literals(rows: pa.RecordBatch, name: str, text: pa.StringArray) -> pa.
     mask = np.zeros(rows.num_rows, dtype=bool)
     mask[np.searchsorted(offsets, found, side="right") - 1] = True
     return pc.replace_with_mask(text, pa.array(mask), literals.items.take(pa.array(found)))
+
+
+def empty_literals(rows: pa.RecordBatch) -> list[tuple[int, str]]:
+    """Row and column of each value whose literal is empty: the error value of an ENUM that has the label '' too."""
+    index = rows.schema.get_field_index(LITERAL)
+    if index < 0 or rows.column(index).null_count == rows.num_rows:
+        return []
+    entries = LiteralEntries.of(rows.column(index))
+    at = np.flatnonzero(np.asarray(pc.equal(entries.text, "")))
+    return list(zip(entries.row[at].tolist(), entries.name.take(pa.array(at)).to_pylist(), strict=True))
 
 
 def escaped(text: pa.StringArray) -> pa.StringArray:

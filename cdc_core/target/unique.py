@@ -12,6 +12,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target.facts import TableFacts, UniqueKey, quote
 from cdc_core.target.load import IS_WRITTEN, TEMPORARY, Layout, target_name
+from cdc_core.target.prepare import indexable
 from cdc_core.target.versions import on_key, table_name
 
 TAKEN = "_lockstep_taken"
@@ -43,7 +44,8 @@ def create_taken(cursor: Any, facts: TableFacts, layout: Layout) -> None:
         f"CREATE TEMPORARY TABLE {TAKEN} (_lockstep_t BIGINT AUTO_INCREMENT PRIMARY KEY) ENGINE=InnoDB "
         f"AS SELECT {', '.join(key + kept)} FROM {table_name(facts)} WHERE FALSE"
     )
-    cursor.execute(f"CREATE INDEX _lockstep_key ON {TEMPORARY} ({', '.join(key)})")
+    if indexable(facts, layout.key):
+        cursor.execute(f"CREATE INDEX _lockstep_key ON {TEMPORARY} ({', '.join(key)})")
 
 
 def take_out(cursor: Any, facts: TableFacts, layout: Layout) -> None:

@@ -38,6 +38,7 @@ from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.enums import ambiguous, copy_error_values
 from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
@@ -247,6 +248,10 @@ class ShardTransaction:
             for column, name in ((column, target_name(self.facts, column)) for column in sorted(self.file.absent))
         ]
         self.cursor.execute(f"UPDATE {self._joined} SET {', '.join(own)} WHERE _l._a IS NOT NULL")
+        for lacking in sorted(self.file.absent):
+            absent = is_absent(self.file.layout, lacking)
+            for column in ambiguous(self.facts, [lacking]):
+                copy_error_values(self.cursor, self._joined, column, to="_l", of="r", where=absent)
 
     def guard(self, state: str, special: str, *, marked: bool) -> bool:
         """Sets the state of loaded rows: what is older than the target's row, tombstone or truncate is stale. Whether
@@ -298,6 +303,8 @@ class ShardTransaction:
         if self.careful:
             take_out(self.cursor, self.facts, self.file.layout)
         _upsert(self.cursor, self.write, self.file, careful=self.careful)
+        for column in ambiguous(self.facts, written_columns(self.facts, self.file.layout.columns)):
+            copy_error_values(self.cursor, self._joined, column, to="r", of="_l", where=IS_WRITTEN)
         if self.careful:
             restore_extra(self.cursor, self.facts, self.file.layout)
         if self.facts.beside:

@@ -21,6 +21,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.extract import DrainResult, Staged
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint, Position
+from cdc_core.windows import CLOCK_TOLERANCE_US
 from lockstep_airflow.sensor import ExtractSensor
 
 HELD = RetryLater("Held by another.", code="meta.lease_held", remedy="wait")
@@ -186,3 +187,33 @@ def test_a_dry_run_and_a_staged_window_do_not_open_the_source(
         meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=1795240800000000))
     assert task.poke(context).xcom_value["already_staged"] is True
     assert extraction.holders == []
+
+
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+@pytest.mark.parametrize(
+    ("watermark_us", "clock_us", "asked"),
+    [
+        (-1, 0, True),
+        (0, 0, False),
+        (0, -CLOCK_TOLERANCE_US, False),
+        (0, -CLOCK_TOLERANCE_US - 1, True),
+        (3_600_000_000, 0, True),
+        (3_600_000_000, 3_600_000_000, False),
+    ],
+)
+def test_a_watermark_saves_asking_the_source_only_within_the_clock_of_meta(
+    extraction: Extraction, sensor: Any, context: Any, monkeypatch: pytest.MonkeyPatch, mode: str, watermark_us: int,
+    clock_us: int, asked: bool,
+) -> None:  # fmt: skip
+    """Both by the end of the window."""
+    end_us = 1795240800000000
+    task = sensor(mode)
+    with Meta.open(config.load(Path(task.file)).meta.url, upgrade=True) as meta:
+        lease = meta.acquire_lease("shop_db", "shop", "an extractor before", ttl_s=60)
+        meta.advance_watermark(lease, Checkpoint(POSITION, watermark_us=end_us + watermark_us))
+    monkeypatch.setattr(Meta, "now_us", lambda _: end_us + clock_us)
+    extraction.answers = [True]
+    result = task.poke(context)
+    assert result.is_done
+    assert "already_staged" not in result.xcom_value if asked else result.xcom_value["already_staged"]
+    assert extraction.until_us == [end_us] * asked

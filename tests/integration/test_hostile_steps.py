@@ -28,6 +28,7 @@ from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import open_destination
 from cdc_core.target.faults import translating
 from cdc_core.target.load import LoadFile, open_session
+from cdc_core.target.versions import versions_of
 from cdc_core.target.write import ShardWrite, write_shard
 from tests.hostile_server import ANSWERS, CLOSING, Meddler
 from tests.target_rows import record_batch, shop
@@ -82,6 +83,7 @@ def place(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
     yield made
     with sql.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"DROP DATABASE {made.database}")
+        cursor.execute(f"DROP DATABASE IF EXISTS {made.database}_meta")
 
 
 def run_check(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
@@ -117,8 +119,49 @@ def run_write(place: Place, environ: dict[str, str], start: str) -> list[Lockste
     return []
 
 
+def run_filter(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What the filter asks a target: the versions of touched keys, with values that the log did not carry."""
+    target = place.pipeline(start).target("shards")
+    with place.sql.connect() as connection:
+        (schema,) = table_schemas(connection, lambda d, t: (d, t) == (place.database, "t"))
+    destination = open_destination(target, "t", [schema], ready=True, environ=environ)
+    shard = destination.shards[0]
+    rows = record_batch([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        translating("filter"),
+        open_session(shard.server, place.database, where="filter") as connection,
+    ):
+        versions_of(
+            connection, shard.facts, rows, key=("id",), freshness=None, scratch=Path(folder), columns={"code": False}
+        )
+    return []
+
+
+def run_meta(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What an extractor, a plan and the page ask of a meta database."""
+    database = f"{place.database}_meta"
+    place.query(f"CREATE DATABASE IF NOT EXISTS {database}")
+    direct = f"mysql://{place.sql.user}:{place.sql.password}@127.0.0.1:{place.sql.port}/{database}"
+    Meta.open("env:META", environ={"META": direct}, upgrade=True).close()
+    url = environ["DB"].replace("/?", f"/{database}?")
+    with Meta.open("env:META", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2) as meta:
+        lease = meta.acquire_lease("shop", "shop", "test", 60)
+        meta.renew_lease(lease, 60)
+        meta.checkpoint("shop")
+        meta.batches("shop")
+        meta.plan_view("run", ["shop"], ["shards"], None)
+        meta.now_us()
+        meta.overview("shop", ["shards"], place.pipeline(start).windows)
+        meta.release_lease(lease)
+    return []
+
+
 Command = Callable[[Place, dict[str, str], str], list[LockstepError]]
-COMMANDS: dict[str, Command] = {"check": run_check, "init": run_init, "extract": run_extract, "write": run_write}
+COMMANDS: dict[str, Command] = {
+    "check": run_check, "init": run_init, "extract": run_extract, "write": run_write,
+    "filter": run_filter, "meta": run_meta,
+}  # fmt: skip
 
 
 @dataclass

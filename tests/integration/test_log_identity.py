@@ -20,6 +20,7 @@ from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint
 from cdc_core.source.dump import LogReader
+from cdc_core.source.facts import gtid_executed
 from cdc_core.source.start import find_start
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.reader import table_state
@@ -329,34 +330,40 @@ def blocks_up_to_a_file(log: Log, origin: Origin) -> Checkpoint:
     raise AssertionError("no rotation")
 
 
-def test_a_position_between_two_files_is_proven_by_the_end_of_the_first(
-    log: Log, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_position_between_two_files_is_proven_by_the_end_of_the_first_or_by_gtids(log: Log) -> None:
     origin = Origin(log.sql, log.name)
     with closing(origin.control):
         log.insert(1, 2)
-        between = blocks_up_to_a_file(log, origin)
+        between = replace(blocks_up_to_a_file(log, origin), gtid_set=gtid_executed(origin.control))
+        assert bool(between.gtid_set) == (log.kind != "mysql without GTIDs")
         assert between.fingerprint is not None
         assert between.fingerprint.file != between.position.file
         log.insert(3)
-        rows = sum(block.entries.rows.sum() for block in origin.drain(between))
-        assert rows == 1
-        assert caplog.messages == []
+        assert sum(block.entries.rows.sum() for block in origin.drain(between)) == 1
         give_up_s = time.monotonic() + PATIENCE_S
         while log.files()[0] != between.position.file:  # a file that an old connection still reads is kept
             assert time.monotonic() < give_up_s
             log.run(f"PURGE BINARY LOGS TO '{between.position.file}'")
             time.sleep(0.1)
-        assert sum(block.entries.rows.sum() for block in origin.drain(between)) == 1
-        assert "cannot be compared" in caplog.text
-        log.reset()
-        log.insert(7, 8)
-        log.run("FLUSH BINARY LOGS")
-        log.insert(9)
-        assert between.position.file in log.files()
-        with pytest.raises(DataAtRisk) as caught:
-            origin.drain(between)
-        assert caught.value.code == "source.history_changed"
+        if between.gtid_set:
+            assert sum(block.entries.rows.sum() for block in origin.drain(between)) == 1
+        refused = [between] if not between.gtid_set else []
+        refused.append(replace(between, gtid_set=""))
+        for checkpoint in refused:
+            with pytest.raises(DataAtRisk, match="is purged, so that it cannot be compared") as caught:
+                origin.drain(checkpoint)
+            assert caught.value.code == "source.history_changed"
+        for purge in (False, True):
+            log.reset()
+            log.insert(7, 8, 9)
+            log.run("FLUSH BINARY LOGS")
+            log.insert(10)
+            assert between.position.file in log.files()
+            if purge:
+                log.run(f"PURGE BINARY LOGS TO '{between.position.file}'")
+            with pytest.raises(DataAtRisk) as caught:
+                origin.drain(between)
+            assert caught.value.code == "source.history_changed"
 
 
 def test_each_end_of_a_block_is_a_place_to_resume_from(log: Log) -> None:

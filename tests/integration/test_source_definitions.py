@@ -7,6 +7,9 @@ from typing import Any
 
 import pytest
 
+from cdc_core.check.findings import Findings
+from cdc_core.check.sources import check_tables
+from cdc_core.config import parse
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.source import server
@@ -18,8 +21,8 @@ from cdc_core.source.definitions import (
     table_schemas,
     unlogged_cascades,
 )
-from cdc_core.source.facts import Grants
-from cdc_core.source.survey import find_tables, survey_tables
+from cdc_core.source.facts import Grants, query
+from cdc_core.source.survey import engine_advice, find_tables, survey_tables
 from examples.sandbox.mysql import MySql
 from tests.integration.source_origin import Origin, fresh_name
 from tests.refusals import refusal
@@ -163,3 +166,37 @@ def test_a_look_at_the_tables_hides_no_emptied_memory_table_from_the_log() -> No
             cursor.execute("SHOW BINARY LOGS")
             cursor.execute(f"SHOW BINLOG EVENTS IN '{cursor.fetchall()[-1][0]}'")
             assert any("TRUNCATE" in event[5] for event in cursor.fetchall())
+
+
+def test_rows_of_every_engine_are_staged_as_they_are_and_check_warns_where_a_select_shows_others(
+    origin: Origin,
+) -> None:
+    engines = {str(row[0]).upper() for row in query(origin.control, "SHOW ENGINES") if row[1] in ("YES", "DEFAULT")}
+    used = sorted(engines & {"ARIA", "MYISAM", "MEMORY", "CSV", "ARCHIVE", "BLACKHOLE", "INNODB"})
+    assert {"INNODB", "MYISAM", "MEMORY", "CSV"} <= set(used)
+    start = origin.end()
+    for engine in used:
+        origin.execute(f"CREATE TABLE {engine} (id INT NOT NULL) ENGINE={engine}", f"INSERT INTO {engine} VALUES (1)")
+    parts = [part for block in origin.drain(start) for part in block.tables]
+    assert sorted((part.schema.table, part.rows["id"].to_pylist()) for part in parts) == [(one, [1]) for one in used]
+    shown = {table: [row["id"] for row in origin.rows(table)] for table in used}
+    assert shown == {table: [] if table == "BLACKHOLE" else [1] for table in used}
+    findings = Findings()
+    pipeline = parse(PIPELINE.format(database=origin.name), where="test")
+    check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
+    warned = [one.what for one in findings.made if "SELECT" in one.what]
+    assert [f"{origin.name}.BLACKHOLE" in one for one in warned] == [True] * ("BLACKHOLE" in engines)
+
+
+def test_engines_whose_rows_are_elsewhere_are_named() -> None:
+    assert "keeps its rows elsewhere (CONNECT)" in engine_advice("CONNECT")
+    assert [engine_advice(name) for name in ("InnoDB", "MyISAM", "Aria", "MEMORY", "")] == [""] * 5
+
+
+PIPELINE = r"""
+pipeline: shop
+meta: {{url: "sqlite:////nowhere/meta.db"}}
+stage: {{uri: "file:///nowhere"}}
+sources: [{{name: main, connection: "env:SOURCE", server_id: 4100}}]
+tables: {{include: ['{database}\..*']}}
+"""

@@ -32,8 +32,10 @@ def drain(origin: Origin, start: Checkpoint, before: Sequence[Block] = (), **opt
     return [*before, *origin.drain(place, history=known, **options)]
 
 
-def played(origin: Origin, steps: Sequence[str], restarts: bool, **options: Any) -> list[Block]:
-    start, read = origin.end(), list[Block]()
+def played(
+    origin: Origin, steps: Sequence[str], restarts: bool, before: Sequence[Block] = (), **options: Any
+) -> list[Block]:
+    start, read = origin.end(), list(before)
     for step in steps:
         if "DATABASE" in step:
             origin.execute_on_server(f"{step} {origin.name}")
@@ -99,6 +101,59 @@ def test_a_table_that_is_created_for_the_first_time_is_no_reason_to_stop(origin:
         "CREATE TABLE v (id INT PRIMARY KEY)", "INSERT INTO v VALUES (2)",
     )  # fmt: skip
     assert changes(played(origin, steps, restarts)) == [("c", 1), ("c", 2)]
+
+
+WITHOUT_ROWS = {
+    "dropped again and again": (CREATE, "DROP TABLE t", CREATE, "DROP TABLE t", CREATE),
+    "altered before": (CREATE, "ALTER TABLE t ADD d INT", "CREATE INDEX x ON t (c)", "DROP TABLE IF EXISTS t", CREATE),
+    "with its database": (CREATE, "DROP DATABASE", "CREATE DATABASE", CREATE),
+    "if it is not there": (
+        CREATE,
+        "DROP TABLE t",
+        CREATE.replace("TABLE", "TABLE IF NOT EXISTS"),
+        "DROP TABLE t",
+        CREATE,
+    ),
+}
+
+
+@pytest.mark.parametrize("steps", WITHOUT_ROWS.values(), ids=WITHOUT_ROWS)
+def test_a_table_that_never_had_a_row_may_be_created_again(
+    origin: Origin, restarts: bool, steps: tuple[str, ...]
+) -> None:
+    read = played(origin, (*steps, "INSERT INTO t (id) VALUES (1)"), restarts)
+    assert (changes(read), [note for note in notes(read) if "re-sync" in note]) == ([("c", 1)], [])
+    error = refusal(lambda: played(origin, ("DROP TABLE t", CREATE), restarts=False, before=read))
+    assert error.code == "source.unlogged_change"
+
+
+ROWS = {
+    "inserted and deleted": (CREATE, "INSERT INTO t VALUES (1, 1)", "DELETE FROM t"),
+    "from another table": ("CREATE TABLE o (id INT PRIMARY KEY, c INT)", "INSERT INTO o VALUES (1, 1)",
+                           "RENAME TABLE o TO t"),
+    "by a query": ("CREATE TABLE t (PRIMARY KEY (id)) SELECT 1 AS id, 1 AS c",),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("how", ROWS)
+def test_one_that_had_rows_in_any_way_may_not(origin: Origin, restarts: bool, how: str) -> None:
+    read = played(origin, ROWS[how], restarts, on_unlogged_change="record")
+    error = refusal(lambda: played(origin, ("DROP TABLE t", CREATE), restarts, before=read))
+    assert (error.code, "earlier table" in error.what) == ("source.unlogged_change", True)
+
+
+def test_a_database_that_is_dropped_with_captured_tables_nobody_has_seen_is_noted(
+    origin: Origin, restarts: bool
+) -> None:
+    if restarts:
+        return  # what is asked at the start of each process sees them
+    origin.execute(CREATE)
+    start = origin.end()
+    origin.execute_on_server(f"DROP DATABASE {origin.name}", f"CREATE DATABASE {origin.name}")
+    for include in (rf"{origin.name}\..*", rf"{origin.name}\.t"):
+        (note,) = notes(origin.drain(start, include=[include]))
+        assert f"DROP DATABASE {origin.name}" in note
+        assert "of its tables none is known" in note
 
 
 def test_a_table_that_was_there_before_reading_began_has_a_former_life_without_a_row(

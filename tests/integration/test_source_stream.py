@@ -326,3 +326,17 @@ def test_an_isolated_table_leaves_its_neighbours_in_the_same_transactions_whole(
     assert sum(block.passed.get("table isolated", 0) for block in blocks) == 25
     assert list(blocks[-1].isolated) == [f"{origin.name}.odd"]
     assert_partition(blocks, start.position, origin.end().position)
+
+
+def test_the_error_value_of_an_enum_is_told_from_the_label_without_text(origin: Origin) -> None:
+    origin.execute("CREATE TABLE t (id INT PRIMARY KEY, e ENUM('a', ''), f ENUM('a', 'b'))")
+    start = origin.end()
+    origin.execute(
+        "INSERT INTO t VALUES (1, 'a', 'a'), (2, '', 'b'), (4, NULL, NULL)", "SET sql_mode = ''",
+        "INSERT INTO t VALUES (3, 0, 0)", "UPDATE t SET e = '' WHERE id = 3", "UPDATE t SET e = 0 WHERE id = 2",
+    )  # fmt: skip
+    rows = [row for block in origin.drain(start) for part in block.tables for row in part.rows.to_pylist()]
+    assert [(row["id"], row["e"], dict(row["_cdc_literal"] or ())) for row in rows] == [
+        (1, "a", {}), (2, "", {}), (4, None, {}), (3, "", {"e": ""}), (3, "", {"_before.e": ""}), (2, "", {"e": ""}),
+    ]  # fmt: skip
+    assert [row["f"] for row in rows] == ["a", "b", None, "", "", "b"]

@@ -4,7 +4,9 @@ the target ends with the rows of the source, no older change wins, and writing a
 from __future__ import annotations
 
 import tempfile
+import uuid
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -15,12 +17,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cdc_core.connections import parse_url
+from cdc_core.connections import Server, parse_url
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import parse_column_type
 from cdc_core.target.compare import outcomes
 from cdc_core.target.facts import table_facts
+from cdc_core.target.faults import PRIVILEGES
 from cdc_core.target.keys import coarser
 from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare
@@ -378,7 +381,8 @@ def test_versions_follow_a_key_that_is_altered_and_the_newest_of_those_that_fall
         table.write([row("d", "a", 5), row("d", "A", 9), row("u", "b", 3), row("d", "b2", 3)])
         table.query(f"ALTER TABLE {table.facts.name} MODIFY k VARCHAR(40) COLLATE {collations(server)['ci']} NOT NULL")
         found = table_facts(table.connection, table.facts.database, ["t"])["t"]
-        facts = prepare(table.connection, replace(found, key=("k",), beside=table.facts.beside))
+        with documented_account(table) as account, open_session(account, found.database, where="test") as connection:
+            facts = prepare(connection, replace(found, key=("k",), beside=table.facts.beside))
         altered = replace(table, facts=facts)
         assert altered.write([row("u", "a", 8)]).stale == 1
         assert altered.write([row("u", "B", 2)]).stale == 1
@@ -386,6 +390,97 @@ def test_versions_follow_a_key_that_is_altered_and_the_newest_of_those_that_fall
         assert altered.write([row("u", "b" * 40, 1)]).written == 1
         assert prepare(table.connection, facts) == facts
         assert len(table.query(f"SHOW TABLES FROM {facts.database} LIKE '\\_lockstep\\_%'")) == 4 - (store == "row")
+
+
+@contextmanager
+def documented_account(table: Table) -> Iterator[Server]:
+    """An account with exactly the privileges that docs/operations.md lists, on the table's database alone."""
+    name = f"u_{uuid.uuid4().hex[:12]}"
+    table.query(f"CREATE USER {name} IDENTIFIED BY 'Secret-1'")
+    table.query(f"GRANT {', '.join(PRIVILEGES)} ON {table.facts.database}.* TO {name}")
+    try:
+        yield replace(table.server, user=name, password="Secret-1")
+    finally:
+        table.query(f"DROP USER {name}")
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "keys"),
+    [
+        ("VARCHAR(9) COLLATE utf8mb4_bin", "VARCHAR(9) COLLATE {ci}", ("a", "A", "b")),
+        ("VARCHAR(9) COLLATE {ci}", "VARCHAR(20) COLLATE utf8mb4_bin", ("a", "b")),
+        ("DECIMAL(6,2)", "DECIMAL(6,0)", ("1.60", "2.00", "5.00")),
+        ("INT", "VARCHAR(9) COLLATE utf8mb4_bin", ("1", "2")),
+        ("ENUM('a', 'A', 'b') COLLATE utf8mb4_bin", "ENUM('b', 'a') COLLATE {ci}", ("a", "b")),
+        ("VARCHAR(9) CHARACTER SET latin1 COLLATE latin1_bin", "VARCHAR(9) COLLATE {ci}", ("ä", "a", "Ä")),
+    ],
+)
+def test_any_altered_key_is_followed_with_the_documented_privileges_and_again_changes_nothing(
+    server: Any, before: str, now: str, keys: tuple[str, ...]
+) -> None:
+    names = collations(server)
+    shape = f"CREATE TABLE {{name}} (k {before.format(**names)} PRIMARY KEY, v INT)"
+    with target_table(server, shape, {"k": pa.string(), "v": pa.int32()}, ("k",), store="table") as table:
+        table.write([row("d", key, n) for n, key in enumerate(keys, 5)])
+        table.query(f"ALTER TABLE {table.facts.name} MODIFY k {now.format(**names)} NOT NULL")
+        found = table_facts(table.connection, table.facts.database, ["t"])["t"]
+        facts = replace(found, key=("k",), beside=table.facts.beside)
+        with documented_account(table) as account, open_session(account, found.database, where="test") as connection:
+            assert prepare(connection, facts) == prepare(connection, facts)
+        altered = replace(table, facts=prepare(table.connection, facts))
+        for key in [text.partition(".")[0] for text in keys if not text.startswith("1.")]:
+            assert altered.write([row("u", key, 4)]).stale == 1, key
+            assert altered.rows("v") == []
+
+
+def test_a_prepare_that_is_killed_between_its_steps_is_repeated_without_loss(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = "CREATE TABLE {name} (k VARCHAR(4) COLLATE utf8mb4_bin PRIMARY KEY, v INT)"
+    with target_table(server, shape, {"k": pa.string(), "v": pa.int32()}, ("k",)) as table:
+        table.write([row("d", "a", 5), row("d", "A", 9), row("d", "b", 7)])
+        table.query(f"ALTER TABLE {table.facts.name} MODIFY k VARCHAR(4) COLLATE {collations(server)['ci']} NOT NULL")
+        facts = replace(table_facts(table.connection, table.facts.database, ["t"])["t"], key=("k",))
+        for step in ("DELETE FROM", "INSERT INTO", "COMMIT", "ALTER TABLE"):
+            with (
+                open_session(table.server, facts.database, where="test") as connection,
+                monkeypatch.context() as patched,
+            ):
+                cursor = type(connection.cursor())
+                patched.setattr(cursor, "execute", _killed_at(step, cursor.execute))
+                with pytest.raises(KeyboardInterrupt):
+                    prepare(connection, facts)
+        followed = replace(table, facts=prepare(table.connection, facts))
+        for key, version in (("a", 8), ("A", 8), ("b", 6)):
+            assert followed.write([row("u", key, version)]).stale == 1
+
+
+def _killed_at(step: str, execute: Callable[..., Any]) -> Callable[..., Any]:
+    """Statements run up to the first that begins with `step` after the transaction has begun."""
+    begun = False
+
+    def execute_until(cursor: Any, sql: str, *rest: Any) -> Any:
+        nonlocal begun
+        if begun and sql.startswith(step):
+            raise KeyboardInterrupt
+        begun = begun or sql.startswith("START")
+        return execute(cursor, sql, *rest)
+
+    return execute_until
+
+
+def test_unique_values_move_between_rows_whose_key_no_index_takes(mariadb_target: Any) -> None:
+    shape = (
+        "CREATE TABLE {name} (k TEXT COLLATE utf8mb4_bin NOT NULL, l TEXT COLLATE utf8mb4_bin NOT NULL, v INT, "
+        "UNIQUE KEY k (k, l), UNIQUE KEY v (v))"
+    )
+    columns = {"k": pa.string(), "l": pa.string(), "v": pa.int32()}
+    with target_table(mariadb_target, shape, columns, ("k", "l")) as table:
+        for values in (("a", 1), ("b", 2)), (("a", 2), ("b", 1)):
+            version = (values[0][1],) * 2
+            rows = [Winner("u", {"k": k, "l": k, "v": v}, (*version, 0, "one")) for k, v in values]
+            assert table.write(rows).written == 2
+        assert table.rows("k, v") == [("a", 2), ("b", 1)]
 
 
 def test_a_key_over_other_columns_than_versions_are_kept_by_is_refused(server: Any) -> None:

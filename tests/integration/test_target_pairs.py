@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import struct
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Any
 
@@ -339,3 +340,26 @@ def test_the_error_value_of_an_enum_is_named_as_what_it_is(server: Any) -> None:
     with target_table(server, "CREATE TABLE {name} (id BIGINT PRIMARY KEY, e VARCHAR(1))", columns) as table:
         table.write([Winner("u", {"id": 7, "e": ""}, (1, 1, 0, "one"))])
         assert table.rows("e") == [("",)]
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_the_error_value_of_an_enum_is_not_taken_for_its_label_without_text(server: Any, store: str) -> None:
+    columns = {"id": pa.int64(), "e": pa.string(), "n": pa.int64()}
+    definition = "CREATE TABLE {name} (id BIGINT PRIMARY KEY, e ENUM('a','','b'), n INT UNIQUE)"
+
+    def row(id: int, e: str | None, n: int, seq: int, *, zero: bool = False, absent: Sequence[str] = ()) -> Winner:
+        values = {"id": id, "e": e, "n": n}
+        return Winner("u", values, (seq, seq, 0, "one"), literal={"e": ""} if zero else None, absent=absent)
+
+    with target_table(server, definition, columns, store=store) as table:
+        for _ in range(2):
+            table.write([row(1, "", 1, 1, zero=True), row(2, "", 2, 1), row(3, "b", 3, 1), row(4, None, 4, 1)])
+            assert table.rows("id, e + 0, n") == [(1, 0, 1), (2, 2, 2), (3, 3, 3), (4, None, 4)]
+        table.write([row(3, "", 3, 2, zero=True), row(2, "", 9, 2), row(1, None, 5, 2, absent=["e"])])
+        assert table.rows("id, e + 0, n") == [(1, 0, 5), (2, 2, 9), (3, 0, 3), (4, None, 4)]
+        table.write([row(3, "", 5, 3, zero=True), row(1, None, 3, 3, absent=["e"])])  # a swap of unique values
+        assert table.rows("id, e + 0, n") == [(1, 0, 3), (2, 2, 9), (3, 0, 5), (4, None, 4)]
+        table.write([row(1, "a", 3, 2), row(2, "", 9, 3, zero=True)])
+        assert table.rows("id, e + 0") == [(1, 0), (2, 0), (3, 0), (4, None)]
+        table.write([row(1, "", 3, 4), row(3, "a", 5, 4)])
+        assert table.rows("id, e + 0") == [(1, 2), (2, 0), (3, 1), (4, None)]

@@ -17,6 +17,7 @@ from cdc_core.meta import RecordState
 from cdc_core.model.batch import Manifest
 from cdc_core.model.run import RunPlan, plan_path
 from cdc_core.stage.layout import start_path
+from cdc_core.windows import CLOCK_TOLERANCE_US
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
 from tests.refusals import refusal
 from tests.unit.apply.made_line import NEXT_WINDOW, WINDOW, Line
@@ -76,6 +77,24 @@ def test_a_window_that_a_source_has_not_staged_to_its_end_waits(line: Line) -> N
     assert refusal(lambda: line.plan("r", WINDOW)).code == "plan.not_staged"
     line.stage(B[2], until_us=WINDOW[1])
     assert taken(line.plan("r", WINDOW)) == IDS[:3]
+
+
+@pytest.mark.parametrize(
+    ("ahead_us", "believed"), [(-1, True), (CLOCK_TOLERANCE_US, True), (CLOCK_TOLERANCE_US + 1, False)]
+)
+def test_a_source_that_is_staged_up_to_a_time_which_metas_clock_is_far_from_is_not_believed(
+    line: Line, monkeypatch: pytest.MonkeyPatch, ahead_us: int, believed: bool
+) -> None:
+    line.stage(B[0], until_us=WINDOW[1])
+    monkeypatch.setattr(type(line.meta), "now_us", lambda _: WINDOW[1] - ahead_us)
+    if believed:
+        assert taken(line.plan("r", WINDOW)) == IDS[:1]
+        return
+    error = refusal(lambda: line.plan("r", WINDOW))
+    assert (type(error), error.code, "not at all yet" in error.what) == (RetryLater, "plan.not_staged", True)
+    assert line.meta.run("r") is None
+    monkeypatch.setattr(type(line.meta), "now_us", lambda _: WINDOW[1])
+    assert taken(line.plan("r", WINDOW)) == IDS[:1]
 
 
 def test_every_source_must_have_staged_the_window(tmp_path: Path) -> None:

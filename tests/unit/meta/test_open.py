@@ -7,7 +7,9 @@ import os
 import sqlite3
 import subprocess
 import sys
+import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +55,18 @@ def test_processes_that_open_one_new_file_at_once_all_can(tmp_path: Path) -> Non
     assert [answers.get(timeout=60) for _ in openers] == ["None"] * 3
     for opener in openers:
         opener.join()
+
+
+def test_a_new_file_that_another_process_is_writing_is_waited_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "meta.db"
+    with closing(sqlite3.connect(path, isolation_level=None)) as writer:
+        writer.execute("BEGIN IMMEDIATE")
+        error = refusal(lambda: Meta.open(url_of(path), busy_timeout_s=0.1))
+        assert (type(error), error.code) == (RetryLater, "meta.locked")
+        monkeypatch.setattr(time, "sleep", lambda _seconds: writer.in_transaction and writer.execute("COMMIT"))
+        Meta.open(url_of(path)).close()
 
 
 def test_a_file_that_gets_its_tables_from_another_while_it_is_looked_at_is_opened(
