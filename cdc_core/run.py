@@ -23,13 +23,13 @@ from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_ove
 from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, spark_job
 from cdc_core.apply.replay import Selection
-from cdc_core.apply.tasks import COMMIT, MERGE, TARGET_TASKS, WRITE
 from cdc_core.check.loops import require_no_loops
 from cdc_core.check.targets import require_any_target
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import LedgerRow, Meta
 from cdc_core.model.run import RunPlan
+from cdc_core.model.tasks import COMMIT, MERGE, TARGET_TASKS, WRITE
 from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)

@@ -16,10 +16,10 @@ from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from cdc_core.apply.tasks import MERGE, SPARK_JOBS
 from cdc_core.config import Pipeline
 from cdc_core.connections import variable_of
 from cdc_core.errors import UsageError
+from cdc_core.model.tasks import MERGE, SPARK_JOBS
 
 S3_PACKAGES = (
     "org.apache.hadoop:hadoop-aws:3.4.2",

@@ -16,8 +16,8 @@ from airflow.sdk import Asset, BaseHook, BaseOperator, SkipMixin
 from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException, AirflowSkipException
 
 from cdc_core import config
-from cdc_core.apply.tasks import FILTER, MERGE, WRITE
 from cdc_core.errors import LockstepError, Refused, UsageError
+from cdc_core.model.tasks import FILTER, MERGE, WRITE
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures, of_spark

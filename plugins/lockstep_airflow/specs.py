@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from cdc_core.apply.tasks import MERGE, TARGET_TASKS
 from cdc_core.config import Airflow, Pipeline
+from cdc_core.model.tasks import MERGE, TARGET_TASKS
 
 PLAN = "plan"
 EXTRACT = "extract"
@@ -55,7 +55,7 @@ class TaskSpec:
     """One task.
 
     name:     within its group.
-    job:      of a Spark task: its application (cdc_core.apply.tasks).
+    job:      of a Spark task: its application (cdc_core.model.tasks).
     target:   the target it belongs to; "" for those that all targets share.
     sources:  what a mapped task is mapped over.
     upstream: task ids it waits for.

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from cdc_core.apply.jobs import class_archive, s3_jars, spark_job
-from cdc_core.apply.tasks import SPARK_JOBS
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import UsageError
+from cdc_core.model.tasks import SPARK_JOBS
 
 
 def pipeline(uri: str = "file:///stage", extra: str = "") -> Pipeline:
