@@ -175,6 +175,9 @@ class Database:
                     return work(connection)
         except DBAPIError as error:
             raise self._translated(error, write=write) from None
+        except self._engine.dialect.loaded_dbapi.Error as error:
+            # SQLAlchemy sets and resets the isolation level, on MySQL by a statement, without wrapping what that raises.
+            raise self._translated(DBAPIError(None, None, error), write=write) from None
         except _MISREAD as error:
             if self.is_sqlite:
                 raise
