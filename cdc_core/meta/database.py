@@ -114,8 +114,8 @@ def require_file(url: URL) -> None:
             "The meta database does not exist yet: nothing has run.",
             where=str(path),
             code="meta.absent",
-            remedy="the pipeline's first run, or `lockstep extract`, creates it. If there were runs, this host does not "
-            "see their file: use PostgreSQL or MySQL for meta when several hosts work on a pipeline",
+            remedy="the pipeline's first run, or `lockstep extract`, creates it. If there were runs, this host does "
+            "not see their file: use PostgreSQL or MySQL for meta when several hosts work on a pipeline",
         )
 
 

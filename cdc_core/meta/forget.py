@@ -46,7 +46,7 @@ def runs(connection: Connection, pipeline: str, before_us: int, *, dry_run: bool
 def _delete(
     connection: Connection, table: Table, chosen: ColumnElement[bool], below: tuple[Table, ...], *, dry_run: bool
 ) -> int:
-    """Deletes rows of a table, after those of tables that refer to its key; how many of its own. dry_run: only counts."""
+    """Deletes rows of a table, after those of tables that refer to its key; how many of its own. dry_run: counts."""
     if dry_run:
         return int(connection.execute(select(func.count()).select_from(table).where(chosen)).scalar_one())
     (key,) = table.primary_key

@@ -1,8 +1,8 @@
 """Leases: at most one extractor per source moves its position, whatever clocks, pauses and kills do.
 
 The epoch is a fencing token: taking a lease raises it, and every move of a source's position happens under
-`require_held`, which locks the lease's row and checks that it has the mover's own epoch and name. The holder of an expired
-lease that nobody took may still move: expiry only lets another take it. Times come from the database's clock.
+`require_held`, which locks the lease's row and checks that it has the mover's own epoch and name. The holder of an
+expired lease that nobody took may still move: expiry only lets another take it. Times come from the database's clock.
 """
 
 from __future__ import annotations
