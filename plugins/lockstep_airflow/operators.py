@@ -111,7 +111,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         try:
             meta.failed(pipeline, "plan", "", error)
         except LockstepError as unkept:
-            log.warning("plan: this failure could not be recorded in meta: %s", unkept)
+            log.warning("plan: this failure could not be kept in meta: %s", unkept)
 
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.plan import plan
@@ -283,7 +283,7 @@ class _RunOperator(_PipelineOperator):
             meta.record_failure(run_id, str(error), target=self.target or None)
             meta.failed(pipeline, "run", run_id, error)
         except LockstepError as unrecorded:
-            log.warning("run %s: this failure could not be recorded in meta: %s", run_id, unrecorded)
+            log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
 
     def _skip_without_batches(self, context: Context) -> None:
         """A task that is cleared by hand, for a target that had nothing in this run, ends as skipped."""

@@ -238,7 +238,7 @@ _PARAMS = {
     Kind.PURGE: _purge_params,
     Kind.READMIT: _readmit_params,
 }
-"""The description of a DAG, by its first task."""
+"""The trigger form of a DAG, by its first task."""
 
 
 def _about(spec: DagSpec) -> str:

@@ -81,7 +81,7 @@ class ExtractSensor(BaseSensorOperator):
             with Meta.open(pipeline.meta.url, upgrade=True) as meta:
                 keep_failure(meta, pipeline.pipeline, self.source, error)
         except LockstepError as unkept:
-            log.warning("%s: this failure could not be recorded in meta: %s", self.source, unkept)
+            log.warning("%s: this failure could not be kept in meta: %s", self.source, unkept)
 
     def _poke(self, context: Context) -> PokeReturnValue:
         pipeline = config.load(Path(self.file))
