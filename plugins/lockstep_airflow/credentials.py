@@ -124,7 +124,7 @@ def _options(extra: Mapping[str, Any], where: str) -> dict[str, str]:
             "The extra `ssl` of the Airflow connection has keys that Lockstep does not know.",
             where=where,
             code="airflow.connection",
-            remedy=f"use only the keys {', '.join(_PROVIDER_SSL)}; other settings are separate extras, such as ssl_mode",
+            remedy=f"use only the keys {', '.join(_PROVIDER_SSL)}; other settings are extras beside it (ssl_mode)",
         )
     for key, value in nested.items():
         name = _PROVIDER_SSL[key]
