@@ -1,4 +1,4 @@
-"""`make bench-apply`: how fast changes get into a target, beside two ways in that guard nothing, in the same run.
+"""`make bench-apply`: how fast changes get into a target, compared with two unguarded ways, in the same run.
 
 A table of a million rows with a secondary unique key takes 200,000 changes, every second one an update. The ways take
 turns, several rounds, each with fresh tables on the same server, and must end with the same rows. The clock stops with
@@ -46,7 +46,7 @@ from spark_jobs.session import EXACT
 from spark_jobs.write import write, written
 
 ROWS, CHANGES, QUICK = 1_000_000, 200_000, 10
-"""Quick: a part of both, one in so many."""
+"""QUICK: what --quick divides both by."""
 BATCH = 50_000
 COLUMNS = {
     "id": "bigint",
@@ -195,7 +195,7 @@ class Bench:
                 )
 
     def settle(self) -> None:
-        """Waits until the server has nothing left to do of what was before."""
+        """Waits until the server has finished earlier work."""
         for _ in range(600):
             [[left]] = self.query(
                 "SELECT COUNT FROM information_schema.INNODB_METRICS WHERE NAME = 'trx_rseg_history_len'"
@@ -317,7 +317,7 @@ def measured(bench: Bench, names: Sequence[str], rounds: int) -> dict[str, list[
 
 def line(name: str, found: dict[str, list[float]], count: int) -> str:
     def beside(other: str) -> str:
-        """Rounds beside each other: what slowed the machine slowed both."""
+        """Compares round by round: whatever slowed the machine slowed both."""
         ratios = [theirs / ours for theirs, ours in zip(found[other], found[name], strict=True)]
         return f"{statistics.median(ratios):.2f}×"
 
@@ -351,7 +351,7 @@ def ready(server: SqlServer, rows: int, count: int) -> Iterator[Bench]:
 
 
 def start(server: str) -> SqlServer:
-    """With room for the table in memory and in the redo log, as a target has."""
+    """With enough memory and redo log for the table, as a target has."""
     if server == "mysql":
         return MySql.start(server_id=9, options={"innodb-buffer-pool-size": "1G", "innodb-redo-log-capacity": "1G"})
     return MariaDb.start(server_id=9, options={"innodb-buffer-pool-size": "1G", "innodb-log-file-size": "1G"})

@@ -1,4 +1,4 @@
-"""`make bench`: how fast the extractor reads a real server's log, beside others that read the same log in the same run.
+"""`make bench`: how fast the extractor reads a real server's log, next to others that read it in the same run.
 
 Every workload has a server of its own (MySQL 9 where there is one, else MariaDB), whose log holds nothing else. Each
 reader runs in a process of its own, several rounds, in turn; the best round counts. All must find every change.

@@ -36,7 +36,7 @@ class Workload:
 
 @dataclass(frozen=True)
 class Stretch:
-    """Where a workload lies in the log, and how many changes it holds."""
+    """Where a workload is in the log, and how many changes it has."""
 
     database: str
     tables: tuple[str, ...]

@@ -12,7 +12,7 @@ from cdc_core.model.merged import WINNER_OPS
 
 
 def suite(rows: int) -> gx.ExpectationSuite:
-    """`rows` is what the merge counted."""
+    """`rows`: as the merge counted them."""
     complete = ("_cdc_op", "_cdc_source", "_cdc_seq", "_cdc_row")
     return gx.ExpectationSuite(
         name="merged",

@@ -14,7 +14,7 @@ COMPLETE = ("_cdc_op", "_cdc_ts", "_cdc_source", "_cdc_file", "_cdc_pos", "_cdc_
 
 
 def suite(rows: int) -> gx.ExpectationSuite:
-    """`rows` is what the manifests say."""
+    """`rows`: as the manifests count them."""
     return gx.ExpectationSuite(
         name="staged",
         expectations=[

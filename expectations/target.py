@@ -1,4 +1,4 @@
-"""Target rows: every row that was to be written, read back, is as it should be, or a later change stands there.
+"""Target rows: every row that was to be written, read back, is as it should be, or has a later change.
 
 Frame: `_table`, `_shard`, `_key`, `_cdc_op`, `_outcome` (cdc_core.target.compare).
 """
@@ -12,7 +12,7 @@ GOOD = ("same", "newer")
 
 
 def suite(rows: int) -> gx.ExpectationSuite:
-    """`rows` is what the filter gave to the write, and the departures from shards."""
+    """`rows`: those that the filter passed to the write, and the departures from shards."""
     return gx.ExpectationSuite(
         name="target",
         expectations=[

@@ -1,1 +1,1 @@
-"""The heavy work between staged files and targets, on Spark: one thin entry point per task of a run."""
+"""The heavy work between staged files and targets, on Spark: one small entry point per task of a run."""

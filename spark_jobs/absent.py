@@ -1,9 +1,9 @@
 """Values that the log did not carry: each is the row's last older one, through changes of its key.
 
 A row lives under a key from its birth there (insert, snapshot, arrival from another key) to its delete or departure.
-Who arrives without all values has the rest under the key that it left, where it may have come to the same way: the
-chain is followed in as many joins as its length has binary digits. What no change of the run has stands in the
-target, perhaps under one of these older keys still: `_cdc_key_chain`, newest first, with the version of each departure.
+A row that arrives without all values has the rest under the key that it left, where it may have arrived the same way:
+the chain is followed in as many joins as its length has binary digits. Values that no change of the run has are in the
+target, perhaps still under one of these older keys: `_cdc_key_chain`, newest first, with the version of each departure.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _PLACE = (SOURCE, SEQ, ROW)
 
 
 def filled(at: int) -> str:
-    """The column of the older value, a struct of v (the value) and l (its literal), of the fillable column `at`."""
+    """The column of the older value of the fillable column `at`: a struct of v (the value) and l (its literal)."""
     return f"_cdc_fill{at}"
 
 
 def known_value(name: str) -> tuple[Column, Column]:
-    """(whether a change settles a column of the row; what as, as in `filled`). An arrival settles all: what it lacks
-    is not to be had under its key. A delete settles nothing: what comes after it is another row."""
+    """(whether a change settles a column of the row; its value, as in `filled`). An arrival settles all columns: no
+    older change under its key has what it lacks. A delete settles nothing: what comes after it is another row."""
     has = (c(OP) != DELETE) & ~lacks(name)
     literal = F.element_at(c(LITERAL), F.lit(name))
     return has | c(ARRIVED), F.struct(c(name).alias("v"), literal.alias("l"), has.alias("known"))
@@ -41,7 +41,7 @@ def if_known(value: Column) -> Column:
 
 
 def with_literals(own: Column, fill: Sequence[str], taken: Sequence[Column]) -> Column:
-    """The literals of a row of which the columns `taken` are filled."""
+    """The literals of a row with the columns `taken` filled."""
     if not fill:
         return own
     entries = [
@@ -58,8 +58,8 @@ def with_literals(own: Column, fill: Sequence[str], taken: Sequence[Column]) -> 
 def through_key_changes(
     changes: DataFrame, columns: T.StructType, key: Sequence[str], fill: Sequence[str]
 ) -> DataFrame:
-    """The changes, those that bring a row under a new key with the values that it had under older ones in the run.
-    Where there are any such, with `_cdc_key_chain`. fill: the columns that an older change may have."""
+    """The changes; those that bring a row under a new key have the values that it had under older keys in the run.
+    If there are any such changes, with `_cdc_key_chain`. fill: the columns that an older change may have."""
     sides = split(changes, columns, key).withColumns(dict(zip(key_names(key), keys(columns, key), strict=True)))
     if sides.where(c(INHERITS)).isEmpty():
         return changes
@@ -95,7 +95,7 @@ def through_key_changes(
 
 
 def _one_leap(nodes: DataFrame, fill: Sequence[str]) -> DataFrame:
-    """Each chain twice as long: what the node at `next` has, and where that goes on."""
+    """Doubles each chain: adds what the node at `next` has, and where that continues."""
     names = [*[filled(at) for at in range(len(fill))], _NEXT, KEY_CHAIN]
     further = nodes.select(
         F.struct(*[c(name) for name in _PLACE]).alias("_far_place"), *[c(name).alias("_far" + name) for name in names]

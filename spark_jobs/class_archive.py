@@ -1,8 +1,8 @@
-"""Makes the JVM's archive of Spark's loaded classes (AppCDS): each later local job costs a third less CPU at its start.
+"""Builds the JVM's archive of Spark's loaded classes (AppCDS): each later local job starts with a third less CPU.
 
-`python -m spark_jobs.class_archive` runs a small job of the kind that the real ones are and lets the JVM keep what it
-loaded, 170 MB, in the cache folder (cdc_core.apply.jobs.class_archive). No archive, or one of another Java or Spark,
-changes nothing but the time: the JVM leaves it aside.
+`python -m spark_jobs.class_archive` runs a small job that resembles the real ones and lets the JVM save the classes
+that it loaded, 170 MB, to the cache folder (cdc_core.apply.jobs.class_archive). A missing archive, or one of another
+Java or Spark, costs only time: the JVM ignores it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 
 
 def make() -> Path:
-    """The archive, made now if it is not there. Raises CalledProcessError with Spark's output in the log."""
+    """The archive, built now if it is missing. Raises CalledProcessError with Spark's output in the log."""
     archive = class_archive()
     if archive.exists():
         return archive
@@ -51,7 +51,7 @@ def make() -> Path:
 
 
 def work(folder: Path) -> None:
-    """Touches what the jobs touch: Parquet both ways, an aggregation of structs, Python workers, an observation."""
+    """Uses what the jobs use: Parquet both ways, an aggregation of structs, Python workers, an observation."""
     from pyspark.sql import Observation
     from pyspark.sql import functions as F  # noqa: N812
 

@@ -1,6 +1,6 @@
 """Staged columns as Spark sees them, and one set of columns for files of different definitions.
 
-Spark has no unsigned types: it reads them as the next wider signed one, BIGINT UNSIGNED as decimal(20,0); values
+Spark has no unsigned types: it reads them as the next wider signed type, BIGINT UNSIGNED as decimal(20,0); values
 stay exact. The columns of files of several definitions are unified as for every reader (cdc_core.stage.unify).
 """
 
@@ -57,8 +57,8 @@ def c(*path: str) -> Column:
 def map_in_arrow(rows: DataFrame, work: Work, schema: T.StructType | str) -> DataFrame:
     """DataFrame.mapInArrow of rows with literals and columns of any name.
 
-    It would take `a.b` for a field, so numbers stand for the names. Null literals go as empty ones: it asks for a
-    batch's size after each row, and walks all null maps behind the last other one then (ListVector.setValueCount).
+    It would take `a.b` for a field, so numbers replace the names. Null literals become empty ones: Spark asks for a
+    batch's size after each row, and then walks all null maps after the last other one (ListVector.setValueCount).
     """
     names = rows.columns
     none = F.create_map().cast(T.MapType(T.StringType(), T.StringType()))

@@ -17,8 +17,8 @@ class CarriedError(RuntimeError):
 
 @contextmanager
 def carried() -> Iterator[None]:
-    """Around a worker's code: a LockstepError leaves as CarriedError, which survives Spark's own wrapping. An error of
-    a target's server leaves as what it means to us."""
+    """Around a worker's code: raises a LockstepError as CarriedError, which survives Spark's own wrapping; an error of
+    a target's server as the LockstepError that it means."""
     try:
         yield
     except LockstepError as error:
@@ -29,7 +29,7 @@ def carried() -> Iterator[None]:
 
 
 def found(error: BaseException) -> LockstepError | None:
-    """The LockstepError that an exception of Spark, or of a server, is to us, if there is one."""
+    """The LockstepError that an exception of Spark or of a server means, if there is one."""
     if isinstance(error, pymysql.err.MySQLError):
         return translated(error, where="target")
     return from_text(str(error))

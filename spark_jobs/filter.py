@@ -1,10 +1,10 @@
-"""Filter: of the winners, those that the target should take; what becomes of each; and why the others are left.
+"""Filter: chooses the winners that the target should take, classifies each, and says why the others are left out.
 
-The versions that the target holds are read by the workers, shard by shard, for the touched keys only. Files under
+The workers read the versions that the target holds, shard by shard, for the touched keys only. Files under
 filtered/ hold the rows to write with `_cdc_shard` and `_cdc_class`, all rows of a shard in one file; files under
-rejected/ the stale ones with `_cdc_reason`. A row that left a shard (its shard key changed, its key did not) is there
-once more with operation x for the shard that it left: also when its winner is stale, for the old place must be emptied
-in any case. Rows without a key have no versions: which of them the target has already is known to the write alone.
+rejected/ the stale ones with `_cdc_reason`. A row that left a shard (its shard key changed, its key did not) appears
+again with operation x for the shard that it left: also if its winner is stale, because the old place must be emptied
+in any case. Rows without a key have no versions: only the write knows which of them the target already has.
 """
 
 from __future__ import annotations
@@ -142,7 +142,7 @@ def _with_op(rows: pa.RecordBatch, ops: Sequence[str]) -> pa.RecordBatch:
 
 
 def _departures(destination: Destination, located: LocatedRows) -> Iterator[pa.RecordBatch]:
-    """Rows with operation x: the winner's key and version at each shard that it once was in and is not now."""
+    """Rows with operation x: the winner's key and version at each shard that it was in and is no longer."""
     batch, name = located.rows, destination.moving
     assert name is not None
     moved = batch.column(FORMER_SHARD_KEYS).field(name)
@@ -173,16 +173,16 @@ def _with_notes(
 
 
 def by_shard(rows: DataFrame, destination: Destination) -> DataFrame:
-    """In partitions of whole shards, and in the order of their key, in which they will lie side by side in the target:
-    what is left to `write` is to take each file as it comes."""
+    """In partitions of whole shards, and in key order, as the target will store them: `write` only has to take each
+    file as it comes."""
     parts = min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4)
     placed = rows.repartitionById(parts, F.pmod(c(SHARD), F.lit(parts)).cast("int"))
     return placed.sortWithinPartitions(c(SHARD), *[c(name) for name in destination.key])
 
 
 def filter_table(job: Job, table: MergeTable) -> FilterCounts:
-    """Writes filtered/ and rejected/ of one table; its counts. Where values are nowhere to be found, a run that was
-    killed while it wrote may have them."""
+    """Writes filtered/ and rejected/ of one table; its counts. Values that are found nowhere may be in the files of a
+    run that was killed while it wrote."""
     try:
         return _filtered(job, table)
     except Exception as error:
@@ -198,11 +198,11 @@ def _filtered(job: Job, table: MergeTable) -> FilterCounts:
     seen = Observation()
     classes = [one for one in RowClass if one is not RowClass.UNCOUNTED]
     rows = rows.observe(seen, *[F.sum((c(CLASS) == name).cast("bigint")).alias(name) for name in classes])
-    # Kept, so that the target is asked once: its answer could be another the second time.
+    # Kept, so that the target is queried once: the second answer could differ.
     rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
     try:
         to_write = by_shard(rows.where(c(CLASS) != RowClass.STALE).drop(REASON), destination)
-        # Whatever Spark's settings say, no file is cut: it would cut a shard's transaction.
+        # Whatever Spark's settings say, no file is split: that would split a shard's transaction.
         to_write.write.option("maxRecordsPerFile", 0).mode("overwrite").parquet(
             job.store.spark_uri(job.filtered(table.table))
         )
@@ -219,7 +219,7 @@ def _filtered(job: Job, table: MergeTable) -> FilterCounts:
 
 
 def apply_filter(job: Job) -> None:
-    """Filters a set for one target; counts.json comes last."""
+    """Filters a set for one target; writes counts.json last."""
     path = counts_path(job.plan.filtered_folder(job.target.name))
     job.store.delete(path)
     tables = [table for table in job.tables() if table.files]

@@ -1,7 +1,7 @@
-"""What every job shares: its arguments, the plan and pipeline they name, the paths of the run, its exit status.
+"""What all jobs share: arguments, the plan and pipeline that they name, the paths of the run, the exit status.
 
 Arguments: --plan PATH --pipeline FILE [--set N] [--target NAME]; PATH is a run's plan.json, relative to the stage's
-root or as a URI below it. Exit status: that of the LockstepError (cdc_core.errors), 1 for what nobody foresaw.
+root or as a URI below it. Exit status: that of the LockstepError (cdc_core.errors), 1 for an unforeseen error.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ class Job:
         return [self.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
 
     def staged(self, table: MergeTable) -> Iterator[tuple[TableSchema, DataFrame]]:
-        """A table's staged rows, apart for each definition."""
+        """A table's staged rows, separately for each definition."""
         for schema in self.schemas(table):
             paths = [self.store.spark_uri(file.path) for file in table.files if file.schema_id == schema.id]
             yield schema, self.spark.read.schema(staged_struct(schema)).parquet(*paths)
@@ -116,7 +116,7 @@ class Job:
             self.store.delete(info.path)
 
     def rows_in(self, folder: str) -> int:
-        """Rows of the Parquet files that lie in a folder, from their footers."""
+        """The number of rows in a folder's Parquet files, from their footers."""
         count = 0
         for path in self.files_in(folder):
             with self.store.open_input(path) as file:
@@ -124,7 +124,7 @@ class Job:
         return count
 
     def files_in(self, folder: str) -> list[str]:
-        """The Parquet files that lie in a folder; not those below it, where Spark has what it has not committed."""
+        """The Parquet files directly in a folder; not those below it, where Spark keeps uncommitted files."""
         names = (info.path.removeprefix(folder + "/") for info in self.store.list(folder + "/"))
         return [f"{folder}/{name}" for name in names if name.endswith(".parquet") and "/" not in name]
 
@@ -133,7 +133,7 @@ class Job:
 
 
 def each_table(work: Callable[[MergeTable], Result], tables: Iterable[MergeTable]) -> list[Result]:
-    """The work of every table, some at a time in one application; the first error, after all have ended."""
+    """Does the work of all tables, several at a time in one application; the first error, after all have ended."""
     with ThreadPoolExecutor(TABLES_AT_ONCE, thread_name_prefix="table") as pool:
         futures = [pool.submit(work, table) for table in tables]
     return [future.result() for future in futures]
@@ -163,7 +163,7 @@ def run(name: str, work: Callable[[Job], None], argv: Sequence[str] | None = Non
 
 
 def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespace) -> None:
-    """Reads plan and pipeline, runs the work. Raises LockstepError also for what a worker raised."""
+    """Reads plan and pipeline, runs the work. Raises LockstepError for what a worker raised, too."""
     pipeline = load(arguments.pipeline)
     store = open_stage(pipeline.stage)
     path = arguments.plan.removeprefix(store.uri).lstrip("/")

@@ -1,9 +1,9 @@
 """Each change under the keys that it touches: once, and a change of its key a second time as the delete of the old one.
 
 Bookkeeping that it adds: `_cdc_side` (1 for the delete of the old key), `_cdc_arrived` (the change brings its key to
-life), `_cdc_inherits` (a change of the key that lacks values, which are under the old one), `_cdc_lost` (1 where a
-change does not say its key), `_cdc_shard_unknown` (a change of a shard key, or a delete, does not say what it was).
-`_cdc_lacks`, which it expects, names the columns without a value; of the old side, those of the image before.
+life), `_cdc_inherits` (a change of the key that lacks values, which are under the old one), `_cdc_lost` (1 if a
+change does not have its key), `_cdc_shard_unknown` (a change of a shard key, or a delete, does not have the old one).
+`_cdc_lacks`, which it expects, names the columns without a value; for the old side, those of the before image.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from spark_jobs.columns import c
 
 SIDE, ARRIVED, INHERITS, LOST, LACKS = "_cdc_side", "_cdc_arrived", "_cdc_inherits", "_cdc_lost", "_cdc_lacks"
 COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", LOST)
-"""Of what a merge makes one row of: its sides, second sides and truncates among them, those that do not say their
+"""Counts of what a merge makes one row from: its sides, second sides and truncates among them, those without their
 key."""
 
 
 def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
-    """A key column as it is compared. Where the type has values that it cannot hold, by its text."""
+    """A key column as it is compared: by its text, if the type has values that it cannot hold."""
     value = c(BEFORE, name) if before else c(name)
     if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
         return F.coalesce(c(LITERAL)[(BEFORE_MARK if before else "") + name], value.cast("string"))

@@ -1,14 +1,14 @@
-"""Merge: of all staged changes of a run, the last one of each key.
+"""Merge: finds the last change of each key among all staged changes of a run.
 
 Reads exactly the files of the plan, all tables of a set in one application, each file once. A key change becomes the
 delete of the old key and the upsert of the new one. Within a source the last change is the one with the greatest
 (_cdc_seq, _cdc_row); between sources the greatest (_cdc_ts, _cdc_source), as the guard compares.
 Aggregation is partial first, then shuffled by key: no global sort, nothing collected.
 A value that the log did not carry (`_cdc_absent`) is the last older one of the same row (see absent.py); what no change
-of the run has stays absent, for the target to give. Only tables with such rows pay for the search.
+of the run has stays absent, and the target supplies it. Only tables with such rows pay for the search.
 
 A TRUNCATE undoes the changes before it; the last one of a run is a row of its own, without a key.
-Of tables without a key the rows that come and go are counted (see multiset.py).
+For tables without a key, the rows that come and go are counted (see multiset.py).
 The columns of a merged row: model/merged.py.
 """
 
@@ -67,8 +67,8 @@ class MergeRule:
 
     columns: of the row, unified. moving: shard keys outside the key. sources: how many there are.
     fill: columns that some change lacks and an older one may have.
-    shared: changes have `_cdc_origin`; of rows that several source tables have under one key, a live one comes before
-    those that were deleted.
+    shared: changes have `_cdc_origin`; among rows that several source tables have under one key, a live one comes
+    before those that were deleted.
     """
 
     columns: T.StructType
@@ -81,7 +81,7 @@ class MergeRule:
 
 def winners(changes: DataFrame, rule: MergeRule) -> DataFrame:
     """The last change of each key, with `_cdc_changes`, `_cdc_key_changes`, `_cdc_truncates` and `_cdc_lost` (changes
-    that do not say their key) of the key.
+    that do not have their key) of the key.
 
     changes: staged columns, the row's already unified.
     """
@@ -94,7 +94,7 @@ def winners(changes: DataFrame, rule: MergeRule) -> DataFrame:
 
 
 def _last_of_each_source(sides: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
-    """By key, source and origin: the change with the greatest order key, and what all of them come to."""
+    """By key, source and origin: the change with the greatest order key, and the totals of all of them."""
     origin = [ORIGIN] if rule.shared else []
     payload = F.struct(*[c(field.name) for field in rule.columns], *[c(name) for name in (*_KEPT, LACKS, *origin)])
     order = F.struct(c(SEQ), c(ROW))
@@ -118,9 +118,9 @@ def _last_of_each_source(sides: DataFrame, rule: MergeRule, *, chained: bool) ->
 
 
 def _last_between_sources(last: DataFrame, rule: MergeRule, *, chained: bool) -> DataFrame:
-    """By key: of the last changes of the sources the one with the latest commit, then by name."""
-    # Two aggregations, because no order of single changes is right for both: within a source the log decides whatever
-    # its clock did, between sources the clock does.
+    """By key: among the last changes of the sources, the one with the latest commit, then by name."""
+    # Two aggregations, because no single order of changes is right for both: within a source the log decides, whatever
+    # its clock did; between sources the clock decides.
     live = c(_WINNER, OP) != DELETE
     origin = [ORIGIN] if rule.shared else []
     between = F.struct(*([live] if rule.shared else []), c(_WINNER, TS), c(_WINNER, SOURCE), *origin)
@@ -177,13 +177,13 @@ def _merged_op(staged: Column) -> Column:
 
 
 def _ended() -> Column:
-    """The origins of a key that ended with a delete, but the winner's; null where there are none."""
+    """The origins of a key that ended with a delete, except the winner's; null if there are none."""
     others = F.array_sort(F.array_except(c(ENDED_ORIGINS), F.array(c(_WINNER, ORIGIN))))
     return F.when(F.size(others) > 0, F.concat_ws(",", others))
 
 
 def _last_value(name: str, order: Column) -> Column:
-    """The value of a column of the last change that settles it; null where none does."""
+    """The value of a column in the last change that settles it; null if none does."""
     settles, value = known_value(name)
     return if_known(F.max_by(F.when(settles, value), F.when(settles, order)))
 
@@ -273,20 +273,20 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
         got = _write_winners(job, table, columns, behind)
     if got["lost"]:
         raise DataAtRisk(
-            f"{got['lost']} changes of {table.table} do not say their key ({', '.join(table.key) or 'the whole row'}): "
+            f"{got['lost']} changes of {table.table} lack their key ({', '.join(table.key) or 'the whole row'}): "
             "the log did not carry all of their values.",
             where=job.plan.run_id,
             code="spark.absent_values",
-            remedy="let the target's key be the table's primary key, which the log always carries; or SET GLOBAL "
-            "binlog_row_image = FULL on the source, bring the table to the target by a full copy, and begin its "
-            "batches behind these changes",
+            remedy="make the table's primary key, which the log always carries, the target's key; or SET GLOBAL "
+            "binlog_row_image = FULL on the source, copy the whole table to the target, and begin with the batches "
+            "after these changes",
         )
     if got["rows"] + undone != table.rows:
         raise DataAtRisk(
-            f"The files of {table.table} have {got['rows'] + undone} rows, their manifests say {table.rows}.",
+            f"The files of {table.table} have {got['rows'] + undone} rows; their manifests say {table.rows}.",
             where=job.plan.run_id,
             code="spark.rows_differ",
-            remedy="run `lockstep stage ls` and compare the files with their manifests; restore what was changed",
+            remedy="compare the files with their manifests (`lockstep stage ls`) and restore what was changed",
         )
     winners = job.rows_in(job.merged(table.table))
     return MergeCounts(table.table, table.rows, got["key_changes"], winners, got["superseded"] + undone)
@@ -304,12 +304,12 @@ def _behind_truncates(job: Job, table: MergeTable, changes: DataFrame, truncates
     if table.on_truncate == "stop" or not alone:
         why = "" if alone else f", whose rows may come from other tables than {' and '.join(sorted(names))} too"
         raise Refused(
-            f"The run holds {truncates} TRUNCATE of {table.table}{why}.",
+            f"The run has {truncates} TRUNCATE of {table.table}{why}.",
             where=job.plan.run_id,
             code="spark.truncate",
             remedy=f"set on_truncate of {table.table} in the target's tables: "
             + ("apply removes its older rows, ignore leaves them" if alone else "ignore leaves the rows as they are; "
-            "then remove those of the emptied table by hand, and plan the run anew"),
+            "then remove those of the emptied table by hand, and plan the run again"),
         )  # fmt: skip
     ((last,),) = changes.where(c(OP) == TRUNCATE).agg(F.max(F.struct(c(SEQ), c(ROW)))).collect()
     return changes.where((c(SEQ) > last[SEQ]) | ((c(SEQ) == last[SEQ]) & (c(ROW) >= last[ROW])))
@@ -359,7 +359,7 @@ def moving_keys(job: Job, table: MergeTable) -> list[str]:
 
 
 def merge(job: Job) -> None:
-    """Merges a set; counts.json is written last, and only then the set counts as merged."""
+    """Merges a set; writes counts.json last, and only then does the set count as merged."""
     require_unpurged(job.store, [file.batch_id for table in job.merge_set.tables for file in table.files])
     job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
     tables = [table for table in job.merge_set.tables if table.files]

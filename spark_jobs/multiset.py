@@ -1,8 +1,8 @@
-"""Tables without a key: the changes of a run as whole rows that come and go, so many of each.
+"""Tables without a key: the changes of a run as whole rows that come and go, with their numbers.
 
-An update is the old row that goes and the new one that comes; what it did not log of the new one is as in the old. What
-comes and goes of equal rows is summed up within each batch, never across: a target may have some batches of a run and
-lack the others, but has each whole or not at all. Equal is what has the same bits and exact texts.
+An update is an old row that goes and a new one that comes; values of the new row that it did not log are as in the old.
+The copies of equal rows that come and go are summed up within each batch, never across: a target may have some batches
+of a run and lack the others, but has each whole or not at all. Equal rows have the same bits and exact texts.
 
 A merged row is one copy that comes (u) or goes (d). `_cdc_seq` is where its batch begins, `_cdc_row` counts the copies.
 """
@@ -34,7 +34,7 @@ def last_batches(table: MergeTable) -> dict[str, int]:
     last: dict[str, int] = {}
     for file in table.files:
         part = parse_part(file.path)
-        assert part is not None  # the writer of the stage has named it
+        assert part is not None  # the stage's writer named it
         last[part.source] = max(part.seq, last.get(part.source, part.seq))
     return last
 
@@ -107,6 +107,6 @@ def each_copy(rows: DataFrame) -> DataFrame:
 
 
 def copy_identity(merged: T.StructType) -> Column:
-    """What tells a merged copy from all others of the run, by its values, its batch and its number."""
+    """Identifies a merged copy among all others of the run, by its values, its batch and its number."""
     different = [field for field in merged if field.name not in (OP, TS)]
     return F.sha2(F.to_json(F.struct(*[_exact(field).alias(f"v{at}") for at, field in enumerate(different)])), 256)

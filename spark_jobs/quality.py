@@ -1,4 +1,4 @@
-"""Quality: the suites of expectations/ over the run's staged and merged rows, and over what now stands in the target.
+"""Quality: the suites of expectations/ over the run's staged and merged rows, and over what the target now has.
 
 The workers read the touched keys back from the target and compare values in the server; the suites judge the frames.
 Great Expectations takes seconds to import, which it does here while Spark starts and gathers the frames.
@@ -41,7 +41,7 @@ from spark_jobs.report import page, summary
 from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
-"""A frame of up to so many rows is judged in memory (see suite_runner)."""
+"""A frame of up to this many rows is judged in memory (see suite_runner)."""
 _TABLE, _KEY, _SHARD, _OUTCOME = "_table", "_key", "_shard", "_outcome"
 _STAGED = (OP, TS, SOURCE, FILE, POS, ROW, SEQ)
 _TARGET_FRAME = f"`{_TABLE}` string, `{_SHARD}` string, `{_KEY}` string, `{OP}` string, `{_OUTCOME}` string"
@@ -106,7 +106,7 @@ def _comparer(destination: Destination) -> Work:
 
 
 def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
-    """The rows that a suite of the user's own judges: their columns and bookkeeping, without nested values."""
+    """The rows that a user's suite judges: their columns and bookkeeping, without nested values."""
     merged = stage == "merged"
     rows = job.read(job.merged(table.table)) if merged else read_changes(job, table, row_columns(job, table))
     nested = [
@@ -160,7 +160,7 @@ def check(job: Job) -> None:
     failed = [name for name, verdict in verdicts.items() if not verdict["success"]]
     if failed:
         raise DataAtRisk(
-            f"Rows do not meet the expectations of {', '.join(failed)}.",
+            f"Rows fail the expectations of {', '.join(failed)}.",
             where=f"run {job.plan.run_id}, target {job.target.name}",
             code="quality.failed",
             remedy=f"read {job.store.location(folder)}/report.html, or {failed[0]}.json beside it; the consume records "
@@ -171,7 +171,7 @@ def check(job: Job) -> None:
 def _own_verdicts(
     job: Job, tables: Sequence[MergeTable], winners: Mapping[str, int]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The verdicts of the pipeline's own suites, of those whose table has rows in the run."""
+    """The verdicts of those of the pipeline's own suites whose table has rows in the run."""
     from spark_jobs.suite_runner import judge, own_suite
 
     by_name = {table.table: table for table in tables}
@@ -186,7 +186,7 @@ def _own_verdicts(
 
 
 def _keep(job: Job, folder: str, name: str, verdict: dict[str, Any]) -> None:
-    """The verdict as a file, and in the task's log."""
+    """Writes the verdict to a file and to the task's log."""
     job.store.put(f"{folder}/{name}.json", json.dumps(verdict, indent=1).encode())
     met = all(one["success"] for one in verdict["expectations"])
     log.log(logging.INFO if met else logging.WARNING, "run %s %s", job.plan.run_id, summary(name, verdict))

@@ -1,4 +1,4 @@
-"""Verdicts for people: lines for the task's log, and one page for a browser."""
+"""Verdicts in readable form: lines for the task's log, and one page for a browser."""
 
 from __future__ import annotations
 

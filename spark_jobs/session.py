@@ -1,4 +1,4 @@
-"""The Spark session of every job. Settings that must hold for values to stay exact are set here, whoever submits."""
+"""The Spark session of every job. Settings without which values would not stay exact are set here, whoever submits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ EXACT: Mapping[str, str] = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.caseSensitive": "false",
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
-    # A plan that turns out to be empty would be put in place of the one that is observed, and the counts be lost.
+    # A plan that turns out to be empty would replace the observed one, and the counts would be lost.
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
     # Only counts.json makes a folder count: no marker files.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -35,6 +35,6 @@ def open_session(name: str) -> SparkSession:
 
 
 def size_shuffles(spark: SparkSession, rows: int) -> None:
-    """Shuffle partitions for so many rows: 200, the default, would cost a small run seconds."""
+    """Shuffle partitions for this many rows: the default, 200, would cost a small run seconds."""
     wanted = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
     spark.conf.set("spark.sql.shuffle.partitions", str(min(wanted, 2000)))

@@ -1,7 +1,7 @@
 """The verdict of a suite of expectations/ on a frame.
 
-A frame in memory is judged by GX's pandas engine (0.1 s), one of Spark by its Spark engine (3 s and more): the same
-suites, measured to give the same verdicts.
+GX's pandas engine judges a frame in memory (0.1 s), its Spark engine one of Spark (3 s and more): the same suites,
+measured to give the same verdicts.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def own_suite(suite: Suite) -> gx.ExpectationSuite:
 
 
 def judge(frame: Any, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:
-    """The verdict of a suite on a frame, of Spark or of pandas, of about so many rows."""
+    """The verdict of a suite on a frame of about this many rows, of Spark or of pandas."""
     context = gx.get_context(mode="ephemeral")
     context.variables.progress_bars = ProgressBarsConfig(globally=False, metric_calculations=False)
     small = not isinstance(frame, DataFrame)
@@ -47,7 +47,7 @@ def judge(frame: Any, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:
         whole = source.add_dataframe_asset("rows").add_batch_definition_whole_dataframe("rows")
         batch = whole.get_batch({"dataframe": frame})
         result = batch.validate(suite, result_format="BOOLEAN_ONLY")
-        if not result.success:  # only now is it worth the work to count and to show examples
+        if not result.success:  # only now are counts and examples worth their cost
             result = batch.validate(suite, result_format="SUMMARY")
     finally:
         if not small:

@@ -1,8 +1,8 @@
-"""The write of a run that was killed between two shards, ended by the run that has taken its batches over.
+"""Completes the write of a run that was killed between two shards, in the run that has taken its batches over.
 
-Where a row comes under a new key in another shard, and the log left out some of its values, the one shard's transaction
-takes away what the other one's needs: from then on nothing but the killed run's filtered files has that row whole.
-May assume that writing them is harmless, whenever and by whomever: no older change overwrites a newer row.
+If a row comes under a new key in another shard, and the log left out some of its values, one shard's transaction
+removes what the other's needs: from then on only the killed run's filtered files have that row whole.
+May assume that writing them is harmless at any time and in any run: no older change overwrites a newer row.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from spark_jobs.write import write_table
 
 
 def end_writes(job: Job, table: MergeTable) -> bool:
-    """Writes what other runs over any of these batches have filtered and not written whole; whether there was any."""
+    """Writes what other runs over any of these batches have filtered but not written whole; whether there was any."""
     found = False
     for info in list(job.store.list(RUNS)):
         if not info.path.endswith(f"/{PLAN}") or info.path == job.plan.path:
@@ -26,7 +26,7 @@ def end_writes(job: Job, table: MergeTable) -> bool:
             continue
         for theirs in other.tables():
             if theirs.table == table.table:
-                log.warning("run %s: ending the write of run %s: %s", job.plan.run_id, plan.run_id, table.table)
+                log.warning("run %s: completing the write of run %s: %s", job.plan.run_id, plan.run_id, table.table)
                 write_table(other, theirs)
                 found = True
     return found

@@ -1,11 +1,11 @@
-"""Write: the filtered rows into the target, each shard table by one Spark task in one transaction.
+"""Write: writes the filtered rows to the target, each shard table by one Spark task in one transaction.
 
 A file of filtered/ holds all rows of its shards, in the order of their key, and is one task: the worker reads it
 itself, a row group at a time, and streams batches into one text file per shard. So memory holds a row group, whatever
-the run's size, and no row passes through the JVM. Rows that moved between shards arrive first, everywhere; only then a
-second pass empties the places they left: a reader may see such a row twice for a moment, never not at all - unless
-another row takes over its unique value where it leaves. Rows that the target does not take are set aside, where the
-table's policy says so; their old places stay as they are.
+the run's size, and no row passes through the JVM. Rows that moved between shards are first written to all new shards;
+then a second pass empties the places they left: a reader may briefly see such a row twice, but always sees it, unless
+another row takes over its unique value in the shard that it leaves. Rows that the target rejects are set aside if the
+table's policy says so; their old places stay unchanged.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def written(
     unfit: Sequence[Unfit] = (),
     upto: Mapping[str, int] | None = None,
 ) -> list[ShardResult]:
-    """Writes the rows of filtered files; what each shard's transaction did. arrivals: all but x rows, who are there for
-    the unique values that they free; else x rows, but those of rows that are `unfit`: who did not arrive has not left.
-    upto: of rows without a key, as in write_copies."""
+    """Writes the rows of filtered files; what each shard's transaction did. arrivals: write all but x rows, which are
+    included for the unique values that they free; otherwise write the x rows, except those of `unfit` rows: a row that
+    was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies."""
     work = _writer(job, destination, arrivals, unfit, upto or {})
     tasks = job.spark.sparkContext.parallelize(paths, max(len(paths), 1))
     return sorted(tasks.flatMap(work).collect(), key=lambda done: done.counts.shard)
@@ -73,7 +73,7 @@ def _writer(
             return batch
         left = pc.equal(batch.column(OP), MergedOp.LEFT_SHARD)
         if arrivals:
-            return batch.filter(pc.invert(left))  # who does not arrive has not left
+            return batch.filter(pc.invert(left))  # a row that did not arrive stays
         batch = batch.filter(left)
         names = pc.binary_join_element_wise(version_hex(batch), row_keys(batch, destination.key), "")
         return batch.filter(pc.invert(pc.is_in(names, stay)))
@@ -118,7 +118,7 @@ def write_table(job: Job, table: MergeTable) -> list[WriteCounts]:
 
 
 def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
-    """Keeps the rows that the target does not take, with the reason."""
+    """Keeps the rows that the target rejects, with the reason."""
     folder = job.quarantine(table.table)
     if not unfit:
         job.clear(folder)
@@ -134,8 +134,7 @@ def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
 
 
 def accepted(job: Job, table: MergeTable, rows: DataFrame) -> DataFrame:
-    """The filtered rows without those set aside, and without the departures that belong to them: who did not arrive
-    has not left."""
+    """The filtered rows without those set aside, and without their departures: a row that did not arrive stays."""
     folder = job.quarantine(table.table)
     if not job.rows_in(folder):
         return rows
@@ -148,7 +147,7 @@ def accepted(job: Job, table: MergeTable, rows: DataFrame) -> DataFrame:
 
 
 def write(job: Job) -> None:
-    """Writes a set to one target; counts.json comes last, when every shard has committed."""
+    """Writes a set to one target; writes counts.json last, when every shard has committed."""
     path = counts_path(job.plan.written_folder(job.target.name))
     job.store.delete(path)
     tables = [table for table in job.tables() if table.files]

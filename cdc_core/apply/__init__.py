@@ -1,1 +1,1 @@
-"""The apply side: which batches a run takes, whether a change may pass, and the account of what happened."""
+"""The apply side: which batches a run takes, whether a change may be applied, and the account of what happened."""

@@ -1,4 +1,4 @@
-"""The end of a run for one target: what was done is checked, accounted for, and only then counts as consumed.
+"""Commits a run for one target: checks and accounts for its work, and only then marks the batches as consumed.
 
 May assume that the tasks before it left their counts and quality results in the run's folder.
 Keeps true: consume records reach COMMITTED only together with a ledger that adds up, after quality passed, all of a
@@ -34,9 +34,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class CommitSummary:
-    """What the commit of a target came to: ids and counts only.
+    """The outcome of a target's commit: ids and counts only.
 
-    batches: of the plan. moved: consume records that this very call moved; 0 when they had been committed before.
+    batches: of the plan. moved: consume records that this call moved; 0 if they were committed before.
     """
 
     run_id: str
@@ -50,7 +50,7 @@ class CommitSummary:
     def to_json(self) -> dict[str, Any]:
         """For XCom and `--json`."""
         figures = [asdict(entry) for entry in self.tables]
-        own = {"run_id", "target"}  # said once, for all tables
+        own = {"run_id", "target"}  # stated once, for all tables
         return asdict(self) | {
             "tables": [{name: entry[name] for name in entry if name not in own} for entry in figures]
         }
@@ -58,20 +58,20 @@ class CommitSummary:
 
 def taken_over(meta: Meta, plan: RunPlan, target: str = "") -> str:
     """Why the run has nothing left to do for the target, or for any: other runs have all of its batches, committed or
-    still at work. "" while one is its own; what it has of them then waits for the others in `commit`."""
+    in progress. "" while the run still owns a batch; `commit` then waits for the runs that have the others."""
     targets = [target] if target else [one.target for one in plan.targets]
     holders = {record.run_id: None for name in targets for record in meta.records(name, plan.claimed(name))}
     if not holders or plan.run_id in holders:
         return ""
     return (
-        f"Nothing is left to do for the run {plan.run_id!r}: {', '.join(holders)} took over all of its batches for "
-        f"{target or 'every target'}. Should that one fail, the next run takes them, or this one, cleared from its "
-        "plan task on."
+        f"The run {plan.run_id!r} has nothing left to do: {', '.join(holders)} took over all of its batches for "
+        f"{target or 'every target'}. If that run fails, the next run takes them over; so does this one, if it is "
+        "cleared from its plan task on."
     )
 
 
 def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
-    """After the write task: every table and shard of the target's batches is written. How many records moved.
+    """Marks the target's records as applied, after the write task has written every table and shard; how many moved.
 
     Raises Refused (meta.not_planned, commit.plan_differs).
     """
@@ -91,10 +91,10 @@ def commit(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, ta
     """
     if pipeline.pipeline != plan.pipeline:
         raise Refused(
-            f"The run {plan.run_id!r} is of pipeline {plan.pipeline!r}, not of {pipeline.pipeline!r}.",
+            f"The run {plan.run_id!r} belongs to the pipeline {plan.pipeline!r}, not to {pipeline.pipeline!r}.",
             where=plan.path,
             code="commit.wrong_pipeline",
-            remedy="give the pipeline that the run was planned for",
+            remedy="name the pipeline that the run was planned for",
         )
     _require_same_plan(meta, plan)
     batches, claimed = plan.target(target).batches, plan.claimed(target)
@@ -104,7 +104,7 @@ def commit(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, ta
     if plan.merge_set(plan.target(target).merge_set).tables:
         entries, written = _account(store, plan, target)
     else:
-        # Only batches without rows, or of tables that the target leaves out: there was nothing to write or check.
+        # The batches have no rows, or only rows of tables that the target leaves out: nothing to write or check.
         meta.mark_applied(plan.run_id, target, claimed)
         entries, written = [], []
     moved = meta.commit_run(plan.run_id, target, claimed, entries, written)
@@ -127,20 +127,20 @@ def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
     known = meta.run(plan.run_id)
     if known is None or known.plan_sha256 != sha256(plan):
         raise Refused(
-            f"The plan of run {plan.run_id!r} is not the one that meta has registered.",
+            f"The plan of run {plan.run_id!r} differs from the one that is registered in meta.",
             where=plan.path,
             code="commit.plan_differs",
-            remedy="clear the run from its plan task on; the guard in the target makes writing again harmless",
+            remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
         )
 
 
 def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
-    """At least one result, and `"success": true` in each. What the suites check is theirs to say."""
+    """Requires at least one result, and `"success": true` in each. What to check is up to the suites."""
     folder = f"{plan.quality_folder(target)}/"
     paths = [found.path for found in store.list(folder) if found.path.endswith(".json")]
     if not paths:
         raise Refused(
-            f"There are no quality results of target {target!r}.",
+            f"There are no quality results for target {target!r}.",
             where=folder,
             code="commit.quality_missing",
             remedy="clear the run from its quality task on",
@@ -151,8 +151,8 @@ def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
             f"Quality failed for target {target!r}: {', '.join(path.removeprefix(folder) for path in failed)}.",
             where=folder,
             code="commit.quality_failed",
-            remedy="no batch was marked as consumed. Read these results: they name each expectation that failed; then "
-            "mend the target or the suite and clear the run from its write task on",
+            remedy="no batch was marked as consumed. Read these results, which name each expectation that failed; fix "
+            "the target or the suite; then clear the run from its write task on",
         )
 
 
@@ -171,7 +171,7 @@ def _counts(store: ObjectStore, task: str, path: str, kind: type[Counts]) -> lis
         if error.code != "stage.missing":
             raise
         raise Refused(
-            f"The {task} task has left no counts.",
+            f"The {task} task left no counts.",
             where=path,
             code="commit.counts_missing",
             remedy=f"clear the run from its {task} task on",

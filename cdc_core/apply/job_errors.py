@@ -1,7 +1,7 @@
-"""The error that ended a Spark application, for whoever submitted it.
+"""The error that ended a Spark application, as its submitter reads it.
 
-An application of ours that ends by an error writes it as the last thing it does (spark_jobs/job.py, errors.to_line).
-One that wrote none did not get as far as our code, or was killed.
+Lockstep's applications write the error that ends them as their last line (spark_jobs/job.py, errors.to_line).
+An application that wrote none did not reach Lockstep's code, or was killed.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ from cdc_core.errors import LockstepError, RetryLater, from_text
 
 
 def error_of(output: str, *, job: str, status: int | None, seen: str) -> LockstepError:
-    """The error that the application says it ended by; RetryLater (run.spark_ended) where it says none.
+    """The error that the application reports as its end; RetryLater (run.spark_ended) if it reports none.
 
-    output: its output, or the end of it. status: its exit status, where it is known. seen: where a person finds the
-    output.
+    output: its output, or the end of it. status: its exit status, if known. seen: where an operator finds the output.
     """
     error = from_text(output, last=True)
     if error is not None:
         return error
     ended = "" if status is None else f" with status {status}"
     return RetryLater(
-        f"The Spark application {job} ended{ended} and without an error of Lockstep.",
+        f"The Spark application {job} ended{ended} without reporting an error of Lockstep.",
         where=seen,
         code="run.spark_ended",
-        remedy="look there for memory, Java, a missing jar, the cluster; running again changes nothing twice",
+        remedy="look there for lack of memory, Java errors, a missing jar or cluster problems; then run it again: no "
+        "change is applied twice",
     )

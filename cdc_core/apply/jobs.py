@@ -1,7 +1,7 @@
 """The Spark jobs of a run as plain data: what to submit, with which arguments and settings.
 
-The Airflow operator and `lockstep run` render the same values, so that a run is the same run either way. Logins are
-not in here: a job's driver reads them from the environment variables that `environment` names.
+The Airflow operator and `lockstep run` render the same values, so that a run is the same either way. Logins are
+not among them: a job's driver reads them from the environment variables that `environment` names.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ S3_EXCLUDED = (
 """14 MB of jars instead of 600: the bundle has every AWS service, and pyspark ships hadoop-common."""
 
 _OWN_JARS = ("spark.jars", "spark.jars.packages")
-"""A pipeline whose spark.conf has one of these brings what its stage needs itself."""
+"""A pipeline whose spark.conf has one of these provides the jars for its stage itself."""
 
 LOCAL_CONF: Mapping[str, str] = {
     "spark.driver.host": "127.0.0.1",
@@ -44,7 +44,7 @@ LOCAL_CONF: Mapping[str, str] = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
-"""For a master in this process: no ports to the world, and a start that is seconds shorter. The just-in-time compiler
+"""For a local master: no ports open to the network, and a start that is seconds shorter. The just-in-time compiler
 stops at its first level, which suits short jobs; a pipeline with large runs sets extraJavaOptions in `spark.conf`."""
 
 ANYWHERE: Mapping[str, str] = {
@@ -56,7 +56,7 @@ ANYWHERE: Mapping[str, str] = {
 
 def class_archive() -> Path:
     """Where `python -m spark_jobs.class_archive` keeps the JVM's archive of Spark's classes: one for each installed
-    Spark, because the JVM takes an archive only with the very jars that it was made of, where they were."""
+    Spark, because the JVM accepts an archive only with the same jars that it was made from, at the same paths."""
     installed = hashlib.sha256(sys.prefix.encode()).hexdigest()[:8]
     return _cache() / f"spark-{version('pyspark')}-{installed}.jsa"
 
@@ -64,8 +64,8 @@ def class_archive() -> Path:
 def s3_jars() -> Path:
     """Where `lockstep spark fetch-jars` keeps the jars of S3_PACKAGES.
 
-    Without it spark-submit resolves them itself at each start, by the user's Ivy cache or the network: seconds more,
-    and two applications that start at once with an empty cache disturb each other.
+    Without it spark-submit resolves the jars at each start, from the user's Ivy cache or the network: this takes
+    seconds, and two applications that start at once with an empty cache disturb each other.
     """
     return _cache() / "maven" / f"spark-s3-{S3_PACKAGES[0].rpartition(':')[2]}"
 
@@ -75,8 +75,8 @@ def _cache() -> Path:
 
 
 def local_conf() -> dict[str, str]:
-    """Spark settings of jobs whose driver runs here."""
-    # The interpreter that submits is the one whose packages the workers need.
+    """Spark settings of jobs whose driver runs on this machine."""
+    # The workers need the packages of the interpreter that submits.
     conf = {**LOCAL_CONF, "spark.pyspark.python": sys.executable, "spark.pyspark.driver.python": sys.executable}
     archive = class_archive()
     if archive.exists():
@@ -102,7 +102,7 @@ class SparkJob:
     environment: tuple[str, ...]
 
     def command(self, master: str, *, spark_submit: str = "spark-submit") -> list[str]:
-        """The command line of it."""
+        """Its command line."""
         options = ["--master", master, "--name", self.name]
         for key, value in self.conf.items():
             options += ["--conf", f"{key}={value}"]
@@ -129,9 +129,9 @@ def spark_job(
     """
     if name not in SPARK_JOBS or (merge_set if name == MERGE.name else target) is None:
         raise UsageError(
-            f"There is no Spark job {name!r} with set {merge_set!r} and target {target!r}.",
+            f"The Spark job {name!r} cannot have set {merge_set!r} and target {target!r}.",
             code="spark.arguments",
-            remedy=f"name one of {', '.join(SPARK_JOBS)}; merge needs a set, the others a target",
+            remedy=f"name one of {', '.join(SPARK_JOBS)}; merge needs a set, the others need a target",
         )
     arguments = ["--plan", plan_path, "--pipeline", str(pipeline_file)]
     if merge_set is not None:
@@ -181,7 +181,7 @@ def _s3_conf(pipeline: Pipeline) -> dict[str, str]:
             "spark.hadoop.fs.s3a.connection.ssl.enabled": "true" if urlsplit(endpoint).scheme == "https" else "false",
         }
     if "AWS_ACCESS_KEY_ID" in os.environ:
-        # Keys stay in the environment; this only names the provider that looks there.
+        # Keys stay in the environment; this only names the provider that reads them there.
         conf["spark.hadoop.fs.s3a.aws.credentials.provider"] = (
             "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
         )
@@ -192,7 +192,7 @@ def _application(name: str) -> str:
     found = importlib.util.find_spec("spark_jobs")
     if found is None or not found.submodule_search_locations:
         raise UsageError(
-            "The package spark_jobs is not installed beside cdc_core.",
+            "The package spark_jobs is not installed next to cdc_core.",
             code="spark.not_installed",
             remedy="install the project (`make setup`, or pip install lockstep) in this Python",
         )

@@ -3,8 +3,8 @@
     changes staged (a key change counts as two) = winners + superseded
     winners = written + stale + already absent + quarantined
 
-May assume counts that each task made on its own. Keeps true: how many rows were staged comes from the manifests, by
-way of the plan, and never from the task that read them; each border between two tasks is checked, so that the message
+May assume that each task counted on its own. Keeps true: the number of staged rows comes from the manifests, through
+the plan, and never from the task that read them; each handover between two tasks is checked, so that the message
 names the task that lost something.
 """
 
@@ -59,7 +59,7 @@ def close(
             where=f"target {target}",
             code="ledger.unbalanced",
             remedy="no batch was marked as consumed. Clear the run from its merge task on; if the figures stay wrong, "
-            f"keep {plan.root} and report them",
+            f"keep {plan.root} and report the figures",
         )
     return entries
 

@@ -1,7 +1,7 @@
-"""Changes that a source may have brought twice: those behind a failover by time (source.failover), up to a known place.
+"""Changes that may be staged twice: those after a failover by time (source.failover), up to a known position.
 
-Where rows have a key, the version of the second one says so much, and it changes nothing. Rows without a key would be
-counted twice: no run takes them.
+Where rows have a key, the guard finds the second copy by its version, and it changes nothing. Rows without a key would
+be counted twice: no run takes them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ def require_counted_once(meta: Meta, store: ObjectStore, view: PlanView, plan: R
             for batch in moved:
                 if batch.begin.timeline == bridge.end.timeline and batch.begin.seq < until:
                     raise Refused(
-                        f"The batch {batch.batch_id} may hold changes of {keyless[batch.batch_id]!r} once more that "
-                        f"were staged before {bridge.end}, where reading went on at another server by time; the table "
-                        "has no key by which to tell.",
+                        f"The batch {batch.batch_id} may repeat changes of {keyless[batch.batch_id]!r} that were "
+                        f"staged before {bridge.end}, where reading continued on another server by time; the table "
+                        "has no key by which to find such repeats.",
                         where=plan.run_id,
                         code="plan.overlap",
-                        remedy="leave the table out of the target's tables until these batches are committed, bring "
-                        "the target's table to what the source has while nobody writes to it, and put it in again",
+                        remedy="leave the table out of the target's tables until these batches are committed; copy the "
+                        "source's rows to the target's table while nobody writes to it; then add the table again",
                     )

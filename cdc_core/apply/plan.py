@@ -1,18 +1,18 @@
 """Which staged batches a run takes to which target, written down once as the run's plan.
 
 A target takes every batch that it has not committed and that begins before the window ends, in stream order, so a
-missed interval is made up for by the next run. Consumed batches are skipped and named.
+missed interval is made up by the next run. Consumed batches are skipped, and the log names them.
 
 May assume that meta's rows equal the manifests (Meta.rebuild restores them).
 Keeps true: no plan over a gap in a source's positions, nor over a window that is not staged completely. The claim in
 meta comes before plan.json: a plan that can be read owns its records, until another run takes them over.
 
-Planned again, a run gets the very same plan as long as its records are its own and the pipeline file says the same.
-A target that the run has committed gets nothing more in it: later batches belong to later runs.
+Planned again, a run gets exactly the same plan as long as it owns its records and the pipeline file is the same.
+A target that the run has committed gets nothing more in that run: later batches belong to later runs.
 
-Batches that another run holds, which failed, died, or is still at work, are taken over. That is safe because the
-target's version guard lets no older change overwrite a newer row, however many runs write it, and because the run
-that lost them cannot commit them any more.
+Batches of another run that failed, died or is still running are taken over. That is safe because the target's
+version guard lets no older change overwrite a newer row, however many runs write it, and because the run that lost
+the batches can no longer commit them.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def plan(
         try:
             return _plan(meta, store, pipeline, window, run_id, chosen, airflow_run_id)
         except RetryLater as error:
-            # Another run committed between our look and our claim: look again.
+            # Another run committed between our read and our claim: read again.
             if error.code != "meta.consumed" or attempt == _ATTEMPTS:
                 raise
             log.info("run %s: %s", run_id, error)
@@ -78,7 +78,7 @@ def load(store: ObjectStore, run_id: str) -> RunPlan:
 
 
 def sha256(plan: RunPlan) -> str:
-    """What meta keeps of a plan, so that no task works on another one than was claimed."""
+    """What meta keeps of a plan, so that no task works on a plan other than the claimed one."""
     return hashlib.sha256(plan.to_bytes()).hexdigest()
 
 
@@ -101,16 +101,16 @@ def _checked(
             f"The window {from_us(window[0])} to {from_us(window[1])} is empty.",
             where=run_id,
             code="plan.window",
-            remedy="give a start before the end; both in UTC",
+            remedy="give a start before the end, both in UTC",
         )
     known = {target.name: target for target in pipeline.scheduled_targets}
     unknown = [name for name in targets or () if name not in known]
     if unknown:
         raise UsageError(
-            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r} that is not for replays only.",
+            f"The pipeline {pipeline.pipeline!r} has no target {unknown[0]!r} that its runs write to.",
             where="targets",
             code="plan.unknown_target",
-            remedy=f"choose of: {', '.join(known) or '(it has none)'}",
+            remedy=f"choose one of: {', '.join(known) or '(it has none)'}; a target for replays only is not among them",
         )
     return tuple(known.values()) if targets is None else tuple(known[name] for name in dict.fromkeys(targets))
 
@@ -165,14 +165,14 @@ def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, in
         checkpoint = view.checkpoints.get(source)
         watermark_us = checkpoint.watermark_us if checkpoint is not None else 0
         if watermark_us > now_us + CLOCK_TOLERANCE_US:
-            watermark_us = 0  # it came of a clock that was ahead
+            watermark_us = 0  # it came from a clock that was ahead
         if watermark_us < window[1]:
             reached = f"only up to {from_us(watermark_us).isoformat()}" if watermark_us else "not at all yet"
             raise RetryLater(
                 f"The window ends at {from_us(window[1]).isoformat()}; source {source!r} is staged {reached}.",
                 where=source,
                 code="plan.not_staged",
-                remedy="let the extraction of this window finish: the DAG's extract task, or `lockstep extract`",
+                remedy="wait until this window is extracted (the DAG's extract task), or run `lockstep extract`",
             )
 
 
@@ -184,20 +184,20 @@ def require_chain(view: PlanView, source: str, *, whole: bool = True) -> None:
     checkpoint = view.checkpoints.get(source) if whole else None
     if checkpoint is not None:
         follows.append(("the stored position", checkpoint.position))
-    for (batch_id, end), (what, begin) in zip(ends, follows, strict=False):  # one end more without a position
+    for (batch_id, end), (what, begin) in zip(ends, follows, strict=False):  # without a position there is one end more
         if end != begin:
             raise DataAtRisk(
-                f"The batch {batch_id} ends at {end}, but what follows ({what}) begins at {begin}: changes between "
-                "them would be left out.",
+                f"The batch {batch_id} ends at {end}, but what follows it ({what}) begins at {begin}: the changes in "
+                "between would be lost.",
                 where=source,
                 code="plan.gap",
-                remedy="nothing was planned. `lockstep stage ls` shows the chain of manifests; `lockstep meta rebuild` "
-                "restores meta from it; a manifest that is missing there must come back from a backup",
+                remedy="nothing was planned. `lockstep stage ls` shows the chain of manifests. If the chain is whole, "
+                "`lockstep meta rebuild` restores meta from it; if a manifest is missing, restore it from a backup",
             )
 
 
 def schemas_of(view: PlanView, store: ObjectStore) -> Mapping[str, TableSchema]:
-    """Every definition of the pending files; from the manifests where meta does not have it."""
+    """Every definition of the pending files; read from the manifests if meta does not have it."""
     found = dict(view.schemas)
     manifests = {batch.batch_id: batch.manifest for chain in view.chain.values() for batch in chain}
     for batch_id, files in view.files.items():
@@ -263,16 +263,16 @@ def _merge_table(
     target: Target, table: str, files: tuple[StagedFile, ...], schemas: Mapping[str, TableSchema]
 ) -> MergeTable:
     rule = target.table(table)
-    assert rule is not None  # else its files would not be here
+    assert rule is not None  # otherwise its files would not be here
     found = MergeTable(table, key_of(target, table, _in_use(files, schemas)), files, rule.on_truncate, rule.shared_keys)
     if found.absent_rows and rule.on_row_error == "quarantine":
         raise Refused(
-            f"{found.absent_rows} changes of {table!r} do not have all of their values: each rests upon the one before "
-            "it, and none may be set aside.",
+            f"{found.absent_rows} changes of {table!r} do not have all of their values: each depends on the one before "
+            "it, so none may be set aside.",
             where=f"targets.{target.name}.tables.{table}.on_row_error",
             code="plan.absent_values",
-            remedy="set on_row_error: stop for the table, or SET GLOBAL binlog_row_image = FULL on the source and let "
-            "the batches before it be applied with on_row_error: stop",
+            remedy="set on_row_error: stop for the table; or SET GLOBAL binlog_row_image = FULL on the source, and "
+            "apply the batches from before that with on_row_error: stop",
         )
     return found
 
@@ -293,7 +293,7 @@ def keys_apart(
 
 
 def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
-    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables; () where
+    """What identifies a row of the logical table: the target's `key`, or the key of all its source tables; () if
     they have none and the target counts rows.
 
     Raises Refused (plan.no_key, plan.key_column, plan.key_differs).
@@ -316,12 +316,12 @@ def key_of(target: Target, table: str, schemas: Sequence[TableSchema]) -> tuple[
             )
         if not key and (rule is None or rule.no_key == "stop"):
             raise Refused(
-                f"The source table {schema.name} has no primary key and no unique key without nulls, so the rows of "
-                f"{table!r} cannot be told apart.",
+                f"The source table {schema.name} has no primary key and no unique key without nulls, so nothing "
+                f"identifies the rows of {table!r}.",
                 where=where,
                 code="plan.no_key",
                 remedy=f"set {where} to the columns that identify a row, or add a primary key to {schema.name}, or set "
-                f"no_key: rows beside it, which counts equal rows, or leave {table!r} out of the target's tables",
+                f"no_key: rows next to it, which counts equal rows, or leave {table!r} out of the target's tables",
             )
         found.setdefault(key, schema)
     if len(found) > 1:

@@ -9,8 +9,8 @@ Whole batches are taken: those that reach into the window, or from one position 
 
 Keeps true: no replay over a gap in a source's positions, nor over a window that is not staged completely; nor, of a
 table whose changes do not have all of their values, over batches before it that the target has not committed: a row
-would carry the version of the last change and lack what others brought. Nor of a table without a key: what is behind
-its mark in the target must be all that it lacks. Planned again after its commit, a replay keeps its plan.
+would carry the version of the last change and lack what others brought. Nor of a table without a key: the target must
+lack exactly what comes after its mark. Planned again after its commit, a replay keeps its plan.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _BATCH = re.compile(r"^([a-z][a-z0-9_]*)/(\d{4})-(\d{7})-(\d{10})$")
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """What a replay takes, and where to.
+    """What a replay applies, and to which target.
 
     start_us, end_us: batches of windows that reach into [start, end), µs UTC; None: no bound.
     first, last:      by source, order keys of positions: from the batch that holds the first one to the one that
                       holds the last.
-    tables:           logical names; () for all that the target takes.
+    tables:           logical names; () for all that the target has.
     batches:          ids; None for all.
     """
 
@@ -61,7 +61,7 @@ class Selection:
 
     @property
     def window(self) -> tuple[int, int] | None:
-        """None unless it is bounded by time on both sides."""
+        """None unless time bounds it on both sides."""
         return None if self.start_us is None or self.end_us is None else (self.start_us, self.end_us)
 
     def takes(self, batch: BatchRow) -> bool:
@@ -74,7 +74,7 @@ class Selection:
         )
 
     def takes_before(self, horizon: Horizon) -> bool:
-        """Whether it would take what was purged of a source; meta may know nothing of that any more."""
+        """Whether it would take purged history of a source, which meta may no longer know."""
         return (self.start_us is None or horizon.until_us > self.start_us) and (
             horizon.position.seq > self.first.get(horizon.source, -1)
         )
@@ -88,7 +88,7 @@ def places(pipeline: Pipeline, names: Sequence[str], where: str) -> dict[str, in
         match = _BATCH.match(name)
         if match is None or match[1] not in known or match[1] in found:
             raise UsageError(
-                f"{name!r} is no position of a source, or the source's second one.",
+                f"{name!r} is not a position of a source, or the source has two.",
                 where=where,
                 code="replay.position",
                 remedy="give for each source at most one batch, as `lockstep stage ls` names it, such as "
@@ -99,17 +99,17 @@ def places(pipeline: Pipeline, names: Sequence[str], where: str) -> dict[str, in
 
 
 def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = None) -> Selection:
-    """What a run has set aside because its target did not take it: the batches of the run, the tables with such rows.
+    """What a run set aside because its target rejected it: the batches of the run, the tables with such rows.
 
     A newer change that was applied since wins, as in any replay.
-    Raises UsageError (replay.requeue) for a run without such rows, or, where none is given, of several targets.
+    Raises UsageError (replay.requeue) for a run without such rows, or with rows of several targets if none is given.
     """
     rows = [row.entry for row in meta.ledger(run_id, target) if row.entry.quarantined]
     targets = sorted({entry.target for entry in rows})
     if len(targets) != 1:
         raise UsageError(
-            f"The ledger of run {run_id!r} has quarantined rows of {len(targets)} targets ({', '.join(targets)}), "
-            f"not of {target or 'one'}.",
+            f"The ledger of run {run_id!r} has quarantined rows for {len(targets)} targets ({', '.join(targets)}), "
+            f"not for {target or 'one'}.",
             where=run_id,
             code="replay.requeue",
             remedy="name a committed run whose ledger has quarantined rows (`lockstep status`), and one target of it",
@@ -169,7 +169,7 @@ def plan(
 
 
 def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
-    """The selection as a plan sees it. Raises what `plan` does for batches."""
+    """The selection as a plan sees it. Raises what `plan` raises for batches."""
     target = _target(pipeline, selection)
     sources = [source.name for source in pipeline.sources]
     if selection.start_us is not None and selection.end_us is not None and selection.start_us >= selection.end_us:
@@ -177,7 +177,7 @@ def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
             f"The window {from_us(selection.start_us)} to {from_us(selection.end_us)} is empty.",
             where="replay",
             code="plan.window",
-            remedy="give a start before the end; both in UTC",
+            remedy="give a start before the end, both in UTC",
         )
     chain = {source: tuple(filter(selection.takes, meta.batches(source))) for source in sources}
     ids = [batch.batch_id for batches in chain.values() for batch in batches]
@@ -194,7 +194,7 @@ def chosen(meta: Meta, pipeline: Pipeline, selection: Selection) -> PlanView:
     )
     if selection.end_us is not None:
         require_staged(view, sources, (selection.start_us or 0, selection.end_us), now_us=meta.now_us())
-    if selection.batches is None:  # else they were planned before, over a chain that was whole
+    if selection.batches is None:  # otherwise they were planned before, over a chain that was whole
         for source in sources:
             require_chain(view, source, whole=False)
     return view
@@ -209,7 +209,7 @@ def _target(pipeline: Pipeline, selection: Selection) -> Target:
             f"The pipeline {pipeline.pipeline!r} has no target {selection.target!r}.",
             where="targets",
             code="plan.unknown_target",
-            remedy=f"choose of: {', '.join(known) or '(it has none)'}",
+            remedy=f"choose one of: {', '.join(known) or '(it has none)'}",
         )
     if not selection.tables:
         return target
@@ -217,10 +217,10 @@ def _target(pipeline: Pipeline, selection: Selection) -> Target:
     missing = [name for name, rule in rules.items() if rule is None]
     if missing:
         raise UsageError(
-            f"The target {target.name!r} does not take the table {missing[0]!r}.",
+            f"The target {target.name!r} does not have the table {missing[0]!r}.",
             where=f"targets.{target.name}.tables",
             code="replay.table",
-            remedy="give logical names of tables that it takes, as `lockstep stage ls` shows them",
+            remedy="give logical names of its tables, as `lockstep stage ls` shows them",
         )
     return target.model_copy(update={"tables": rules})
 
@@ -230,7 +230,7 @@ def _require_tables(made: RunPlan, selection: Selection) -> None:
     unstaged = [name for name in selection.tables if name not in staged]
     if unstaged:
         raise UsageError(
-            f"The chosen batches have no change of {unstaged[0]!r}.",
+            f"The chosen batches contain no change of {unstaged[0]!r}.",
             where=made.run_id,
             code="replay.table",
             remedy="look at `lockstep stage ls` for the names of the tables, or choose other batches",
@@ -254,9 +254,9 @@ def _require_no_change_between(meta: Meta, made: RunPlan, view: PlanView) -> Non
         lacking = sorted((batch_id, table) for batch_id, table in staged - has if table in tables)
         if lacking:
             batch_id, table = lacking[0]
-            what, code = "do not have all of their values and rest upon those before them", "replay.absent_values"
+            what, code = "do not have all of their values and depend on earlier changes", "replay.absent_values"
             if not tables[table].key:
-                what, code = "have no key: batches of them are applied once, and in their order", "replay.no_key"
+                what, code = "have no key, so their batches must be applied once, and in order", "replay.no_key"
             raise Refused(
                 f"The changes of {table!r} {what}; the replay leaves out the batch {batch_id}, which {target!r} has "
                 "not committed.",

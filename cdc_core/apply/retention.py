@@ -1,8 +1,8 @@
-"""Retention: staged batches that are old and that every target has committed are purged, and the files of old runs.
+"""Retention: purges staged batches that are old and that every target has committed, and the files of old runs.
 
 A purge takes whole batches from the beginning of a source's chain, as far as their windows ended before the cutoff and
 all scheduled targets have committed them. The newest batch of a source always stays: its end is where the next begins.
-In this order, so that a crash between any two steps loses nothing that a reader may still see:
+The order of the steps ensures that a crash between any two of them loses nothing that a reader may still see:
 
     records COMMITTED → PURGED    by compare-and-set, all of a source's in one transaction: nobody works on them
     the horizon                   the commit point: from now on no reader looks before it
@@ -10,8 +10,8 @@ In this order, so that a crash between any two steps loses nothing that a reader
     parts, then their manifest    batch by batch: what a manifest names can be found until it is gone
     files of old runs             and then the rows of older ones, by which their files are found
 
-A purge that was killed is finished by the next one. Two at once take turns, and so do purges and sweeps. A sweep
-removes what attempts that were killed have left on the stage (`stage.manifest.sweep` says what may go).
+The next purge finishes one that was killed. Two at once take turns, and so do purges and sweeps. A sweep removes
+what killed attempts left on the stage (`stage.manifest.sweep` says what may go).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LEASE_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class PurgedSource:
-    """What was purged of a source, or would be. held_by: why the next old batch stays; "" where none is left."""
+    """What was purged of a source, or would be. held_by: why the next old batch stays; "" if none is left."""
 
     source: str
     batches: int
@@ -62,7 +62,7 @@ class PurgedSource:
 
 @dataclass(frozen=True, slots=True)
 class Purged:
-    """runs: ids of committed runs whose files were removed, or would be. forgotten_*: whose rows left meta."""
+    """runs: ids of committed runs whose files were removed, or would be. forgotten_*: how many left meta."""
 
     sources: tuple[PurgedSource, ...]
     runs: tuple[str, ...]
@@ -119,10 +119,10 @@ def sweep(
     sources: Sequence[str] | None = None,
     dry_run: bool = False,
 ) -> dict[str, Swept]:
-    """What killed attempts have left of each source, removed from the stage.
+    """Removes from the stage what killed attempts have left of each source.
 
-    Raises RetryLater (meta.lease_held: a purge, or another sweep), and what the stage raises: nothing of a source is
-    removed whose chain is broken.
+    Raises RetryLater (meta.lease_held: a purge, or another sweep), and what the stage raises: nothing is removed of a
+    source whose chain is broken.
     """
     names = [source.name for source in pipeline.sources] if sources is None else list(sources)
 
@@ -145,13 +145,13 @@ def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
 
 
 def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> int:
-    """The operator says that a target holds all that was purged, by other means; how many batches that are in meta."""
+    """The operator confirms that a target holds all that was purged; the number of those batches that meta knows."""
     if target not in {one.name for one in pipeline.scheduled_targets}:
         raise UsageError(
             f"The pipeline {pipeline.pipeline!r} has no target {target!r} that takes part in its runs.",
             where="--seeded",
             code="plan.unknown_target",
-            remedy=f"choose of: {', '.join(one.name for one in pipeline.scheduled_targets) or '(it has none)'}",
+            remedy=f"choose one of: {', '.join(one.name for one in pipeline.scheduled_targets) or '(it has none)'}",
         )
     with _Turn(meta, pipeline):
         added = 0
@@ -179,7 +179,7 @@ class _Turn:
         return self
 
     def renew(self) -> None:
-        """Raises RetryLater (meta.lease_lost) for one that was paused for too long."""
+        """Raises RetryLater (meta.lease_lost) for a purge that was paused too long."""
         assert self._lease is not None
         self._lease = self._meta.renew_lease(self._lease, _LEASE_S)
 
@@ -252,7 +252,7 @@ def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
         try:
             parts = parse(store.get(info.path), info.path, store.uri).parts
         except (DataAtRisk, Refused) as error:
-            # No reader goes there any more; what it might have named is an orphan, which a sweep finds by its name.
+            # Readers no longer go there; the parts that it may have named are orphans, which a sweep finds by name.
             log.warning("source %s: %s Its parts are left for `lockstep stage sweep`.", horizon.source, error.what)
             parts = ()
         for part in parts:
@@ -274,7 +274,7 @@ def _old_runs(meta: Meta, store: ObjectStore, pipeline: Pipeline, cutoff_us: int
 
 
 def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:
-    """Raises Refused (plan.purged) when one of the batches lies before its source's horizon."""
+    """Raises Refused (plan.purged) when one of the batches is before its source's horizon."""
     first: dict[str, str] = {}
     for batch_id in batch_ids:
         source, _, place = batch_id.partition("/")
@@ -283,11 +283,11 @@ def require_unpurged(store: ObjectStore, batch_ids: Sequence[str]) -> None:
         horizon = horizons.read(store, source)
         if horizon is not None and place < horizon.position.name:
             raise Refused(
-                f"The batch {source}/{place} was purged: the staged history of {source!r} begins at {horizon}.",
+                f"The batch {source}/{place} has been purged: the staged history of {source!r} begins at {horizon}.",
                 where=source,
                 code="plan.purged",
-                remedy=f"replay from the batch {source}/{horizon.position.name} on (--from; first_batches in Airflow), "
-                "which leaves out what changed before it and not since",
+                remedy=f"replay from the batch {source}/{horizon.position.name} on (--from; first_batches in Airflow); "
+                "rows that have not changed since are then left out",
             )
 
 
@@ -303,6 +303,6 @@ def require_seeded(store: ObjectStore, source: str, targets: Sequence[str]) -> N
                 where=f"targets.{target}",
                 code="plan.purged",
                 remedy="fill its tables by other means (a dump of the source, or of a target that has them, with "
-                "_cdc_version and _lockstep_tombstone_*), then say so: "
+                "_cdc_version and _lockstep_tombstone_*), then confirm it: "
                 f"lockstep stage purge PIPELINE --seeded {target}",
             )

@@ -1,6 +1,6 @@
-"""Fetching the jars by which Spark reads and writes a bucket, with the Ivy that pyspark brings along.
+"""Fetches the jars with which Spark reads and writes a bucket, using the Ivy that pyspark includes.
 
-Nothing but Java and pyspark must be installed. The folder appears whole or not at all, and is fetched once.
+Requires only Java and pyspark. The folder appears whole or not at all, and is fetched once.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def fetch_s3_jars() -> tuple[Path, bool]:
             f"Spark's jars cannot be kept: {error.strerror or error}.",
             where=str(folder),
             code="spark.fetch",
-            remedy="let the account write there, make room, or name another folder by LOCKSTEP_CACHE",
+            remedy="let the account write there, free some space, or set LOCKSTEP_CACHE to another folder",
         ) from error
     return folder, True
 
@@ -61,7 +61,7 @@ def _retrieve(command: list[str], scratch: Path, into: Path) -> None:
         '<configurations><conf name="default"/></configurations>'
         f"<dependencies>{needed}{excluded}</dependencies></ivy-module>"
     )
-    # Ivy locks nothing in its cache: a cache of one's own lets two fetches run at once.
+    # Ivy locks nothing in its cache: with a cache each, two fetches can run at once.
     options = ["-cache", str(scratch / "ivy"), "-confs", "default", "-ivy", str(asked)]
     options += ["-retrieve", f"{into}/[artifact]-[revision].[ext]"]
     done = subprocess.run([*command, *options], capture_output=True, text=True, stdin=subprocess.DEVNULL, check=False)
@@ -69,10 +69,10 @@ def _retrieve(command: list[str], scratch: Path, into: Path) -> None:
     if done.returncode != 0 or not (into / f"{name}-{version}.jar").exists():
         said = [line.strip()[:200] for line in (done.stdout + done.stderr).splitlines() if line.strip(" .:-")]
         raise RetryLater(
-            f"Spark's jars for buckets could not be fetched. Ivy's last words: {' | '.join(said[-4:])}",
+            f"Spark's jars for buckets could not be fetched. Ivy's last lines: {' | '.join(said[-4:])}",
             where=S3_PACKAGES[0],
             code="spark.fetch",
-            remedy="look at the network; Java takes a proxy from JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=… "
+            remedy="check the network; Java takes a proxy from JAVA_TOOL_OPTIONS=-Dhttps.proxyHost=… "
             "-Dhttps.proxyPort=…. Or copy the folder from a machine that has it",
         )
 
@@ -82,7 +82,7 @@ def _java() -> str:
     found = shutil.which("java", path=f"{home}/bin") if home else shutil.which("java")
     if found is None:
         raise Refused(
-            "There is no Java here.",
+            "Java was not found.",
             where=f"JAVA_HOME={home}" if home else "PATH",
             code="spark.no_java",
             remedy="install Java 17 or newer (Debian: apt-get install openjdk-17-jre-headless), or set JAVA_HOME to it",

@@ -1,10 +1,10 @@
-"""Suites of expectations that a pipeline brings along: files in Great Expectations' own form, looked at before a run.
+"""Suites of expectations of a pipeline's own: files in Great Expectations' format, checked before a run.
 
     {"name": "orders", "expectations": [
         {"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "status"}, "severity": "critical"}]}
 
-Whether an expectation of that type exists, and takes these arguments, only Great Expectations knows: it says so in
-the quality task.
+Only Great Expectations knows whether an expectation of that type exists and takes these arguments: it reports this
+in the quality task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ SEVERITIES = ("critical", "warning", "info")
 
 
 def require_suites(pipeline: Pipeline) -> None:
-    """Raises UsageError (quality.suite) for the first file that is no suite."""
+    """Raises UsageError (quality.suite) for the first file that is not a suite."""
     for suite in pipeline.quality.suites:
         read_suite(suite)
 
@@ -34,17 +34,17 @@ def read_suite(suite: Suite) -> list[dict[str, Any]]:
         raise refused(suite, f"cannot be read: {getattr(error, 'strerror', None) or error}") from None
     found = document.get("expectations") if isinstance(document, dict) else None
     if not isinstance(found, list) or not found:
-        raise refused(suite, "has no list `expectations`")
+        raise refused(suite, "does not have a list `expectations`")
     return [_expectation(suite, number, one) for number, one in enumerate(found)]
 
 
 def _expectation(suite: Suite, number: int, one: Any) -> dict[str, Any]:
     kind, kwargs = (one.get("type"), one.get("kwargs", {})) if isinstance(one, dict) else (None, None)
     if not isinstance(kind, str) or not isinstance(kwargs, dict):
-        raise refused(suite, f"has no `type` and `kwargs` in its expectation {number}")
+        raise refused(suite, f"does not have `type` and `kwargs` in its expectation {number}")
     severity = one.get("severity") or SEVERITIES[0]
     if severity not in SEVERITIES:
-        raise refused(suite, f"has the severity {severity!r} in its expectation {number}, none of {SEVERITIES}")
+        raise refused(suite, f"has the severity {severity!r} in its expectation {number}, not one of {SEVERITIES}")
     return {"type": kind, "kwargs": kwargs, "severity": severity}
 
 
@@ -54,6 +54,6 @@ def refused(suite: Suite, why: str) -> UsageError:
         f"The suite of {suite.table} {why}.",
         where=suite.path,
         code="quality.suite",
-        remedy="mend the file: JSON or YAML with `expectations`, each of type, kwargs and severity, as Great "
+        remedy="fix the file: JSON or YAML with `expectations`, each with type, kwargs and severity, as Great "
         "Expectations writes a suite",
     )

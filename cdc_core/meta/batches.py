@@ -63,7 +63,7 @@ def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
             f"The batch begins at {begin}, but the source {lease.source!r} is staged up to {stored.position}.",
             where=f"{manifest.path}",
             code="meta.gap",
-            remedy="nothing has moved. Look which is right: `lockstep stage ls` shows the chain of manifests, "
+            remedy="nothing has moved. Check which one is right: `lockstep stage ls` shows the chain of manifests, "
             "`lockstep meta rebuild` restores batches and positions from it",
         )
     _move(connection, lease, stored, manifest.end)
@@ -78,7 +78,7 @@ def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) ->
             f"Without a batch the position cannot move from {stored.position} to {seen.position}.",
             where=lease.source,
             code="meta.gap",
-            remedy="nothing has moved; start the extractor again, it goes on from the stored position",
+            remedy="nothing has moved; start the extractor again, it continues from the stored position",
         )
     _move(connection, lease, stored, seen)
 
@@ -95,7 +95,7 @@ def rebuild(
     for manifest in manifests:
         _belongs(lease, manifest, any_epoch=True)
         if previous is not None and previous.end.position != manifest.begin.position:
-            raise _broken(manifest, f"the one before ends at {previous.end.position}")
+            raise _broken(manifest, f"the manifest before it ends at {previous.end.position}")
         reached = reached or stored is None or stored.position in (manifest.begin.position, manifest.end.position)
         highest = max(highest, manifest.epoch)
         if not _recorded(connection, manifest):
@@ -108,7 +108,7 @@ def rebuild(
         return lease, 0
     if not reached or (stored is not None and stored.position > previous.end.position):
         place = stored.position if stored is not None else None
-        raise _broken(previous, f"the stored position {place} is not on the chain, which ends at its end")
+        raise _broken(previous, f"the stored position {place} is not on the chain, which ends with this manifest")
     if stored is None or stored.position != previous.end.position:
         _move(connection, lease, stored, previous.end)
     _cover(connection, lease.source, coverage, surveyed_seq)
@@ -128,7 +128,7 @@ def find(
 
 
 def files(connection: Connection, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:
-    """The files of each batch, in their manifest's order; () for one without rows."""
+    """The files of each batch, in their manifest's order; () for a batch without rows."""
     found: dict[str, list[FileRow]] = defaultdict(list)
     for start in range(0, len(batch_ids), _CHUNK):
         chosen = _file.c.batch_id.in_(batch_ids[start : start + _CHUNK])
@@ -186,7 +186,8 @@ def batch_of(row: Row[tuple[object, ...]]) -> BatchRow:
 def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> None:
     if (manifest.source, manifest.pipeline) != (lease.source, lease.pipeline):
         raise defect(
-            f"A batch of {manifest.pipeline}/{manifest.source} under a lease of {lease.pipeline}/{lease.source}.",
+            f"A batch of {manifest.pipeline}/{manifest.source} cannot be recorded under a lease of {lease.pipeline}/"
+            f"{lease.source}.",
             where=manifest.path,
             code="meta.wrong_lease",
             first="if two pipelines share one stage directory, give each its own; otherwise",
@@ -199,7 +200,7 @@ def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> No
         )
     if not any_epoch and manifest.epoch > lease.epoch:
         raise RetryLater(
-            f"The batch was written under epoch {manifest.epoch}; the lease of {lease.holder} is of {lease.epoch}.",
+            f"The batch was written under epoch {manifest.epoch}; the lease of {lease.holder} has epoch {lease.epoch}.",
             where=manifest.path,
             code="meta.lease_lost",
             remedy="start the extractor again. If no other one runs, meta is older than the stage: "
@@ -208,7 +209,7 @@ def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> No
 
 
 def _recorded(connection: Connection, manifest: Manifest) -> bool:
-    """Whether this very batch is recorded. DataAtRisk when another stands in its place."""
+    """Whether exactly this batch is recorded. Raises DataAtRisk when another one has its place."""
     row = connection.execute(select(_batch).where(_batch.c.batch_id == manifest.batch_id)).one_or_none()
     if row is None:
         return False
@@ -222,13 +223,13 @@ def _recorded(connection: Connection, manifest: Manifest) -> bool:
         where=manifest.path,
         code="meta.batch_differs",
         remedy="nothing has moved. A manifest was changed or replaced after it was written: compare the stage with "
-        "its backup before going on",
+        "its backup before you continue",
     )
 
 
 def _broken(manifest: Manifest, why: str) -> DataAtRisk:
     return DataAtRisk(
-        f"The manifests of source {manifest.source!r} are not one chain with meta: {why}.",
+        f"The manifests of source {manifest.source!r} do not form one chain with meta: {why}.",
         where=manifest.path,
         code="meta.chain",
         remedy="nothing has moved. A manifest is missing or meta belongs to another stage: restore the missing "
@@ -238,7 +239,7 @@ def _broken(manifest: Manifest, why: str) -> DataAtRisk:
 
 def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: Checkpoint) -> None:
     watermark_us, before_us = to.watermark_us, stored.watermark_us if stored is not None else 0
-    taken_back = to.floor_us >= before_us  # it came of a clock that was ahead
+    taken_back = to.floor_us >= before_us  # it came from a clock that was ahead
     values = {
         "timeline": to.position.timeline,
         "file": to.position.file,
@@ -256,7 +257,7 @@ def _move(connection: Connection, lease: Lease, stored: Checkpoint | None, to: C
     if stored is None:
         connection.execute(insert(_ack).values(source=lease.source, pipeline=lease.pipeline, **values))
         return
-    # The lease's row is locked, so the guard cannot fail; it stands here so that no other way to it can either.
+    # The lease's row is locked, so the guard cannot fail; it also covers every other path to this statement.
     mine = exists().where(
         _lease.c.source == lease.source, _lease.c.epoch == lease.epoch, _lease.c.holder == lease.holder
     )
@@ -334,7 +335,7 @@ def _insert(connection: Connection, manifest: Manifest) -> None:
 
 
 def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
-    """Where two tables are one name (`a.b`.`c` and `a`.`b.c`), the first is kept: the other is asked for again."""
+    """Where two tables have one name (`a.b`.`c` and `a`.`b.c`), the first is kept: the other is asked for again."""
     known: set[tuple[str, int]] = set()
     seqs = sorted({one.seq for one in manifest.definitions})
     for start in range(0, len(seqs), _CHUNK):
@@ -364,7 +365,7 @@ def keep_coverage(
 def _cover(
     connection: Connection, source: str, covered: Mapping[str, TableCoverage], surveyed_seq: int, *, staged: bool = True
 ) -> None:
-    """Keeps the coverage of tables; staged: as a manifest says it."""
+    """Keeps the coverage of tables; staged: a manifest says so."""
     for table, one in covered.items():
         mine = (_coverage.c.source == source) & (_coverage.c.source_table == table)
         connection.execute(delete(_coverage).where(mine))
@@ -392,7 +393,7 @@ def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:
 
 
 def _insert_schemas(connection: Connection, manifest: Manifest) -> None:
-    """A definition gets a row where it comes into force: at its first change in the batch."""
+    """A definition gets a row where it takes effect: at its first change in the batch."""
     first: dict[str, int] = {}
     for part in manifest.parts:
         first[part.schema_id] = min(part.min_seq, first.get(part.schema_id, part.min_seq))

@@ -1,7 +1,7 @@
-"""The meta database as a place of transactions: opening it, its clock, and its errors in our words.
+"""Transactions on the meta database: opening it, reading its clock, turning its errors into Lockstep's.
 
 May assume a database that others write at the same time: extractors, tasks and the command line.
-Keeps true: a write is one transaction that happens as a whole or not at all; what the database refuses for a passing
+Keeps true: a write is one transaction that happens as a whole or not at all; what the database refuses for a temporary
 reason (a lock, a deadlock, a lost connection) is RetryLater; no password leaves this module.
 
 SQLite: write-ahead log, foreign keys on, and BEGIN IMMEDIATE for writes, so that two writers wait for each other
@@ -50,13 +50,13 @@ _CLOCK: Mapping[str, str] = {
 _ATTEMPTS = 5
 _TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 _STATEMENT_S = 3600.0
-"""A statement of ours takes milliseconds, a migration of large tables longer."""
+"""Lockstep's statements take milliseconds; a migration of large tables takes longer."""
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
 _DENIED = frozenset({1044, 1045, 1049, 1130, 1142, 1698, "28P01", "28000", "3D000", "42501"})
 
 
 def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
-    """The URL of the pipeline file, or of the variable it names. Raises UsageError (meta.url, meta.unset)."""
+    """The URL in the pipeline file, or in the variable that it names. Raises UsageError (meta.url, meta.unset)."""
     where, literal = "meta.url", not url.startswith("env:")
     if not literal:
         variable = where = url.removeprefix("env:")
@@ -76,7 +76,7 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
         raise _bad_url("The URL of the meta database cannot be used.", where, f"write it as {_FORMS}")
     if literal and parsed.password is not None:
         raise _bad_url(
-            "The URL of the meta database has a password in the pipeline file.",
+            "The pipeline file has the password of the meta database in its URL.",
             where,
             "put the URL into an environment variable and write env:VARIABLE",
         )
@@ -108,14 +108,14 @@ def require_file(url: URL) -> None:
     except FileNotFoundError:
         empty = True
     except OSError:
-        empty = False  # opening it says what is wrong
+        empty = False  # opening the file reports what is wrong
     if empty:
         raise Refused(
-            "There is no meta database yet: nothing has run.",
+            "The meta database does not exist yet: nothing has run.",
             where=str(path),
             code="meta.absent",
-            remedy="the pipeline's first run, or `lockstep extract`, makes it. If there were runs: this host does not "
-            "see their file; use PostgreSQL or MySQL for meta when several hosts work on a pipeline",
+            remedy="the pipeline's first run, or `lockstep extract`, creates it. If there were runs, this host does "
+            "not see their file: use PostgreSQL or MySQL for meta when several hosts work on a pipeline",
         )
 
 
@@ -237,12 +237,12 @@ class Database:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise self._refused("meta.unusable", f"cannot make its directory: {error.strerror}") from None
-        with suppress(OSError):  # opening it says what is wrong
+            raise self._refused("meta.unusable", f"cannot create its directory: {error.strerror}") from None
+        with suppress(OSError):  # opening the file reports what is wrong
             # It names hosts, tables and keys of rows: for its owner alone. Its log files get the same permissions.
             if not str(url.database).startswith("file:"):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        # A connection a transaction: nothing is shared with forked processes, and opening a file is cheap.
+        # One connection per transaction: nothing is shared with forked processes, and opening a file is cheap.
         engine = create_engine(
             url, poolclass=pool.NullPool, connect_args={"timeout": busy_timeout_s}, hide_parameters=True
         )
@@ -270,7 +270,7 @@ class Database:
             where=self.name,
             code=code,
             remedy="check the URL, that the database and its account exist, and that the account may create and "
-            "change tables (a SQLite file: that its directory may be written)",
+            "change tables (for an SQLite file: that its directory is writable)",
         )
 
     def _translated(self, error: DBAPIError, *, write: bool) -> LockstepError | _Collision:
@@ -284,14 +284,14 @@ class Database:
             return _Collision(why)
         if number in _DENIED or "authentication failed" in why or "does not exist" in why:
             return self._refused("meta.denied", why)
-        # By name, for the drivers need not be installed; psycopg has a subclass for each state.
+        # By name, because the drivers need not be installed; psycopg has a subclass for each state.
         passing = {"OperationalError", "InterfaceError"} & {kind.__name__ for kind in type(original).__mro__}
         if error.connection_invalidated or passing:
             return RetryLater(
                 f"The meta database cannot be reached: {why}.",
                 where=self.name,
                 code="meta.unreachable",
-                remedy="check that it runs and that host and port are right; the next attempt may succeed",
+                remedy="check that its server runs and that host and port are right; the next attempt may succeed",
             )
         return _defect(why, self.name)
 
@@ -300,10 +300,10 @@ class Database:
         if "locked" in lowered or "busy" in lowered:
             holders = holders_of(self._file) if self._file else ""
             return RetryLater(
-                f"{holders or 'Another process'} has been writing the meta database for longer than we wait.",
+                f"{holders or 'Another process'} has been writing to the meta database for longer than Lockstep waits.",
                 where=self.name,
                 code="meta.locked",
-                remedy="the next attempt may succeed; if this lasts, end that process, or put the meta database on a "
+                remedy="the next attempt may succeed; if this lasts, end that process, or move the meta database to "
                 "PostgreSQL or MySQL",
             )
         if "full" in lowered or "disk i/o" in lowered:
@@ -358,7 +358,7 @@ def _defect(why: str, where: str) -> InternalError:
 
 
 def now_us(connection: Connection) -> int:
-    """The database's clock, µs UTC: hosts with differing clocks agree on when a lease expires."""
+    """The database's clock, µs UTC: by it, hosts with differing clocks agree on when a lease expires."""
     dialect = connection.dialect.name
     statement = _CLOCK["mysql" if dialect == "mariadb" else dialect]
     return int(connection.execute(text(statement)).scalar_one())

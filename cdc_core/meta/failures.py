@@ -1,7 +1,7 @@
-"""The latest error of each task that has not succeeded since: what to show first of a pipeline.
+"""The latest error of each task that has not succeeded since: shown first for a pipeline.
 
-An error of `extract` goes when the source's position or watermark moves (batches), one of a run when the run is planned
-again or committed (runs), one of `plan` when a run is planned. Nothing else removes any.
+An error of `extract` is removed when the source's position or watermark moves (batches), one of a run when the run is
+planned again or committed (runs), one of `plan` when a run is planned. Nothing else removes one.
 """
 
 from __future__ import annotations

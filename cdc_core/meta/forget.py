@@ -1,8 +1,8 @@
-"""What meta forgets of purged history: the rows that are only memories.
+"""Drops meta's rows about purged history.
 
 May assume that every batch before its source's horizon is purged, and that no reader looks there.
-Keeps true: of a source's batches the first ones go, each with its files and records, so that the rest is one chain.
-Definitions stay: later batches have them too.
+Keeps true: the first batches of a source are dropped, each with its files and records, so that the rest is one chain.
+Definitions stay: later batches use them too.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def runs(connection: Connection, pipeline: str, before_us: int, *, dry_run: bool
 def _delete(
     connection: Connection, table: Table, chosen: ColumnElement[bool], below: tuple[Table, ...], *, dry_run: bool
 ) -> int:
-    """Rows of a table, and before them those of the tables that refer to its key; how many of the former."""
+    """Deletes rows of a table, after those of tables that refer to its key; how many of its own. dry_run: counts."""
     if dry_run:
         return int(connection.execute(select(func.count()).select_from(table).where(chosen)).scalar_one())
     (key,) = table.primary_key

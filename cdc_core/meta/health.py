@@ -1,6 +1,6 @@
-"""What somebody should look at in a pipeline, the worst first: a pure function of its status and its schedule.
+"""What needs attention in a pipeline, the worst first: a pure function of its status and its schedule.
 
-It must keep true that a pipeline whose last extract failed, that is late, or that never extracted is not called well.
+Keeps true: a pipeline whose last extract failed, that is late, or that was never extracted is not called healthy.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cdc_core.windows import Windows, from_us
 MOST_LATE = 1000
 """Intervals that are counted at most."""
 GRACE = 1
-"""The interval that ended last may still be at work."""
+"""The interval that ended last may still be in progress."""
 
 
 class Level(StrEnum):
     FAILED = "failed"
-    """Data wait, or are at risk, until somebody acts, or until a retry succeeds."""
+    """Data waits, or is at risk, until somebody acts or a retry succeeds."""
     LATE = "late"
     NOTED = "noted"
-    """To know of; nothing waits for it."""
+    """For information; nothing waits for it."""
 
 
 _CLASSES: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
@@ -39,7 +39,7 @@ _BY_CLASS = {kind.exit_class: rank for rank, kind in enumerate(_CLASSES)}
 class Problem:
     """what, where, remedy, code: as an error has them. subject: source, target or run.
 
-    since_us: 0 where it is not known. exit_code: of `lockstep status`, 0 for what is only to know of.
+    since_us: 0 if unknown. exit_code: of `lockstep status`, 0 for what is only information.
     """
 
     level: Level
@@ -55,7 +55,7 @@ class Problem:
 
 
 def problems(status: Status, windows: Windows, sources: Sequence[str], targets: Sequence[str]) -> tuple[Problem, ...]:
-    """sources, targets: of the pipeline file, those that its schedule takes along."""
+    """sources, targets: of the pipeline file, those that its schedule includes."""
     return (
         *_failed(status, sources),
         *_unclosed(status),
@@ -120,7 +120,7 @@ def _never(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
 
 
 def intervals_late(windows: Windows, complete_us: int, now_us: int) -> int:
-    """Intervals that ended, and are not complete, beyond the one that may still be at work; MOST_LATE at most."""
+    """Intervals that ended incomplete, beyond the one that may still be in progress; MOST_LATE at most."""
     ended = takewhile(lambda end_us: end_us <= now_us, islice(windows.ends_after(complete_us), MOST_LATE + GRACE))
     return max(0, sum(1 for _ in ended) - GRACE)
 
@@ -142,13 +142,13 @@ def _lateness(subject: str, name: str, late: int, reached_us: int, done: str) ->
     count = f"{late:,} interval{'s' if late > 1 else ''}" if late < MOST_LATE else f"{MOST_LATE:,} intervals or more"
     return Problem(
         Level.LATE, subject, f"{name} is late by {count}: it is {done} up to {_moment(reached_us)}.",
-        remedy="see whether the DAG is switched on and its runs succeed, or run `lockstep run` by hand",
+        remedy="check that the DAG is switched on and its runs succeed, or run `lockstep run` by hand",
         since_us=reached_us, exit_code=RetryLater.exit_code, exit_class=RetryLater.exit_class,
     )  # fmt: skip
 
 
 def retention_left_s(source: SourceStatus) -> float | None:
-    """How long the source still keeps what was not extracted yet; None where it keeps its log for ever."""
+    """How long the source still keeps what is not extracted yet; None if it keeps its log for ever."""
     return source.retention_s - source.lag_us / 1e6 if source.retention_s else None
 
 
@@ -175,8 +175,8 @@ def _noted(status: Status) -> Iterator[Problem]:
             said = lacks(table, one.source, coverage)
             yield Problem(
                 Level.NOTED, f"table {table}", f"{said[0].upper()}{said[1:]}.", code="stage.partial",
-                remedy="its state is not to be had from the staged files; docs/tutorial.md says how rows that are "
-                "there already are loaded into a target",
+                remedy="the staged files do not have its full state; docs/tutorial.md says how to load existing rows "
+                "into a target",
             )  # fmt: skip
 
 

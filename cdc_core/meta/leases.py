@@ -1,8 +1,8 @@
 """Leases: at most one extractor per source moves its position, whatever clocks, pauses and kills do.
 
 The epoch is a fencing token: taking a lease raises it, and every move of a source's position happens under
-`held`, which locks the lease's row and finds the mover's own epoch and name on it. An expired lease that nobody took
-still moves: expiry only lets another in. Times come from the database's clock.
+`require_held`, which locks the lease's row and checks that it has the mover's own epoch and name. The holder of an
+expired lease that nobody took may still move: expiry only lets another take it. Times come from the database's clock.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl
             f"or longer (now {from_us(now).isoformat()}).",
             where=source,
             code="meta.lease_held",
-            remedy="wait for it to end, or, if it is dead, until its lease expires",
+            remedy="wait until it ends or, if it is dead, until its lease expires",
         )
     epoch, identity = row.epoch + 1, row.identity or _new_identity()
     connection.execute(
@@ -77,7 +77,7 @@ def record_retention(connection: Connection, lease: Lease, retention_s: int) -> 
 
 
 def release(connection: Connection, lease: Lease, ring: RingDepth) -> None:
-    """The epoch stays: what this holder might still send is refused, because the holder is nobody now."""
+    """The epoch stays: whatever this holder still sends is refused, because the lease has no holder now."""
     require_held(connection, lease)
     connection.execute(_mine(lease).values(holder="", expires_us=0, **_ring(ring)))
 
@@ -91,7 +91,7 @@ def raise_epoch(connection: Connection, lease: Lease, above: int) -> Lease:
 
 
 def live_epoch(connection: Connection, source: str) -> int:
-    """Epochs below it have ended: nobody holds them, not even a holder whose lease has run out meanwhile."""
+    """Epochs below it have ended: nobody holds them, not even a holder whose lease has expired meanwhile."""
     row = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
     if row is None:
         return 0
@@ -99,7 +99,7 @@ def live_epoch(connection: Connection, source: str) -> int:
 
 
 def require_held(connection: Connection, lease: Lease) -> None:
-    """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when it is another's by now."""
+    """Lock the lease's row until the transaction ends; RetryLater (meta.lease_lost) when another has it by now."""
     row = connection.execute(select(_lease).where(_lease.c.source == lease.source).with_for_update()).one_or_none()
     if row is not None and (row.epoch, row.holder, row.pipeline) == (lease.epoch, lease.holder, lease.pipeline):
         return
@@ -108,12 +108,12 @@ def require_held(connection: Connection, lease: Lease) -> None:
         f"The lease of {lease.holder} on source {lease.source!r} (epoch {lease.epoch}) is lost: {owner} has it now.",
         where=lease.source,
         code="meta.lease_lost",
-        remedy="nothing of this extractor's has moved since; start it again, it goes on from the stored position",
+        remedy="this extractor has moved nothing since; start it again, it continues from the stored position",
     )
 
 
 def ring_of(row: Row[tuple[object, ...]]) -> RingDepth:
-    """Of a lease's row."""
+    """The depth of the ring, as a lease's row has it."""
     return RingDepth(row.ring_items, row.ring_bytes, row.ring_most_items, row.ring_most_bytes)
 
 

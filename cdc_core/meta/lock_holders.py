@@ -1,4 +1,4 @@
-"""Who holds the locks of a SQLite file on this machine: for a message, so that not knowing is an answer too."""
+"""Which processes of this machine hold the locks of an SQLite file: for a message, so "unknown" is a valid answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LOCKS = Path("/proc/locks")
 
 
 def holders_of(file: str) -> str:
-    """`The process 4711 (lockstep)`, or several of them, that may write while we may not; "" where nobody is known."""
+    """`The process 4711 (lockstep)`, or several of them, that block our write; "" if none is known."""
     inodes = set()
     for suffix in ("", "-wal", "-shm", "-journal"):
         try:
@@ -23,7 +23,7 @@ def holders_of(file: str) -> str:
         return ""
     found: dict[str, None] = {}
     for line in lines:
-        # A process that waits has its line after the holder's, with `->` before it.
+        # A waiting process has its line after the holder's, marked with `->`.
         words = line.split()
         if len(words) < 6 or words[1] == "->" or words[3] != "WRITE" or words[5].rpartition(":")[2] not in inodes:
             continue

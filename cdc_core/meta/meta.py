@@ -1,6 +1,6 @@
 """`Meta`: every question and every move of the meta database, one transaction each.
 
-May assume nothing about who else is at work: extractors, tasks of several runs, the command line.
+May assume nothing about concurrent users: extractors, tasks of several runs, the command line.
 Keeps true: a call that raises has moved nothing; frozen values go in and come out.
 """
 
@@ -63,8 +63,8 @@ class Meta:
         """The meta database behind a SQLAlchemy URL, or behind `env:VAR` that holds one.
 
         A new or empty SQLite file gets its tables; any other database gets them, or newer ones, by `upgrade` only.
-        create: False for who only looks: an SQLite file that is not there, or is empty, is not made.
-        answer_timeout_s: for how long a server may keep silent; for who asks little and must not hang.
+        create: False for readers: an SQLite file that is missing or empty is not created.
+        answer_timeout_s: how long a server may take to answer; for callers that ask little and must not hang.
 
         Raises UsageError (meta.url, meta.unset, meta.driver), Refused (meta.absent, meta.outdated, meta.newer,
         meta.denied, meta.unusable), RetryLater (meta.unreachable, meta.locked).
@@ -108,7 +108,7 @@ class Meta:
         return self._database.write(lambda c: leases.renew(c, lease, ttl_s, ring))
 
     def release_lease(self, lease: Lease, ring: RingDepth = _NO_RING) -> None:
-        """Let the next one in at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
+        """Give the lease up at once. Raises RetryLater (meta.lease_lost) when another has taken it."""
         self._database.write(lambda c: leases.release(c, lease, ring))
 
     def live_epoch(self, source: str) -> int:
@@ -125,7 +125,7 @@ class Meta:
 
     @contextmanager
     def holding(self, source: str, pipeline: str, holder: str, ttl_s: float) -> Iterator[None]:
-        """The source's lease for the length of a block, in which no extractor is at work. Raises as acquire_lease."""
+        """The source's lease for the length of a block: no extractor runs meanwhile. Raises as acquire_lease."""
         lease = self.acquire_lease(source, pipeline, holder, ttl_s)
         try:
             yield
@@ -154,7 +154,7 @@ class Meta:
     def commit_batch(self, lease: Lease, manifest: Manifest) -> None:
         """Record a batch whose manifest is durable, and move the position to its end. Idempotent.
 
-        Serves adoption too: a manifest found in the chain behind the stored position, of this or an older epoch.
+        Serves adoption too: a manifest found in the chain after the stored position, of this or an older epoch.
         Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap, meta.batch_differs).
         """
         self._database.write(lambda c: batches.commit(c, lease, manifest))
@@ -224,7 +224,7 @@ class Meta:
         airflow_run_id: str | None = None,
         replays: bool = False,
     ) -> None:
-        """Register a run, and make it the owner of these records: new ones STAGED, others as they stand.
+        """Register a run, and make it the owner of these records: new ones STAGED, others in the state they have.
 
         replays: the run has work without owning any record; it is PLANNED until its ledger is closed.
 
@@ -252,7 +252,7 @@ class Meta:
         return self._database.read(lambda c: runs.records(c, target, batch_ids))
 
     def mark_applied(self, run_id: str, target: str, batch_ids: Sequence[str]) -> int:
-        """STAGED → APPLIED for all of them that no other run has taken over; how many moved.
+        """STAGED → APPLIED for all records that no other run has taken over; how many moved.
 
         Raises Refused (meta.not_planned).
         """
@@ -288,7 +288,7 @@ class Meta:
         return self._database.write(lambda c: runs.purge(c, targets, batch_ids))
 
     def seed(self, target: str, batches: Sequence[BatchRow]) -> int:
-        """Count batches as PURGED for a target that was filled by other means; how many it had no record of."""
+        """Count batches as PURGED for a target that was filled by other means; how many of them had no record."""
         return self._database.write(lambda c: runs.seed(c, target, batches))
 
     def finished_runs(self, pipeline: str, before_us: int) -> tuple[str, ...]:
@@ -327,7 +327,7 @@ class Meta:
 
 def _check_version(database: Database, *, upgrade: bool) -> None:
     def asked(c: Connection) -> tuple[str | None, bool]:
-        """On one snapshot: another process may be making the tables at this moment."""
+        """On one snapshot: another process may be creating the tables at this moment."""
         revision = migrate.current(c)
         return revision, revision is None and migrate.empty(c)
 
@@ -337,10 +337,10 @@ def _check_version(database: Database, *, upgrade: bool) -> None:
         return
     if revision is not None and not migrate.known(revision):
         raise Refused(
-            f"The meta database is at migration {revision}, which this version of Lockstep (at {head}) does not know.",
+            f"The meta database is at migration {revision}, which this version of Lockstep ({head}) does not know.",
             where=database.name,
             code="meta.newer",
-            remedy="upgrade Lockstep on this host to the version that upgraded the database",
+            remedy="upgrade Lockstep on this host to the version that migrated the database",
         )
     if not upgrade and not (database.is_sqlite and empty):
         raise Refused(
@@ -354,6 +354,6 @@ def _check_version(database: Database, *, upgrade: bool) -> None:
 
 
 def _upgrade(connection: Connection, head: str) -> None:
-    """Another process may have been first: the check is repeated where no one else can write."""
+    """Another process may have been first: the check is repeated where no other process can write."""
     if migrate.current(connection) != head:
         migrate.upgrade(connection)

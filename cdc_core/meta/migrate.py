@@ -1,6 +1,6 @@
 """Brings a meta database to the schema that this version of Lockstep works with.
 
-Keeps its version in a table of its own name, so that the meta tables may share a database with Airflow's.
+Keeps its version in a table with a name of its own, so that the meta tables may share a database with Airflow's.
 """
 
 from __future__ import annotations
@@ -45,6 +45,6 @@ def empty(connection: Connection) -> bool:
 
 def upgrade(connection: Connection) -> None:
     """Run the migrations that are missing, inside the caller's transaction. Safe to run again after a kill."""
-    # Alembic tells each step at INFO to whoever configured its logger; ours says it once, in Meta.open.
+    # Alembic logs each step at INFO where its logger is configured; Meta.open logs the result once.
     logging.getLogger("alembic").setLevel(logging.WARNING)
     command.upgrade(_config(connection), "head")

@@ -1,4 +1,4 @@
-"""What a page shows of a pipeline beside its status: latest batches, growth by window, runs with their accounts.
+"""What a page shows of a pipeline besides its status: latest batches, growth by window, runs with their accounts.
 
 Read only. May assume nothing about how long the history is: every list ends at a limit.
 """
@@ -63,7 +63,7 @@ class Overview:
     batches: the latest of all its sources, newest first, at most BATCHES.
     windows: the last WINDOWS of the schedule, oldest first, without holes, none before the first batch.
     accounts: of each run in `status`, in that order.
-    tables: that are staged, those with the latest changes first, at most TABLES.
+    tables: staged tables, those with the latest changes first, at most TABLES.
     """
 
     status: Status

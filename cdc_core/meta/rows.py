@@ -1,4 +1,4 @@
-"""What goes in and out of the meta database: frozen values, times in µs UTC."""
+"""The values that go into and out of the meta database: frozen, times in µs UTC."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cdc_core.model.run import LedgerEntry, WriteCounts
 class Lease:
     """The right to extract a source. `epoch` fences: only the latest epoch moves anything.
 
-    identity: random, the same for all leases of the source in this meta database; it tells our streams on the source
-    from those of a pipeline whose file is a copy of ours.
+    identity: random, the same for all leases of the source in this meta database; it tells this pipeline's streams on
+    the source from those of a pipeline whose file is a copy of this one.
     """
 
     source: str
@@ -55,7 +55,7 @@ class FileRow:
 class SourceCoverage:
     """tables: by source table. unstaged: those of which no manifest says it yet.
 
-    surveyed_seq: order key at which every captured table that existed was seen; 0 where there is none.
+    surveyed_seq: order key at which every captured table that existed was seen; 0 if there is none.
     """
 
     tables: Mapping[str, TableCoverage] = field(default_factory=dict)
@@ -88,7 +88,7 @@ class BatchRow:
 class Claim:
     """A table of a batch that a run takes for a target; `table` is '' for a batch without rows.
 
-    taken: False where the target's configuration leaves the table out; its record moves along all the same.
+    taken: False if the target's configuration leaves the table out; its record moves along anyway.
     """
 
     target: str
@@ -120,7 +120,7 @@ class RecordRow:
 
 @dataclass(frozen=True, slots=True)
 class RunRow:
-    """A run; window None stands for everything staged when it was planned."""
+    """A run; window None means everything staged when it was planned."""
 
     run_id: str
     pipeline: str
@@ -147,7 +147,7 @@ class LedgerRow:
 class Failure:
     """An error that no success has followed. subject: a source (extract), a run (run), "" (plan).
 
-    first_us, failed_us: the first and the latest time that it came with this code in a row of `times`.
+    first_us, failed_us: the first and the latest of `times` failures in a row with this code.
     """
 
     task: str
@@ -173,18 +173,18 @@ class SourceStatus:
     updated_us: int
     epoch: int
     holder: str | None
-    """Who extracts it now; None where nobody holds an unexpired lease."""
+    """The extractor that reads it now; None if nobody holds an unexpired lease."""
     ring: RingDepth
-    """As of the holder's last renewal; without a holder nothing is in it, and `most_*` are the last one's."""
+    """As of the holder's last renewal; without a holder the ring is empty, and `most_*` are the last holder's."""
     batches: int
     rows: int
     size_bytes: int
     notes: tuple[str, ...]
     """Distinct notes of its latest batches, newest first."""
     retention_s: int = 0
-    """How long the server keeps its log, as of the last extract; 0: for ever, or not known."""
+    """How long the server keeps its log, as of the last extract; 0: for ever, or unknown."""
     partial: Mapping[str, TableCoverage] = field(default_factory=dict)
-    """Source tables of which rows are missing in the stage."""
+    """Source tables that have rows missing in the stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -195,19 +195,19 @@ class StateCount:
 
 @dataclass(frozen=True, slots=True)
 class TargetStatus:
-    """records: by state of the consume records. pending: staged batches that no run took up for this target yet."""
+    """records: by state of the consume records. pending: staged batches that no run has taken for this target yet."""
 
     target: str
     pending: StateCount
     records: Mapping[RecordState, StateCount]
     last_error: str | None
     oldest_window_us: int | None = None
-    """Start of the oldest window of which the target has not consumed a batch."""
+    """Start of the oldest window with a batch that the target has not consumed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What `lockstep status` shows of a pipeline."""
+    """What `lockstep status` shows for a pipeline."""
 
     pipeline: str
     now_us: int

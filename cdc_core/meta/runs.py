@@ -1,8 +1,8 @@
-"""Runs and their consume records: who works on which batch for which target, and what is done for good.
+"""Runs and their consume records: which run works on which batch for which target, and what is final.
 
 Keeps true: a record moves only as states.py draws it, only by the run whose id it carries, and all of a run's records
 for a target move in one transaction or none does. What another run has committed meanwhile counts as done and is left
-alone; what another run has taken over and not committed keeps the one that lost it from committing the rest.
+alone; what another run has taken over and not committed keeps the run that lost it from committing the rest.
 Locks are taken in one order (run, then records by batch and table), so that runs wait rather than deadlock.
 """
 
@@ -69,7 +69,7 @@ def claim(
             f"not for {pipeline!r} and {window}.",
             where=run_id,
             code="meta.run_differs",
-            remedy="start a run with an id of its own for another window",
+            remedy="use another run id for another window",
         )
     state = RunState.PLANNED if claims or replays else RunState.COMMITTED
     if known is None:
@@ -104,7 +104,7 @@ def _claim_records(
     done = next((row for row in known.values() if row.state.consumed), None)
     if done is not None:
         raise RetryLater(
-            f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this was planned.",
+            f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this run was planned.",
             where=run_id,
             code="meta.consumed",
             remedy="nothing has moved; plan again",
@@ -169,8 +169,8 @@ def move(connection: Connection, run_id: str, target: str, batch_ids: Sequence[s
             f"The run {lost.run_id!r} has taken over the batch {lost.batch_id} of target {target!r} from {run_id!r}.",
             where=run_id,
             code="meta.taken_over",
-            remedy="nothing has moved, and nothing is lost: once that run commits, a retry here finds the work done; "
-            "if that run is dead, clear this one from its plan task on",
+            remedy="nothing has moved, and nothing is lost: once that run commits, a retry of this one finds the work "
+            "done; if that run is dead, clear this one from its plan task on",
         )
     origin = before(goal)
     early = next((row for row in own if row.state not in (origin, goal)), None)
@@ -319,7 +319,7 @@ def record_failure(connection: Connection, run_id: str, target: str | None, erro
 
 
 def closed(connection: Connection, run_id: str, target: str) -> bool:
-    """Whether this run has committed this target: it takes no further batches to it then."""
+    """Whether this run has committed this target: it then takes no further batches for it."""
     of_run = (_record.c.run_id == run_id) & (_record.c.target == target) & _record.c.state.not_in(UNCONSUMED)
     if connection.execute(select(exists().where(of_run))).scalar_one():
         return True

@@ -1,4 +1,4 @@
-"""States of a consume record and of a run, and every move there is between them.
+"""States of a consume record and of a run, and every move between them.
 
 A record is one table of one batch as one target sees it. It is made by a plan and only goes forward:
 
@@ -10,11 +10,11 @@ COMMITTED  quality passed and the ledger added up; no later run takes it again.
 PURGED     its files are gone, because every target had committed it.
 
 A run may take over a record of another run before COMMITTED: only the run_id changes, never the state. The run that
-lost it can move nothing any more (every move is a compare-and-set on run_id), though it may still be writing: the
+lost it can no longer move anything (every move is a compare-and-set on run_id), though it may still be writing: the
 target's own version guard makes that harmless.
 
 A run is PLANNED, then COMMITTED when the last of its targets is. FAILED is a PLANNED run whose latest task raised;
-a retry takes it on from there.
+a retry continues from there.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class RecordState(StrEnum):
 
     @property
     def consumed(self) -> bool:
-        """No run takes it again."""
+        """Whether no run takes the record again."""
         return self in (RecordState.COMMITTED, RecordState.PURGED)
 
 

@@ -1,4 +1,4 @@
-"""The tables of the meta database, as SQLAlchemy Core sees them. Migrations make them; a test proves both equal.
+"""The tables of the meta database, as SQLAlchemy Core sees them. Migrations create them; a test proves both equal.
 
 All times are int64 microseconds UTC by the database's own clock, except windows and watermarks, which come from the
 log. Text compares byte by byte on every database, so that `Orders` and `orders` are two tables.

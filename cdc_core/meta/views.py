@@ -1,4 +1,4 @@
-"""Questions that several tables answer together: what a plan sees, what `lockstep status` shows. Read only."""
+"""Queries over several tables: what a plan sees, what `lockstep status` shows. Read only."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PlanView:
     consumed:    ids of the batches of the window that each target has consumed, in stream order.
     own:         ids of the batches in reach whose open records this run holds, by target.
     closed:      targets that this run has committed already.
-    files, schemas: of the pending batches; a definition that meta does not know is missing.
+    files, schemas: of the pending batches; definitions that meta does not know are missing.
     """
 
     checkpoints: Mapping[str, Checkpoint]
@@ -86,7 +86,7 @@ def plan_view(
 
 
 def _lacks(target: str) -> ColumnElement[bool]:
-    """A batch that the target has not consumed: nobody took it up, or some record of it is not committed yet."""
+    """A batch that the target has not consumed: no run took it, or some record of it is not committed yet."""
     mine = and_(_record.c.target == target, _record.c.batch_id == _batch.c.batch_id)
     return or_(~exists().where(mine), exists().where(mine, _record.c.state.in_(runs.UNCONSUMED)))
 
@@ -172,7 +172,7 @@ def _source_status(connection: Connection, source: str, now: int) -> SourceStatu
         updated_us=row.updated_us,
         epoch=0 if holder is None else holder.epoch,
         holder=reader,
-        ring=ring if reader else replace(ring, items=0, size_bytes=0),  # it went with the process
+        ring=ring if reader else replace(ring, items=0, size_bytes=0),  # it was lost with the process
         batches=int(totals[0]),
         rows=int(totals[1]),
         size_bytes=int(totals[2]),

@@ -1,1 +1,1 @@
-"""The values that cross the borders between packages: frozen, and the same words as docs/architecture.md."""
+"""The values that pass between packages: frozen, and named as in docs/architecture.md."""

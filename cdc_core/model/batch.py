@@ -13,7 +13,7 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.typed import require_types
 
 MANIFEST_VERSION = 3
-"""Of manifests, and of what else lies beside them to say where a chain begins. 1: without starts."""
+"""The version of manifests, and of the other files that say where a chain begins. 1: without starts."""
 
 
 class UnknownVersion(ValueError):
@@ -69,7 +69,7 @@ class Manifest:
     window_start_us, window_end_us: the interval the batch belongs to, µs UTC, [start, end).
     events:  binlog events between begin and end.
     transactions: transactions with captured rows among them.
-    left_out: row events (of a filter: rows) that were not staged, by the rule's name.
+    left_out: row events (for a filter: rows) that were not staged, by the rule's name.
     notes:   what an operator should know ("needs re-sync of table X: ...").
     isolated: source tables that are left out because they cannot be read, as of the batch's end, -> since where, why.
     schemas: every definition that a part refers to, by id.

@@ -1,10 +1,10 @@
-"""A block: consecutive events of one source, in columns. What `source` hands on, and what the ring holds.
+"""A block: consecutive events of one source, in columns. `source` emits blocks, and the ring holds them.
 
 A block accounts for every byte of the log between its begin and its end. Its entries partition that range:
 entry i ends where entry i + 1 begins. An entry is a transaction with captured rows, a statement of DDL, or a
 stretch in which nothing was captured (other tables, heartbeats, rolled-back groups), coalesced. A transaction
 larger than a block goes over several: all but the last piece are entries of kind PART.
-A block lies within one binlog file.
+A block is within one binlog file.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class EntryKind(IntEnum):
     TRANSACTION = 0
     """A committed transaction, or its last piece."""
     PART = 1
-    """A piece of a transaction that goes on in the next entry; never a place to resume from. It may have no bytes: what
-    comes out of one event of the log has no places of its own."""
+    """A piece of a transaction that continues in the next entry; never a place to resume from. It may have no bytes:
+    pieces of one event of the log have no positions of their own."""
     DDL = 2
     """A statement that changed a definition; isolated in a take where DDL isolation is on."""
     PASSED = 3
@@ -42,14 +42,14 @@ class Entries:
 
     kind:         uint8, an EntryKind.
     begin, end:   int64, offsets in the block's file.
-    seq:          int64, order key of the transaction: of its very first event, for every piece of it.
+    seq:          int64, order key of the transaction: of its first event, for every piece of it.
     commit_ts_us: int64, commit time in µs UTC as the log says it; 0 for a PASSED stretch without transactions.
     events:       int64, binlog events in the entry.
     rows:         int64, captured rows in the entry.
     size_bytes:   int64, memory that the entry holds, for the ring's limits.
     gtid:         string array, "" where there is none.
     trace, trace_crc: int64, where the trace of the log that ends with the entry begins, and its CRC (see Fingerprint);
-                  NO_TRACE where nothing is known of it.
+                  NO_TRACE if it is unknown.
     """
 
     kind: npt.NDArray[np.uint8]
@@ -144,7 +144,7 @@ class Block:
         return Fingerprint(self.format_crc, self.begin.file, begin, end, int(self.entries.trace_crc[-1]))
 
     def position_after(self, entry: int) -> Position:
-        """The position behind an entry."""
+        """The position after an entry."""
         if entry == len(self.entries) - 1:
             return self.end
         return Position(self.begin.timeline, self.begin.file, int(self.entries.end[entry]))

@@ -1,7 +1,7 @@
 """Conditions on a row, as `tables.rows` of a pipeline writes them: `status in ('paid', 'sent') and amount >= 10`.
 
-The grammar is Python's, of which only this is let in: and, or, not, comparisons of columns with columns or literals,
-`in` a list of literals, `is null`, `is not null`. A name is a column; column('odd name') is one of any name.
+The grammar is a part of Python's: and, or, not, comparisons of columns with columns or literals, `in` a list of
+literals, `is null`, `is not null`. A name is a column; column('odd name') is a column of any name.
 A pure function of the text: nothing is called, and no value of a row is looked at here.
 """
 
@@ -48,7 +48,7 @@ class Not:
 @dataclass(frozen=True, slots=True)
 class Joined:
     every: bool
-    """All parts must hold; else one of them."""
+    """Whether all parts must hold; otherwise one of them."""
     parts: tuple[Condition, ...]
 
 
@@ -59,7 +59,7 @@ _NAMED = {"null": None, "true": True, "false": False}
 
 
 def parse(text: str) -> Condition:
-    """The condition that a text says. Raises ValueError with the part that is none."""
+    """The condition that a text expresses. Raises ValueError with the part that is not valid."""
     try:
         return _condition(ast.parse(text.strip(), mode="eval").body)
     except SyntaxError as error:

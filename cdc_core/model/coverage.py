@@ -1,8 +1,8 @@
 """Coverage: whether the staged history of a source table holds every row that the table has.
 
-A history is whole from the place on where the table was known to be empty: it was created in the log, truncated, or
-seen to be empty. It is partial where rows were there before the first staged change, or where changes were missed.
-Manifests carry what changed in coverage, so that it is known from the stage alone.
+A history is whole from the place where the table was known to be empty: it was created in the log, truncated, or
+seen to be empty. It is partial if rows existed before the first staged change, or if changes were missed.
+Manifests carry changes of coverage, so that it is known from the stage alone.
 
     event                     what it makes of a table's coverage
     created, truncated        whole from there on
@@ -32,7 +32,7 @@ class How(StrEnum):
     COPIED = "copied"
     """A full copy of the table is staged."""
     EXISTING = "existing"
-    """Rows were there before the first staged change."""
+    """Rows existed before the first staged change."""
     LEFT_OUT = "left out"
     """The pipeline did not capture the table for a while."""
     ISOLATED = "isolated"
@@ -48,7 +48,7 @@ _WHOLE = frozenset({How.CREATED, How.EMPTY, How.TRUNCATED, How.COPIED})
 
 
 class Happened(StrEnum):
-    """What a statement of the log did to a table, as far as coverage goes."""
+    """What a statement of the log did to a table, as far as it concerns coverage."""
 
     CREATED = "created"
     CREATED_IF_ABSENT = "created if absent"
@@ -59,9 +59,9 @@ class Happened(StrEnum):
 
 
 ANY_TABLE = ""
-"""In a TableEvent: every table may be meant."""
+"""In a TableEvent: it may concern any table."""
 EACH_TABLE = ".*"
-"""Behind the name of a database, in a TableEvent: every table of it."""
+"""After the name of a database, in a TableEvent: every table of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class TableEvent:
 
 @dataclass(frozen=True, slots=True)
 class TableCoverage:
-    """seq: order key; whole as of any position behind it, partial from it on. ts_us: the same as a time, µs UTC.
+    """seq: order key; whole as of any position after it, partial from it on. ts_us: the same as a time, µs UTC.
 
     rows: the server's estimate of the rows that are missing, None where it is not known.
     feeds: the logical tables that the table's rows go to.

@@ -29,13 +29,13 @@ class MergedOp(StrEnum):
     DELETE = "d"
     TRUNCATE = "t"
     LEFT_SHARD = "x"
-    """Of filter: the row left this shard for another, where its change counts. A delete that is not counted."""
+    """From filter: the row left this shard for another, where its change counts. A delete that is not counted."""
     TRUNCATE_UNCOUNTED = "e"
-    """Of filter: a truncate that is counted in another shard."""
+    """From filter: a truncate that is counted in another shard."""
 
 
 WINNER_OPS = (MergedOp.UPSERT, MergedOp.DELETE, MergedOp.TRUNCATE)
-"""What merge writes. The other two are rows that filter adds, which count nowhere."""
+"""What merge writes. The other two mark rows that filter adds, which count nowhere."""
 
 
 class RowClass(StrEnum):
@@ -48,7 +48,7 @@ class RowClass(StrEnum):
     ABSENT = "absent"
     STALE = "stale"
     UNCOUNTED = "uncounted"
-    """Of the operations LEFT_SHARD and TRUNCATE_UNCOUNTED: the winner that they belong to is counted elsewhere."""
+    """For the operations LEFT_SHARD and TRUNCATE_UNCOUNTED: their winner is counted elsewhere."""
 
 
 BORN = "_cdc_born"
@@ -104,7 +104,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
     MergedColumn(
         SHARD_UNKNOWN,
         pa.bool_(),
-        "some change of the row did not say the shard key that it had before",
+        "some change of the row did not have the former shard key",
         ("spark_jobs.key_changes", "spark_jobs.merge"),
         ("cdc_core.target.row_lookup",),
         _MOVING,
@@ -175,7 +175,7 @@ FILTERED_COLUMNS: tuple[MergedColumn, ...] = (
 )
 
 FILTER_ONLY = frozenset({FORMER_SHARD_KEYS, SHARD_UNKNOWN, KEY_CHAIN, LIVE_ORIGINS})
-"""What merge says to filter alone: filtered/ and rejected/ are without it."""
+"""What merge passes to filter alone: filtered/ and rejected/ are without it."""
 
 
 def key_chain_type(row: Iterable[pa.Field], key: Sequence[str]) -> pa.DataType:

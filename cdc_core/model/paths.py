@@ -2,8 +2,8 @@
 
 A segment keeps ASCII letters, digits, '_', '-' and '.'; every other UTF-16 unit of the name is '@' and four hexadecimal
 digits, as in the names of MySQL's own table files. No tool takes '@' for an escape, so DuckDB, Spark, pyarrow and
-pandas open the path as it is printed and see the same partition value. (Of '%XX' Spark takes each byte for a
-character; a name that is not ASCII is invisible to a JVM under a POSIX locale.) Different names never share a segment.
+pandas open the path as it is printed and see the same partition value. (Spark takes each byte of '%XX' for a
+character; a JVM under a POSIX locale cannot see a name that is not ASCII.) Different names never share a segment.
 Names whose segment would be longer than file systems allow end in '~' and a hash instead.
 """
 

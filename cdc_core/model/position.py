@@ -40,8 +40,8 @@ def file_number(file: str) -> int:
             f"Binlog file number {number} is above {MAX_FILE_NUMBER}, the largest an order key can hold.",
             where=file,
             code="position.file_number",
-            remedy="restart the source's binlog numbering (RESET BINARY LOGS) and let the pipeline begin a new "
-            "timeline with a full sync",
+            remedy="restart the source's binlog numbering (RESET BINARY LOGS) and start a new timeline of the pipeline "
+            "with a full sync",
         )
     return number
 
@@ -56,7 +56,7 @@ def order_key(timeline: int, number: int, offset: int) -> int:
 class Position:
     """A place between two events of a source's log: the next event to read starts here.
 
-    timeline: how often the source's numbering began anew (failover, RESET); 0 at first.
+    timeline: how often the source's numbering has started again (failover, RESET); 0 at first.
     file:     binlog file name, as the server writes it.
     offset:   byte offset in the file, at least 4. Not the 32-bit log_pos of event headers, which wraps.
     """
@@ -73,7 +73,7 @@ class Position:
                 f"Timeline {self.timeline} is outside 0..{MAX_TIMELINE}.",
                 where=self.file,
                 code="position.timeline",
-                remedy="start the pipeline anew under another source name, with a full sync",
+                remedy="start the pipeline again under another source name, with a full sync",
             )
         if not FIRST_OFFSET <= self.offset <= MAX_OFFSET:
             raise DataAtRisk(
@@ -117,10 +117,10 @@ class Position:
 
 @dataclass(frozen=True, slots=True)
 class Fingerprint:
-    """What tells the log that was read from another one with the same file names and sizes.
+    """What distinguishes the log that was read from another one with the same file names and sizes.
 
     format_crc: of the FORMAT_DESCRIPTION of `file`: when the file was begun, and by which server.
-    file:       that of the position; of a position at the start of a file the one before, where that was read.
+    file:       that of the position; for a position at the start of a file, the file before it, if that was read.
     begin, end: the trace: the last transaction before the position and what followed it, or as much of its end as fits
                 into TRACE_BYTES. Equal where nothing before the position was read.
     crc:        of the trace's events, in order (binlog.events.folded).
@@ -153,9 +153,9 @@ class Checkpoint:
                   "server_id=<n>" (MariaDB).
     watermark_us: every transaction before this position belongs to a window before or at this time, in
                   microseconds UTC; the running maximum of commit times, never ahead of the clocks of server and meta.
-    floor_us:     where clocks were ahead: windows after this position begin no earlier than the one that holds this
-                  time, though the watermark was taken back. Below the watermark it says nothing.
-    fingerprint:  of the log before this position; None where it is not known.
+    floor_us:     if clocks were ahead: windows after this position begin no earlier than the one that holds this
+                  time, though the watermark was taken back. Below the watermark it means nothing.
+    fingerprint:  of the log before this position; None if unknown.
     """
 
     position: Position
@@ -166,7 +166,7 @@ class Checkpoint:
     floor_us: int = 0
 
     def distrusted(self) -> Checkpoint:
-        """The same place, of which nothing is known to be complete: its watermark came of a clock that was wrong."""
+        """The same place, up to which nothing is known to be complete: its watermark came from a wrong clock."""
         return replace(self, watermark_us=0, floor_us=max(self.floor_us, self.watermark_us))
 
     def to_json(self) -> dict[str, Any]:

@@ -37,8 +37,8 @@ class StagedFile:
 
 @dataclass(frozen=True, slots=True)
 class MergeTable:
-    """One logical table to merge: files in stream order, and the key columns that identify a row; () where each is
-    what its columns are, and equal ones are counted.
+    """One logical table to merge: files in stream order, and the key columns that identify a row; () if all of its
+    columns do, and equal rows are counted.
 
     on_truncate, shared_keys: as in config.TargetTable."""
 
@@ -94,7 +94,7 @@ def quality_folder(run_id: str, target: str) -> str:
 
 
 def counts_path(folder: str) -> str:
-    """The counts of the task that made a merged, filtered or written folder."""
+    """The counts of the task that wrote a merged, filtered or written folder."""
     return f"{folder}/counts.json"
 
 
@@ -215,7 +215,7 @@ class MergeCounts:
 
 @dataclass(frozen=True, slots=True)
 class FilterCounts:
-    """Of one table and target: what becomes of each winner. Written are all but the stale ones."""
+    """Of one table and target: what happens to each winner. All but the stale ones are written."""
 
     table: str
     insert: int
@@ -239,9 +239,9 @@ class WriteCounts:
     stale: int
     absent: int
     equal: int = 0
-    """Of `written`: rows that stood there in this very version already."""
+    """Of `written`: rows that were already there in exactly this version."""
     quarantined: int = 0
-    """Rows that the table does not take, set aside with the reason."""
+    """Rows that the table rejects, set aside with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,9 +259,9 @@ class LedgerEntry:
     stale: int
     absent: int
     equal: int = 0
-    """Of `written`: written again in the version that the target had. All of it, where a run changes no row."""
+    """Of `written`: written again in the version that the target had. All of it, if a run changes no row."""
     quarantined: int = 0
-    """Set aside, because the target does not take them."""
+    """Set aside, because the target rejects them."""
 
     def problems(self) -> tuple[str, ...]:
         """Each broken equation in words (G34 of docs/guarantees.md)."""

@@ -46,7 +46,7 @@ class ColumnType:
     base:      lower-case type name: 'int', 'varchar', 'decimal', 'enum', 'json', 'uuid', ...
     unsigned:  numeric types only.
     length:    characters for char types, bytes for binary types, bits for 'bit'; None where the type has none.
-    precision, scale: 'decimal'; of 'float' and 'double' only where they are declared, and round.
+    precision, scale: 'decimal'; of 'float' and 'double' only if they are declared, and then they round.
     fsp:       fractional seconds digits of time, datetime and timestamp.
     labels:    members of 'enum' and 'set', in declared order.
     charset, collation: of character columns, "" otherwise.
@@ -64,7 +64,7 @@ class ColumnType:
 
     @property
     def arrow(self) -> pa.DataType:
-        """The Arrow (and Parquet) type of the column; raises Refused for a type we do not know."""
+        """The Arrow (and Parquet) type of the column; raises Refused for an unknown type."""
         base = self.base
         if base in INTEGER_BYTES:
             return _INT_ARROW[INTEGER_BYTES[base], self.unsigned]
@@ -130,7 +130,7 @@ def type_of(kind: pa.DataType) -> ColumnType:
         if known.arrow == kind:
             return known
     raise Refused(
-        f"No column is staged as Arrow's type {kind}.",
+        f"A column cannot be staged as Arrow's type {kind}.",
         code="schema.unsupported_type",
         remedy="give integers, floats, decimal128, bool, string, binary, date32 or timestamps in microseconds",
     )
@@ -142,7 +142,7 @@ _UNESCAPED = re.compile(r"''|\\([\\0nr])")
 
 
 def _unescaped(match: re.Match[str]) -> str:
-    """What servers write in a label's place for a quote, a backslash, NUL and line ends."""
+    """What servers write in a label for a quote, a backslash, NUL and line ends."""
     return {None: "'", "0": "\0", "n": "\n", "r": "\r"}.get(match[1], match[1])
 
 
@@ -260,13 +260,13 @@ class TableSchema:
 class DefinedSince:
     """What a table's definition is from the order key `seq` of its log on, until another says otherwise.
 
-    schema:   without columns where it is only known that it is no more what it was.
-    defaults: what an INSERT stores in a column that it leaves out (source.defaults); None where nobody asked.
+    schema:   without columns if it is only known that it is no longer what it was.
+    defaults: what an INSERT stores in a column that it leaves out (source.defaults); None if not requested.
     gone:     no table has this name from here on: it was dropped or renamed.
     rowless:  a statement of the log made the table, and no row of it had been logged since.
     dropped:  columns that were dropped here.
-    emptied:  columns that were added here, and that the table had had before: what older changes say of them is past.
-    ts_us:    commit time of what happened here, µs UTC; 0 where nothing did.
+    emptied:  columns that were added here and that the table once had: their values in older changes no longer hold.
+    ts_us:    commit time of what happened here, µs UTC; 0 if nothing did.
     """
 
     seq: int

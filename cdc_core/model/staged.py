@@ -24,7 +24,7 @@ INSERT, UPDATE, DELETE, SNAPSHOT, TRUNCATE = "c", "u", "d", "r", "t"
 
 BEFORE = "_before"
 BEFORE_MARK = f"{BEFORE}."
-"""What stands before a column's name in `_cdc_literal` and `_cdc_absent` where the before image is meant."""
+"""The prefix of a column's name in `_cdc_literal` and `_cdc_absent` that means the before image."""
 OP = "_cdc_op"
 TS = "_cdc_ts"
 SOURCE = "_cdc_source"
@@ -71,7 +71,7 @@ is VERSION_COLUMN: target tables have it, which may be sources themselves, and n
 
 
 def absent_text(after: Iterable[str], before: Iterable[str] = ()) -> str | None:
-    """What `_cdc_absent` says of a row without these values; None for a whole one."""
+    """The `_cdc_absent` of a row without these values; None for a whole row."""
     names = [*after, *(BEFORE_MARK + name for name in before)]
     return json.dumps(names, ensure_ascii=False, separators=(",", ":")) if names else None
 
@@ -109,7 +109,7 @@ class LiteralEntries:
         return found
 
     def array(self, rows: int) -> pa.MapArray:
-        """The column of so many rows: null where there is no entry."""
+        """The column for this many rows: null where there is no entry."""
         if not len(self.row):
             return pa.nulls(rows, LITERAL_TYPE)
         order = np.argsort(self.row, kind="stable")
@@ -132,7 +132,7 @@ def require_unreserved(table: TableSchema) -> None:
     taken = sorted(column.name for column in table.columns if _is_reserved(column.name.lower()))
     if taken:
         raise Refused(
-            f"Table {table.name} has a column {taken[0]!r}, a name that Lockstep's files may use themselves.",
+            f"The table {table.name} has a column {taken[0]!r}, a name that is reserved for Lockstep's files.",
             where=table.name,
             code="schema.reserved_column",
             remedy="rename the column on the source, or exclude the table (tables.exclude)",

@@ -1,8 +1,8 @@
-"""The tasks of a run after its plan, in their order: once, for whoever carries a run out or describes it.
+"""The tasks of a run after its plan, in order: defined once for all code that executes or describes a run.
 
     plan ─► merge ─► per target: filter ─► write ─► quality ─► commit
 
-`lockstep run` (cdc_core/run.py) goes through them one after the other, Airflow's DAGs are made of them
+`lockstep run` (cdc_core/run.py) executes them one after the other, Airflow's DAGs are built from them
 (lockstep_airflow/specs.py), and jobs.py knows the Spark applications among them.
 """
 
@@ -26,10 +26,10 @@ class Task:
 
 MERGE = Task("merge", True, "Finds the last change of each key among the planned batches.")
 FILTER = Task("filter", True, "Compares the last changes with the versions that the target holds.")
-WRITE = Task("write", True, "Writes what is newer, guarded, in one transaction a shard.")
+WRITE = Task("write", True, "Writes the newer rows, guarded by version, in one transaction per shard.")
 QUALITY = Task("quality", True, "Runs the expectations on staged, merged and written rows.")
-COMMIT = Task("commit", False, "Closes the ledger, which must add up, and marks the batches as applied.")
+COMMIT = Task("commit", False, "Closes the ledger, which must add up, and marks the batches as consumed.")
 
 TARGET_TASKS = (FILTER, WRITE, QUALITY, COMMIT)
-"""What each target runs for itself once its merge set is merged."""
+"""What runs for each target after its merge set is merged."""
 SPARK_JOBS = tuple(task.name for task in (MERGE, *TARGET_TASKS) if task.spark)

@@ -1,7 +1,7 @@
-"""What a file of the stage says, checked field by field against the types of the dataclass that it became.
+"""Checks the contents of a stage file, field by field, against the types of the dataclass that holds them.
 
-A checked value may be used without a further question: an integer is one of 64 bits and not negative, one whose name
-ends in `_us` a time that Python can hold, a text can be encoded, a tuple and a mapping hold what their types say.
+A checked value may be used without further checks: an integer has 64 bits and is not negative, one whose name ends
+in `_us` is a time that Python can hold, a text can be encoded, a tuple and a mapping hold what their types say.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ A version is bytes, kept in the target beside the row and in the tombstone of a 
     origin         a zero byte, 8 letters  of rows that several source tables feed: which one (see ORIGIN)
 
 Two changes of one source compare by (seq, row): the order of its log, whatever its clock did. Changes of different
-sources compare by (commit_ts_us, source). Empty bytes stand for a row that Lockstep never wrote, older than all.
+sources compare by (commit_ts_us, source). Empty bytes mean a row that Lockstep never wrote, older than all.
 Source and origin are one name here. Equal counts as newer, so that writing a change again is the same as writing it
 once.
 
@@ -30,12 +30,12 @@ import numpy as np
 import numpy.typing as npt
 
 VERSION_COLUMN = "_cdc_version"
-"""The target's column of it."""
+"""The target's column for the version."""
 VERSION_BYTES = 84
 """Width of the VARBINARY column: 24 bytes of numbers and a source name, which has at most 48 (config.NAME)."""
 ORIGIN_BYTES = 8
 """A name's length, after its zero byte: a hash of the source and its table. Only tables that several source tables feed
-have origins. Rows that two of them have under one key are two rows, which the target cannot hold."""
+have origins. Rows that two of them have under one key are two rows, and the target can hold only one."""
 _NUMBERS = struct.Struct(">qqq")
 _SEQ = 8
 _SOURCE = 24

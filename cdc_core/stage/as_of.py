@@ -1,7 +1,7 @@
 """A moment of the past as the staged files know it: a time, or a position in the one source's log.
 
 A time takes the changes that were committed at or before it; a position those of the transactions that begin before it.
-It must keep true that a moment which is not staged completely is refused, since its answer would still change.
+Keeps true: a moment that is not staged completely is refused, because its answer would still change.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class AsOf:
 
     @property
     def condition(self) -> str:
-        """What a change must fulfil, in DuckDB's SQL."""
+        """The condition on a change, in DuckDB's SQL."""
         if self.position is not None:
             return f"_cdc_seq < {self.position.seq}"
         assert self.time_us is not None
@@ -53,7 +53,7 @@ class AsOf:
         return ts_us <= self.time_us
 
     def cut(self, manifests: Sequence[Manifest]) -> list[Manifest]:
-        """Without what lies wholly behind it, so that the definitions are those of the moment too."""
+        """Without what is entirely after it, so that the definitions are those of the moment too."""
         if self.position is None:
             return [one for one in manifests if self.time_us is not None and one.window_start_us <= self.time_us]
         seq = self.position.seq
@@ -67,7 +67,7 @@ class AsOf:
         """By source. Raises Refused (stage.as_of), UsageError (stage.as_of_sources)."""
         if self.position is not None and len(checkpoints) > 1:
             raise UsageError(
-                f"A position is one source's, and the pipeline has {len(checkpoints)}.",
+                f"A position belongs to one source, but the pipeline has {len(checkpoints)} sources.",
                 where=str(self.position),
                 code="stage.as_of_sources",
                 remedy="give a time instead",
@@ -82,21 +82,21 @@ class AsOf:
                 staged = self.time_us is not None and self.time_us <= checkpoint.watermark_us
             if not staged:
                 raise Refused(
-                    f"Source {source} is staged {reached}, which is not yet the moment that was asked for.",
+                    f"Source {source} is staged {reached}, which is before the requested moment.",
                     where=str(self.position or from_us(self.time_us or 0).isoformat()),
                     code="stage.as_of",
                     remedy="extract up to it first: lockstep extract --until",
                 )
 
     def require_begun(self, manifests: Sequence[Manifest]) -> None:
-        """Raises Refused (stage.as_of_before) where all that is staged came later; for one that names no table yet."""
+        """Raises Refused (stage.as_of_before) if everything staged came later; for a moment that names no table yet."""
         if manifests and not self.cut(manifests):
             first = min(manifests, key=lambda one: one.begin.position.seq)
             begins = str(first.begin.position)
             if self.position is None:
                 begins = f"{from_us(min(one.window_start_us for one in manifests)).isoformat()} (UTC), {begins}"
             raise Refused(
-                "Nothing is staged from before the moment that was asked for.",
+                "Nothing is staged from before the requested moment.",
                 where=str(self.position or from_us(self.time_us or 0).isoformat()),
                 code="stage.as_of_before",
                 remedy=f"ask for a later moment: the first batch begins at {begins}",

@@ -1,7 +1,7 @@
 """Which logical tables are staged with every row, as the manifests and the horizon of each source say it.
 
-It must keep true that a state is given as complete only where every source table that feeds it is known to be whole as
-of the moment that is asked for; what nothing is known of is partial.
+Keeps true: a state is given as complete only if every source table that feeds it is known to be whole as of the
+requested moment; a table of which nothing is known is partial.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def coverage_of(store: ObjectStore, source: str, manifests: Iterable[Manifest]) 
 def missing_of(
     store: ObjectStore, manifests: Sequence[Manifest], tables: Iterable[str], as_of: AsOf | None = None
 ) -> dict[str, list[str]]:
-    """What the states of logical tables lack, in words; nothing for those that are whole.
+    """What the states of logical tables lack, in words; no entry for tables that are whole.
 
     manifests: of one or more sources, each source's in stream order; with as_of cut to the moment.
     """
@@ -80,5 +80,5 @@ def require_covered(store: ObjectStore, manifests: Sequence[Manifest], table: st
             where=table,
             code="stage.partial",
             remedy=f"read its changes (the view {table}_changes), or accept the rows that are there with --partial; "
-            "docs/tutorial.md says how existing rows are loaded into a target",
+            "docs/tutorial.md says how to load existing rows into a target",
         )

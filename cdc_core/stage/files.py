@@ -1,8 +1,8 @@
 """A stage in a local directory.
 
 Every file is written under a temporary name, fsynced, and linked or renamed into place; then its directory is
-fsynced. It may assume a POSIX file system with hard links. An Output alone is written under its final name from the
-start (nobody looks there before a manifest says so), which saves a second copy.
+fsynced. It may assume a POSIX file system with hard links. Only an Output is written under its final name from the
+start (no reader looks there before a manifest names it), which saves a second copy.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SYNCED_AT_ONCE = 16
 _NO_LINKS = frozenset({errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK})
 
 _NOT_ALLOWED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG})
-"""What no waiting changes."""
+"""Errors that waiting does not cure."""
 
 
 def _file_system_sync() -> Callable[[int], int] | None:
@@ -200,7 +200,7 @@ class FileStore:
             return
         new = [directory, *directory.parents]
         new = new[: next(i for i, one in enumerate(new) if one.exists())]
-        # The rows are nobody's but the owner's, until the owner opens the stage's own directory to others.
+        # Only the owner may read the rows, until the owner opens the stage's own directory to others.
         try:
             self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
             directory.mkdir(parents=True, exist_ok=True)
@@ -224,7 +224,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _writing(self, path: str) -> Iterator[None]:
-        """Turns what the file system refuses into our errors; FileExistsError stays the caller's."""
+        """Turns errors of the file system into Lockstep's; FileExistsError is left to the caller."""
         try:
             yield
         except FileExistsError:
@@ -252,7 +252,7 @@ class FileStore:
             f"Cannot write {path}: {error.strerror or error}.",
             where=self.uri,
             code="stage.unwritable",
-            remedy="free some space on the disk, or raise the quota; the next attempt goes on where this one stopped",
+            remedy="free some space on the disk, or raise the quota; the next attempt continues where this one stopped",
         )
 
     def _unreadable(self, path: str, error: OSError) -> LockstepError:
@@ -265,7 +265,7 @@ class FileStore:
 
 
 Writing = Callable[[str], AbstractContextManager[None]]
-"""Around what writes a path: turns what the file system refuses into our errors."""
+"""Around writes to a path: turns errors of the file system into Lockstep's."""
 
 
 class FileOutput:

@@ -5,7 +5,7 @@ A delete removes the row; an update that moves it to another key removes the old
 its source table wrote before it. Without a key, whole rows are matched with multiplicity.
 A value that the log did not carry (`_cdc_absent`) is the row's last older one, through changes of its key, back to the
 change that brought the row to life. What no staged change has is null, and named in the state's `_cdc_absent`.
-Only texts are made here: no file is opened. Names of our own begin with `_lockstep`, lest a row's column has them.
+Only texts are built here: no file is opened. Internal names begin with `_lockstep`, so that no row's column has them.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class FileGroup:
     schema: TableSchema
     files: tuple[str, ...]
     condition: str = "true"
-    """Of the changes in them that count."""
+    """The condition on the changes in them that count."""
     emptied: Mapping[str, int] = field(default_factory=dict)
     """Column, in small letters, -> the order key where it was added after it had been dropped: null before it."""
 
@@ -71,7 +71,7 @@ class Folded:
 
     columns:     the state's columns: those of the last definitions.
     all_columns: those of every definition.
-    literals:    some value stands in `_cdc_literal`.
+    literals:    some value is in `_cdc_literal`.
     truncated:   some change is a truncate.
     absent:      some change lacks values.
     """
@@ -103,7 +103,7 @@ def duck_type(kind: pa.DataType) -> str:
 
 
 def key_of(table: str, definitions: Sequence[TableSchema], groups: Sequence[FileGroup]) -> tuple[str, ...]:
-    """The key of the last definitions; () where they have none, or not the same.
+    """The key of the last definitions; () if they have none, or different ones.
 
     Raises Refused (stage.key) where an older definition lacks one of its columns.
     """
@@ -372,8 +372,8 @@ def _fillable(folded: Folded) -> list[tuple[int, pa.Field]]:
 def _fill_sql(folded: Folded, last: str, keys: Sequence[str], new_keys: str, old: Sequence[str], moved: str) -> str:
     """CTEs up to `filled`: of each last change that lacks values, those of the row's older changes.
 
-    A row lives from its birth (insert, snapshot, arrival under this key) on; an arrival goes on with the life that the
-    row had under its old key. `lives` are these stretches, last first; `last` is the place of the row's last change.
+    A row lives from its birth (insert, snapshot, arrival under this key) on; an arrival continues the life that the row
+    had under its old key. `lives` are these stretches, last first; `last` is the place of the row's last change.
     """
     old_keys = ", ".join(f"{value} AS was{number}" for number, value in enumerate(old))
     key_list = ", ".join(f"_lockstep_w.{key}" for key in keys)

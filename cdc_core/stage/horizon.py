@@ -1,8 +1,8 @@
 """The horizon of a source: the position before which its staged history was purged, kept on the stage itself.
 
-`horizons/<source>.json` is the commit point of a purge. What lies before it does not exist for any reader any more,
-whether its files are gone already or not; the chain of manifests begins there. Readers that would need what was before
-it refuse, and name it: nothing is ever less than it was, and silent about it.
+`horizons/<source>.json` is the commit point of a purge. What is before it no longer exists for any reader, whether
+its files are already gone or not; the chain of manifests begins there. Readers that would need earlier history
+refuse, and name the horizon: nothing is ever silently incomplete.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from cdc_core.windows import from_us
 @dataclass(frozen=True, slots=True)
 class Horizon:
     """position: where the oldest staged batch begins. until_us: end of the last purged window, µs UTC.
-    last_batch: id of the last purged batch. targets: those that have all that was purged. tables: purged changes by
-    logical table. coverage: of source tables, as the purged manifests say it."""
+    last_batch: id of the last purged batch. targets: those that have everything purged. tables: purged changes by
+    logical table. coverage: of source tables, from the purged manifests."""
 
     source: str
     position: Position
@@ -64,7 +64,7 @@ class Horizon:
 
 
 def read(store: ObjectStore, source: str) -> Horizon | None:
-    """None for a source of which nothing was purged. Raises DataAtRisk (stage.horizon) for any other file there,
+    """None for a source without purged history. Raises DataAtRisk (stage.horizon) for any other file there,
     Refused (stage.version)."""
     path = horizon_path(source)
     data = find(store, path)
@@ -87,7 +87,7 @@ def read(store: ObjectStore, source: str) -> Horizon | None:
 
 
 def require_whole(store: ObjectStore, sources: Iterable[str], table: str) -> None:
-    """Raises Refused (stage.purged) when changes of the table were purged: its state cannot be folded any more."""
+    """Raises Refused (stage.purged) if changes of the table were purged: its state can no longer be folded."""
     lacking = missing_of(store, sources, table)
     if lacking:
         raise Refused(
@@ -100,7 +100,7 @@ def require_whole(store: ObjectStore, sources: Iterable[str], table: str) -> Non
 
 
 def missing_of(store: ObjectStore, sources: Iterable[str], table: str) -> str:
-    """What a fold of the table would lack, in words; "" for nothing."""
+    """What a fold of the table would lack, in words; "" if nothing."""
     for source in dict.fromkeys(sources):
         horizon = read(store, source)
         if horizon is not None and horizon.tables.get(table):

@@ -1,7 +1,7 @@
-"""Source tables that are left out because they could not be read: what the newest manifest says, less what was cleared.
+"""Source tables that are left out because they could not be read: those of the newest manifest, less the cleared ones.
 
-The state lives in the manifests, so that it is as durable as the positions and lost with nothing else. It must keep
-true that a table stays isolated over restarts until someone has cleared it, after a re-sync, at a place in the log.
+The state is in the manifests, so that it is exactly as durable as the positions. Keeps true: a table stays isolated
+over restarts until an operator has cleared it, after a re-sync, at a place in the log.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def isolated(store: ObjectStore, source: str) -> Mapping[str, str]:
 
 
 def clear(store: ObjectStore, source: str, table: str) -> None:
-    """The table is captured again, from the source's durable position on; a second time, before anything is read from
-    there, nothing. Its extractor must not be at work.
+    """The table is captured again, from the source's durable position on; a second call, before anything is read from
+    there, does nothing. The source's extractor must not be running.
 
     Raises UsageError (stage.not_isolated).
     """

@@ -1,4 +1,4 @@
-"""The paths of the stage, and nothing else: what lies where. Those of a run are in `model.run.RunPlan`."""
+"""The paths of the stage, and nothing else. Those of a run are in `model.run.RunPlan`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PART = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class PartName:
-    """What a part's file name says: who wrote it, where its batch begins (`seq`), under which epoch."""
+    """What a part's file name says: its source, where its batch begins (`seq`), under which epoch."""
 
     source: str
     seq: int
@@ -45,7 +45,7 @@ def part_path(table: str, window_start_us: int, name: PartName) -> str:
 
 
 def parse_part(path: str) -> PartName | None:
-    """The name in a part's path; None for anything else that may lie under `changes/`."""
+    """The name in a part's path; None for any other file under `changes/`."""
     match = _PART.fullmatch(path)
     return PartName(match[4], int(match[5]), int(match[6]), int(match[7])) if match else None
 
@@ -60,7 +60,7 @@ def cleared_path(source: str, place: Position, table: str) -> str:
 
 
 def horizon_path(source: str) -> str:
-    """Where the source's staged history begins, once something of it was purged."""
+    """Where the source's staged history begins, after a purge."""
     return f"horizons/{segment(source)}.json"
 
 

@@ -4,8 +4,8 @@ A manifest's name is the position where its batch begins, and it is written only
 one before ended, so the manifests of a source are one linear chain, whoever writes them: of two writers that begin at
 the same place one finds the name taken. Readers go by manifests and never by a listing of parts.
 
-The chain begins at the source's start (`stage.start`), or at its horizon once something was purged. Its end is checked
-against what meta has recorded, by whoever can ask meta: a manifest that is lost at either end is noticed too.
+The chain begins at the source's start (`stage.start`), or at its horizon after a purge. Callers that can ask meta check
+its end against what meta has recorded, so that a manifest lost at either end is noticed too.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from cdc_core.stage.unreadable import other_version
 log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
-"""Manifests fetched together: a bucket answers each after some milliseconds."""
+"""Manifests fetched at once: a bucket takes some milliseconds to answer each."""
 _CHUNK = 1 << 20
 SWEPT_AFTER_S = 86_400.0
-"""Age of what a sweep removes: longer than clocks differ and than any task that writes beside an extractor lives."""
+"""Age of what a sweep removes: more than clocks differ, and more than the life of any concurrent writer's task."""
 
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """`manifest` is the one that stands under the name; `ours` says whether it is the one that was to be committed.
+    """`manifest` is the one that has the name; `ours` says whether it is the one that was to be committed.
 
-    Where it is not, the caller adopts it if it still holds the lease, and stops otherwise. Its own parts are orphans
-    then: BatchWriter.abort() removes them.
+    If it is not, the caller adopts it if it still holds the lease, and stops otherwise. The caller's own parts are then
+    orphans: BatchWriter.abort() removes them.
     """
 
     manifest: Manifest
@@ -60,9 +60,9 @@ class Problem:
 
 
 def commit(store: ObjectStore, manifest: Manifest) -> Committed:
-    """Puts the manifest if its name is free. Its parts are durable already: `BatchWriter.finish` saw to that.
+    """Puts the manifest if its name is free. Its parts are already durable: `BatchWriter.finish` ensured that.
 
-    RetryLater from the store leaves it open whether the batch counts: committing the same manifest again tells.
+    After RetryLater from the store it is unknown whether the batch counts: committing the same manifest again shows it.
     """
     path = manifest_path(manifest.source, manifest.begin.position)
     data = manifest.to_bytes()
@@ -120,7 +120,7 @@ def chain(store: ObjectStore, source: str, after: Position | None = None) -> Ite
 
 
 def newest(store: ObjectStore, source: str) -> Manifest | None:
-    """The last manifest of a source, without a look at those before it. Raises as `parse` does."""
+    """The last manifest of a source; earlier ones are not read. Raises as `parse` does."""
     paths = [info.path for info in store.list(manifests_prefix(source))]
     return parse(store.get(paths[-1]), paths[-1], store.uri) if paths else None
 
@@ -149,7 +149,7 @@ def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: P
         end = start.position
     if end >= recorded:
         return None
-    what = f"The stage ends at {end}; the meta database has recorded what is staged up to {recorded}."
+    what = f"The stage ends at {end}; the meta database has recorded staged batches up to {recorded}."
     return Problem("stage.gap", manifests_prefix(source), what)
 
 
@@ -189,7 +189,7 @@ def verify(store: ObjectStore, source: str, *, deep: bool = False, recorded: Pos
         end = manifest.end.position
         for key, schema in manifest.schemas.items():
             if schema.id != key:
-                what = f"The definition {key} of {schema.name} is not the one of that name."
+                what = f"The definition {key} of {schema.name} does not match its id."
                 problems.append(Problem("stage.manifest", info.path, what))
         for part in manifest.parts:
             problems += _check_part(store, manifest, part, deep=deep)
@@ -213,10 +213,10 @@ def sweep(
     """Removes what attempts of a source that were killed or aborted have left.
 
     Parts: only of epochs before `live_epoch`, older than `older_than_s`, whose batch begins before the chain's end.
-    There a manifest stands already, and no writer can ever name them. A paused writer that wakes up may still commit at
-    the chain's end. Uploads of this source by the same rule, without regard to the chain where their epoch has ended:
-    nothing names an upload before it is finished, and whoever finishes one that is gone is told so. Temporary files,
-    which the stage's writers hold for moments, and uploads of what is not a part, by their age alone.
+    A manifest is already there, so no writer can ever name them. A paused writer that wakes up may still commit at
+    the chain's end. Uploads of this source by the same rule, regardless of the chain if their epoch has ended: nothing
+    names an upload before it is finished, and finishing a removed one fails. Temporary files, which the stage's
+    writers hold for moments, and uploads of other files, by their age alone.
 
     Raises what `chain` does; then nothing is removed.
     """
@@ -250,7 +250,7 @@ def _is_left(leftover: Leftover, source: str, live_epoch: int) -> bool:
 
 
 def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position | None, list[Problem]]:
-    """The manifests that count, where the first of them must begin, and what is wrong with either end of the list.
+    """The manifests that count, where the first must begin, and what is wrong with either end of the list.
 
     What is listed first was put after the start, and deleted only after the horizon had moved.
     """
@@ -275,13 +275,13 @@ def _refusal(store: ObjectStore, problem: Problem) -> DataAtRisk:
         problem.what,
         where=f"{store.uri} {problem.path}",
         code=problem.code,
-        remedy="run `lockstep stage verify`; restore what is missing from a backup of the stage, or remove manifests "
+        remedy="run `lockstep stage verify`; restore missing files from a backup of the stage, or remove manifests "
         "that no extractor of this pipeline wrote",
     )
 
 
 def _require_own(manifest: Manifest) -> None:
-    """Raises ValueError for a part that is not one of this batch's: it would be read, and deleted, by its path."""
+    """Raises ValueError for a part that is not this batch's: it would be read, and deleted, by its path."""
     own = (manifest.source, manifest.begin.position.seq)
     for part in manifest.parts:
         name = parse_part(part.path)
@@ -307,7 +307,7 @@ def _from(store: ObjectStore, source: str, place: Position) -> Iterator[ObjectIn
 
 
 def _link(end: Position | None, path: str, manifest: Manifest) -> Problem | None:
-    """What is wrong with a manifest's place behind a batch that ended at `end`."""
+    """What is wrong with a manifest's place after a batch that ended at `end`."""
     begin, stop = manifest.begin.position, manifest.end.position
     if path != manifest_path(manifest.source, begin):
         return Problem("stage.fork", path, f"{path} holds the manifest of another place: {manifest.batch_id}.")
@@ -340,7 +340,7 @@ def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: boo
         try:
             rows = pq.ParquetFile(file).metadata.num_rows
         except pa_lib.ArrowException as error:
-            return [Problem("stage.damaged", part.path, f"The part is no Parquet file: {error}")]
+            return [Problem("stage.damaged", part.path, f"The part is not a Parquet file: {error}")]
     if rows != part.rows:
         return [Problem("stage.damaged", part.path, f"The part has {rows} rows; batch {batch} says {part.rows}.")]
     return []

@@ -1,7 +1,7 @@
-"""Where the stage lies: the small interface that a directory and a bucket share, and the probe that both must pass.
+"""The store of a stage: the small interface that a directory and a bucket share, and the probe that both must pass.
 
-Paths are relative to the stage's root, with '/' between segments. A path is visible whole or not at all (an Output
-excepted: nobody may look for it before its manifest names it), and what a call has put is durable when it returns.
+Paths are relative to the stage's root, with '/' between segments. A path is visible whole or not at all (except an
+Output: no reader may look for it before its manifest names it), and what a call has put is durable when it returns.
 
 Errors of every store: RetryLater (stage.unwritable, stage.unreachable), Refused (stage.denied, stage.no_bucket,
 stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), InternalError (stage.path).
@@ -35,8 +35,8 @@ class Output(Protocol):
     def publish(self, *, settled: bool = True) -> str:
         """Makes it durable under the first of its names that was free; returns that path.
 
-        settled: False where `ObjectStore.settle` follows, before anybody is told the path; its file is closed all the
-        same, so that there may be many.
+        settled: False if `ObjectStore.settle` follows before the path is used; its file is closed anyway, so that there
+        may be many.
         """
 
     def discard(self) -> None: ...
@@ -44,7 +44,7 @@ class Output(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Leftover:
-    """What a killed writer may have left and no listing shows: a temporary file, or an unfinished multipart upload.
+    """What a killed writer may have left that no listing shows: a temporary file, or an unfinished multipart upload.
 
     path: of an upload what it would become, of a temporary file its own. upload: the upload's id, "" for a file.
     modified: as in ObjectInfo; of an upload when it began.
@@ -78,7 +78,7 @@ class ObjectStore(Protocol):
         """A file to be written under the first free of `paths`; `scratch` is a local directory for what needs one."""
 
     def settle(self, paths: Sequence[str]) -> None:
-        """Makes durable what was published with settled=False, all of it together."""
+        """Makes everything that was published with settled=False durable, together."""
 
     def get(self, path: str) -> bytes: ...
 
@@ -88,10 +88,10 @@ class ObjectStore(Protocol):
         """A seekable file that pyarrow reads; only what is asked for is fetched."""
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        """What begins with the prefix, as text, in the order of UTF-8 bytes."""
+        """The paths that begin with the prefix, as text, in the order of UTF-8 bytes."""
 
     def delete(self, path: str) -> None:
-        """Removes; a path that is not there is no error."""
+        """Removes a path; a missing one is not an error."""
 
     def leftovers(self) -> Iterator[Leftover]: ...
 
@@ -116,7 +116,7 @@ def checked_path(path: str) -> str:
 
 
 def find(store: ObjectStore, path: str) -> bytes | None:
-    """What a path holds; None where it is not there."""
+    """The contents of a path; None if it does not exist."""
     try:
         return store.get(path)
     except DataAtRisk as error:
@@ -126,7 +126,7 @@ def find(store: ObjectStore, path: str) -> bytes | None:
 
 
 def missing(path: str, where: str) -> DataAtRisk:
-    """The error for a path that ought to exist."""
+    """The error for a missing path that should exist."""
     return DataAtRisk(
         f"{path} is not in the stage.",
         where=where,
@@ -147,7 +147,7 @@ def check_writable(store: ObjectStore) -> None:
         second = store.put_if_absent(path, b"second")
         if not first or second or store.get(path) != data:
             raise Refused(
-                "The store lets a second writer overwrite what must be written once.",
+                "The store lets a second writer overwrite files that must be written only once.",
                 where=store.uri,
                 code="stage.not_conditional",
                 remedy="use a store that honours `If-None-Match: *` on PUT (AWS S3, s3proxy, versitygw, recent MinIO), "

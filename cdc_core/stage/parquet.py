@@ -34,7 +34,7 @@ _BOOKKEEPING_BYTES = 100
 """Of a row in memory, about."""
 _SAMPLE, _LEAST_SAMPLE = 4096, 256
 _SAMPLE_BYTES = 1 << 20
-"""So many first values tell whether a column repeats; of long ones fewer do."""
+"""This many first values decide whether a column repeats; fewer if they are long."""
 _REPEATS = 8
 """A column is dictionary-encoded when its first values repeat this often on average."""
 _BUFFER = 1 << 20
@@ -90,7 +90,7 @@ class PartFile:
             self._write_full_groups()
 
     def flush(self) -> None:
-        """Writes what is gathered as a row group, full or not."""
+        """Writes the gathered rows as a row group, full or not."""
         if self._pending_rows:
             self._write_group(pa.Table.from_batches(self._pending, self._schema))
             self._keep([], np.empty(0, np.int64))
@@ -111,12 +111,12 @@ class PartFile:
         return path
 
     def discard(self) -> None:
-        """Leaves nothing, whatever state the part is in."""
+        """Removes the part, whatever state it is in."""
         self._pending.clear()
         if self._sink is not None:
             self._sink.deaf = True
         if self._writer is not None:
-            # A writer that has failed before refuses to write its footer: nobody wants it.
+            # A writer that has failed refuses to write its footer, which is not needed.
             with contextlib.suppress(OSError, ValueError):
                 self._writer.close()
         if self._output is not None:
@@ -181,7 +181,7 @@ def _add_weight(weights: npt.NDArray[np.int64], column: pa.Array) -> None:
             inside = np.zeros(len(column), np.int64)
             for child in column.flatten():  # the children as the struct's slice sees them
                 _add_weight(inside, child)
-            # A null struct weighs nothing, whatever stands beside it: most `_before` are null.
+            # A null struct weighs nothing, whatever its children hold: most `_before` are null.
             weights += np.where(column.is_valid().to_numpy(zero_copy_only=False), inside, 0)
     elif pa.types.is_string(kind) or pa.types.is_binary(kind) or pa.types.is_list(kind):
         buffer = column.buffers()[1]
@@ -227,7 +227,7 @@ def _repeats(column: pa.ChunkedArray) -> bool:
     if pa.types.is_boolean(kind) or pa.types.is_nested(kind) or pa.types.is_floating(kind):
         return False
     if pa.types.is_string(kind) or pa.types.is_binary(kind):
-        # Of long values a dictionary would outgrow its page, and to look for one takes longer than to write them.
+        # A dictionary of long values would outgrow its page, and looking for one takes longer than writing them.
         held = pc.sum(pc.binary_length(column)).as_py() or 0
         column = column.slice(0, max(_LEAST_SAMPLE, len(column) * _SAMPLE_BYTES // max(held, 1)))
     present = len(column) - column.null_count

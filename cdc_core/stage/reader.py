@@ -1,7 +1,7 @@
 """Reading staged batches: the changes of a table, its state folded from them, an export, and SQL over all of it.
 
-It goes by the manifests it is given and never lists. Files in a bucket are fetched into a temporary directory; those
-of a directory are read where they lie. DuckDB does the work, and spills to disk where memory is short.
+It reads the manifests that it is given and never lists. Files in a bucket are fetched into a temporary directory; those
+of a directory are read in place. DuckDB does the work, and spills to disk if memory is short.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 
 _BATCH_ROWS = 122_880
 _MARK = "\u2402"
-"""Around the reason for which a view refuses to be read: by it the reason is known in what DuckDB says."""
+"""Marks the reason why a view refuses to be read, so that it can be found in DuckDB's message."""
 _READ_OTHERWISE = (
     "read the view of its changes (the name with _changes appended), or a target, or accept the rows that are there "
     "with --partial"
@@ -178,7 +178,7 @@ def by_key_batches(
     with _duckdb() as connection, _fold(connection, store, manifests, table, key, until) as folded:
         if not folded.key:
             raise Refused(
-                f"{table} has no key, so its changes are not changes of keys.",
+                f"{table} has no key, so it has no changes by key.",
                 where=table,
                 code="stage.key",
                 remedy="read its changes as they are, or name the columns that identify a row",
@@ -211,7 +211,7 @@ def export(
 ) -> int:
     """Writes `table_state` to one Parquet file, batch by batch; the rows written. The file appears whole or not at all.
 
-    dropped: also columns that the table has no more, null in rows that changed since.
+    dropped: also columns that the table no longer has, null in rows that changed since.
     Raises what `table_state` does, and RetryLater (stage.unwritable).
     """
     _require_all_rows(store, manifests, table, as_of, since_horizon=since_horizon, partial=partial)
@@ -234,7 +234,7 @@ def write_parquet(schema: pa.Schema, batches: Iterator[pa.RecordBatch], path: Pa
             f"Cannot write the export: {error.strerror or error}.",
             where=str(path),
             code="stage.unwritable",
-            remedy="make the directory, make room in it, or let the account write there",
+            remedy="create the directory, free some space there, or let the account write there",
         ) from error
     finally:
         temporary.unlink(missing_ok=True)
@@ -259,8 +259,7 @@ def sql(
     `partial`. as_of: both views as they
     were at a moment.
 
-    The query can read the views, and nothing else: no other file, no network; it can write nothing and change no
-    setting.
+    The query can read only the views: no other file, no network; it can write nothing and change no setting.
     Raises UsageError (stage.sql) with DuckDB's message, and what `table_state` raises.
     """
     _require_query(query)
@@ -306,7 +305,7 @@ _COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
 
 
 def _require_query(query: str) -> None:
-    """Raises UsageError (stage.sql) for statements that do not ask: what may be read could be overwritten by them.
+    """Raises UsageError (stage.sql) for statements that are not queries: they could overwrite the files they may read.
 
     EXPLAIN ANALYZE runs what it explains, and PIVOT comes as several statements: neither may contain a COPY.
     """
@@ -319,10 +318,10 @@ def _require_query(query: str) -> None:
         if one.type == kinds.SELECT or (one.type in (kinds.EXPLAIN, kinds.MULTI) and not _COPY.search(query)):
             continue
         raise UsageError(
-            f"The views can be queried, and not more: this is a statement of type {one.type.name}.",
+            f"The views can only be queried: this is a statement of type {one.type.name}.",
             where=one.query.strip()[:80],
             code="stage.sql",
-            remedy="write a SELECT; for a file of the answer take `lockstep stage export`, --json, or DuckDB itself on "
+            remedy="write a SELECT; for a file of the answer use `lockstep stage export`, --json, or DuckDB itself on "
             "the paths that `lockstep stage ls --files` prints",
         )
 
@@ -335,7 +334,7 @@ def _confine(connection: duckdb.DuckDBPyConnection, files: Sequence[str]) -> Non
 
 
 _SUFFIXES = ("_changes", "_by_key")
-"""Of the views beside that of a table's state."""
+"""Suffixes of the views other than that of a table's state."""
 
 
 def _view_names(tables: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -379,7 +378,7 @@ def _require_all_rows(
 
 
 def _refused(said: str) -> Refused | None:
-    """The error for which a view of a state refused to be read, from what DuckDB says; None for another one."""
+    """The error with which a view of a state refused to be read, from DuckDB's message; None for another error."""
     if said.count(_MARK) < 3:
         return None
     _, code, what, *_ = said.split(_MARK)

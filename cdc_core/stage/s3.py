@@ -54,7 +54,7 @@ class S3Store:
         bucket, _, prefix = uri.removeprefix("s3://").partition("/")
         if not bucket:
             raise UsageError(
-                f"{uri!r} names no bucket.",
+                f"{uri!r} does not name a bucket.",
                 code="stage.uri",
                 remedy="write stage.uri as s3://bucket or s3://bucket/prefix",
             )
@@ -68,7 +68,7 @@ class S3Store:
             read_timeout=60,
             max_pool_connections=16,
             s3={"addressing_style": "path"} if endpoint else {},
-            # The manifest holds a sha256 of every part; servers beside AWS do not all know the newer checksums.
+            # The manifest has a sha256 of every part; not all servers other than AWS know the newer checksums.
             request_checksum_calculation="when_required",
             response_checksum_validation="when_required",
         )
@@ -214,7 +214,7 @@ class S3Store:
             raise self._refusal(path, error) from error
         except (NoCredentialsError, PartialCredentialsError) as error:
             raise Refused(
-                f"There are no credentials for the bucket: {error}",
+                f"The bucket's credentials are missing: {error}",
                 where=self.uri,
                 code="stage.denied",
                 remedy="export AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or give the machine a role",
@@ -235,7 +235,7 @@ class S3Store:
                 f"There is no bucket {self._bucket!r}.",
                 where=self.uri,
                 code="stage.no_bucket",
-                remedy="create the bucket, or mend stage.uri",
+                remedy="create the bucket, or fix stage.uri",
             )
         if code in _ABSENT:
             return missing(path, self.uri)
@@ -251,14 +251,14 @@ class S3Store:
             f"The server answered {code}: {text}",
             where=f"{self.uri} {path}",
             code="stage.unreachable",
-            remedy="look at the server's state; the next attempt may succeed",
+            remedy="check the server's state; the next attempt may succeed",
         )
 
 
 class _Upload:
     """A multipart upload of a file that may still grow; nothing is visible, and nothing stays, unless it is completed.
 
-    Pieces go up in threads, so that whoever writes the file need not wait; what waits for them is on disk.
+    Pieces are uploaded in threads, so that the file's writer need not wait; pieces that wait are on disk.
     """
 
     def __init__(self, store: S3Store, path: str, descriptor: int) -> None:
@@ -274,12 +274,12 @@ class _Upload:
             self._id = self._client.create_multipart_upload(**self._where)["UploadId"]
 
     def grown(self, size: int) -> None:
-        """The file has so many bytes now: whole pieces go up. They grow, for there are 10,000 at most."""
+        """The file now has this many bytes: whole pieces are uploaded. They grow, because there are at most 10,000."""
         while size - self._sent >= (piece := max(MULTIPART_BYTES, self._sent // 100)):
             self._submit(piece)
 
     def complete(self, size: int, *, if_absent: bool) -> bool:
-        """Sends the rest and makes the object; False where the path is taken. Without success nothing is left."""
+        """Uploads the rest and creates the object; False if the path is taken. Without success nothing is left."""
         condition: dict[str, Any] = {"IfNoneMatch": "*"} if if_absent else {}
         done = False
         try:
@@ -305,7 +305,7 @@ class _Upload:
 
     def abort(self) -> None:
         """May be called more than once, not after success."""
-        self._pool.shutdown(cancel_futures=True)  # a piece that comes later would stay
+        self._pool.shutdown(cancel_futures=True)  # a piece that arrives later would stay
         with self._store._calling(self.path):
             try:
                 self._client.abort_multipart_upload(**self._where, UploadId=self._id)
@@ -325,7 +325,7 @@ class _Upload:
 
 
 class S3Output:
-    """An Output that grows in a scratch file; what is large goes up while it grows."""
+    """An Output that grows in a scratch file; a large one is uploaded while it grows."""
 
     def __init__(self, store: S3Store, paths: Iterable[str], scratch: Path) -> None:
         from tempfile import NamedTemporaryFile
@@ -415,5 +415,5 @@ def _scratch_full(scratch: Path, error: OSError) -> RetryLater:
         f"Cannot write the scratch directory: {error.strerror or error}.",
         where=str(scratch),
         code="stage.unwritable",
-        remedy="make room there, or let TMPDIR name a directory with room; then run again",
+        remedy="free some space there, or set TMPDIR to a directory with enough space; then run again",
     )

@@ -1,8 +1,8 @@
 """The start of a source: where its chain of manifests began, kept on the stage itself.
 
 `starts/<source>.json` is put, if absent, before anything of the source is recorded or staged, and never changed or
-removed. The first batch begins there; with the horizon (`stage.horizon`) it tells a chain from the rest of one whose
-first manifests are lost. An extractor that finds a start and nothing else begins there again.
+removed. The first batch begins there; with the horizon (`stage.horizon`) it distinguishes a chain from the rest of one
+whose first manifests are lost. An extractor that finds a start and nothing else begins there again.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Start:
 
 
 def read(store: ObjectStore, source: str) -> Checkpoint | None:
-    """None where nothing of the source was ever staged. Raises DataAtRisk (stage.start), Refused (stage.version)."""
+    """None if nothing of the source was ever staged. Raises DataAtRisk (stage.start), Refused (stage.version)."""
     path = start_path(source)
     data = find(store, path)
     if data is None:
@@ -80,6 +80,6 @@ def _lost(what: str, where: str) -> DataAtRisk:
         what,
         where=where,
         code="stage.start",
-        remedy="restore the file from a backup of the stage, together with the manifests that are lost with it; "
+        remedy="restore the file from a backup of the stage, together with the manifests that were lost with it; "
         "`lockstep stage verify` shows what is missing",
     )

@@ -1,8 +1,8 @@
 """One schema for the parts of a table that were written under several definitions: for every reader, Spark's too.
 
 Columns are matched by name, whose case does not matter to the servers either. A column that a definition lacks is null
-there; widened types are widened, exactly. What has no exact common type is a conflict, and is refused: nothing is ever
-cast silently. Readers of all changes show every column, readers of the state those that the table has now.
+there; widened types are widened, exactly. Types without an exact common type are a conflict, and are refused: nothing
+is ever cast silently. Readers of all changes show every column, readers of the state those that the table has now.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def definition_of(manifest: Manifest, part: Part) -> TableSchema:
     schema = manifest.schemas[part.schema_id]
     if schema.id != part.schema_id:
         raise DataAtRisk(
-            f"The definition {part.schema_id} of {part.table} is not the one of that name.",
+            f"The definition {part.schema_id} of {part.table} does not match its id.",
             where=manifest.path,
             code="stage.manifest",
             remedy="restore the file from a backup of the stage",
@@ -190,6 +190,6 @@ def _conflict(table: str, column: str, schemas: Sequence[TableSchema]) -> Refuse
         f"The column {column!r} has types without an exact common one: {text}.",
         where=table,
         code="stage.schema_conflict",
-        remedy="read or apply the batches before the change and those behind it separately, re-sync the table, or "
+        remedy="read or apply the batches before the change and those after it separately, re-sync the table, or "
         "route the source tables to different logical tables",
     )

@@ -1,6 +1,6 @@
 """A batch being written: blocks in, Parquet parts and a manifest's text out. `manifest.commit` makes it count.
 
-It may assume that blocks come in order, without gaps, and all belong to the batch's window. It must keep: a batch
+It may assume that blocks come in order, without gaps, and all belong to the batch's window. Keeps true: a batch
 ends at a transaction's end (a transaction cut into PART entries streams into the open parts until its last piece);
 when `finish` returns, every part is durable; what is aborted before, or fails, leaves nothing. Part names carry the
 epoch, and are taken only where free, so that no writer ever touches a file that a manifest may list.
@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 _PUBLISHED_AT_ONCE = 4
 _SETTLED_ALONE = 32
-"""More parts than that are made durable together: the whole file system's, or a bounded number at a time."""
+"""More parts than this are made durable together: by syncing the file system, or a bounded number at a time."""
 _NUMBERS = 10_000
 """Step between the part numbers that one part tries."""
 
@@ -132,7 +132,7 @@ class BatchWriter:
         self._notes: dict[str, None] = {}
         self._definitions: list[DefinedSince] = []
         self.position = begin.position
-        """Behind the last block that was added."""
+        """The position after the last block that was added."""
         self.open_transaction = False
         """The last entry that was added is a PART: the batch cannot be finished here."""
 
@@ -157,7 +157,7 @@ class BatchWriter:
         Raises InternalError (stage.batch_range) where the block does not continue the batch, and the store's errors.
         """
         if self._done or block.begin != self.position or block.source != self._source:
-            raise self._wrong(f"A block of {block.source} at {block.begin} does not continue it at {self.position}.")
+            raise self._wrong(f"A block of {block.source} at {block.begin} does not follow {self.position}.")
         if self._began is None:
             self._began = time.monotonic()
         for rows in block.tables:
@@ -216,8 +216,8 @@ class BatchWriter:
     def abort(self) -> None:
         """Removes the batch's files; may be called at any time, and more than once.
 
-        After `finish` they go only where another writer's manifest has taken the batch's name. Where ours stands, or
-        may still arrive (an answer lost on the network), they stay: `sweep` removes them if it never does.
+        After `finish` they are removed only if another writer's manifest has the batch's name. If ours has it, or may
+        still arrive (an answer lost on the network), they stay: `sweep` removes them if it never does.
         """
         self._done = True
         if self._finished and not self._superseded():

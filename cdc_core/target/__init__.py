@@ -1,1 +1,1 @@
-"""Targets: where rows go. Which shard holds a row, what its server must offer, and the guarded bulk write."""
+"""Targets: which shard holds a row, what its server must offer, and the guarded bulk write."""

@@ -1,6 +1,6 @@
-"""Reads rows back from the target and compares them with what should stand there, value by value, in the server.
+"""Compares rows of the target with what they should be, value by value, in the server.
 
-The rows go up as for a write. Text is compared byte by byte, whatever the collation.
+The expected rows are loaded as for a write. Text is compared byte by byte, whatever the collation.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from cdc_core.target.multiset import marks_of
 from cdc_core.target.versions import beside, equal_sql, on_key, row_version, table_name, tombstones_name
 
 SAME, NEWER, MISSING, DIFFERS, OLDER, LEFT_BEHIND = "same", "newer", "missing", "differs", "older", "left behind"
-"""same: as it should be. newer: a later change stands there (or its tombstone). missing: an upserted row is not
-there. differs: the row has our version and other values. older: the row is older than what was written.
+"""same: as it should be. newer: the target has a later change (or its tombstone). missing: an upserted row is not
+there. differs: the row has the expected version but other values. older: the row is older than what was written.
 left behind: a deleted or moved row is still there."""
 
 
@@ -77,7 +77,7 @@ def _documents_as_text(facts: TableFacts) -> TableFacts:
 
 
 def _reached(connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch) -> list[str]:
-    """Of rows without a key: whether the table has their batches. The transaction that wrote them counted them."""
+    """For rows without a key: whether the table has their batches. The transaction that wrote them counted them."""
     with connection.cursor() as cursor:
         marks = marks_of(cursor, facts)
     placed = zip(rows.column(SOURCE).to_pylist(), rows.column(SEQ).to_pylist(), strict=True)
@@ -85,7 +85,7 @@ def _reached(connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.Re
 
 
 def _all_equal(facts: TableFacts, file: LoadFile) -> str:
-    """What the row lacks stayed as it was in the target, and is nobody's to compare."""
+    """The values that the row lacks stayed as they were in the target, and are not compared."""
     terms = []
     for name in file.layout.columns:
         equal = equal_sql(facts, name)

@@ -1,6 +1,6 @@
 """A logical table at one target, ready to be written: its physical tables, their servers and facts.
 
-Made once, by the driver; it travels to Spark's workers inside closures (it holds logins: never in a Spark setting,
+Created once, by the driver; it travels to Spark's workers inside closures (it holds logins: never in a Spark setting,
 never in a file).
 """
 
@@ -49,9 +49,9 @@ class Shard:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """See the module's docstring. columns: what is written, key columns included, as the rows name them. key: () where
-    rows have none, and each is what its columns are. shared: several source tables may feed the table, and must
-    not share keys."""
+    """See the module's docstring. columns: what is written, key columns included, as the rows name them. key: () if
+    rows have none, and are identified by all of their columns. shared: several source tables may feed the table, and
+    must not share keys."""
 
     target: str
     logical: str
@@ -69,7 +69,7 @@ class Destination:
 
     @property
     def quarantine(self) -> bool:
-        """Rows that the target does not take are set aside."""
+        """Rows that the target rejects are set aside."""
         return self.rule.on_row_error == "quarantine"
 
     @property
@@ -79,7 +79,7 @@ class Destination:
         return None if sharding is None or not self.key or sharding.key in self.key else sharding.key
 
     def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]:
-        """The shard of each row; they all say their shard key."""
+        """The shard of each row; all of them have their shard key."""
         if self.rule.sharding is None:
             return np.zeros(rows.num_rows, dtype=np.int64)
         return shards_of(rows.column(self.rule.sharding.key), self.rule.sharding)
@@ -96,14 +96,14 @@ def open_destination(
     shared: bool = False,
     environ: Mapping[str, str] | None = None,
 ) -> Destination:
-    """Looks at every physical table, and with `ready` adds what Lockstep needs there.
+    """Checks every physical table, and with `ready` adds what Lockstep needs there.
 
-    This is the one list of what a target must be: `lockstep check` and the plan of a run ask it with ready=False, the
-    Spark jobs with ready=True. All that is wrong is raised as one error (errors.combined).
+    This is the only list of requirements for a target: `lockstep check` and the plan of a run call it with ready=False,
+    the Spark jobs with ready=True. Everything that is wrong is raised as one error (errors.combined).
 
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
     first schema's. partial: row images leave columns out. shared: as in Destination. Raises what sharding, facts.*,
-    limits.* and prepare raise, and what target.faults makes of errors of the servers.
+    limits.* and prepare raise, and what target.faults makes of the servers' errors.
     """
     places = shard_tables(target, logical)
     rule = target.table(logical)
@@ -162,7 +162,7 @@ def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: S
 
 
 def _prepared(target: Target, shards: Sequence[Shard]) -> list[Shard]:
-    """With what Lockstep needs in each table. Adding a column may take long on a server that cannot do it in place."""
+    """Adds what Lockstep needs to each table. A column takes long to add on a server that cannot do it in place."""
     done: list[Shard] = []
     for number, reference in enumerate(target.connections):
         mine = [shard for shard in shards if shard.table.connection == number]
@@ -201,9 +201,9 @@ def _inspect(
     where: str,
     problems: list[LockstepError],
 ) -> Iterator[tuple[ShardTable, TableFacts]]:
-    """The tables that are there; what is wrong with them, and with those that are not, is added to `problems`.
+    """The tables that exist; what is wrong with them, and with the missing ones, is added to `problems`.
 
-    Raises LockstepError, or an error of the server, where it takes nothing now: then nobody need ask further.
+    Raises LockstepError, or an error of the server, if it takes no statements now: further checks would be pointless.
     """
     mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
     for database in dict.fromkeys(place.database for place in places):
@@ -249,7 +249,7 @@ Rules = ParamSpec("Rules")
 def _collect(
     problems: list[LockstepError], check: Callable[Rules, None], *arguments: Rules.args, **options: Rules.kwargs
 ) -> bool:
-    """Whether a check found nothing. What it finds is added, unless it is the server that takes nothing now."""
+    """Whether a check found nothing. Findings are added; an error of a server that takes nothing now is raised."""
     try:
         check(*arguments, **options)
     except LockstepError as error:

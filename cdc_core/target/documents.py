@@ -1,8 +1,8 @@
-"""JSON texts on their way into a JSON column: numbers that the server would read as others.
+"""JSON texts on their way into a JSON column: numbers that the server would change when it reads them.
 
-A server reads a number of a JSON text as a 64-bit integer or as a DOUBLE; a source that made it of a DECIMAL prints
-more (12345678901234567890.25, -1.50). Such a number goes up as a string, and SQL makes it a DECIMAL with the same
-digits in the temporary table. So the target prints the text that the source has printed.
+A server reads a number of a JSON text as a 64-bit integer or as a DOUBLE; a source that built it from a DECIMAL prints
+more (12345678901234567890.25, -1.50). Such a number is loaded as a string, and SQL turns it into a DECIMAL with the
+same digits in the temporary table. So the target prints the text that the source has printed.
 
 May assume that a source has printed the text: a number with an exponent is a DOUBLE there, too.
 """
@@ -18,8 +18,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-# A fraction of two digits or more that ends with 0; sixteen digits or more; a small number. Of any other number a
-# DOUBLE prints the same digits.
+# A fraction of two digits or more that ends with 0; sixteen digits or more; a small number. A DOUBLE prints the same
+# digits for any other number.
 _SUSPECT = r"\.[0-9]+0(?:[^0-9eE]|$)|[0-9][0-9.]{15}|(?:^|[^0-9])0\.0000"
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|-?[0-9]+(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?|[\[\]{},]', re.DOTALL)
 _INTEGERS = range(-(2**63), 2**64)
@@ -32,14 +32,14 @@ Number = tuple[str, int]
 
 @dataclass(frozen=True, slots=True)
 class Exact:
-    """The texts with strings in the place of numbers that only a DECIMAL holds; those numbers, by row."""
+    """The texts with strings in place of numbers that only a DECIMAL holds; those numbers, by row."""
 
     text: pa.StringArray
     numbers: dict[int, tuple[Number, ...]]
 
 
 def exact_numbers(text: pa.StringArray) -> Exact:
-    """For a column of JSON texts; the texts themselves where no number needs a DECIMAL, which one scan tells."""
+    """For a column of JSON texts; the texts themselves if no number needs a DECIMAL, which one scan shows."""
     suspects = np.flatnonzero(np.asarray(pc.fill_null(pc.match_substring_regex(text, _SUSPECT), False)))
     numbers: dict[int, tuple[Number, ...]] = {}
     changed: list[str] = []
@@ -95,12 +95,12 @@ def _scale(token: str) -> int | None:
     if repr(number) == token and abs(number) < _PLAIN:
         return None
     fits = len(whole.lstrip("-").lstrip("0")) + len(fraction) <= MAX_DIGITS and len(fraction) <= MAX_SCALE
-    # What no DECIMAL holds comes of a DOUBLE, which prints it again.
+    # A number that no DECIMAL holds comes from a DOUBLE, which prints it again.
     return len(fraction) if fits or Decimal(number) != Decimal(token) else None
 
 
 def decimals_sql(column: str, numbers: tuple[Number, ...]) -> Iterator[str]:
-    """Assignments, each for a statement of its own, that make DECIMALs of the strings in a column."""
+    """Assignments, each for a statement of its own, that turn the strings in a column into DECIMALs."""
     for begin in range(0, len(numbers), _AT_ONCE):
         terms = []
         for path, scale in numbers[begin : begin + _AT_ONCE]:

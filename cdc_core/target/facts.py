@@ -1,9 +1,9 @@
-"""What a target server and its tables are like, and what they must be. `require_*` are the only judges: the
-preflight (`lockstep check`) and the write job call the same ones, so that what passes here can be written.
+"""What a target server and its tables are like, and what they must be. Only `require_*` decide: the preflight
+(`lockstep check`) and the write job call the same functions, so that what passes here can be written.
 
-A table must exist, have the key (where rows have one) as a unique key, hold every column of the source in a type that
-takes all of its values (target.pairs), and be able to do without a value for its other columns. The order of columns is
-free. Generated columns of the source may be plain, generated, or missing in the target.
+A table must exist, have the key (if rows have one) as a unique key, hold every column of the source in a type that
+takes all of its values (target.pairs), and need no values for its other columns. The order of columns is free.
+Generated columns of the source may be plain, generated, or missing in the target.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ class TargetColumn:
 
     @property
     def replaces_null(self) -> bool:
-        """Whether the server stores another value for null, without a word: the next number, or the present time
-        (MariaDB). Any other NOT NULL column refuses a row that has null."""
+        """Whether the server silently stores another value for null: the next number, or the current time (MariaDB).
+        Any other NOT NULL column refuses a row that has null."""
         return not self.nullable and (self.counted or self.type.base == "timestamp")
 
 
@@ -66,8 +66,8 @@ class UniqueKey:
 @dataclass(frozen=True)
 class TableFacts:
     """A target table as its server describes it. beside: versions of its rows are kept in a table of their own.
-    key: the columns that tell its rows apart, as the rows name them. keyless: its rows have no key, and so no versions.
-    coarser: it may hold keys for equal that the source tells apart."""
+    key: the columns that identify its rows, as the rows name them. keyless: its rows have no key, and so no versions.
+    coarser: it may treat keys as equal that differ on the source."""
 
     database: str
     table: str
@@ -99,7 +99,7 @@ def quote(name: str) -> str:
 
 @sensible("target")
 def table_facts(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> dict[str, TableFacts]:
-    """Facts of those of the named tables that exist, in four queries."""
+    """Facts about those of the named tables that exist, in four queries."""
     if not tables:
         return {}
     names = list(tables)
@@ -147,7 +147,7 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
 
 
 def declared_text(declared: str, charset: str | None, collation: str | None) -> str:
-    """Type, character set and collation as a column's definition has them."""
+    """Type, character set and collation as in a column's definition."""
     return declared + (f" CHARACTER SET {charset} COLLATE {collation}" if charset else "")
 
 
@@ -173,7 +173,7 @@ def _column(
 
 @sensible("target")
 def require_server(connection: pymysql.Connection[Any], *, where: str) -> None:
-    """Raises Refused (target.local_infile, target.binlog_format) when bulk loading is off, or cannot be logged."""
+    """Raises Refused (target.local_infile, target.binlog_format) if bulk loading is off or cannot be logged."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@local_infile, @@log_bin, @@binlog_format")
         local_infile, log_bin, binlog_format = cursor.fetchone() or (0, 0, "")
@@ -204,7 +204,7 @@ def require_table(
     partial: bool = False,
     mariadb: bool = False,
 ) -> TableFacts:
-    """The table, if changes of `schema` can be written to it. Raises what table_problems finds, all of it at once."""
+    """The table, if changes of `schema` can be written to it. Raises everything that table_problems finds, at once."""
     problems = table_problems(
         facts, schema, key, name=name, freshness=freshness, narrower=narrower, partial=partial, mariadb=mariadb
     )
@@ -225,7 +225,7 @@ def table_problems(
     partial: bool = False,
     mariadb: bool = False,
 ) -> list[LockstepError]:
-    """All that keeps changes of `schema` from being written to the table: Refused (target.table, .key, .column, .type).
+    """Everything that prevents writing changes of `schema` to the table: Refused (target.table, .key, .column, .type).
 
     narrower: a column may be too narrow for some values, if the server reports each one that does not fit.
     partial:  some row images leave columns out (binlog_row_image is not FULL).
@@ -234,7 +234,7 @@ def table_problems(
     if facts is None:
         return [
             Refused(
-                f"The table {name} does not exist on the target, or the account may not see it.",
+                f"The table {name} does not exist on the target, or the account has no privilege to see it.",
                 where=name,
                 code="target.table",
                 remedy=f"create it there: {create_table(name, schema, key, mariadb=mariadb)}",
@@ -253,10 +253,10 @@ def table_problems(
         if one.name.lower() not in known and not one.optional and one.name != VERSION_COLUMN:
             found.append(
                 Refused(
-                    f"The column {one.name} of the target is NOT NULL without a default, and the source has none such.",
+                    f"The target's column {one.name} is NOT NULL without a default, and the source has no such column.",
                     where=name,
                     code="target.column",
-                    remedy=f"give {one.name} a default, or allow null",
+                    remedy=f"give {one.name} a default, or allow nulls",
                 )
             )
     if freshness is not None and not (freshness.lower() in known and freshness.lower() in facts.by_name):
@@ -293,8 +293,8 @@ def _key_problems(facts: TableFacts, key: Sequence[str]) -> Iterator[Refused]:
 def loaded_columns(facts: TableFacts, schema: TableSchema) -> tuple[str, ...]:
     """Names, as the source writes them, of the columns whose values go to the target's server.
 
-    A column that the target generates itself is among them where its type takes the source's values: the write compares
-    the two (written_columns leaves it out). A generated column of the source that the target does not have is not.
+    A column that the target generates itself is included if its type takes the source's values: the write compares the
+    two (written_columns leaves it out). A generated column of the source that the target does not have is left out.
     """
     names = []
     for column in schema.columns:
@@ -308,7 +308,7 @@ def loaded_columns(facts: TableFacts, schema: TableSchema) -> tuple[str, ...]:
 
 
 def written_columns(facts: TableFacts, columns: Sequence[str]) -> tuple[str, ...]:
-    """Of the columns of rows those that a statement may assign: a generated column has no value but its own."""
+    """Those of the rows' columns that a statement may assign: generated columns compute their own values."""
     return tuple(name for name in columns if not facts.by_name[name.lower()].generated)
 
 
@@ -323,9 +323,9 @@ def _column_problem(
 ) -> Refused | None:
     if there is None:
         if column.generated and column.key_part is None:
-            return None  # what is computed from other columns is not lost
+            return None  # nothing is lost: it is computed from other columns
         return Refused(
-            f"The column {column.name} ({column.type}) of the source is missing in {facts.name}.",
+            f"The source's column {column.name} ({column.type}) is missing in {facts.name}.",
             where=facts.name,
             code="target.column",
             remedy=f"ALTER TABLE {_quoted(facts)} ADD COLUMN {column_definition(column, mariadb=mariadb)}",
@@ -336,12 +336,12 @@ def _column_problem(
             return None
     elif not column.logged and partial:
         return Refused(
-            f"{column.name} is a virtual column of the source, and MariaDB left its values out of the log "
+            f"{column.name} is a virtual column of the source, whose values MariaDB left out of the log "
             f"(binlog_row_image is not FULL); in {facts.name} it is a plain column.",
             where=facts.name,
             code="target.column",
             remedy=f"make {column.name} a generated column of the target, or drop it there; or SET GLOBAL "
-            "binlog_row_image = FULL on the source and bring the table by a full copy",
+            "binlog_row_image = FULL on the source and copy the whole table to the target",
         )
     elif not problem and column.nullable and there.replaces_null:
         problem = pairs.NULLS
@@ -366,7 +366,7 @@ def declaration(kind: ColumnType) -> str:
 
 
 def column_definition(column: Column, *, mariadb: bool, key: bool = False) -> str:
-    """A column of a source as a plain column of a target. key: it must tell apart what the source tells apart."""
+    """A source's column as a plain column of a target. key: values that differ on the source must differ there too."""
     kind = pairs.native(column.type, mariadb=mariadb)
     unknown = "_0900_" in kind.collation if mariadb else "uca1400" in kind.collation or "nopad" in kind.collation
     if unknown:
@@ -375,7 +375,7 @@ def column_definition(column: Column, *, mariadb: bool, key: bool = False) -> st
 
 
 def create_table(name: str, schema: TableSchema, key: Sequence[str], *, mariadb: bool) -> str:
-    """A CREATE TABLE of the source's columns; generated ones are plain. No defaults: rows bring all values."""
+    """A CREATE TABLE with the source's columns; generated ones are plain. No defaults: rows have all values."""
     wanted = {one.lower() for one in key}
     parts = [
         column_definition(column, mariadb=mariadb, key=column.name.lower() in wanted)
@@ -395,11 +395,11 @@ def _quoted(facts: TableFacts) -> str:
 def require_grants(
     connection: pymysql.Connection[Any], facts: Iterable[TableFacts], *, temporary_in: str, where: str
 ) -> None:
-    """Raises Refused (target.grant) that names each privilege which the account lacks, and what target.faults makes of
+    """Raises Refused (target.grant), which names each privilege that the account lacks, and what target.faults makes of
     other errors, such as those of a server that takes no writes now.
 
-    EXPLAIN and PREPARE ask for the privileges of their statement and run nothing; the ALTER fails in any case, by its
-    privilege or because the column is there.
+    EXPLAIN and PREPARE check the privileges of their statement and run nothing; the ALTER always fails, for lack of the
+    privilege or because the column exists.
     """
     tables = list(facts)
     lacking: dict[str, None] = {}
@@ -424,7 +424,7 @@ def require_grants(
 
 
 def _probes(table: TableFacts) -> Iterator[tuple[str, str]]:
-    """For each privilege on a table a statement that needs it, and changes nothing."""
+    """For each privilege on a table, a statement that needs it and changes nothing."""
     name, plain = _quoted(table), [quote(column.name) for column in table.columns if not column.generated]
     yield "SELECT", f"SELECT 1 FROM {name} WHERE FALSE"
     if plain:

@@ -1,8 +1,8 @@
-"""Errors of a target's server, by their number, as errors of ours: one table for every job and every preflight.
+"""Errors of a target's server, by their number, as errors of Lockstep: one table for every job and every preflight.
 
-An error of a server never leaves a job as it is. Its class says how to recover: RetryLater is worth an automatic retry,
-Refused needs an operator, DataAtRisk a look at the row. A number that the table does not have is InternalError: we sent
-a statement that the server does not take, and nobody foresaw why.
+A server's error never leaves a job unchanged. Its class says how to recover: RetryLater is worth an automatic retry,
+Refused needs an operator, DataAtRisk a look at the row. A number that the table does not have is InternalError: the
+server refused a statement of Lockstep's for an unforeseen reason.
 
 Numbers from 1900 to 2000 and from 4000 on are MariaDB's, from 2000 to 2100 the client's; the servers share the rest.
 """
@@ -30,12 +30,12 @@ PASSING = (
     | {1047, 1290, 1792, 1836, 3100, 3168, 3598}  # read-only, offline, not in its cluster
     | {1969, 3024}  # a limit on the time of statements
 )
-"""The server takes no writes now."""
+"""The server accepts no writes now."""
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "CREATE TEMPORARY TABLES")
-"""All that an account needs on the databases of a target."""
+"""All privileges that an account needs on the databases of a target."""
 DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1396, 1410})
 ALTERED = frozenset({1049, 1051, 1054, 1091, 1146, 1932})
-"""A database, table or column that was there when the job looked."""
+"""A database, table or column that existed when the job looked."""
 LIMITS = (
     frozenset({1117, 1118, 1163})  # columns, row size
     | {1069, 1070, 1071, 1170}  # keys
@@ -44,12 +44,12 @@ LIMITS = (
 )
 """Row size, number of columns, length of keys, reserved names, size of a packet or of a transaction's log."""
 WRAPPED = frozenset({1005, 1030})
-"""A statement that an engine refused, by the engine's own number in the text: of the operating system, where memory,
-files or disk are used up, or of a limit."""
+"""A statement that an engine refused, by the engine's own number in the text: an error of the operating system (no
+memory, files or disk left), or a limit."""
 _USED_UP = frozenset({12, 23, 24, 28, 122, 135, 136})
 _ENGINES_NUMBER = re.compile(r"(?:errno:|[Ee]rror) (\d+)")
 ENGINE = frozenset({1031, 1286, 1289, 1785, 1787, 3161})
-"""An engine that is missing, disabled, or not transactional where GTIDs ask for it."""
+"""An engine that is missing, disabled, or not transactional although GTIDs require it."""
 LOCAL_INFILE = frozenset({1148, 2068, 3948, 4166})
 ROW = (
     frozenset({1022, 1062, 1451, 1452, 1526, 1977, 3819, 4025})  # keys, partitions, checks
@@ -57,7 +57,7 @@ ROW = (
     | {3140, 3141, 3156}  # JSON
     | {1644}  # SIGNAL in a trigger
 )
-"""A row that the table does not take: a value, a check, a partition, a trigger's SIGNAL."""
+"""A row that the table rejects: a value, a check, a partition, a trigger's SIGNAL."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,20 +69,20 @@ class _Fault:
 
 
 _TABLE: tuple[tuple[Iterable[int], _Fault], ...] = (
-    (BUSY, _Fault(RetryLater, "target.busy", "The target is busy", "run the task again; if it stays so, look for long "
+    (BUSY, _Fault(RetryLater, "target.busy", "The target is busy", "run the task again; if this lasts, look for long "
                   "transactions on the target")),
-    (GONE | PASSING, _Fault(RetryLater, "target.unavailable", "The target takes no writes now",
-                            "run the task again once the server can be written; if it stays so, look at its log and "
-                            "its disk, and see whether it is a read-only replica (read_only, super_read_only) and the "
-                            "connection should lead to another")),
+    (GONE | PASSING, _Fault(RetryLater, "target.unavailable", "The target accepts no writes now",
+                            "run the task again once the server accepts writes; if this lasts, check its log and its "
+                            "disk, and whether it is a read-only replica (read_only, super_read_only): then point the "
+                            "connection at another server")),
     (DENIED, _Fault(Refused, "target.grant", "The target refused a statement",
                     f"GRANT {', '.join(PRIVILEGES)} ON the target's databases to the pipeline's account")),
-    (ALTERED, _Fault(RetryLater, "target.altered", "The target's table was altered while the job worked",
-                     "run the task again, which looks at the table once more; if it stays so, run `lockstep check`")),
-    (LIMITS, _Fault(Refused, "target.limit", "The table leaves too little under the server's limits for what Lockstep "
-                    "adds to it",
-                    "guard.store: table adds no column; otherwise make the longest columns TEXT or BLOB, rename the "
-                    "column that the message names, raise the limit that it names, or leave the table out of the "
+    (ALTERED, _Fault(RetryLater, "target.altered", "The target's table was altered while the job ran",
+                     "run the task again, which reads the definition again; if this lasts, run `lockstep check`")),
+    (LIMITS, _Fault(Refused, "target.limit", "The server's limits leave too little space in the table for what "
+                    "Lockstep adds to it",
+                    "set guard.store: table, which adds no column; or make the longest columns TEXT or BLOB, rename "
+                    "the column that the message names, raise the limit that it names, or leave the table out of the "
                     "target's tables")),
     (ENGINE, _Fault(Refused, "target.engine", "The table's storage engine cannot be written in a transaction",
                     "ALTER TABLE ... ENGINE=InnoDB")),
@@ -96,7 +96,7 @@ _BY_NUMBER = {number: fault for numbers, fault in _TABLE for number in numbers}
 
 
 def number_of(error: pymysql.err.MySQLError) -> int:
-    """The server's number; where an engine refused, that of the error which it means."""
+    """The server's number; if an engine refused, the number of the error that this means."""
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     if number in WRAPPED:
         match = _ENGINES_NUMBER.search(str(error.args[-1]))
@@ -114,19 +114,19 @@ def denied(error: pymysql.err.MySQLError) -> bool:
 
 
 def transient(error: pymysql.err.MySQLError) -> bool:
-    """Whether another attempt at once may go through."""
+    """Whether an immediate second attempt may succeed."""
     return number_of(error) in BUSY | GONE
 
 
 def is_row_error(error: pymysql.err.MySQLError) -> bool:
-    """Whether the statement failed for a row that the table does not take."""
+    """Whether the statement failed because of a row that the table rejects."""
     return number_of(error) in ROW or (
         isinstance(error, pymysql.err.DataError | pymysql.err.IntegrityError) and not known(error)
     )
 
 
 def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
-    """The error of ours for one of a server."""
+    """Lockstep's error for a server's."""
     number = number_of(error)
     fault = _BY_NUMBER.get(number)
     if fault is None and is_row_error(error):
@@ -139,14 +139,14 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
             first="nothing was written",
             attach="the server's version and the table's definition",
         )
-    # The texts of the others quote names, which tell what to do, and no values of rows.
+    # The other texts quote names, which show what to do, and no values of rows.
     said = reason(error) if fault.kind is DataAtRisk else f"{shown(error).rstrip('.')} ({error.args[0]})"
     return fault.kind(f"{fault.what}: {said}.", where=where, code=fault.code, remedy=fault.remedy)
 
 
 @contextmanager
 def translating(where: str) -> Iterator[None]:
-    """Around statements to a target: an error of its server leaves as one of ours."""
+    """Around statements to a target: turns an error of its server into Lockstep's."""
     try:
         yield
     except pymysql.err.MySQLError as error:

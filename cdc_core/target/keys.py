@@ -1,7 +1,7 @@
-"""Keys as the target compares them: loaded rows that the source told apart and that are one row in the table.
+"""Keys as the target compares them: loaded rows that differ on the source and are one row in the table.
 
-A key is what the target's columns make of it. 'a' and 'A' are one key in a case-insensitive collation, and so are 'a'
-and 'a ' where the collation pads. Two kinds of source lead to loaded rows with equal keys:
+The target's columns decide which keys are equal. 'a' and 'A' are one key in a case-insensitive collation, and so are
+'a' and 'a ' where the collation pads. Two kinds of source lead to loaded rows with equal keys:
 
     its keys are compared alike   the row was renamed (UPDATE ... SET k = 'A' WHERE k = 'a'), or deleted and inserted
                                   again. At most one of the loaded rows is an upsert, and none is newer.
@@ -41,7 +41,7 @@ def spelled_apart(facts: TableFacts, key: Sequence[str]) -> bool:
 
 
 def coarser(source: ColumnType, target: ColumnType) -> bool:
-    """Whether the target may hold values of a key column for equal that the source tells apart."""
+    """Whether the target may treat values of a key column as equal that differ on the source."""
     if target.base not in _COLLATED or source.base not in _COLLATED:
         return False
     ours, theirs = _plain(source.collation), _plain(target.collation)
@@ -51,7 +51,7 @@ def coarser(source: ColumnType, target: ColumnType) -> bool:
 
 
 def _plain(collation: str) -> str:
-    """The collation without the width of its UTF-8, which compares what both can hold alike."""
+    """The collation without the width of its UTF-8: both widths compare alike what both can hold."""
     for charset in ("utf8mb3_", "utf8mb4_", "utf8_"):
         collation = collation.replace(charset, "utf8_") if collation.startswith(charset) else collation
     return collation
@@ -63,7 +63,7 @@ def _pads(collation: str) -> bool:
 
 
 def coarser_columns(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
-    """The key columns that the table may compare coarser than a source table does."""
+    """The key columns that the table may compare more coarsely than a source table does."""
     found: dict[str, None] = {}
     for name in facts.key:
         for schema in schemas:
@@ -85,7 +85,7 @@ def same_spelling(facts: TableFacts, key: Sequence[str], left: str, right: str) 
 
 
 def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str]) -> bool:
-    """Marks all but one of the loaded rows with equal keys as stale; whether there were any. They are in TWINS then.
+    """Marks all but one of the loaded rows with equal keys as stale; whether there were any. TWINS then has them.
 
     Raises DataAtRisk (target.key_collapse).
     """
@@ -97,7 +97,7 @@ def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str]) -> bool:
     if cursor.fetchone() is None:
         return False
     upsert = f"_l._o = '{MergedOp.UPSERT}'"
-    # Of each source by the order of its log, then between sources by time, as versions compare.
+    # Within a source by the order of its log, then between sources by time, as versions compare.
     ranked = (
         f"SELECT _l._n, {names}, _l._k, _l._o, _l._v, ROW_NUMBER() OVER (PARTITION BY {names}, SUBSTRING(_l._v, 25) "
         f"ORDER BY SUBSTRING(_l._v, 9, 16) DESC, {upsert} DESC, _l._n) AS _r FROM {TEMPORARY} _l WHERE {there}"
@@ -126,7 +126,7 @@ def _indexed(facts: TableFacts, key: Sequence[str]) -> str:
 
 
 def _require_one_upsert(cursor: Any, facts: TableFacts, key: Sequence[str]) -> None:
-    """An upsert that is not the newest of its key, under another name than the newest, was a row of its own."""
+    """An upsert that is not the newest of its key, and is spelled differently from it, was a row of its own."""
     texts = [one for one in key if facts.by_name[one.lower()].type.base in _COLLATED]
     if not texts:
         return
@@ -143,9 +143,9 @@ def _require_one_upsert(cursor: Any, facts: TableFacts, key: Sequence[str]) -> N
 
 
 def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twins: bool) -> None:
-    """No loaded row hits a row of the table under another name, unless one of the loaded rows says what became of that.
+    """No loaded row hits a differently spelled row of the table, unless another loaded row says what happened to that.
 
-    For tables that compare keys coarser than their source. Raises DataAtRisk (target.key_collapse).
+    For tables that compare keys more coarsely than their source. Raises DataAtRisk (target.key_collapse).
     """
     known = (
         f"LEFT JOIN {TWINS} t ON {on_key(facts, key, left='r', right='t')} AND {same_spelling(facts, key, 'r', 't')}"
@@ -164,7 +164,7 @@ def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twin
 
 
 def of_another_table(loaded: str, version: str) -> str:
-    """SQL: whether the row with this version comes from another source table than the loaded row, which did not end
+    """SQL: whether the row with this version comes from a source table other than the loaded row's, and was not deleted
     there in the same run."""
     ended = f"FIND_IN_SET(RIGHT({version}, {ORIGIN_BYTES}), COALESCE({loaded}._p, ''))"
     return f"({other_origin_sql(f'{loaded}._v', version)} AND NOT COALESCE({ended}, FALSE))"
@@ -173,10 +173,11 @@ def of_another_table(loaded: str, version: str) -> str:
 def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
     """The error for rows of two source tables that feed one logical table under one key."""
     return DataAtRisk(
-        f"Two source tables that feed {logical!r} both have a row with the key {shown_key(key)}: the target holds one.",
+        f"Two source tables that feed {logical!r} both have a row with the key {shown_key(key)}; the target can hold "
+        "only one.",
         where=where,
         code="target.shared_key",
-        remedy="route the source tables to tables of their own; or let `key` name columns that tell them apart, such "
+        remedy="route the source tables to tables of their own; or name columns in `key` that distinguish them, such "
         "as a tenant; or set shared_keys: newest for the table, if both mean the same row; nothing of this shard was "
         "written",
     )
@@ -184,11 +185,11 @@ def shared_key(logical: str, key: bytes, *, where: str) -> DataAtRisk:
 
 def key_collapse(facts: TableFacts, one: bytes, other: bytes) -> DataAtRisk:
     return DataAtRisk(
-        f"The rows with keys {shown_key(one)!r} and {shown_key(other)!r} are two rows of the source and would be one "
+        f"The rows with keys {shown_key(one)!r} and {shown_key(other)!r} are two rows on the source but would be one "
         f"row of {facts.name}, which compares its key in {', '.join(_collations(facts))}.",
         where=facts.name,
         code="target.key_collapse",
-        remedy="give the key columns of the target the source's collation, or one that ends in _bin (ALTER TABLE ... "
+        remedy="give the target's key columns the source's collation, or one that ends in _bin (ALTER TABLE ... "
         "MODIFY ... COLLATE ...), then run the task again; nothing of this shard was written",
     )
 

@@ -1,8 +1,8 @@
-"""What a target table must leave to us: an engine that can roll back, and columns, bytes and names under its limits.
+"""What a target table must offer: an engine that can roll back, and columns, bytes and names left under its limits.
 
-Limits are asked of the server itself, with tables that only this session sees and that hold no row: the one into which
-rows are loaded, and a copy of the table with the column that is added to it. So every limit is the server's own, and
-nothing of the target changes.
+The server itself checks the limits, on empty tables that only this session sees: the one into which rows are loaded,
+and a copy of the table with the column that is added to it. So every limit is the server's own, and nothing of the
+target changes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def require_engine(connection: pymysql.Connection[Any], facts: TableFacts) -> No
     engine, kind, _ = row
     shown = f"has the storage engine {engine}" if engine else f"is a {str(kind).lower()}"
     raise Refused(
-        f"{facts.name} {shown}, which cannot roll back: a write that fails half-way would leave its rows.",
+        f"{facts.name} {shown}, which cannot roll back: a write that fails half-way would leave rows there.",
         where=facts.name,
         code="target.engine",
         remedy=f"ALTER TABLE {quote(facts.database)}.{quote(facts.table)} ENGINE=InnoDB"
@@ -62,7 +62,7 @@ def require_room(
             key = {name.lower() for name in facts.key if indexable(facts, facts.key)}
             own = [column_sql(column, key=column.name.lower() in key) for column in facts.columns]
             own.append(f"{VERSION_COLUMN} VARBINARY({VERSION_BYTES})")
-            if key:  # a server may want one of each table (sql_require_primary_key)
+            if key:  # a server may require one for each table (sql_require_primary_key)
                 own.append(f"PRIMARY KEY ({', '.join(target_name(facts, name) for name in facts.key)})")
             cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {_COPY}")
             cursor.execute(f"CREATE TEMPORARY TABLE {_COPY} ({', '.join(own)}) ENGINE=InnoDB")

@@ -2,14 +2,14 @@
 
 The file is written as the rows stream by, so that memory holds one batch; the server reads it with LOAD DATA LOCAL,
 the fastest way in. LOCAL turns errors into warnings, so any warning at all refuses the rows: a value that the table
-would have bent is found here, with its key and column, before anything is written.
+would have changed is found here, with its key and column, before anything is written.
 
 Columns of the temporary table: `_n` line number from 1, `_k` key text, `_o` operation (MergedOp), `_v` version, `_s`
 state (RowState),
-`_p` where several source tables feed the table: those that had a row under the key and have deleted it; `_j` for a row
-with JSON numbers that only a DECIMAL holds which of LoadFile.decimals they are (target.documents); `_a` for a row
-whose values the log did not all carry a text of 0 and 1, 1 for each column of the layout that is
-absent; then the row's own under the target's names and types, all nullable.
+`_p` if several source tables feed the table: those that had a row under the key and have deleted it; `_j` for a row
+with JSON numbers that only a DECIMAL holds: which of LoadFile.decimals they are (target.documents); `_a` for a row
+whose values the log did not all carry: a text of 0 and 1, with 1 for each absent column of the layout; then the row's
+own columns under the target's names and types, all nullable.
 """
 
 from __future__ import annotations
@@ -43,53 +43,53 @@ from cdc_core.target.text import column_text, empty_literals, escaped, is_bytes,
 TEMPORARY = "_lockstep_load"
 _SHOWN = 120
 MAX_UNFIT = 10_000
-"""Rows of a shard that may be set aside in a run; more are no matter of single rows."""
+"""Rows of a shard that may be set aside in a run; more than these are not a problem of single rows."""
 _MAX_ERROR_COUNT = 65_535
 SILENCE_S, BULK_S = 3600.0, 86_400.0
-"""How long a server may work on a statement without a word, and how long one may take."""
+"""How long a server may work on a statement without sending anything, and how long a statement may take."""
 
 
 class RowState(IntEnum):
-    """`_s`: what the target has of a loaded row's key."""
+    """`_s`: what the target has under a loaded row's key."""
 
     NEW = 0
     """No such row; or an older one, of an upsert with all its values: the ordinary case, which is not marked."""
     STALE = 1
-    """A newer row or tombstone: the loaded row counts no more."""
+    """A newer row or tombstone: the loaded row no longer counts."""
     THERE = 2
     """An older row."""
     EQUAL = 3
-    """The row in this very version. Of upserts, which are written again all the same."""
+    """The row in exactly this version. For upserts, which are written again anyway."""
 
 
 IS_WRITTEN = f"_l._o = '{MergedOp.UPSERT}' AND _l._s <> {RowState.STALE}"
 """SQL: whether the loaded row `_l` is an upsert that goes to the table."""
 
 _VARIABLES = (
-    # Exact values: what the source could hold the target takes, and nothing is quietly cut (STRICT).
+    # Exact values: the target takes what the source could hold, and nothing is silently cut (STRICT).
     "sql_mode = 'STRICT_ALL_TABLES,NO_AUTO_VALUE_ON_ZERO,ALLOW_INVALID_DATES,NO_ENGINE_SUBSTITUTION'",
     "time_zone = '+00:00'",
     # Parents and children arrive in transactions of their own; the source has checked them.
     "foreign_key_checks = 0",
     "unique_checks = 1",
     "innodb_lock_wait_timeout = 30",
-    # For the metadata lock of a table that somebody alters; the default is a year.
+    # For the metadata lock of a table that is being altered; the default is a year.
     "lock_wait_timeout = 60",
     # Some of the warnings about a value that was changed are notes.
     "sql_notes = 1",
     # `_n` counts the lines of the file.
     "auto_increment_increment = 1",
     "auto_increment_offset = 1",
-    # `_n IS NULL` finds what a LEFT JOIN did not, and not the last row inserted.
+    # So that `_n IS NULL` finds the rows without a match in a LEFT JOIN, not the last row inserted.
     "sql_auto_is_null = 0",
     "sql_safe_updates = 0",
     "sql_select_limit = 18446744073709551615",
     "sql_big_selects = 1",
 )
 SESSION = (
-    # What `init_connect` or the server's defaults may have made of the connection's own charset and collation.
+    # `init_connect` or the server's defaults may have changed the connection's charset and collation.
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
-    # No gap locks: shards of one database share the tombstone table. Our own runs exclude each other by a named lock.
+    # No gap locks: shards of one database share the tombstone table. A named lock keeps Lockstep's own runs apart.
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION TRANSACTION READ WRITE",
     f"SET SESSION {', '.join(_VARIABLES)}",
@@ -97,7 +97,7 @@ SESSION = (
 """The settings of each session at a target, so that nothing depends on the server's own. None needs a privilege."""
 
 _SESSION_WHERE_KNOWN = (
-    # With it off, null in a TIMESTAMP NOT NULL becomes the present time.
+    # With it off, null in a TIMESTAMP NOT NULL becomes the current time.
     "SET SESSION explicit_defaults_for_timestamp = 1",
     "SET SESSION check_constraint_checks = 1",
     "SET SESSION max_statement_time = 0",
@@ -107,7 +107,7 @@ _NOT_SETTABLE = frozenset({1193, 1227, 1229, 1238})
 
 
 def set_session(cursor: Any) -> None:
-    """The settings of SESSION, and of those variables that only some servers have or let an account set."""
+    """Applies SESSION, and sets the variables that only some servers have or let an account set."""
     for statement in SESSION:
         cursor.execute(statement)
     for statement in _SESSION_WHERE_KNOWN:
@@ -145,8 +145,8 @@ def open_session(server: Server, database: str, *, where: str) -> SafeConnection
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Which columns a load carries, named as the rows name them; `key` among them, () where rows have none. shared: the
-    rows say from which source tables they come. documents: those columns that are JSON in the target."""
+    """Which columns a load carries, named as the rows name them; `key` is among them, () if rows have none. shared: the
+    rows say which source tables they come from. documents: the columns that are JSON in the target."""
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
@@ -165,13 +165,13 @@ class LoadFile:
 
     binary: the columns that travel as hex, known from the first batch.
     absent: the columns that some row lacks. truncates: some row is one.
-    decimals: for each set of numbers in JSON columns that only a DECIMAL holds, by column, what `_j` says in its rows.
+    decimals: by column, for each set of numbers in JSON columns that only a DECIMAL holds, the `_j` of its rows.
     error_values: by column, the numbers of the rows whose '' is the error value of an ENUM (target.enums).
     """
 
     def __init__(self, directory: Path, layout: Layout) -> None:
         self.layout = layout
-        self.path = directory / f"{uuid.uuid4().hex}.load"  # no table's name, which may hold a slash
+        self.path = directory / f"{uuid.uuid4().hex}.load"  # not the table's name, which may have a slash
         self.rows = 0
         self.binary: frozenset[str] = frozenset()
         self.absent: frozenset[str] = frozenset()
@@ -201,7 +201,7 @@ class LoadFile:
         )
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         if self.layout.shared:
-            # A run of before, whose write is ended, may have had no origins.
+            # An earlier run, whose write is being completed, may have had no origins.
             here = ENDED_ORIGINS in batch.schema.names
             fields.append(
                 batch.column(ENDED_ORIGINS).cast(pa.string()) if here else pa.nulls(batch.num_rows, pa.string())
@@ -212,7 +212,7 @@ class LoadFile:
         for name in self.layout.columns:
             text = documents[name].text if name in documents else column_text(batch, name)
             if self.layout.key and name not in self.layout.key and batch.num_rows > upserts.true_count:
-                # Who deletes a row by its key needs that alone, and must not stumble over values that do not fit.
+                # A delete needs only the row's key, and must not fail because of values that do not fit.
                 text = pc.if_else(upserts, text, pa.scalar(None, pa.string()))
             fields.append(text if is_bytes(batch.schema.field(name).type) else escaped(text))
         for row, name in empty_literals(batch):
@@ -264,7 +264,7 @@ def column_sql(column: TargetColumn, *, key: bool = False) -> str:
 
 
 def reserved(column: TargetColumn) -> bool:
-    """InnoDB takes FTS_DOC_ID, its own name for the rows of a full-text index, in no other form than this."""
+    """InnoDB accepts FTS_DOC_ID, its own name for the rows of a full-text index, only in this form."""
     return column.name == "FTS_DOC_ID"
 
 
@@ -280,7 +280,7 @@ def target_name(facts: TableFacts, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Unfit:
-    """A row that a table does not take: its operation, version and key text tell which of the batch it is."""
+    """A row that a table rejects: its operation, version and key text identify it within the batch."""
 
     op: str
     version: bytes
@@ -317,7 +317,7 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
             settings.append(f"{column} = COALESCE(@c{number}, 0)")
         else:
             fields.append(column)
-    # The path is ours (a scratch directory); a quote or backslash in it would still end the literal.
+    # The path is Lockstep's own (a scratch directory), but a quote or backslash in it would still end the literal.
     path = str(file.path).replace("\\", "\\\\").replace("'", "''")
     try:
         with cursor.connection.sending(file.path):
@@ -334,10 +334,10 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
     unfit = _unfit_rows(cursor, facts, file.layout, tolerant=tolerant)
     if loaded != file.rows:
         raise DataAtRisk(
-            f"The server took {loaded} of {file.rows} rows.",
+            f"The server loaded {loaded} of {file.rows} rows.",
             where=facts.name,
             code="target.row_error",
-            remedy="run the task again; if it stays so, keep the run's files and report it",
+            remedy="run the task again; if this happens again, keep the run's files and report it",
         )
     for name, rows in file.error_values.items():
         for enum in ambiguous(facts, [name]):
@@ -350,9 +350,9 @@ def load(cursor: Any, facts: TableFacts, file: LoadFile, *, tolerant: bool = Fal
 
 
 def _unfit_rows(cursor: Any, facts: TableFacts, layout: Layout, *, tolerant: bool) -> dict[int, str]:
-    """Line numbers of the rows that the server had to change to load them, with the reason of each.
+    """Line numbers of the rows that the server had to change to load them, each with the reason.
 
-    Raises DataAtRisk (target.row_error) unless `tolerant`, and where the server keeps fewer warnings than it counts
+    Raises DataAtRisk (target.row_error) unless `tolerant`, and if the server keeps fewer warnings than it counts
     (max_error_count, which MySQL lets only SESSION_VARIABLES_ADMIN set).
     """
     cursor.execute("SHOW COUNT(*) WARNINGS")
@@ -367,20 +367,20 @@ def _unfit_rows(cursor: Any, facts: TableFacts, layout: Layout, *, tolerant: boo
             raise _bent(cursor, facts, layout, warning)
         unfit.setdefault(_row_number(warning), _said(warning))
     if not unfit:
-        raise row_error(facts, None, f"the server warns of {count} values, and its max_error_count lets it name none")
+        raise row_error(facts, None, f"the server warns of {count} values, but its max_error_count lets it name none")
     return unfit
 
 
 def remove(cursor: Any, facts: TableFacts, unfit: Mapping[int, str]) -> list[Unfit]:
-    """Takes rows, by line number, out of the temporary table; which they are.
+    """Removes rows, by line number, from the temporary table; which rows they are.
 
-    Raises DataAtRisk (target.row_error) for more than MAX_UNFIT: that is no matter of single rows.
+    Raises DataAtRisk (target.row_error) for more than MAX_UNFIT: that is not a problem of single rows.
     """
     numbers = ", ".join(str(number) for number in sorted(unfit))
     cursor.execute(f"SELECT _n, _k, _o, _v FROM {TEMPORARY} WHERE _n IN ({numbers}) ORDER BY _n")
     rows = cursor.fetchall()
     if len(rows) > MAX_UNFIT:
-        raise row_error(facts, rows[0][1], f"{unfit[rows[0][0]]}, and {len(rows) - 1} rows more do not fit either")
+        raise row_error(facts, rows[0][1], f"{unfit[rows[0][0]]}, and {len(rows) - 1} more rows do not fit either")
     cursor.execute(f"DELETE FROM {TEMPORARY} WHERE _n IN ({numbers})")
     return [Unfit(str(op), bytes(version), bytes(key or b""), unfit[number]) for number, key, op, version in rows]
 
@@ -389,7 +389,7 @@ _ROW_NUMBER = re.compile(r"at row (\d+)|[Rr]ow (\d+) ")
 
 
 def _row_number(warning: Sequence[Any]) -> int:
-    """Of the row that a warning is about; 0 where it does not say."""
+    """The number of the row that a warning is about; 0 if the warning does not say."""
     match = _ROW_NUMBER.search(str(warning[2]))
     return int(match[1] or match[2]) if match else 0
 
@@ -408,7 +408,7 @@ def _bent(cursor: Any, facts: TableFacts, layout: Layout, warning: Sequence[Any]
         if index == 0:
             reason = (
                 f"{name} is not a label of the target's ENUM; an empty value is the error value (index 0) that the "
-                "source keeps of an insert it could not take, and a VARCHAR column takes it"
+                "source stores for an invalid label, and a VARCHAR column takes it"
             )
     return row_error(facts, row[0] if row else None, reason)
 
@@ -419,19 +419,19 @@ def shown_key(key: bytes) -> str:
 
 
 def absent_values(rows: int, key: bytes, *, where: str) -> DataAtRisk:
-    """The error for updates of rows that the target does not have, of which the log did not carry all values."""
+    """The error for updates of rows that the target does not have, whose values the log did not all carry."""
     return DataAtRisk(
-        f"{rows} rows are not in the target, and the source's log did not carry all of their values; the first has the "
+        f"{rows} rows are not in the target, and the source's log did not have all of their values; the first has the "
         f"key {shown_key(key)}.",
         where=where,
         code="target.absent_values",
-        remedy="bring the rows to the target by a full copy of the table, then run the task again; to be safe from it, "
-        "SET GLOBAL binlog_row_image = FULL on the source; nothing of this shard was written",
+        remedy="copy the whole table to the target, then run the task again; to prevent this, SET GLOBAL "
+        "binlog_row_image = FULL on the source; nothing of this shard was written",
     )
 
 
 def row_error(facts: TableFacts, key: bytes | None, reason: str) -> DataAtRisk:
-    """The error for a row that the table does not take. Key columns are shown, cut; other values are not."""
+    """The error for a row that the table rejects. Key columns are shown, shortened; other values are not."""
     return DataAtRisk(
         f"{'A row' if not key else f'The row with key {shown_key(key)}'} does not fit the target table: {reason}.",
         where=facts.name,

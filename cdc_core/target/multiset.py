@@ -1,20 +1,20 @@
 """The transaction that writes rows without a key: whole rows, counted, and each change applied exactly once.
 
-A row is what its columns are, bit for bit; equal ones are its copies. Each loaded row is a copy that comes (u) or goes
-(d).
+A row is identified by its columns, bit for bit; equal rows are its copies. Each loaded row is a copy that comes (u) or
+goes (d).
 
-    mark     by table and source, where the last batch begins whose changes the table has; read and moved in here
-    ignore   what is of batches up to the mark: it has been applied
-    truncate the table is emptied; what was before it in the run is not among the loaded rows
-    net      what comes and goes, summed up per row: a fingerprint of its values
-    count    the copies of rows that go, in one scan of the table: nothing else finds them. None goes, none is scanned
-    delete   the rows that go, by a second scan; copies that stay are put back as they were
+    mark     by table and source, where the last batch begins whose changes the table has; read and moved here
+    ignore   changes of batches up to the mark: they have been applied
+    truncate the table is emptied; earlier changes of the run are not among the loaded rows
+    net      what comes and goes, summed up per row, by a fingerprint of its values
+    count    the copies of rows that go, in one scan of the table: nothing else finds them; no scan if none go
+    delete   the rows that go, in a second scan; copies that stay are put back as they were
     insert   the rows that come
-    verify   as many rows have gone and come as must; where triggers may have changed them, they are counted once more
-    mark     moved on, and the ledger row written; then commit
+    verify   as many rows have gone and come as must; if triggers may have changed them, they are counted again
+    mark     moved forward, and the ledger row written; then commit
 
 May assume that runs take whole batches in the order of the stream, each with all earlier ones that the target may lack:
-so a table has all changes up to its mark, and none behind it. `_cdc_seq` of a loaded row: where its batch begins.
+so a table has all changes up to its mark, and none after it. `_cdc_seq` of a loaded row: where its batch begins.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ _TABLES = {
     _HAD: "_f BINARY(32) PRIMARY KEY, _c BIGINT NOT NULL",
     _NOW: "_f BINARY(32) PRIMARY KEY, _c BIGINT NOT NULL",
 }
-"""Rows loaded that count: line, operation, fingerprint, number among those equal in both. The net of each fingerprint.
-Copies that the table had, and has after it."""
+"""Loaded rows that count: line, operation, fingerprint, number among those equal in both. The net of each fingerprint.
+Copies that the table had before the write, and has after it."""
 _BYTES = TEXT_BASES | BINARY_BASES | GEOMETRY_BASES | {"enum", "set", "json", "vector"}
 _LONG = 256
 
@@ -101,7 +101,7 @@ def marks_of(cursor: Any, facts: TableFacts, *, lock: bool = False) -> dict[str,
 
 
 def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
-    """Brings the loaded rows that are not stale to the table; how many were to go and were not there."""
+    """Applies the loaded rows that are not stale to the table; how many were to go and were not there."""
     table, names = table_name(facts), [target_name(facts, name) for name in columns]
     for name, definition in _TABLES.items():
         cursor.execute(f"DROP TEMPORARY TABLE IF EXISTS {name}")
@@ -134,13 +134,13 @@ def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
             f"SELECT COUNT(*) FROM {_NET} n LEFT JOIN {_HAD} h ON h._f = n._f LEFT JOIN {_NOW} w ON w._f = n._f "
             "WHERE GREATEST(COALESCE(h._c, 0) + n._net, 0) <> COALESCE(w._c, 0)"
         )
-        _require(facts, "rows that are not as often there as they should be", int(cursor.fetchone()[0]), 0)
+        _require(facts, "rows with a wrong number of copies", int(cursor.fetchone()[0]), 0)
     return absent
 
 
 def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
-    """Takes the copies out that go; how many were not there. Which of equal copies stay, nobody can tell: those that do
-    keep what other columns they have in the target."""
+    """Removes the copies that go; how many were not there. Which of equal copies stay is arbitrary: those that stay
+    keep the values of columns that only the target has."""
     cursor.execute(
         "SELECT COALESCE(SUM(h._c), 0), COALESCE(SUM(GREATEST(COALESCE(h._c, 0) + n._net, 0)), 0), "
         "COALESCE(SUM(GREATEST(-n._net - COALESCE(h._c, 0), 0)), 0) "
@@ -187,16 +187,16 @@ def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str) -> None:
 def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:
     if found != wanted:
         raise DataAtRisk(
-            f"The write came to {found} {what}, and must come to {wanted}.",
+            f"The write ended with {found} {what} instead of {wanted}.",
             where=facts.name,
             code="target.copies",
-            remedy="look for triggers of the target that change, add or drop rows, and for others who write to it; "
+            remedy="look for triggers of the target that change, add or delete rows, and for other writers; "
             "nothing of this shard was written",
         )
 
 
 def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
-    """SQL: what is equal for rows whose columns are, byte by byte, and for no others."""
+    """SQL: a value that is equal for rows whose columns are equal byte by byte, and for no others."""
     parts = []
     for name in columns:
         column, kind = f"{row}.{target_name(facts, name)}", facts.by_name[name.lower()].type
@@ -205,6 +205,6 @@ def _fingerprint(facts: TableFacts, columns: Sequence[str], row: str) -> str:
         elif kind.labels or (kind.length or _LONG) < _LONG:
             value = f"HEX({column})"
         else:
-            value = f"SHA2({column}, 256)"  # as hex it could be longer than any text may be
+            value = f"SHA2({column}, 256)"  # as hex it could exceed the longest text
         parts.append(f"COALESCE({value}, 'null')")
     return f"UNHEX(SHA2(CONCAT_WS(',', {', '.join(parts)}), 256))"

@@ -1,8 +1,8 @@
-"""Which column types of a target take every value of a source's column as it is: the table PAIRS.
+"""Which column types of a target take every value of a source's column unchanged: the table PAIRS.
 
-A pair is allowed, refused with a problem, or not in the table, which refuses it too: no value is converted on its
+A pair is allowed, refused with a problem, or missing in the table, which refuses it too: no value is converted on its
 way. `reported` says whether the server itself reports each value that does not fit, so that single rows can be set
-aside. `widened` gives the type to change the target's column to.
+aside. `widened` gives the type to which to change the target's column.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, T
 
 SHORTER, SMALLER, NEGATIVE = "it is shorter", "it has a smaller range", "it takes no negative numbers"
 TIMESTAMP_RANGE, CHARSET = "TIMESTAMP has a smaller range", "its charset lacks characters"
-NULLS = "it replaces null by a value of its own"
+NULLS = "it replaces null with a value of its own"
 DIFFER, DIGITS, FRACTION = "the types differ", "it has fewer digits", "it has fewer fractional digits"
 SPACES = "a CHAR column cuts spaces off the end"
 _REPORTED = frozenset({SHORTER, SMALLER, NEGATIVE, TIMESTAMP_RANGE, CHARSET})
 
 Rule = Callable[[ColumnType, ColumnType], str]
-"""The problem of a pair of types, source and target; "" where every value arrives as it is."""
+"""The problem of a pair of types, source and target; "" if every value arrives unchanged."""
 
 
 def problem(source: ColumnType, target: ColumnType) -> str:
-    """Why a target column does not take every value of a source column as it is; "" when it does."""
+    """Why a target column does not take every value of a source column unchanged; "" if it does."""
     for pair in PAIRS:
         if source.base in pair.sources and target.base in pair.targets:
             return pair.rule(source, target)
@@ -32,8 +32,8 @@ def problem(source: ColumnType, target: ColumnType) -> str:
 
 
 def reported(found: str, target: ColumnType) -> bool:
-    """Whether the server reports each value that this problem is about. It rounds fractions, and cuts spaces off
-    a CHAR, without a word."""
+    """Whether the server reports each value that this problem concerns. It silently rounds fractions, and cuts spaces
+    off a CHAR."""
     return found in _REPORTED and target.base != "char"
 
 
@@ -54,7 +54,7 @@ def _candidates(source: ColumnType, target: ColumnType, mariadb: bool) -> Iterat
 
 
 def native(kind: ColumnType, *, mariadb: bool) -> ColumnType:
-    """The type itself, or the one that stands in for it on a server that does not have it."""
+    """The type itself, or its substitute on a server that does not have it."""
     if not mariadb and kind.base in _TEXT_FORMS:
         return ColumnType("varchar", length=_TEXT_FORMS[kind.base], charset="utf8mb4", collation="utf8mb4_bin")
     if mariadb and kind.base == "json":
@@ -132,7 +132,7 @@ _BLOB_BYTES = {"tinyblob": 255, "blob": 65_535, "mediumblob": 2**24 - 1, "longbl
 
 
 def _bytes(source: ColumnType, target: ColumnType) -> str:
-    # BINARY(n) pads what is shorter, and would give back other bytes.
+    # BINARY(n) pads shorter values, and would return other bytes.
     if target.base == "binary" and (source.base, source.length) != (target.base, target.length):
         return "a BINARY column pads its values"
     width = _BLOB_BYTES.get(target.base) or target.length or 0
@@ -177,7 +177,7 @@ def _characters(source: ColumnType) -> int:
 _UNICODE = frozenset({"utf8mb4", "utf16", "utf16le", "utf32"})
 _BASIC_PLANE = {"utf8mb3": 3, "utf8": 3, "ucs2": 2}
 _LARGER = _UNICODE | {"gb18030", ""}
-"""Charsets with characters beyond the basic plane; "" is one that nobody told."""
+"""Charsets with characters beyond the basic plane; "" is an unknown one."""
 _BYTES = {
     "utf8mb4": 4, "utf16": 4, "utf16le": 4, "utf32": 4, "gb18030": 4, **_BASIC_PLANE, "ujis": 3, "eucjpms": 3,
     "sjis": 2, "cp932": 2, "euckr": 2, "gb2312": 2, "gbk": 2, "big5": 2,
@@ -209,7 +209,7 @@ def _character_bytes(source: str, target: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Source types that may go into target types, as far as the rule has nothing against it."""
+    """Source types that may go into target types, unless the rule finds a problem."""
 
     sources: frozenset[str]
     targets: frozenset[str]
@@ -237,7 +237,7 @@ PAIRS: tuple[Pair, ...] = (
     _pair(TEXT_BASES, TEXT_BASES, _text),
     _pair("enum", "enum", _labels),
     _pair("set", "set", _labels),
-    # Labels have no spaces at their end, nor have the texts of the others: a CHAR gives them back as they are.
+    # Labels have no trailing spaces, and neither do the texts of the others: a CHAR returns them unchanged.
     _pair("enum set uuid inet4 inet6", TEXT_BASES, _plain_text),
     _pair("json", "json", _always),
     _pair("json", TEXT_BASES, _text),
@@ -248,4 +248,4 @@ PAIRS: tuple[Pair, ...] = (
     _pair("inet4", "inet4", _always),
     _pair("inet6", "inet6", _always),
 )
-"""The first pair that has both types decides; a pair of types that is not here is refused."""
+"""The first pair that has both types decides; types without a pair are refused."""

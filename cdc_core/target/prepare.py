@@ -1,4 +1,4 @@
-"""What Lockstep adds to a target: a version beside each row, tombstones of deleted keys, and the ledger.
+"""What Lockstep adds to a target: a version with each row, tombstones of deleted keys, and the ledger.
 
     <table>._cdc_version         VARBINARY, invisible: SELECT * does not show it, INSERT need not name it
     <database>._lockstep_version_<table>     instead of it, with guard.store: table: the version of each row, by key
@@ -12,7 +12,7 @@ Versions and tombstones are found by typed copies of the table's own key columns
 are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
 columns have been altered since, the tables beside it are altered to match.
 
-Preparing twice, or by two at once, is the same as once.
+Preparing twice, or by two jobs at once, has the same result as once.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _DUPLICATE_COLUMN = 1060
 _DUPLICATE_KEY = 1062
 _NEWEST = "_lockstep_newest"
 _UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob"})
-"""Types that a primary key takes only by a prefix; MariaDB has unique keys over whole ones."""
+"""Types that a primary key takes only by a prefix; MariaDB has unique keys over whole values."""
 
 _CREATE_TRUNCATES = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
@@ -122,7 +122,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
                 f"The table cannot be prepared: {reason(error)}.",
                 where=facts.name,
                 code="target.prepare",
-                remedy="see what the server says, or add the invisible column and the tables by hand "
+                remedy="fix what the server reports, or add the invisible column and the tables by hand "
                 "(docs/errors.md has the statements)",
             ) from None
     found = table_facts(connection, facts.database, [facts.table])[facts.table]
@@ -136,7 +136,7 @@ def lock_table(cursor: Any, facts: TableFacts) -> str:
     row = cursor.fetchone()
     if not row or row[0] != 1:
         raise RetryLater(
-            f"Another run has been writing this table for more than {LOCK_WAIT_S} s.",
+            f"Another run has been writing to this table for more than {LOCK_WAIT_S} s.",
             where=facts.name,
             code="target.busy",
             remedy="wait for that run, or end it; then run this task again",
@@ -152,7 +152,7 @@ def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> Non
 
 
 Ours = Mapping[str, Mapping[str, str]]
-"""The tables of Lockstep that are there: for each the declared types of its columns."""
+"""Lockstep's tables that exist: for each the declared types of its columns."""
 
 
 def _ours(cursor: Any, facts: TableFacts) -> Ours:
@@ -207,11 +207,11 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
         return
     if found.keys() != wanted.keys():
         raise Refused(
-            f"{name} is by the key ({', '.join(found)}); the key of {facts.name} is ({', '.join(wanted)}) now.",
+            f"{name} has the key ({', '.join(found)}); the key of {facts.name} is now ({', '.join(wanted)}).",
             where=facts.name,
             code="target.key",
-            remedy=f"set the key back; or drop {facts.database}.{name}, if no batch from before the change of the key "
-            "will be replayed into the table",
+            remedy=f"restore the former key; or drop {facts.database}.{name}, if no batch from before the change of "
+            "the key will be replayed into the table",
         )
     lock = lock_table(cursor, facts)
     try:
@@ -285,5 +285,5 @@ def _moved(facts: TableFacts, kept: str, store: str, away: str) -> Refused:
         f"The versions of the rows of {facts.name} are kept in {kept}; guard.store says otherwise.",
         where=facts.name,
         code="target.guard_store",
-        remedy=f"set guard.store: {store}; or empty the table, take its versions away ({away}) and replay it",
+        remedy=f"set guard.store: {store}; or empty the table, remove its versions ({away}) and replay it",
     )

@@ -1,12 +1,12 @@
-"""Rows that the log did not describe wholly: which shard each is in, and the values it has where it was before.
+"""Rows that the log did not describe completely: which shard each is in, and the values it has where it was before.
 
-A log without whole rows may leave out a row's shard key, or what it was before (`_cdc_shard_unknown`); and of a row
-that comes under a new key, whatever did not change (`_cdc_key_chain`: its older keys, newest first, each with the
-version of its departure). Then the target is asked: by the row's key in every shard, by its older keys wherever they
-may be. Only such rows pay for the question.
+A log without whole rows may leave out a row's shard key, or the previous one (`_cdc_shard_unknown`); and for a row that
+comes under a new key, whatever did not change (`_cdc_key_chain`: its older keys, newest first, each with the version
+of its departure). Then the target is queried: by the row's key in every shard, by its older keys wherever they may be.
+Only such rows cost a query.
 
-What stands in the row's own place is left absent, for the write to take under the row's lock. What stands elsewhere
-goes with the row, as text in `_cdc_literal`. May assume that the run has every change that the target lacks: whichever
+Values in the row's own place are left absent, for the write to take under the row's lock. Values found elsewhere go
+with the row, as text in `_cdc_literal`. May assume that the run has every change that the target lacks: whichever
 of these places still has the row, then, has the values that no change of the run has.
 """
 
@@ -44,7 +44,7 @@ class LocatedRows:
 
 
 def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, rows: pa.RecordBatch) -> LocatedRows:
-    """The rows with their shards. Raises DataAtRisk (target.absent_values) for a row that is nowhere to be found."""
+    """The rows with their shards. Raises DataAtRisk (target.absent_values) for a row that no shard has."""
     index, sets = lacking(rows)
     absent = [frozenset() if at is None else sets[at] for at in index.to_pylist()]
     unplaced = {at for at, names in enumerate(absent) if destination.moving in names}
@@ -74,7 +74,7 @@ def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, row
     for at in asked:
         chain = [] if deletes[at] else chains.get(at, [])
         standing = [(shard, one) for shard, one in own[at] if one.row is not None]
-        # What stood under the key before the row came there is another row.
+        # What was under the key before the row came there is another row.
         mine = [place for place in standing if not chain or newer_or_equal(place[1].row or b"", departures[chain[0]])]
         found = reduce(_newest, mine) if mine else _first(chain, older, departures)
         buried = [
@@ -90,7 +90,7 @@ def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, row
         if found and not deletes[at] and not (mine and found[0] == shards[at]):
             fills[at] = {name: value for name, value in found[1].values.items() if name in absent[at]}
         if at in unknown:
-            # Of a deleted row that stands nowhere, each shard must know: an older change may still come to any.
+            # If no shard has a deleted row, each needs its tombstone: an older change may still reach any of them.
             nowhere = deletes[at] and at in unplaced and not standing
             leaves = range(len(destination.shards)) if nowhere else [shard for shard, _ in standing]
             left += [(at, shard) for shard in leaves if shard != shards[at]]
@@ -122,7 +122,7 @@ def _held(
     places: npt.NDArray[np.int64],
     columns: Mapping[str, bool],
 ) -> list[list[ShardHolding]]:
-    """What is held of each key where it may stand: in the shard `places`, or in every one."""
+    """What the shards hold of each key where it may be: in the shard `places`, or in all of them."""
     found: list[list[ShardHolding]] = [[] for _ in range(rows.num_rows)]
     for number, shard in enumerate(destination.shards):
         here = np.flatnonzero((places == number) | (places == _EVERY))
@@ -146,7 +146,7 @@ def _held(
 def _first(
     chain: Sequence[int], older: Sequence[Sequence[ShardHolding]], departures: Sequence[bytes]
 ) -> ShardHolding | None:
-    """The oldest place where the row still stands: what is as new as its departure is another row."""
+    """The oldest place that still has the row: what is as new as its departure is another row."""
     for link in reversed(chain):
         for place in older[link]:
             if place[1].row is not None and not newer_or_equal(place[1].row, departures[link]):

@@ -1,7 +1,7 @@
-"""What a server says about a row that it does not take, without the row's values.
+"""A server's message about a row that it rejects, without the row's values.
 
-Such texts end in logs, in the meta database and on the page; the values are where rows are, in the run's files. It must
-keep true that of a quoted text only what names a column, key, constraint or table is left.
+Such texts end up in logs, in the meta database and on the page; values belong only in the run's files, with the rows.
+Keeps true: of a quoted text only the names of columns, keys, constraints and tables are left.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"^(?P<what>Invalid .+? (?:string|value)): '.*'(?P<rest> in column .*)?$", re.S), "{what}{rest}"),
 )
 _NAMES_ONLY = frozenset({1048, 1054, 1146, 1264, 1265, 1364, 1406, 1451, 1452, 1526, 3140, 3819, 4025, _SIGNAL})
-"""Errors whose texts quote names only. 1644 is a trigger's own: whoever wrote it decides what it says."""
+"""Errors whose texts quote names only. 1644 is a trigger's own: its author decides what it says."""
 _QUOTED = re.compile(r"'(?:[^']|'')*'?", re.S)
 
 

@@ -8,9 +8,9 @@ Shards are numbered 0 .. databases * tables - 1, database-major: shard s is tabl
     hash   CRC32 of the key's text modulo the number of shards: `CRC32(key) % n` in SQL for integers, for text in
            UTF-8, for binary strings and for decimals as the server prints them.
     range  the number of bounds that the key is not below: integers, text in the order of its UTF-8 bytes, dates, times.
-    python a function of the user's, checked for giving each key a shard that there is.
+    python a user's function; each shard that it gives is checked to exist.
 
-A change of this arithmetic would send rows to other shards than those that hold them: the tests pin values.
+A change of this arithmetic would send rows to shards other than those that hold them: the tests pin values.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
     integer = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
     if sharding.function == "mod":
         if not integer:
-            raise _refused(sharding, f"is {kind}, and mod takes integers only")
+            raise _refused(sharding, f"is {kind}, but mod takes integers only")
         if pa.types.is_uint64(kind):
             return np.asarray(values.to_numpy(zero_copy_only=False) % np.uint64(count)).astype(np.int64)
         if pa.types.is_decimal(kind):  # bigint unsigned, as Spark reads it
@@ -81,7 +81,7 @@ def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
     if sharding.function == "python":
         return _by_function(values, sharding, count)
     if not (integer or _is_text(kind) or _is_binary(kind) or pa.types.is_decimal(kind)):
-        raise _refused(sharding, f"is {kind}, and hash takes integers, decimals, text and binary strings")
+        raise _refused(sharding, f"is {kind}, but hash takes only integers, decimals, text and binary strings")
     raw = values.cast(pa.string()) if not _is_binary(kind) else values
     sums = (zlib.crc32(item.encode() if isinstance(item, str) else item) % count for item in raw.to_pylist())
     return np.fromiter(sums, dtype=np.int64, count=len(raw))
@@ -101,9 +101,9 @@ def _by_bounds(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
         try:
             bounds = pa.array(sharding.bounds).cast(values.type)
         except pa.ArrowInvalid as error:
-            raise _refused(sharding, f"is {kind}, and a bound is none: {error}") from None
+            raise _refused(sharding, f"is {kind}, but a bound is not: {error}") from None
     else:
-        raise _refused(sharding, f"is {kind}, and the bounds are {'integers' if numbers else 'texts'}")
+        raise _refused(sharding, f"is {kind}, but the bounds are {'integers' if numbers else 'texts'}")
     shards = np.zeros(len(values), dtype=np.int64)
     for bound in bounds:
         shards += np.asarray(pc.greater_equal(values, bound)).astype(np.int64)
@@ -118,7 +118,7 @@ def shard_function(sharding: Sharding) -> Callable[[pa.Array, int], Any]:
     except (ImportError, AttributeError) as error:
         raise _bad_function(sharding, f"cannot be loaded: {error}") from None
     if not callable(found):
-        raise _bad_function(sharding, "is no function")
+        raise _bad_function(sharding, "is not a function")
     return cast("Callable[[pa.Array, int], Any]", found)
 
 
@@ -126,13 +126,13 @@ def _by_function(values: pa.Array, sharding: Sharding, count: int) -> npt.NDArra
     work = shard_function(sharding)
     try:
         shards = np.asarray(work(values, count))
-    except Exception as error:  # whatever the user's code raises
+    except Exception as error:  # the user's code may raise anything
         log.debug("the sharding function", exc_info=True)  # its message may quote a value
         raise _bad_function(sharding, f"raised {type(error).__name__} (-vv shows the message)") from None
     if shards.shape != (len(values),) or not (np.issubdtype(shards.dtype, np.integer) or not len(values)):
-        raise _bad_function(sharding, f"gave {shards.dtype} of shape {shards.shape} for {len(values)} keys")
+        raise _bad_function(sharding, f"returned {shards.dtype} of shape {shards.shape} for {len(values)} keys")
     if len(shards) and not 0 <= shards.min() <= shards.max() < count:
-        raise _bad_function(sharding, f"gave shards {shards.min()} to {shards.max()} of {count}")
+        raise _bad_function(sharding, f"returned shards {shards.min()} to {shards.max()} of {count}")
     return shards.astype(np.int64)
 
 
@@ -141,8 +141,8 @@ def _bad_function(sharding: Sharding, why: str) -> Refused:
         f"The shard function {sharding.python} {why}.",
         where=f"sharding of {sharding.key}",
         code="target.shard_function",
-        remedy="install it beside Lockstep, also where Spark's workers run; it takes an Arrow array of keys and the "
-        "number of shards, and returns an integer from 0 to that number less one for each key",
+        remedy="install it next to Lockstep, also where Spark's workers run; it takes an Arrow array of keys and the "
+        "number of shards, and returns an integer from 0 to that number minus one for each key",
     )
 
 
@@ -158,14 +158,14 @@ def _refused(sharding: Sharding, why: str) -> Refused:
     return Refused(
         f"The shard key {sharding.key!r} {why}.",
         code="target.shard_key",
-        remedy="choose a column that is never null for sharding.key, or function: hash for one that is no integer",
+        remedy="set sharding.key to a column that is never null; if it is not an integer, use function: hash",
     )
 
 
 def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
     """All physical tables of a logical table, in shard order.
 
-    Raises UsageError (target.template, target.connections) when names or servers do not come out.
+    Raises UsageError (target.template, target.connections) if names or servers do not match the shards.
     """
     rule = target.table(logical)
     if rule is None:
@@ -192,7 +192,7 @@ def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
             f"{len(found)} shards of {logical!r} have only {len(names)} different table names.",
             where=f"targets.{target.name}.tables",
             code="target.template",
-            remedy="put {d} into `database` and {t} into `table`, so that each shard has a table of its own",
+            remedy="use {d} in `database` and {t} in `table`, so that each shard has a table of its own",
         )
     return found
 

@@ -7,8 +7,8 @@
     bit                     a decimal number; CAST AS UNSIGNED on the way in
     null                    \\N
 
-A value that its type cannot hold is null in the column and stands in `_cdc_literal`: that text goes in instead.
-`row_keys` makes the text of a key: what tombstones are found by, and the same for a value whatever width its type has.
+A value that its type cannot hold is null in the column; its text in `_cdc_literal` is loaded instead.
+`row_keys` makes the text of a key: tombstones are found by it, and a value has the same text in types of any width.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def is_bytes(kind: pa.DataType) -> bool:
 
 
 def column_text(rows: pa.RecordBatch, name: str) -> pa.StringArray:
-    """A column's values as text, not yet escaped, with its literals in their place; binary ones as hex."""
+    """A column's values as text, not yet escaped, with its literals in place; binary values as hex."""
     return _with_literals(rows, name, _plain_text(rows.column(name)))
 
 
@@ -56,8 +56,8 @@ def _plain_text(values: pa.Array) -> pa.StringArray:
     if pa.types.is_dictionary(kind):
         return values.cast(kind.value_type).cast(pa.string())
     if pa.types.is_float32(kind):
-        # All digits of the number: the fewest that tell it from its neighbours may round beyond the largest FLOAT, and
-        # would be another number in a DOUBLE.
+        # All digits of the number: the fewest that distinguish it from its neighbours may round beyond the largest
+        # FLOAT, and would be another number in a DOUBLE.
         values = values.cast(pa.float64())
     return values.cast(pa.string())
 

@@ -1,7 +1,7 @@
-"""Unique values that move from row to row, such as a swap: the rows that hold them are taken out before the upsert.
+"""Unique values that move from row to row, as in a swap: the rows that hold them are taken out before the upsert.
 
-A row may be taken out only if this batch writes it again. Columns of the target that the source does not know are
-kept aside meanwhile, so that taking a row out loses nothing.
+A row may be taken out only if this batch writes it again. Columns of the target that the source does not have are
+saved meanwhile, so that taking a row out loses nothing.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ def _rival(cursor: Any, facts: TableFacts, same: str, own: str) -> bytes:
 
 
 def restore_extra(cursor: Any, facts: TableFacts, layout: Layout) -> None:
-    """Gives the rows taken out their columns back that only the target has."""
+    """Restores the columns that only the target has to the rows taken out."""
     kept = [quote(name) for name in _extra(facts, layout)]
     if kept:
         cursor.execute(

@@ -1,6 +1,6 @@
-"""What a target already has of some keys: the versions of their rows and of their tombstones.
+"""What a target already has under some keys: the versions of their rows and of their tombstones.
 
-Keys go up in a temporary table and are joined with the target by its key index: never a scan of the target.
+Keys are loaded into a temporary table and joined with the target by its key index: never a scan of the target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
 
 @dataclass(frozen=True, slots=True)
 class TargetVersion:
-    """What the target holds of one key. Exactly one of `row` and `tombstone` is usual; neither: never seen.
+    """What the target holds under one key. Usually exactly one of `row` and `tombstone`; neither: never seen.
 
     row:       version of the row; b"" when the row is there but Lockstep never wrote it; None when it is not.
     tombstone: version of the delete or truncate that removed it, or None.
@@ -52,10 +52,10 @@ def versions_of(
     tolerant: bool = False,
     columns: Mapping[str, bool] = MappingProxyType({}),
 ) -> list[TargetVersion]:
-    """What the target holds of each row's key, in the order of the rows.
+    """What the target holds under each row's key, in the order of the rows.
 
     rows: merged rows (key columns, the freshness column, bookkeeping). The connection is one of load.open_session.
-    tolerant: of a key that does not fit the table nothing is held, instead of an error.
+    tolerant: for a key that does not fit the table nothing is held, instead of an error.
     columns: whose values to read, and whether they travel as hex.
     """
     layout = Layout(tuple(key), tuple(dict.fromkeys([*key, *([freshness] if freshness else [])])))
@@ -114,7 +114,7 @@ _AS_BYTES = TEXT_BASES | {"enum", "set"}
 
 
 def equal_sql(facts: TableFacts, name: str) -> str:
-    """Whether the row `r` has the very value of the loaded row `_l`: text byte by byte, whatever the collation."""
+    """Whether the row `r` has exactly the value of the loaded row `_l`: text byte by byte, whatever the collation."""
     column = target_name(facts, name)
     if facts.by_name[name.lower()].type.base in _AS_BYTES:
         return f"(CAST(r.{column} AS BINARY) <=> CAST(_l.{column} AS BINARY))"
@@ -159,15 +159,15 @@ def versions_name(facts: TableFacts) -> str:
 
 
 def table_literal(facts: TableFacts) -> str:
-    """The table's name as a value. Statements that hold names take no arguments: a % in a name would ask for one."""
+    """The table's name as a value. Statements with names in them take no arguments: a % in a name would need one."""
     return f"_utf8mb4 X'{facts.table.encode().hex()}'"
 
 
 def classify(held: TargetVersion, version: bytes, *, upsert: bool, born: bool, by_column: bool) -> tuple[RowClass, str]:
-    """What a winner will do at the target, and for a stale one why.
+    """What a winner will do at the target, and why if it is stale.
 
     born:      the row came to life within the run (insert, snapshot, arrival under this key).
-    by_column: the table has a freshness column. It rules upserts over a row; deletes and tombstones go by version.
+    by_column: the table has a freshness column. It decides upserts over a row; the version decides the rest.
     """
     buried = held.tombstone is not None and not other_origin(version, held.tombstone)
     if buried and held.tombstone is not None and not newer_or_equal(version, held.tombstone):

@@ -2,10 +2,10 @@
 
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; in the transaction the rows' own locks
-    twins    of rows whose keys are equal in the table the newest counts (target.keys)
+    twins    among rows whose keys are equal in the table, the newest counts (target.keys)
     truncate rows older than a truncate are deleted, and a tombstone for all keys is left
     complete values that the log did not carry are taken from the target's own row
-    guard    rows older than the target's row or tombstone are taken out: stale
+    guard    rows older than the target's row or tombstone are marked stale and not written
     refuse   rows that would hit another source table's row, or that still lack values: nothing is written
     delete   rows, and leave tombstones: also for keys that are not there, so that a late insert finds them
     upsert   INSERT ... ON DUPLICATE KEY UPDATE, each row guarded once more
@@ -13,10 +13,10 @@
              (versions beside the table: rows are found by their own key alone, so that no other can be hit)
     ledger   what was done, in the same transaction; then commit
 
-Unique values that stand on another row: the upsert is tried as it is, which costs nothing when there are none.
-Where it fails or does not verify, it is undone, and the rows that hold such values are taken out first; each of
-them must be written by this very batch, else `target.unique_conflict` refuses all. So a swap works, and no row
-is ever hit that the batch does not own.
+Unique values that another row holds: the upsert is tried as it is, which costs nothing when there are none.
+If it fails or does not verify, it is undone, and the rows that hold such values are taken out first; this batch
+must write each of them, otherwise `target.unique_conflict` refuses all. So a swap works, and no row is ever hit
+that the batch does not own.
 
 Triggers of the target fire; foreign keys are not checked (the source did) and do not cascade.
 Operations: MergedOp. A row that left this shard comes with the arrivals too, for the unique values that it frees.
@@ -87,11 +87,11 @@ ATTEMPTS = 6
 
 
 class _Collision(Exception):
-    """A unique value of the batch stands on another row: begin anew, carefully."""
+    """Another row holds a unique value of the batch: start again, carefully."""
 
 
 class _UnfitRows(Exception):
-    """The table does not take these rows, by line number: begin anew without them."""
+    """The table rejects these rows, by line number: start again without them."""
 
     def __init__(self, reasons: Mapping[int, str]) -> None:
         super().__init__(f"{len(reasons)} rows")
@@ -101,7 +101,7 @@ class _UnfitRows(Exception):
 @dataclass(frozen=True, slots=True)
 class ShardWrite:
     """What is written where. freshness: as in config.TargetTable. ledger: note the counts (not for a second pass).
-    quarantine: rows that the table does not take are left out, instead of an error."""
+    quarantine: rows that the table rejects are left out, instead of an error."""
 
     run_id: str
     logical: str
@@ -113,7 +113,7 @@ class ShardWrite:
 
 @dataclass(frozen=True, slots=True)
 class ShardResult:
-    """counts: of the transaction. unfit: the rows that were left out, as many as counts.quarantined."""
+    """counts: of the transaction. unfit: the rows left out, as many as counts.quarantined."""
 
     counts: WriteCounts
     unfit: tuple[Unfit, ...] = ()
@@ -138,8 +138,8 @@ def write_shard(
     """Writes a load file to its table; safe to repeat. transact: what is done in the transaction; None: as above.
 
     Raises DataAtRisk (target.row_error, target.unique_conflict, target.absent_values, target.key_collapse), and what
-    target.faults makes of the server's errors. Whatever is raised, nothing was written, except when the connection
-    broke during the commit: then it may have been, and repeating finds it so.
+    target.faults makes of the server's errors. Whatever is raised, nothing was written, unless the connection broke
+    during the commit: then the rows may have been written, and a repeated call finds them.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -183,7 +183,7 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transa
 
 
 class ShardTransaction:
-    """What is done between `begin` and `commit`: a method a phase, in the order of `run`.
+    """The work between `begin` and `commit`: one method per phase, in the order of `run`.
 
     careful: rows that hold unique values of the batch are taken out first. quarantined: rows left out at the load.
     """
@@ -254,8 +254,8 @@ class ShardTransaction:
                 copy_error_values(self.cursor, self._joined, column, to="_l", of="r", where=absent)
 
     def guard(self, state: str, special: str, *, marked: bool) -> bool:
-        """Sets the state of loaded rows: what is older than the target's row, tombstone or truncate is stale. Whether
-        there are tombstones of their keys."""
+        """Sets the state of loaded rows: those older than the target's row, tombstone or truncate are stale. Returns
+        whether their keys have tombstones."""
         if marked:
             self.cursor.execute(f"UPDATE {self._joined} SET _l._s = {state} WHERE {special} AND _l._s <> {STALE}")
         tombstone = f"d.{VERSION_COLUMN}"
@@ -284,7 +284,7 @@ class ShardTransaction:
 
     def delete(self, states: States) -> None:
         """Removes rows, and leaves tombstones."""
-        # Rows that leave the shard go in a second pass, unless their unique values stand in the way of this one.
+        # Rows that leave the shard go in a second pass, unless their unique values block this one.
         both_go = self.careful or not self.write.ledger
         goes = (DELETE, LEFT_SHARD) if both_go else (DELETE,)
         removed = f"_l._o IN ({', '.join(repr(str(op)) for op in goes)})"
@@ -329,11 +329,11 @@ class ShardTransaction:
         if not self.careful:
             raise _Collision
         raise DataAtRisk(
-            f"After the write {there} of {upserts} rows stand in the table as they should.",
+            f"After the write, {there} of {upserts} rows are in the table as they should be.",
             where=self.facts.name,
             code="target.unique_conflict",
-            remedy="look for triggers of the target that change rows, or keys that are equal in the target's collation "
-            "only; nothing of this shard was written",
+            remedy="look for triggers of the target that change rows, or for keys that are equal only in the target's "
+            "collation; nothing of this shard was written",
         )
 
     def ledger(self, states: States, upserts: int) -> WriteCounts:
@@ -407,7 +407,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
             raise _Collision from None
         if not is_row_error(error):
             raise
-        # The statement was undone, the transaction goes on: find what it stumbled over, then undo all.
+        # The statement was undone, the transaction continues: find the rows that failed it, then undo everything.
         found = _failing(
             cursor,
             lambda low, high: _upsert_sql(write, file, f"AND _l._n BETWEEN {low} AND {high}"),
@@ -421,10 +421,10 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
 
 
 def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
-    """The version goes first: assignments run from left to right, so that each other column sees who won.
+    """The version goes first: assignments run from left to right, so that each other column sees which row won.
 
-    Where the version is kept beside the row, nothing in the row would tell that a unique value had led to another row:
-    rows that are there are updated by their key, the others inserted, and a unique value on another row is an error.
+    If the version is kept beside the row, nothing in the row would show that a unique value had led to another row:
+    existing rows are updated by their key, the others inserted, and a unique value on another row is an error.
     """
     facts = write.facts
     if facts.beside:
@@ -440,7 +440,7 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
         f"{old}.{name} = IF({version} <=> _l._v, _l.{name}, {old}.{name})" for name in names if name not in keys
     ]
     if spelled_apart(facts, file.layout.key):
-        # The key as it is written now, of the row that has it; another unique value may have led to another row.
+        # The key is spelled as written now, on the row that has it; another unique value may have led to another row.
         own = on_key(facts, file.layout.key, right=old)
         changes += [
             f"{old}.{name} = IF({version} <=> _l._v AND {own}, _l.{name}, {old}.{name})"
@@ -472,9 +472,9 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
 
 
 def _failing(cursor: Any, statements: Callable[[int, int], list[str]], *, first: bool) -> dict[int, str]:
-    """Line numbers of the rows that the table does not take, with the reason, by halving; all of it is undone later.
+    """Line numbers of the rows that the table rejects, with the reason, by bisection; all of it is undone later.
 
-    first: one row will do.
+    first: one row is enough.
     """
     cursor.execute(f"SELECT MIN(_n), MAX(_n) FROM {TEMPORARY}")
     low, high = (int(value) for value in cursor.fetchone())
@@ -511,7 +511,7 @@ def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
             row = cursor.fetchone()
             if row:
                 raise DataAtRisk(
-                    f"The target computes another value of {name} than the source has, in the row with key "
+                    f"The target computes a value of {name} that differs from the source's, in the row with key "
                     f"{shown_key(bytes(row[0]))}.",
                     where=facts.name,
                     code="target.generated",

@@ -26,7 +26,7 @@ def find() -> Browser:
     """The browser; SandboxError where there is none that starts."""
     browser = _of_tree(cache_dir() / FOLDER) or _on_path()
     if browser is None:
-        raise SandboxError("there is no Chromium: run `make browser` (Debian, as root) or put a chromium on PATH")
+        raise SandboxError("Chromium was not found: run `make browser` (Debian, as root) or put a chromium on PATH")
     done = subprocess.run(
         [browser.executable, "--version"], capture_output=True, text=True, env=browser.environment, check=False
     )

@@ -1,4 +1,4 @@
-"""The folder that outlives clones: what was downloaded or made once is built under a lock and appears whole."""
+"""The folder that outlives clones: each download or build happens once, under a lock, and appears whole."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 
 
 class SandboxError(Exception):
-    """A server or a download could not be had; the text says why and what to do."""
+    """A server or a download is not available; the text says why and what to do."""
 
 
 def cache_dir() -> Path:

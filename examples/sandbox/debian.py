@@ -1,4 +1,4 @@
-"""Programs beside the system: small Debian trees in the cache, made by debootstrap.
+"""Programs outside the system: small Debian trees in the cache, built by debootstrap.
 
 The system gets nothing but, when absent, the package `debootstrap`. Needs root; what runs from a tree does not.
 """
@@ -90,7 +90,9 @@ class Tree:
         for uri in uris:
             if "security" not in uri:
                 return uri
-        raise SandboxError(f"apt's sources name no Debian mirror, so {self.name} cannot be fetched: {self.otherwise}")
+        raise SandboxError(
+            f"apt's sources do not name a Debian mirror, so {self.name} cannot be fetched: {self.otherwise}"
+        )
 
 
 def _run(command: list[str]) -> str:

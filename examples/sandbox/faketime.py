@@ -34,7 +34,7 @@ class Clock:
         }
 
     def set(self, ahead_s: int) -> None:
-        """So many seconds ahead of the machine's clock from now on; below 0 behind it."""
+        """This many seconds ahead of the machine's clock from now on; negative: behind it."""
         self.file.write_text(f"{ahead_s:+d}\n")
 
 

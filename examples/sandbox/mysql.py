@@ -59,7 +59,7 @@ class MySql(SqlServer):
 
     @staticmethod
     def client(name: str) -> tuple[str, ...] | None:
-        """The command of a program that comes beside the server, or on PATH; None where there is none."""
+        """The command of a program that comes with the server, or is on PATH; None if there is none."""
         root = cache_dir() / FOLDER
         if (root / "usr/bin" / name).exists():
             return (*_loaded(root), f"{root}/usr/bin/{name}")
@@ -86,12 +86,12 @@ def _find() -> _Installation:
     else:
         found = shutil.which("mysqld", path=f"{os.environ.get('PATH', '')}:/usr/sbin:/usr/local/sbin")
         if found is None:
-            raise SandboxError("there is no MySQL 9: run `make mysql` (Debian, as root) or put a mysqld on PATH")
+            raise SandboxError("MySQL 9 was not found: run `make mysql` (Debian, as root) or put a mysqld on PATH")
         command = (found, "--no-defaults")
     said = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False).stdout
     version = re.search(r"Ver (\d+)\.(\d+)\.(\d+)", said)
     if version is None or "MariaDB" in said or int(version[1]) < 8:
-        raise SandboxError(f"{command[0]} is no MySQL 8 or newer: {said.strip()!r}. Run `make mysql` as root.")
+        raise SandboxError(f"{command[0]} is not MySQL 8 or newer: {said.strip()!r}. Run `make mysql` as root.")
     return _Installation((*command, *_AS_ROOT), ".".join(version.groups()))
 
 

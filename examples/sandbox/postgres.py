@@ -69,7 +69,7 @@ def _prepared(binaries: Path, place: Directory) -> tuple[str, Callable[[int], Se
     """The password, and what makes the server's process for a port; its data are there."""
     base, data, secret = place.path / "server", place.path / "data", place.path / "password"
     if not base.exists():
-        # The cache may lie in root's home, where nobody else can go: the server gets a copy beside its data.
+        # The cache may be in root's home, which others cannot enter: the server gets a copy next to its data.
         shutil.copytree(binaries, base, symlinks=True)
     if not data.exists():
         secret.touch(mode=0o600)

@@ -1,4 +1,4 @@
-"""Lays a headless Chromium beside the system: a small Debian tree in the cache.
+"""Installs a headless Chromium outside the system: a small Debian tree in the cache.
 
 python -m examples.sandbox.setup_browser [--if-possible]
 """

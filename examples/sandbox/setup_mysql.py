@@ -1,4 +1,4 @@
-"""Lays MySQL's own server beside the system: a small Debian tree in the cache.
+"""Installs MySQL's own server outside the system: a small Debian tree in the cache.
 
 python -m examples.sandbox.setup_mysql [--if-possible]
 

@@ -1,4 +1,4 @@
-"""`airflow standalone` in a process group of its own, so that nothing of it outlives who started it."""
+"""`airflow standalone` in a process group of its own, so that nothing of it outlives its starter."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def standalone(
     try:
         yield process
     finally:
-        # By itself it leaves children behind.
+        # When it ends, it leaves its child processes running.
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(process.pid, signal_number)

@@ -2,7 +2,7 @@
 
 `airflow:ID` in a pipeline file means the Airflow connection ID, of type mysql (or mariadb). The variables are there
 for as long as they are needed, in this process and in the children that need them. Every password is given to
-Airflow's masker first, so that it cannot stand in a log, also not percent-encoded as in the URL.
+Airflow's masker first, so that it cannot appear in a log, not even percent-encoded as in the URL.
 """
 
 from __future__ import annotations
@@ -108,9 +108,9 @@ def url_of(connection: Connection, where: str) -> str:
 
 
 def _options(extra: Mapping[str, Any], where: str) -> dict[str, str]:
-    """The extras that concern TLS and time-outs, as options of the URL, which refuses what it does not know.
+    """The extras that concern TLS and time-outs, as options of the URL, which refuses unknown ones.
 
-    Raises UsageError (airflow.connection) for what would otherwise be left out in silence.
+    Raises UsageError (airflow.connection) for extras that would otherwise be ignored silently.
     """
     options = {key: _text(value) for key, value in extra.items() if key.startswith("ssl_") or key in TIMEOUTS}
     nested = extra.get("ssl", {})
@@ -121,19 +121,19 @@ def _options(extra: Mapping[str, Any], where: str) -> dict[str, str]:
             nested = None
     if not isinstance(nested, dict) or nested.keys() - _PROVIDER_SSL.keys():
         raise UsageError(
-            "The extra `ssl` of the Airflow connection has what Lockstep does not know.",
+            "The extra `ssl` of the Airflow connection has keys that Lockstep does not know.",
             where=where,
             code="airflow.connection",
-            remedy=f"it is an object of {', '.join(_PROVIDER_SSL)}; all else has an extra of its own, such as ssl_mode",
+            remedy=f"use only the keys {', '.join(_PROVIDER_SSL)}; other settings are extras beside it (ssl_mode)",
         )
     for key, value in nested.items():
         name = _PROVIDER_SSL[key]
         if options.setdefault(name, _text(value)) != _text(value):
             raise UsageError(
-                f"The Airflow connection says {name} and ssl.{key}, and they differ.",
+                f"The Airflow connection has both {name} and ssl.{key}, with different values.",
                 where=where,
                 code="airflow.connection",
-                remedy="leave one of them out",
+                remedy="remove one of them",
             )
     return options
 

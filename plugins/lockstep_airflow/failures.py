@@ -1,7 +1,7 @@
-"""What a failure means to Airflow: only RetryLater is worth a retry; anything else fails the task at once.
+"""How failures reach Airflow: only RetryLater is worth a retry; anything else fails the task at once.
 
-A task that is killed raises nothing, and Airflow retries it. The text of each failure says what, where and what to
-do next; docs/errors.md explains the code at its end.
+A task that is killed raises nothing, and Airflow retries it. The text of each failure says what happened, where, and
+what to do next; docs/errors.md explains the code at its end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 @contextmanager
 def as_airflow_failures(doing: str) -> Iterator[None]:
-    """Turns what the block raises into what Airflow retries or fails by. Airflow's own exceptions pass."""
+    """Turns what the block raises into exceptions by which Airflow retries or fails. Airflow's own ones pass."""
     try:
         yield
     except LockstepError as error:
@@ -35,8 +35,8 @@ def as_airflow_failures(doing: str) -> Iterator[None]:
             f"{type(error).__name__}: {error}",
             where=doing,
             code="internal.unexpected",
-            remedy="nothing is lost, positions and records move only past durable data; clear the task, and report "
-            "the traceback below if it fails again",
+            remedy="nothing is lost: positions and records move only past durable data. Clear the task; if it fails "
+            "again, report the traceback below",
         )
         for line in _said(doing, unplanned):
             log.error("%s", line)
@@ -44,7 +44,7 @@ def as_airflow_failures(doing: str) -> Iterator[None]:
 
 
 def _said(doing: str, error: LockstepError) -> list[str]:
-    """What happened, where, what to do, and the code: a line for each, so that a narrow log shows all of them."""
+    """What happened, where, what to do, and the code: one line each, so that a narrow log shows all of them."""
     lines = [f"{doing} failed: {error.what}"]
     if error.where:
         lines.append(f"  at   {error.where}")
@@ -59,5 +59,5 @@ def of_spark(failure: Exception, job: str) -> LockstepError:
     said = str(failure)
     error = error_of(said, job=job, status=None, seen="the driver's output above")
     if error.code == "run.spark_ended":
-        log.warning("%s", said.splitlines()[0])  # the hook's own words, with the exit status
+        log.warning("%s", said.splitlines()[0])  # the hook's own message, with the exit status
     return error

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class LedgerLink(BaseOperatorLink):
-    """Of an operator with a pipeline file. The task writes it down at its end, so it shows only then."""
+    """The link of an operator with a pipeline file. The task stores it at its end, so it appears only then."""
 
     name = "Ledger of this run"
 
@@ -25,6 +25,6 @@ class LedgerLink(BaseOperatorLink):
 
         pipeline = config.load(Path(operator.file)).pipeline
         ledger = f"ledger/{pipeline}/{run_name_of(pipeline, ti_key.dag_id, ti_key.run_id)}"
-        # Airflow shows the page in a frame, and takes the frame's own path from what follows the view's name.
+        # Airflow shows the page in a frame, and takes the frame's own path from the part after the view's name.
         airflow = conf.get("api", "base_url", fallback="").rstrip("/")
         return f"{airflow}/plugin/lockstep{urlsplit(airflow).path}/lockstep/{ledger}"

@@ -1,4 +1,4 @@
-"""What the tasks tell Airflow's own metrics (StatsD or OpenTelemetry, as Airflow is set up; nothing without either).
+"""What the tasks report to Airflow's metrics (StatsD or OpenTelemetry, as configured there; nothing without either).
 
 Counters grow by what a call added, so that tries, pokes and processes sum up. docs/operations.md lists the names.
 """
@@ -16,9 +16,9 @@ _APPLIED = ("winners", "written", "stale", "absent", "quarantined")
 
 
 def lag(pipeline: str, source: str, watermark_us: int) -> None:
-    """How far a source is behind this host's clock; nothing without a watermark.
+    """How far a source lags behind this host's clock; nothing without a watermark.
 
-    0 where a clock was ahead: StatsD takes a gauge with a minus sign for a change of the one before.
+    0 if a clock was ahead: StatsD reads a gauge with a minus sign as a change of the previous value.
     """
     from airflow.sdk.observability import stats
 
@@ -28,7 +28,7 @@ def lag(pipeline: str, source: str, watermark_us: int) -> None:
 
 
 def drained(pipeline: str, source: str, result: DrainResult, before: DrainResult | None) -> None:
-    """A drain of an extractor, whose drain before this one gave `before`."""
+    """A drain of an extractor, whose previous drain returned `before`."""
     lag(pipeline, source, result.watermark_us)
     now, then = _totals(result), _totals(before) if before is not None else {}
     for name, total in now.items():

@@ -1,7 +1,7 @@
-"""plan, the Spark tasks and commit. Each finds all it needs in the pipeline file, the run's plan and meta; XCom
+"""plan, the Spark tasks and commit. Each finds everything it needs in the pipeline file, the run's plan and meta; XCom
 carries the run's id and counts.
 
-What each does when it runs again is the business of cdc_core.apply: the same answer, and nothing twice.
+cdc_core.apply ensures that a repeated task gives the same answer and applies nothing twice.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
             if batches:
                 log.info("%s: %d batches to apply", target, batches)
             else:
-                log.info("%s: nothing to apply, every staged batch in reach is consumed already", target)
+                log.info("%s: nothing to apply, every staged batch in range is already consumed", target)
         idle = [target for target in self.target_tasks if not planned["targets"].get(target)]
         if dry or len(idle) == len(self.target_tasks):
             log.info("The rest of this run is skipped: %s.", "a dry run" if dry else "there is nothing to apply")
@@ -107,7 +107,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
         return planned
 
     def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
-        """Keeps why nothing could be planned, until something is."""
+        """Records why nothing could be planned, until a plan succeeds."""
         try:
             meta.failed(pipeline, "plan", "", error)
         except LockstepError as unkept:
@@ -153,7 +153,7 @@ class ReplayPlanOperator(PlanOperator):
     """Registers a replay: what the trigger form names, for one target. XCom as PlanOperator's."""
 
     def _keep(self, meta: Meta, pipeline: str, error: LockstepError) -> None:
-        """A replay is started by hand: that it could not be says nothing of the pipeline."""
+        """A replay is started by hand: a failure to plan it says nothing about the pipeline."""
 
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.replay import plan
@@ -231,7 +231,7 @@ class SweepOperator(_PipelineOperator):
 
 
 class ReadmitOperator(_PipelineOperator):
-    """Has an isolated table captured again, while no extractor is at work: until then it is retried."""
+    """Has an isolated table captured again, while no extractor is running: until then it is retried."""
 
     def execute(self, context: Context) -> None:
         from cdc_core.stage import isolated
@@ -240,7 +240,7 @@ class ReadmitOperator(_PipelineOperator):
             source, table = isolated_of(context)
             with meta.holding(source, pipeline.pipeline, holder_name(context), pipeline.limits.lease_s):
                 isolated.clear(store, source, table)
-        log.info("%s is captured again, from where %s is read on", table, source)
+        log.info("%s is captured again, from the position where %s continues", table, source)
 
 
 class _RunOperator(_PipelineOperator):
@@ -259,9 +259,9 @@ class _RunOperator(_PipelineOperator):
 
     @contextmanager
     def planned(self, context: Context, doing: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore, RunPlan]]:
-        """The opened pipeline and the plan; a failure is kept in meta beside the run and becomes one of Airflow's.
+        """The opened pipeline and the plan; a failure is recorded in meta with the run and becomes one of Airflow's.
 
-        Of a run whose batches other runs have taken over, the task ends as skipped: they commit them."""
+        If other runs have taken over the run's batches, the task ends as skipped: they commit them."""
         from cdc_core.apply.commit import taken_over
         from cdc_core.apply.plan import load
 
@@ -286,7 +286,7 @@ class _RunOperator(_PipelineOperator):
             log.warning("run %s: this failure could not be kept in meta: %s", run_id, unrecorded)
 
     def _skip_without_batches(self, context: Context) -> None:
-        """A task that is cleared by hand, of a target that had nothing in this run, ends as skipped."""
+        """A task that is cleared by hand, for a target that had nothing in this run, ends as skipped."""
         planned = context["ti"].xcom_pull(task_ids=self.plan_task) or {}
         targets = planned.get("targets", {})
         if planned.get("dry_run") or not (targets.get(self.target) if self.target else any(targets.values())):
@@ -324,7 +324,7 @@ class SparkJobOperator(_RunOperator):
                 mark_applied(meta, plan, self.target)
 
     def _jobs(self, pipeline: Pipeline, plan: RunPlan, *, local: bool) -> list[SparkJob]:
-        """None where the planned batches hold no row of a table that is taken."""
+        """None if the planned batches have no row of the target's tables."""
         from cdc_core.apply.jobs import spark_job
 
         file = Path(self.file)
@@ -337,7 +337,7 @@ class SparkJobOperator(_RunOperator):
         return [spark_job(self.job, plan.path, file, pipeline, target=self.target, local=local)]
 
     def _submit(self, job: SparkJob, environ: Mapping[str, str]) -> None:
-        """spark-submit of a job, with the environment for it and its children alone; its output goes to the log."""
+        """spark-submit of a job, with an environment that only it and its children have; its output goes to the log."""
         from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 
         self._hook = SparkSubmitHook(
@@ -357,7 +357,7 @@ class SparkJobOperator(_RunOperator):
             self._hook = None
 
     def _is_local(self) -> bool:
-        """Whether the master is in this machine. The hook would quietly take YARN for a connection not there."""
+        """Whether the master is on this machine. Without the connection, the hook would silently use YARN."""
         try:
             connection = BaseHook.get_connection(self.connection)
         except AirflowNotFoundException:
@@ -373,7 +373,7 @@ class SparkJobOperator(_RunOperator):
                 f"The Spark connection {self.connection!r} has deploy-mode cluster.",
                 where="spark.connection",
                 code="airflow.deploy_mode",
-                remedy="set deploy-mode to client: the driver then runs beside the task, with its environment",
+                remedy="set deploy-mode to client: the driver then runs on the task's host, with its environment",
             )
         return (connection.host or "").startswith("local")
 
@@ -385,7 +385,7 @@ class SparkJobOperator(_RunOperator):
 class CommitOperator(_RunOperator):
     """Closes the run for one target. XCom: the ids and counts of its ledger.
 
-    Emits an asset event for each table through the asset alias that is its outlet: again when it runs again, for a
+    Emits an asset event for each table through the asset alias that is its outlet, and again when it is repeated: a
     process that died after the commit must not lose them.
     """
 
@@ -412,12 +412,12 @@ class CommitOperator(_RunOperator):
 
 
 def asset_name(pipeline: str, target: str, table: str) -> str:
-    """Name and URI of the asset that is a logical table in a target."""
+    """Name and URI of the asset for a logical table in a target."""
     return f"lockstep/{pipeline}/{target}/{table}"
 
 
 def _positions(store: ObjectStore, plan: RunPlan, target: str) -> dict[str, list[str]]:
-    """By source: where the run's first batch begins and its last one ends."""
+    """By source: where the run's first batch begins and where its last one ends."""
     ends: dict[str, tuple[str, str]] = {}
     for batch_id in plan.target(target).batches:
         source = batch_id.partition("/")[0]

@@ -32,17 +32,17 @@ class Folder:
             "\n".join(f"{error.where}: {error}" for error in self.errors),
             where=", ".join(error.where for error in self.errors),
             code="airflow.pipelines",
-            remedy="mend these files; the DAGs of all others are in use",
+            remedy="fix these files; the DAGs of all others are in use",
         )
 
 
 def pipelines_folder(dag_file: str) -> Path:
-    """$LOCKSTEP_PIPELINES, or `pipelines` beside the DAG file."""
+    """$LOCKSTEP_PIPELINES, or `pipelines` next to the DAG file."""
     return Path(os.environ.get(VARIABLE) or Path(dag_file).parent / "pipelines").absolute()
 
 
 def read_folder(folder: Path) -> Folder:
-    """Every pipeline file of a folder. Of two files with one pipeline name the first by file name is used."""
+    """Every pipeline file of a folder. If two files have one pipeline name, the first by file name is used."""
     specs: dict[str, DagSpec] = {}
     errors: list[UsageError] = []
     for file in sorted(path for path in folder.glob("*") if path.suffix in SUFFIXES):
@@ -70,7 +70,7 @@ def _only_one(found: Iterable[DagSpec], file: Path, specs: Mapping[str, DagSpec]
     first = next((specs[spec.dag_id] for spec in found if spec.dag_id in specs), None)
     if first is not None:
         raise UsageError(
-            f"The DAG {first.dag_id!r} is that of the pipeline {first.pipeline!r} in {first.file} already.",
+            f"The DAG {first.dag_id!r} already belongs to the pipeline {first.pipeline!r} in {first.file}.",
             where=str(file),
             code="airflow.pipeline_twice",
             remedy="give one of the two another name (key pipeline), or remove one file",

@@ -1,6 +1,6 @@
-"""What Airflow loads at the start of each of its processes, by the entry point `airflow.plugins`.
+"""Loaded by Airflow at the start of each of its processes, by the entry point `airflow.plugins`.
 
-It must stay cheap: every component pays for its imports, and only the web server needs the page's. DAGs come from
+Must stay cheap: every component pays for its imports, and only the web server needs the page's. DAGs come from
 dags/; nothing needs to be registered for them.
 """
 

@@ -1,7 +1,7 @@
 """Task specs become Airflow operators: the one place that knows both.
 
-It imports Airflow's SDK and nothing that works: no Spark, no numba, no pandas, no database drivers. Those are
-imported by a task when it runs.
+It imports Airflow's SDK and nothing heavy: no Spark, no numba, no pandas, no database drivers. A task imports those
+when it runs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from lockstep_airflow.window import (
 )
 
 MAX_RETRY_DELAY = timedelta(minutes=10)
-# Without catchup it only has to lie in the past; a constant, so that a DAG is the same each time it is parsed.
+# Without catchup it only has to be in the past; a constant, so that a DAG is the same each time it is parsed.
 START_DATE = datetime.fromisoformat("2020-01-01T00:00:00+00:00")
 
 
@@ -51,7 +51,7 @@ def render(spec: DagSpec) -> DAG:
         schedule=CronDataIntervalTimetable(spec.schedule, timezone="UTC") if spec.schedule else None,
         start_date=START_DATE,
         catchup=False,
-        # Two runs of a pipeline at once would be right, but the later would wait for the earlier one's lease.
+        # Two runs of a pipeline at once would be correct, but the later would wait for the earlier one's lease.
         max_active_runs=1,
         tags=list(spec.tags),
         params=_PARAMS[spec.tasks[0].kind](spec),
@@ -190,7 +190,7 @@ def _replay_params(spec: DagSpec) -> dict[str, Param]:
             type="string",
             enum=list(spec.targets),
             title="Target",
-            description="The target to replay into. Rows that it has already stay as they are; "
+            description="The target to replay into. Rows that it already has stay as they are; "
             "an empty target is rebuilt.",
         ),
         WINDOW_START: start,
@@ -238,7 +238,7 @@ _PARAMS = {
     Kind.PURGE: _purge_params,
     Kind.READMIT: _readmit_params,
 }
-"""By what a DAG begins with."""
+"""The trigger form of a DAG, by its first task."""
 
 
 def _about(spec: DagSpec) -> str:
@@ -250,10 +250,10 @@ def _about(spec: DagSpec) -> str:
         return (
             f"Pipeline `{spec.pipeline}`: {spec.description}. Triggered by hand.\n\n"
             "Reads staged files only, no source. No older change overwrites a newer row, so a replay into a target "
-            "that has it all changes nothing; consume records stay as they are."
+            "that already has everything changes nothing; consume records stay as they are."
         )
     return (
         f"Pipeline `{spec.pipeline}`: {spec.description}. Intervals: `{spec.schedule}` (UTC).\n\n"
-        "Clearing or repeating any task, or a whole run, changes nothing that is applied already: "
+        "Clearing or repeating any task, or a whole run, changes nothing that is already applied: "
         "every batch is consumed once by each target, and no older change overwrites a newer row."
     )

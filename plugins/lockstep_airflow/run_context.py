@@ -1,4 +1,4 @@
-"""What a task learns of its DAG run: its window, its targets, and the names under which it is known elsewhere."""
+"""What a task reads from its DAG run: its window, its targets, and the names under which it is known elsewhere."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def targets_of(context: Context, pipeline: Pipeline) -> tuple[str, ...]:
 
 
 def selection_of(context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> Selection:
-    """What a run of the replay DAG takes. Raises UsageError (airflow.window, replay.position, replay.requeue)."""
+    """What a run of the replay DAG applies. Raises UsageError (airflow.window, replay.position, replay.requeue)."""
     from cdc_core.apply.replay import Selection, places, requeued
 
     params = _params(context)
@@ -121,11 +121,11 @@ def run_name_of(pipeline: str, dag_id: str, dag_run_id: str) -> str:
 
 
 def holder_name(context: Context) -> str:
-    """Who holds a source's lease: this try of this task instance, in this process.
+    """The holder of a source's lease: this try of this task instance, in this process.
 
-    A process that was killed could not give its lease back: its next try waits until the lease expires
-    (limits.lease_s after its last renewal), poking meanwhile. A name shared by all tries could take over at once,
-    but also while the process before it, which Airflow only believes dead, still reads as the same replica.
+    A killed process could not release its lease: the next try waits until the lease expires (limits.lease_s after its
+    last renewal), poking meanwhile. A name shared by all tries could take over at once, but also while the previous
+    process, which Airflow wrongly believes dead, still reads as the same replica.
     """
     ti = context["ti"]
     index = f"[{ti.map_index}]" if ti.map_index is not None and ti.map_index >= 0 else ""

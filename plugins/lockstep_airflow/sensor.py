@@ -3,9 +3,9 @@
 mode poke        the extractor (stream, ring, lease) stays open in this process between pokes.
 mode reschedule  it is opened and closed in each poke; the worker slot is free in between.
 
-A window that is staged already, as meta says, is done without a connection to the source. While another task or
-`lockstep extract` holds the source, a poke returns False and the next one asks again. Killed at any moment, the
-next try goes on where the last durable batch ends: what was not durable is read again.
+A window that is already staged according to meta is done without a connection to the source. While another task or
+`lockstep extract` holds the source, a poke returns False and the next one tries again. After a kill at any moment, the
+next try continues where the last durable batch ends: what was not durable is read again.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 DRAIN_S = 120.0
-"""Longest time in one poke. Between pokes the sensor's own timeout is looked at; reading goes on meanwhile."""
+"""Longest time in one poke. Between pokes Airflow checks the sensor's own timeout; reading continues meanwhile."""
 
 
 class ExtractSensor(BaseSensorOperator):
@@ -72,7 +72,7 @@ class ExtractSensor(BaseSensorOperator):
                     self._close()
 
     def _keep(self, error: Exception) -> None:
-        """Keeps the failure for the page and for `lockstep status`; what prevents that is logged only."""
+        """Records the failure for the page and for `lockstep status`; if that fails, it is only logged."""
         from cdc_core.extract.outcome import keep_failure
         from cdc_core.meta import Meta
 
@@ -92,7 +92,7 @@ class ExtractSensor(BaseSensorOperator):
         if self._extractor is None:
             staged = self._staged_already(pipeline, window.end_us)
             if staged is not None:
-                log.info("%s: everything up to the end of %s is staged; the source is not asked", self.source, window)
+                log.info("%s: everything up to the end of %s is staged; the source is not read", self.source, window)
                 metrics.lag(pipeline.pipeline, self.source, staged["watermark_us"])
                 return PokeReturnValue(True, staged)
             try:
@@ -155,7 +155,7 @@ class ExtractSensor(BaseSensorOperator):
             opened.close()
 
     def on_kill(self) -> None:
-        """Airflow calls this from its signal handler and then lets the task go on: leave, releasing the lease.
+        """Airflow calls this from its signal handler and then lets the task continue: exit, releasing the lease.
 
         SystemExit unwinds to `execute`, which closes; what was not durable is read again by the next try.
         """

@@ -1,4 +1,4 @@
-"""The tasks of a pipeline as plain values: what there is, after what, for which target. No Airflow here.
+"""The tasks of a pipeline as plain values: which tasks, in which order, for which target. No Airflow here.
 
 Everything follows from the pipeline file alone, so that a DAG looks the same whenever it is parsed (Airflow stores
 a new version of a DAG for each difference). render.py turns the values into operators.
@@ -30,7 +30,7 @@ PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lock
 
 
 class Kind(StrEnum):
-    """What a task does; render.py knows an operator for each."""
+    """What a task does; render.py has an operator for each."""
 
     EXTRACT = "extract"
     """Drains the log of a source to the end of the window; a sensor, mapped over the sources."""
@@ -41,11 +41,11 @@ class Kind(StrEnum):
     SPARK = "spark"
     """Runs one Spark application, `job`."""
     PURGE = "purge"
-    """Removes what is old and committed everywhere."""
+    """Removes batches that are old and committed by every target."""
     SWEEP = "sweep"
     """Removes what killed extractions left on the stage."""
     READMIT = "readmit"
-    """Has a table captured again that was isolated."""
+    """Has an isolated table captured again."""
     COMMIT = "commit"
     """Closes the ledger and moves the consume records of one target."""
 
@@ -125,7 +125,7 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
 
 
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
-    """The DAG `cdc_<pipeline>` of a pipeline file. Without targets it stages, and no more."""
+    """The DAG `cdc_<pipeline>` of a pipeline file. Without targets it only stages."""
     sources = tuple(source.name for source in pipeline.sources)
     targets = tuple(target.name for target in pipeline.scheduled_targets)
     tasks = [
@@ -133,7 +133,7 @@ def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
             Kind.EXTRACT,
             EXTRACT,
             (),
-            "Reads the source's binlog up to the end of the window and stages it. A window that is staged already "
+            "Reads the source's binlog up to the end of the window and stages it. A window that is already staged "
             "is not read again.",
             sources=sources,
         )

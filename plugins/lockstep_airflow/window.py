@@ -1,9 +1,9 @@
-"""Which interval a DAG run is about.
+"""Which interval a DAG run covers.
 
-1. The params window_start and window_end of a triggered run, when given: what the operator asks for wins.
+1. The params window_start and window_end of a triggered run, if given: the operator's choice wins.
 2. The run's data interval: scheduled and backfilled runs, and runs triggered with a logical date of the past.
-3. Neither: everything up to the moment the run was asked for. That moment is the run's own, so that a retry means the
-   same. A run triggered without a logical date has no interval in Airflow 3; the trigger form fills in the present time
+3. Neither: everything up to the moment the run was triggered. That moment belongs to the run, so that a retry means the
+   same. A run triggered without a logical date has no interval in Airflow 3; the trigger form fills in the current time
    as the logical date, which means the same (`means_now`).
 """
 
@@ -18,7 +18,7 @@ from cdc_core.errors import UsageError
 from cdc_core.windows import MICROSECONDS, Windows, from_us, parse_moment, to_us
 
 FORM_OPEN_US = 600 * MICROSECONDS
-"""A logical date so little before the trigger was filled in by the form, which somebody took their time over."""
+"""A logical date at most this long before the trigger was filled in by the form, which the user took time to submit."""
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 TARGETS = "targets"
@@ -35,7 +35,7 @@ TABLE = "table"
 
 @dataclass(frozen=True, slots=True)
 class RunWindow:
-    """[start, end) in µs UTC. open: nobody named a window; it stands for everything up to its end."""
+    """[start, end) in µs UTC. open: no window was named; it means everything up to its end."""
 
     start_us: int
     end_us: int
@@ -71,9 +71,9 @@ def run_window(
 
 
 def means_now(logical_date: datetime | None, asked_at: datetime, windows: Windows) -> bool:
-    """Whether a run triggered by hand is about the present: the trigger form fills its logical date in when it opens.
+    """Whether a run triggered by hand means the current time: the trigger form fills in its logical date when it opens.
 
-    Not where the date is the edge of a window, as whoever means the window before it writes it.
+    Not if the date is the edge of a window: an operator who means the window before it enters that.
     """
     if logical_date is None:
         return True
@@ -91,13 +91,13 @@ def chosen_targets(params: Mapping[str, Any], known: tuple[str, ...]) -> tuple[s
             f"The pipeline has no target {unknown[0]!r}.",
             where=f"param {TARGETS}",
             code="airflow.targets",
-            remedy=f"choose among {', '.join(known)}, or leave it empty for all",
+            remedy=f"choose from {', '.join(known)}, or leave it empty for all",
         )
     return tuple(name for name in known if name in asked)
 
 
 def moment_us(params: Mapping[str, Any], name: str) -> int | None:
-    """A param that holds a moment; None where it is empty. Raises UsageError (airflow.window)."""
+    """A param that holds a moment; None if it is empty. Raises UsageError (airflow.window)."""
     text = params.get(name)
     if text is None or text == "":
         return None

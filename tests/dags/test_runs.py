@@ -213,8 +213,8 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
 
     run.environ["AIRFLOW_CONN_AGAIN"] = "mysql://nobody:nothing@127.0.0.1:1"
     output = run.run(end)
-    assert "the source is not asked" in output
-    assert "every staged batch in reach is consumed already" in output
+    assert "the source is not read" in output
+    assert "every staged batch in range is already consumed" in output
     assert run.states() == {task: ["success" if task in tasks[:2] else "skipped"] for task in tasks}
     # A replay takes them once more, and asks no source either.
     again = replace(run, suffix="_replay")

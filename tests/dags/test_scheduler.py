@@ -412,7 +412,7 @@ def test_clearing_a_whole_past_run_asks_no_source_and_changes_nothing(line: Line
     finally:
         line.open_source()
     assert killed.states() == {EXTRACT: "success", PLAN: "success", **dict.fromkeys(TO_TARGET, "skipped")}
-    assert "the source is not asked" in killed.log_of(EXTRACT)
+    assert "the source is not read" in killed.log_of(EXTRACT)
     assert line.fingerprint() == before
 
 

@@ -1,4 +1,4 @@
-"""Run by Alembic. The connection, inside a transaction of the caller's, comes in the config's attributes."""
+"""Run by Alembic. The connection, inside the caller's transaction, comes in the config's attributes."""
 
 from __future__ import annotations
 

@@ -2,9 +2,9 @@
 
 No route changes anything, here or in a pipeline's meta database; buttons start DAG runs by Airflow's own REST
 interface. Airflow's web server serves it, so it sees what that host sees: the pipelines folder, the meta databases and
-Airflow's own, for the checks of a run its stage; neither sources nor targets.
+Airflow's own, and the stage for the checks of a run; neither sources nor targets.
 
-    app         who may ask, and in which form it is answered
+    app         permissions, and the form of the answers
     figures     the figures of each pipeline, as one plain document
     airflow_state  what Airflow's database adds: switched off or on, tasks of runs
     glossary    the terms, explained

@@ -1,7 +1,7 @@
 """What Airflow's own database knows of a pipeline's DAGs: switched off or on, how runs ended, when tasks ran.
 
-Read only, in the web server's process. It must keep true that a page without this is still a page: what Airflow's
-database does not answer is left out, and said in the log.
+Read only, in the web server's process. Keeps true: the page works without it; what Airflow's database does not answer
+is left out, and logged.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class DagState:
-    """paused: of the DAG. failed_run: id of its latest run that has ended, where that one failed; else None."""
+    """paused: of the DAG. failed_run: id of its latest run that has ended, if that run failed; otherwise None."""
 
     paused: bool
     failed_run: str | None
@@ -96,7 +96,7 @@ def tasks(runs: Iterable[RunKey]) -> dict[RunKey, list[TaskRun]]:
 
 
 def task_documents(found: list[TaskRun], now_us: int, *, link: str) -> list[dict[str, Any]]:
-    """For the page: each task's stretch of the run, in thousandths of its length, and the way to its log."""
+    """For the page: each task's part of the run, in thousandths of its length, and the path to its log."""
     begun = [one for one in found if one.start_us]
     if not begun:
         return []
@@ -126,4 +126,4 @@ def _asked(ask: Any) -> None:
         with create_session(scoped=False) as session:
             ask(session)
     except SQLAlchemyError:
-        log.exception("Airflow's database did not answer the page")
+        log.exception("Airflow's database did not answer; the page leaves out the state of DAGs and tasks")

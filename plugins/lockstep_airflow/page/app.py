@@ -1,9 +1,9 @@
-"""The routes of the page: who may ask, and what a browser may do with the answer.
+"""The routes of the page: permissions, and what a browser may do with the answer.
 
-Keeps true: nothing is answered without Airflow's login; a pipeline is shown to those who may read the runs of its DAG,
-files that are no pipeline to those who may see import errors; what comes from a log, a file or an error is escaped.
+Keeps true: nothing is answered without Airflow's login; a pipeline is shown to users who may read the runs of its DAG,
+unusable files to users who may see import errors; text from a log, a file or an error is escaped.
 The page loads nothing from elsewhere, and its policy allows nothing else. Nothing is written here: its buttons, shown
-to those who may use them, start runs by Airflow's own REST interface, which checks again and keeps who asked.
+to users who may use them, start runs by Airflow's own REST interface, which checks again and records the user.
 """
 
 from __future__ import annotations
@@ -86,11 +86,11 @@ def script() -> FileResponse:
 
 def _html(template: str, **values: Any) -> HTMLResponse:
     text = _templates.get_template(template).render(**values)
-    return HTMLResponse(text.encode(errors="backslashreplace"))  # names of files need not be UTF-8
+    return HTMLResponse(text.encode(errors="backslashreplace"))  # file names need not be UTF-8
 
 
 def _require(method: ResourceMethod, dag_id: str, request: Request, user: Any) -> None:
-    """HTTPException 403 for who may not read, or start, runs of the DAG."""
+    """Raises HTTPException 403 for users who may not read, or start, runs of the DAG."""
     requires_access_dag(method, DagAccessEntity.RUN, dag_id)(request, user)
 
 

@@ -1,7 +1,7 @@
-"""The figures of the pipelines folder as one plain document, which is the JSON answer and what the page is made of.
+"""The figures of the pipelines folder as one plain document: the JSON answer, from which the page is rendered too.
 
-Keeps true: whatever is wrong with one pipeline stands in its own entry, and the others are complete. Opens meta
-databases only to read, and makes none.
+Keeps true: whatever is wrong with one pipeline is in its own entry, and the others are complete. Opens meta
+databases only to read, and creates none.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PATIENCE_S = 5.0
-"""How long a meta database may be busy, or keep silent."""
+"""How long a meta database may be busy, or fail to answer."""
 _AT_ONCE = 8
 """Meta databases asked at once: one that does not answer must not hold up the others."""
 _UNCONSUMED = tuple(state.value for state in RecordState if not state.consumed)
@@ -46,9 +46,9 @@ def figures(
 ) -> dict[str, Any]:
     """{now, folder, pipelines: [...], broken: [...]}.
 
-    may_read:    whether who asks may read the DAG of this id; its pipeline is left out if not.
-    may_trigger: whether who asks may start runs of the DAG of this id.
-    with_broken: whether the files that are no usable pipeline are listed, with their errors.
+    may_read:    whether the user may read the DAG of this id; its pipeline is left out if not.
+    may_trigger: whether the user may start runs of the DAG of this id.
+    with_broken: whether unusable pipeline files are listed, with their errors.
     """
     found = read_folder(folder)
     of_file: dict[str, list[DagSpec]] = {}
@@ -74,7 +74,7 @@ def figures(
 def ledger(folder: Path, pipeline: str, run_id: str) -> dict[str, Any] | None:
     """{pipeline, dag_id, file, error, run} of one run; `run` is None for one that was never planned.
 
-    None where the folder has no such pipeline.
+    None if the folder has no such pipeline.
     """
 
     def read(parsed: config.Pipeline) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def _judged(pipeline: config.Pipeline, account: Account) -> dict[str, Any]:
 
 
 def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> dict[str, Any]:
-    """By what a DAG begins with (extract, replan, purge, readmit): its id, and targets that a run of it can name."""
+    """By a DAG's first task (extract, replan, purge, readmit): its id, and the targets that a run of it can name."""
     return {
         spec.tasks[0].kind.value: {"dag_id": spec.dag_id, "targets": list(spec.targets)}
         for spec in specs
@@ -113,7 +113,7 @@ def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> d
 
 
 def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> dict[str, Any]:
-    """What is read of a pipeline, or why it cannot be."""
+    """What is read of a pipeline, or why it cannot be read."""
     file = Path(spec.file)
     entry: dict[str, Any] = {"pipeline": spec.pipeline, "dag_id": spec.dag_id, "file": spec.file, "error": None}
     try:
@@ -126,7 +126,7 @@ def _entry(spec: DagSpec, read: Callable[[config.Pipeline], dict[str, Any]]) -> 
             f"{type(error).__name__}: {error}",
             where=str(file),
             code="internal.unexpected",
-            remedy="report the traceback in the web server's log; the pipeline itself is not touched by the page",
+            remedy="report the traceback in the web server's log; the page does not affect the pipeline itself",
         )
     said = error_document(failed)["error"]
     problem = said | {"level": "failed", "subject": "meta", "since": "", "times": 1}
@@ -181,7 +181,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
 
 
 def _delays(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
-    """Of the latest runs that were committed, oldest first: the time from the end of the window to the commit."""
+    """For the latest committed runs, oldest first: the time from the end of the window to the commit."""
     return [
         {
             "run_id": run.run_id,
@@ -194,7 +194,7 @@ def _delays(runs: Sequence[RunRow]) -> list[dict[str, Any]]:
 
 
 def _open(target: Mapping[str, Any]) -> dict[str, int]:
-    """What is staged and the target has not committed, whether a run took it up or not."""
+    """What is staged and not committed by the target, whether a run has taken it or not."""
     counts = [target["pending"], *(target["records"].get(state) or {} for state in _UNCONSUMED)]
     return {name: sum(count.get(name, 0) for count in counts) for name in ("batches", "rows")}
 
@@ -216,8 +216,8 @@ def _batch(one: BatchRow) -> dict[str, Any]:
 
 
 def account_document(account: Account, stage: config.Stage) -> dict[str, Any]:
-    """A run, and by target the sums of its ledgers, the ledgers, and where the report of its checks lies; no sums for a
-    target that it has not committed."""
+    """A run, and by target the sums of its ledgers, the ledgers, and the path of the report of its checks; no sums for
+    a target that it has not committed."""
     targets = []
     for target in account.targets:
         rows = [row for row in account.ledgers if row.entry.target == target]
@@ -240,7 +240,7 @@ def _sums(rows: Sequence[LedgerRow]) -> dict[str, int]:
 def _add_airflow(
     entry: dict[str, Any], dag_ids: Sequence[str], known: Mapping[str, airflow_state.DagState], now_us: int
 ) -> None:
-    """Adds what Airflow knows: whether the DAG is switched off, a run that failed without a word, tasks of runs."""
+    """Adds what Airflow knows: whether the DAG is switched off, a run that failed without an error, tasks of runs."""
     state = known.get(entry["dag_id"])
     entry["paused"] = state.paused if state is not None else None
     problems = entry["problems"]
@@ -273,7 +273,7 @@ def _problem(level: str, subject: str, what: str, remedy: str) -> dict[str, Any]
 
 
 def _dag_run(pipeline: str, run: Mapping[str, Any], dag_ids: Sequence[str]) -> airflow_state.RunKey | None:
-    """The DAG run that a run of ours belongs to; None for one of the command line."""
+    """The DAG run that a run of Lockstep belongs to; None for one of the command line."""
     airflow_run_id = run["airflow_run_id"]
     if airflow_run_id is None:
         return None
@@ -283,7 +283,7 @@ def _dag_run(pipeline: str, run: Mapping[str, Any], dag_ids: Sequence[str]) -> a
 
 
 def verdicts(pipeline: config.Pipeline, account: Account) -> dict[str, list[dict[str, Any]]]:
-    """By target: what the checks of a run found, without the rows that they give as examples."""
+    """By target: what the checks of a run found, without the example rows."""
     from cdc_core.stage.stores import open_stage
 
     store = open_stage(pipeline.stage)

@@ -223,7 +223,7 @@ def test_a_run_has_nothing_left_to_do_while_others_have_all_of_its_batches(line:
     line.plan("some", WINDOW, targets=["t"])
     assert lost("t") == "", "the second is its own still"
     all_of_one = line.plan("other", targets=["t"])
-    assert (lost("t").count("'r': other took"), lost("u"), lost()) == (1, "", "")
+    assert (lost("t").count("'r' has nothing left to do: other took"), lost("u"), lost()) == (1, "", "")
     line.apply(all_of_one)
     line.commit(all_of_one)
     assert "other" in lost("t")

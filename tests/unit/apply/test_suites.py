@@ -39,9 +39,9 @@ def test_a_path_is_relative_to_the_pipeline_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "why"),
     [
-        ("", "no list"),
-        ("[]", "no list"),
-        ("expectations: []", "no list"),
+        ("", "does not have a list"),
+        ("[]", "does not have a list"),
+        ("expectations: []", "does not have a list"),
         ("expectations: [expect]", "expectation 0"),
         ("expectations: [{type: a}, {kwargs: {}}]", "expectation 1"),
         ("expectations: [{type: a, kwargs: [b]}]", "expectation 0"),

@@ -1,4 +1,4 @@
-"""What the holder of a lease has in its ring, and the most that it had."""
+"""How much the holder of a lease has in its ring, and the most that it had."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ down_revision = "0002"
 
 
 def upgrade() -> None:
-    """MySQL commits each statement: a migration killed between two finds the columns that are there."""
+    """MySQL commits each statement: a migration killed between two of them finds the columns that exist."""
     present = {column["name"] for column in sa.inspect(op.get_bind()).get_columns("lease")}
     for name in ("ring_items", "ring_bytes", "ring_most_items", "ring_most_bytes"):
         if name not in present:

@@ -1,4 +1,4 @@
-"""What a source's tables were as of a place of its log, where the log itself does not name their columns."""
+"""Definitions of a source's tables as of a place in its log, where the log itself does not name their columns."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables that nothing ever wrote or read; databases that were made before this one have them."""
+"""Drops tables that nothing ever wrote or read; databases created before this migration have them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tells the log that was read from another one, and what is left of a watermark that was taken back."""
+"""The fingerprint that tells the log that was read from another one, and the floor of a watermark taken back."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ down_revision = "0005"
 
 
 def upgrade() -> None:
-    """MySQL commits each statement: a migration killed between two finds the columns that are there."""
+    """MySQL commits each statement: a migration killed between two of them finds the columns that exist."""
     present = {column["name"] for column in sa.inspect(op.get_bind()).get_columns("ack_position")}
     if "fingerprint" not in present:
         op.add_column("ack_position", sa.Column("fingerprint", long_text()))

@@ -22,7 +22,7 @@ def _long() -> TypeEngine[str]:
 
 
 def upgrade() -> None:
-    """MySQL commits each statement: a migration killed between two finds what is there."""
+    """MySQL commits each statement: a migration killed between two of them finds what exists."""
     for table, name in (("ack_position", "surveyed_seq"), ("lease", "retention_s")):
         if name not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns(table)}:
             op.add_column(table, sa.Column(name, sa.BigInteger(), nullable=False, server_default="0"))

@@ -1,4 +1,4 @@
-"""By which an extractor knows its own streams on a source; the next lease draws it."""
+"""The identity by which an extractor knows its own streams on a source; the next lease draws it."""
 
 from __future__ import annotations
 
@@ -12,6 +12,6 @@ down_revision = "0007"
 
 
 def upgrade() -> None:
-    """Again too: MySQL commits each statement, so that a migration may be killed between two."""
+    """Safe to repeat: MySQL commits each statement, so a migration may be killed between two."""
     if "identity" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns("lease")}:
         op.add_column("lease", sa.Column("identity", text(NAME), nullable=False, server_default=""))
