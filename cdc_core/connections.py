@@ -40,9 +40,9 @@ SCHEMES = ("mysql", "mariadb")
 TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = WRITE_TIMEOUT_S = 60.0
-"""How long a server may be silent within an answer, or take nothing."""
+"""How long a server may send nothing within an answer, or accept nothing."""
 STATEMENT_TIMEOUT_S = 900.0
-"""How long one statement may take with all of its answer. Work in bulk sets its own."""
+"""How long one statement may take, with its whole answer. Bulk work sets its own limit."""
 _MAX_TIMEOUT_S = 86_400
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
@@ -94,7 +94,7 @@ def parse_url(url: str, *, where: str) -> Server:
         parts, port = _without_port(url), 0
     if parts.scheme in SCHEMES and "@" in parts.path + parts.fragment:
         raise UsageError(
-            "The connection's URL has an @ after its first / or #: the password, it seems, contains one of / ? # @.",
+            "The connection's URL has an @ after its first / or #: the password probably contains one of / ? # @.",
             where=where,
             code="connection.url",
             remedy="percent-encode these characters in the password: / is %2F, ? is %3F, # is %23, @ is %40, % is %25",
@@ -104,7 +104,7 @@ def parse_url(url: str, *, where: str) -> Server:
             "The connection is not a URL of the form mysql://user:password@host:port.",
             where=where,
             code="connection.url",
-            remedy="write it so, with special characters of user and password percent-encoded",
+            remedy="use this form, with special characters of user and password percent-encoded",
         )
     host = parts.hostname
     protected, timeouts = parse_options(parse_qsl(parts.query, keep_blank_values=True), host=host, where=where)
@@ -112,7 +112,7 @@ def parse_url(url: str, *, where: str) -> Server:
 
 
 def _without_port(url: str) -> SplitResult:
-    """Of a URL whose port is not a number: a piece of the password, perhaps."""
+    """Splits a URL whose port is not a number: it may be a part of the password."""
     try:
         found = urlsplit(url)
     except ValueError:
@@ -152,10 +152,10 @@ def _option(name: str, text: str, where: str) -> str | bool | float:
 def _wrong_option(name: str, where: str) -> UsageError:
     modes = "|".join(mode.value for mode in tls.TlsMode)
     return UsageError(
-        f"The connection's URL has the option {name!r}, unknown, given twice, or with a value it cannot have.",
+        f"The connection's URL has the option {name!r}, which is unknown, given twice, or has an invalid value.",
         where=where,
         code="connection.option",
-        remedy=f"use these only, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, "
+        remedy=f"use only these, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, "
         f"{', '.join(f'{switch}=true|false' for switch in tls.SWITCHES)}, {', '.join(TIMEOUTS)} (seconds)",
     )
 
@@ -208,19 +208,19 @@ def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnec
 
 @contextmanager
 def sensible(where: str) -> Iterator[None]:
-    """Around what is made of a server's answers; a decorator, too.
+    """Wraps code that interprets a server's answers; also a decorator.
 
-    A server may answer a question that was not asked: fewer rows or columns, a text for a number. Raises Refused
-    (connection.answer) in place of what Python raises then. Errors that the server reports pass.
+    An answer may not match the question: fewer rows or columns, a text for a number. Raises Refused
+    (connection.answer) instead of Python's errors. Errors that the server reports pass.
     """
     try:
         yield
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Refused(
-            f"An answer of the server is not one to what was asked ({type(error).__name__}).",
+            f"The server's answer does not match the question ({type(error).__name__}).",
             where=where,
             code="connection.answer",
-            remedy="check what stands between us and the server (a proxy may answer in its place) and that it is a "
+            remedy="check what is between Lockstep and the server (a proxy may answer in its place) and that it is a "
             "MySQL or MariaDB that Lockstep supports; if it is, report this with the output of --debug",
         ) from error
 
@@ -236,16 +236,16 @@ def answers(where: str) -> Iterator[None]:
             f"The server refused a statement: {shown(error)}.",
             where=where,
             code="connection.statement",
-            remedy="see what the server says, and check that it is a MySQL or MariaDB that Lockstep supports",
+            remedy="see the server's message, and check that it is a MySQL or MariaDB that Lockstep supports",
         ) from error
 
 
 def shown(error: pymysql.err.MySQLError) -> str:
-    """What the server says, which may be anything, on one line and no longer than a message may be."""
+    """The server's message, which may be anything, on one line and shortened for a message."""
     return one_line(str(error.args[-1] if error.args else error))
 
 
 def one_line(text: str) -> str:
-    """The text as a message may show it, whoever has written it."""
+    """Untrusted text in a form that a message may show."""
     text = "".join(char if char.isprintable() else " " for char in text)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

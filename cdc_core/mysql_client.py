@@ -1,11 +1,11 @@
-"""PyMySQL's connection, made safe against the server at its other end. The one place that changes how PyMySQL works.
+"""PyMySQL's connection, hardened against the server. The only module that changes how PyMySQL works.
 
-It may assume nothing about the server: somebody may listen in its stead, or sit in between. It must keep true that
+It must not trust the server: another may answer in its place, or sit in between. It must keep true that
 - TLS that was asked for is never given up, and is verified as `tls.Tls` says before the account's name is sent;
-- the password itself goes to a server only as `_may_have_password` says; else a scramble of it does, or nothing;
-- a file is sent only while our own LOAD DATA LOCAL runs, and only the very file that it names (`sending`);
-- silence, an endless answer, an answer that makes no sense and the end of the connection are all one thing: the
-  connection is closed, and OperationalError 2013 (lost connection) is raised, after a bounded time.
+- the password itself goes to a server only as `_may_have_password` says; otherwise a scramble of it, or nothing;
+- a file is sent only while our own LOAD DATA LOCAL runs, and only the file that it names (`sending`);
+- silence, an endless answer, a malformed answer and the end of the connection are handled alike: the connection is
+  closed, and OperationalError 2013 (lost connection) is raised, after a bounded time.
 
 What of PyMySQL is private and used here, all checked with 1.1.3:
   overridden  connect, _get_server_information, _request_authentication, _execute_command, _read_packet,
@@ -43,16 +43,16 @@ from cdc_core.errors import Refused, UsageError
 from cdc_core.tls import Tls, context, is_loopback
 
 LOGIN_FACTOR = 3
-"""The whole login, with TLS, takes at most so many times the time-out of the connect itself."""
+"""The whole login, with TLS, may take at most this many times the connect time-out."""
 MAX_RESULT_BYTES = 1 << 30
-"""Of one statement's answer: what a server may send in one packet at most, and far more than any of ours asks for."""
+"""Limit of one statement's answer: the most that a server may send in one packet, far more than our statements need."""
 _PROTOCOL = 10
 _NEEDED = CLIENT.PROTOCOL_41 | CLIENT.SECURE_CONNECTION | CLIENT.PLUGIN_AUTH
 _BUFFER_BYTES = 1 << 16
 _MAX_PACKET = (1 << 24) - 1
 _MAX_LOGIN_PACKETS = 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""A peer that vanished is noticed after two minutes, also where an answer may take an hour."""
+"""A vanished peer is noticed after two minutes, even where an answer may take an hour."""
 
 _STUMBLES = (
     AssertionError,
@@ -73,7 +73,7 @@ _ASK_FOR_KEY_SHA256 = b"\x01"
 
 
 class SafeConnection(pymysql.Connection):
-    """A connection that trusts its server no further than it must.
+    """A connection that trusts its server no more than necessary.
 
     tls:                 see `tls.Tls`.
     where:               of errors.
@@ -158,11 +158,11 @@ class SafeConnection(pymysql.Connection):
                 raise ValueError("a greeting of MySQL 4.1 or later")
         if self._tls.mode.insists and not self.server_capabilities & CLIENT.SSL:
             raise Refused(
-                f"The server offers no TLS, which ssl_mode={self._tls.mode.value} requires.",
+                f"The server does not offer TLS, which ssl_mode={self._tls.mode.value} requires.",
                 where=self._where,
                 code="connection.tls_missing",
-                remedy="turn TLS on at the server (ssl_cert, ssl_key); if it has TLS, something in between takes it "
-                "away: find out what. Nothing was sent",
+                remedy="enable TLS on the server (ssl_cert, ssl_key); if it has TLS, something in between removes it: "
+                "find out what. Nothing was sent",
             )
 
     def _request_authentication(self) -> None:
@@ -234,16 +234,16 @@ class SafeConnection(pymysql.Connection):
             where=self._where,
             code="connection.tls_refused",
             remedy="check that ssl_ca is the authority that signed the server's certificate, that the certificate "
-            "names the host as the connection does, and that it has not expired; if all this is right, somebody else "
-            "answers for the server. The password was not sent",
+            "names the host as the connection does, and that it has not expired; if all this is right, another "
+            "machine answers for the server. The password was not sent",
         )
 
     @property
     def _may_have_password(self) -> bool:
         """Whether the server may be given the password itself, for MySQL's own login methods.
 
-        It has proven who it is; or nobody can be in between, on loopback; or REQUIRED was written into the connection,
-        which accepts any server as long as the line is encrypted.
+        It has proven its identity; or it is on loopback, where nothing can be in between; or the connection says
+        REQUIRED, which accepts any server as long as the connection is encrypted.
         """
         return (self._encrypted and self._tls.mode.insists) or bool(self.unix_socket) or is_loopback(self.host)
 
@@ -288,47 +288,45 @@ class SafeConnection(pymysql.Connection):
         return bytes(_auth.sha2_rsa_encrypt(self.password, self.salt, data))
 
     def _password_or_key_request(self, request: bytes) -> bytes:
-        """The password through TLS; else the request for the key that encrypts it, which anybody could answer."""
+        """The password, through TLS; else a request for the key that encrypts it, which any server could answer."""
         if not self._may_have_password:
             raise self._withheld("sha256_password" if request == _ASK_FOR_KEY_SHA256 else "caching_sha2_password")
         return bytes(self.password) + b"\0" if self._encrypted else request
 
     def _withheld(self, plugin: str) -> Refused:
         return Refused(
-            f"The server asks for the password itself ({plugin}), and has not proven who it is.",
+            f"The server asks for the password itself ({plugin}), but has not proven its identity.",
             where=self._where,
             code="connection.password_withheld",
-            remedy="let it prove that by TLS: ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem. MySQL asks for it at an "
-            "account's first login after a restart (caching_sha2_password). ssl_mode=REQUIRED accepts any server for "
-            "that. The password was not sent",
+            remedy="let TLS prove it: ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem. MySQL asks for the password at an "
+            "account's first login after a restart (caching_sha2_password). With ssl_mode=REQUIRED any server gets "
+            "it. The password was not sent",
         )
 
     def _no_method(self, plugin: str) -> Refused:
         return Refused(
-            f"The server asks for a login method that Lockstep does not have: {plugin[:80]}.",
+            f"The server asks for a login method that Lockstep does not support: {plugin[:80]}.",
             where=self._where,
             code="connection.login_method",
             remedy="give the account caching_sha2_password, mysql_native_password or ed25519",
         )
 
     def advice(self) -> tuple[str, str] | None:
-        """What is not safe about this connection, and what to do; None where it is, or nobody can be in between."""
+        """What is not safe about this connection, and what to do; None where it is safe, or on loopback."""
         if self._tls.mode.verifies or self.unix_socket or is_loopback(self.host):
             return None
         remedy = "write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem into the connection"
         later = "; MySQL's caching_sha2_password will be refused at the first login after a restart of the server"
         if not self._encrypted:
-            return f"in plain text: who is in between reads and changes all that passes{later}", remedy
-        what = (
-            "encrypted, but the server has not proven who it is: who is in between can read and change all that passes"
-        )
+            return f"in plain text: anyone in between can read and change everything{later}", remedy
+        what = "encrypted, but the server has not proven its identity: anyone in between can read and change everything"
         return what + ("" if self._tls.mode.insists else later), remedy
 
     # Statements
 
     @contextmanager
     def sending(self, path: Path) -> Iterator[None]:
-        """Around the one statement that may read a file of ours: this one, once."""
+        """Wraps the one statement that may read a local file: `path`, once."""
         self._offered = str(path)
         try:
             yield
@@ -336,19 +334,19 @@ class SafeConnection(pymysql.Connection):
             self._offered = None
 
     def hand_over(self, name: str) -> None:
-        """What the server asked for by LOCAL INFILE. Raises Refused (connection.file_request) unless we offered it."""
+        """Checks the server's LOCAL INFILE request. Raises Refused (connection.file_request) unless we offered it."""
         offered, self._offered = self._offered, None
         if name != offered:
             self._force_close()
             raise Refused(
-                f"The server asks for the file {name[:200]!r} of this machine, which no statement of ours has offered.",
+                f"The server asks for the file {name[:200]!r} of this machine, which Lockstep has not offered.",
                 where=self._where,
                 code="connection.file_request",
-                remedy="find out what answers at this address: no server does that by mistake. Nothing was sent",
+                remedy="find out what answers at this address: a server never does this by mistake. Nothing was sent",
             )
 
     def set_character_set(self, charset: str, collation: str | None = None) -> None:
-        """As PyMySQL's, which takes any answer at all for OK."""
+        """Like PyMySQL's, which accepts any answer as OK."""
         self.query(f"SET NAMES {charset}" + (f" COLLATE {collation}" if collation else ""))
         self.charset, self.collation = charset, collation
 
@@ -376,7 +374,7 @@ class SafeConnection(pymysql.Connection):
             return super()._read_ok_packet()  # type: ignore[misc]
 
     def _read_packet(self, packet_type: Callable[..., Any] = MysqlPacket) -> Any:
-        try:  # not `with self._understood()`, which would be most of the time that a row takes
+        try:  # not `with self._understood()`, which would dominate the time per row
             return super()._read_packet(packet_type)  # type: ignore[no-untyped-call]
         except Exception as error:
             self._explain(error)
@@ -384,7 +382,7 @@ class SafeConnection(pymysql.Connection):
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
-        """What PyMySQL stumbles over is an answer that is not of the protocol: nothing after it can be understood."""
+        """If PyMySQL fails on an answer, it violates the protocol: nothing after it can be parsed."""
         try:
             yield
         except Exception as error:
@@ -397,7 +395,7 @@ class SafeConnection(pymysql.Connection):
             if not (error.args and isinstance(error.args[0], int)):
                 raise self._lost(str(error)) from error
         elif isinstance(error, _STUMBLES) or type(error) is Exception:
-            raise self._lost(f"it sent what is not of the protocol: {type(error).__name__}") from error
+            raise self._lost(f"it sent bytes that violate the protocol: {type(error).__name__}") from error
 
     def _lost(self, why: str) -> OperationalError:
         self._force_close()
@@ -413,7 +411,7 @@ class SafeConnection(pymysql.Connection):
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes of a socket, as long as there is time and they are not too many. Raises OSError, as a socket does.
+    """The bytes of a socket, within limits on time and size. Raises OSError, as a socket does.
 
     It is asked once for each buffer, not for each packet: rows come by the million.
     """
@@ -457,7 +455,7 @@ class _Result(MySQLResult):
 
     def _read_rowdata_packet(self) -> None:
         super()._read_rowdata_packet()  # type: ignore[misc]
-        # PyMySQL takes a row that ends too early for a shorter one.
+        # PyMySQL accepts a row that ends too early as a shorter one.
         if set(map(len, self.rows)) - {self.field_count}:
             raise ValueError("a row with fewer columns than the result has")
 

@@ -1,9 +1,9 @@
-"""The way from staged batches to the targets without Airflow: the tasks of a DAG run, one after the other, here.
+"""Applies staged batches to the targets without Airflow: the tasks of a DAG run, one after the other, in this process.
 
 plan -> merge -> per target: filter -> write -> quality -> commit. The code of each task is the one that Airflow runs;
 Spark applications are submitted by the same values, to the master that the pipeline names. What a run has not
-committed, because it failed or was killed, the next one takes over; so it does from one that is still at work, which
-then ends where its next task would begin.
+committed, because it failed or was killed, the next one takes over; it also takes over from one that is still running,
+which then ends where its next task would begin.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from cdc_core.stage.objects import ObjectStore
 log = logging.getLogger(__name__)
 
 Began = Callable[[str], None]
-"""Told the name of each task as it begins, such as `merge` or `shards: write`."""
+"""Receives the name of each task as it begins, such as `merge` or `shards: write`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run has done. summaries: of the targets that had batches, in the pipeline's order. lost: why it left
-    other targets alone, whose batches other runs took over meanwhile."""
+    """The result of a run. summaries: of the targets that had batches, in the pipeline's order. lost: why it skipped
+    other targets, whose batches other runs took over meanwhile."""
 
     run_id: str
     batches: int
@@ -53,7 +53,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every task of a run works with. logs: a local directory for the output of Spark applications."""
+    """The context of every task of a run. logs: a local directory for the output of Spark applications."""
 
     pipeline: Pipeline
     file: Path
@@ -65,7 +65,7 @@ class RunContext:
 
 
 def apply(context: RunContext, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
-    """Take everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
+    """Apply everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
     context.began("plan")
     try:
         plan = planning.plan(context.meta, context.store, context.pipeline, window=None, run_id=run_id, targets=targets)
@@ -82,7 +82,7 @@ def replay(context: RunContext, run_id: str, selection: Selection) -> RunResult:
 
 
 def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
-    """All tasks behind a plan.
+    """Runs all tasks of a plan.
 
     The targets are asked first whether they can be written. A target that fails, then or later, does not stop the
     others; the first error is raised when all have ended. Raises
@@ -126,12 +126,12 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
 
 
 class _TakenOver(Exception):
-    """Other runs have all batches of the target."""
+    """Other runs took over all batches of the target."""
 
 
 @contextmanager
 def _noted(context: RunContext, run_id: str, target: str | None = None) -> Iterator[None]:
-    """Keeps an error of the block in meta beside the run, as Airflow's tasks do."""
+    """Records an error of the block in meta with the run, as Airflow's tasks do."""
     try:
         yield
     except LockstepError as error:
@@ -175,7 +175,7 @@ def _begin(context: RunContext, plan: RunPlan, target: str, task: str) -> None:
 
 
 def _announce(context: RunContext, run_id: str, task: str) -> None:
-    log.info("run %s: %s begins; output of Spark goes to %s", run_id, task, context.logs)
+    log.info("run %s: %s starts; the output of Spark goes to %s", run_id, task, context.logs)
     context.began(task)
 
 
@@ -196,7 +196,7 @@ def submit(job: SparkJob, context: RunContext) -> None:
             )
         except OSError as error:
             raise Refused(
-                f"spark-submit cannot be run: {error.strerror}.",
+                f"Cannot run spark-submit: {error.strerror}.",
                 where=bin_folder,
                 code="run.no_spark_submit",
                 remedy="install pyspark in this Python (`make setup`), and Java 17",

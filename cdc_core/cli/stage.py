@@ -106,7 +106,7 @@ def ls(
 
 
 def _line(text: str) -> Text:
-    """A line that is never wrapped or cut: a path is there to be copied."""
+    """A line that is never wrapped or cut, so that a path can be copied."""
     return Text(text, no_wrap=True, overflow="ignore")
 
 
@@ -163,7 +163,7 @@ def show(
             f"The stage has no batch {batch!r}.",
             where=store.uri,
             code="cli.no_batch",
-            remedy="`lockstep stage ls` names them all",
+            remedy="`lockstep stage ls` lists all batches",
         )
     (manifest,) = chosen
     parts = [
@@ -230,10 +230,10 @@ def isolated(
     if clear:
         if len(names) != 1:
             raise UsageError(
-                "--clear is for one source, and the pipeline has several.",
+                "--clear is for one source, but the pipeline has several.",
                 where="lockstep stage isolated",
                 code="cli.usage",
-                remedy="say which: --source NAME",
+                remedy="add --source NAME",
             )
         limit_s = parsed.limits.lease_s
         with Meta.open(parsed.meta.url) as meta, meta.holding(names[0], parsed.pipeline, default_holder(), limit_s):
@@ -320,7 +320,7 @@ def purge(
     age = older_than or (parsed.retention.keep if parsed.retention is not None and seeded is None else None)
     if (age is None) == (seeded is None):
         raise UsageError(
-            "A purge needs an age, or a seeded target, and not both.",
+            "A purge needs either an age or a seeded target.",
             where="lockstep stage purge",
             code="cli.usage",
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
@@ -544,7 +544,7 @@ def sql(
     numbers = {field.name for field in answer.schema if _is_number(str(field.type))}
     cells = [[_value(value) for value in row] for row in rows]
     document = {"columns": columns, "rows": rows, "compared_with_meta": checked.compared}
-    # Bookkeeping that nobody asked for by name and that says nothing.
+    # Empty bookkeeping columns that the query does not name.
     spare = [name for name in ("_cdc_literal", "_cdc_absent") if name not in query]
     idle = [at for at, name in enumerate(columns) if name in spare and not any(row[at] for row in rows)]
     if rows and len(idle) < len(columns):
@@ -554,7 +554,7 @@ def sql(
 
 
 def _value(value: object) -> Text:
-    """A value of the answer as it is: no thousands are separated, NULL and '' are told apart, bytes are hexadecimal."""
+    """A value of the answer unchanged: no thousands separators, NULL distinct from '', bytes in hexadecimal."""
     if value is None:
         return Text("NULL", style="dim")
     return Text(f"0x{value.hex()}" if isinstance(value, bytes) else str(value))

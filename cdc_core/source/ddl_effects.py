@@ -1,4 +1,4 @@
-"""What a statement of DDL does to captured tables: to what is known of them, and to rows that the log does not show.
+"""What a DDL statement does to captured tables: to their known definitions, and to rows that the log does not show.
 
 Which tables a statement that is not DDL may change is in `effects`.
 """
@@ -15,7 +15,7 @@ from cdc_core.source.statements import Statement
 from cdc_core.source.tables import Tables
 
 _SOME_TABLE = "lockstep_some_table"
-"""A name that no pattern is about: captured where all tables of a database are."""
+"""A name that no pattern mentions: it is captured if all tables of a database are."""
 _DROPS = ("DROP TABLE", "DROP DATABASE")
 
 
@@ -23,11 +23,11 @@ _DROPS = ("DROP TABLE", "DROP DATABASE")
 class DdlEffect:
     """tables: captured ones that the statement defines; None where any may be.
 
-    unlogged:  why rows changed, or are past, without row events; "" where they did not.
+    unlogged:  why rows changed or vanished without row events; "" where they did not.
     truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is not an
                unlogged one, and nothing has `happened`.
     happened:  for the coverage of tables.
-    unnamed:   the database that it drops, where no captured table of it is known though there may have been some.
+    unnamed:   the database that it drops, if Lockstep knows no captured table in it, although there may have been some.
     """
 
     tables: tuple[str, ...] | None
@@ -50,20 +50,20 @@ def define_tables(
     cascades_logged: bool,
     on_truncate: Literal["unlogged", "stage"],
 ) -> DdlEffect:
-    """Has `tables` forget what the statement redefines, and says what it did to rows. place: of the statement."""
+    """Makes `tables` forget what the statement redefines, and returns what it did to rows. place: of the statement."""
     defined = tables.of_database(statement.database) if statement.database else statement.tables
     change = tables.change(statement, defined or (), place, commit_ts_us)
     lived = tables.lived(statement, place)
     cascades = statement.cascades and not cascades_logged
     united = tables.merge_tables.emptied_by(defined or ()) if statement.verb == "TRUNCATE" else ()
-    # Asked before the definition is forgotten: an emptied table has the rows of the old one.
+    # Before the definition is forgotten: the rows that it removes have the old one.
     truncated = None if cascades or united or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
     tables.redefined(defined, place, change)
     tables.merge_tables.define(statement)
     defined = defined if defined is None else (*defined, *united)
     captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
     if statement.database and (statement.unlogged or not captured):
-        # Which tables the database had is not in the log, and the server does not know it any more.
+        # The log does not say which tables the database had, and the server no longer knows.
         each = statement.database + EACH_TABLE
         if statement.unlogged and tables.captures(statement.database, _SOME_TABLE):
             captured = (each,)
@@ -73,26 +73,26 @@ def define_tables(
     if captured == () or truncated is not None:
         return DdlEffect(captured, truncated=truncated)
     emptied = [column for columns in change.emptied.values() for column in columns]
-    unlogged = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
+    unlogged = statement.unlogged or ("which tables it touches is unknown" if captured is None else "")
     if not unlogged and cascades:
-        unlogged = "by its foreign key this server changes rows from here on that it does not log"
+        unlogged = "from here on its foreign key changes rows that this server does not log"
     if not unlogged and lived:
         unlogged = "the rows of an earlier table of that name are still staged and in the targets"
     # Before `emptied` is judged: coverage is about rows, and a column that is added again makes no row go unseen.
     happened = _happened(statement, unlogged)
     names = (ANY_TABLE,) if captured is None else captured
     if not unlogged and emptied:
-        unlogged = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
+        unlogged = f"{', '.join(emptied)} existed before: rows that do not change from here on lose its old values"
     return DdlEffect(captured, unlogged, happened=() if happened is None else tuple((name, happened) for name in names))
 
 
 def drops(statement: Statement) -> bool:
-    """Whether tables are gone after it, whose rows stay in the targets."""
+    """Whether it removes tables, whose rows stay in the targets."""
     return statement.verb in _DROPS
 
 
 def _truncated(statement: Statement, tables: Tables, *, lived: bool) -> TableSchema | None:
-    """The definition of the captured table that it empties, or that is empty because it is created again."""
+    """The definition of the captured table that it empties, or creates again empty."""
     empties = statement.verb in ("TRUNCATE", "CREATE OR REPLACE TABLE") or lived
     if not empties or statement.tables is None or statement.queries:
         return None
@@ -101,7 +101,7 @@ def _truncated(statement: Statement, tables: Tables, *, lived: bool) -> TableSch
 
 
 def _happened(statement: Statement, unlogged: str) -> Happened | None:
-    """What a definition did to the rows of the tables that it names."""
+    """What a DDL statement did to the rows of the tables that it names."""
     if unlogged:
         return Happened.UNLOGGED
     if statement.verb == "CREATE TABLE":
