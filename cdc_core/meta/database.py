@@ -176,7 +176,7 @@ class Database:
         except DBAPIError as error:
             raise self._translated(error, write=write) from None
         except self._engine.dialect.loaded_dbapi.Error as error:
-            # SQLAlchemy sets and resets the isolation level, on MySQL by a statement, without wrapping what that raises.
+            # SQLAlchemy sets and resets the isolation level outside its own translation of errors (MySQL: a statement).
             raise self._translated(DBAPIError(None, None, error), write=write) from None
         except _MISREAD as error:
             if self.is_sqlite:

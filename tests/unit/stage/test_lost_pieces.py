@@ -177,7 +177,7 @@ def test_the_first_start_stays_whoever_comes_later(tmp_path):
     assert starts.read(store, "west") is None
 
 
-@pytest.mark.parametrize("version", [1, 3, 99, None, "2", 2.0, True])
+@pytest.mark.parametrize("version", [MANIFEST_VERSION - 1, MANIFEST_VERSION + 1, 99, None, "2", 2.0, True])
 @pytest.mark.parametrize("kind", ["manifest", "start", "horizon"])
 def test_a_file_of_another_version_is_refused_by_that_number(tmp_path, version, kind):
     batches = staged(tmp_path, "shop", [0, 1, 2])
