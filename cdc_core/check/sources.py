@@ -75,13 +75,13 @@ def check_server(
         findings.attempt(
             f"{subject}: position",
             lambda: fail_over(source, connection, address, facts, stored),
-            lambda found: f"another server than before; it would go on at {found.start.position}",
+            lambda found: f"another server than before; it would continue at {found.start.position}",
         )
         return
     start = findings.attempt(
         f"{subject}: position",
         lambda: find_start(source, connection, stored, server=address),
-        lambda found: f"{'goes on' if stored else 'begins'} at {found.position}, which the server still has",
+        lambda found: f"{'continues' if stored else 'begins'} at {found.position}, which the server still has",
     )
     if start is not None and stored is not None:
         near = server.advise_position(facts, server.binlog_files(connection), stored)

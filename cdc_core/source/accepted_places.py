@@ -1,6 +1,6 @@
-"""Places of the log that would stop the stream, and that an operator accepts.
+"""Positions in the log that would stop the stream, and that an operator accepts.
 
-It must keep true that nothing is accepted by mistake: a place at which nothing would have stopped is an error.
+It must keep true that nothing is accepted by mistake: a position at which nothing would have stopped is an error.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cdc_core.source import faults
 
 
 class AcceptedPlaces:
-    """places: file and offset of the events. command: how an operator accepts one, up to the place."""
+    """places: file and offset of the events. command: how an operator accepts one, without the FILE:OFFSET."""
 
     def __init__(
         self,
@@ -27,24 +27,24 @@ class AcceptedPlaces:
         self._ahead = sorted({Position(timeline, *place) for place in places})
         self._places = frozenset((one.file, one.offset) for one in self._ahead)
         self.used: set[tuple[str, int]] = set()
-        """Those at which something would have stopped."""
+        """The places at which something would have stopped."""
 
     def __contains__(self, place: tuple[str, int]) -> bool:
-        # Also of one that was read past: after a lost connection its transaction is read again.
+        # Also where it was already read: after a lost connection its transaction is read again.
         return place in self._places
 
     @property
     def pending(self) -> bool:
-        """Some have not been read past."""
+        """Whether some have not been passed yet."""
         return bool(self._ahead)
 
     def use(self, place: tuple[str, int]) -> None:
-        """Something would have stopped there."""
+        """Records that something would have stopped there."""
         self.used.add(place)
 
     def explain(self, error: LockstepError, place: tuple[str, int]) -> LockstepError:
-        """The error that stops the stream at a place, with the way past it."""
-        remedy = f"{error.remedy}. Or accept this place, once you know what it changed: "
+        """The error that stops the stream at a place, with the command that accepts it."""
+        remedy = f"{error.remedy}. Or accept this position, once you know what changed there: "
         remedy += f"{self._command} {place[0]}:{place[1]}"
         return type(error)(error.what, where=error.where, code=error.code, remedy=remedy)
 

@@ -1,7 +1,7 @@
 """Which clauses of ALTER TABLE change rows without row events.
 
 A pure function of the clauses. It must keep true that a clause is harmless only when it is known to be: it changes
-no value of any row, nor which column a value stands in, nor the key.
+neither a value of any row, nor a value's column, nor the key.
 
 ADD COLUMN is harmless only when existing rows show NULL in the new column, as staged rows without the column do.
 With a DEFAULT or NOT NULL (or of type TIMESTAMP without NULL, which old servers fill) the server shows a value in
@@ -26,12 +26,12 @@ _HARMLESS_HEADS = frozenset({
     "START", "IETF_QUOTES", "SEQUENCE", "ENGINE_ATTRIBUTE", "SECONDARY_ENGINE_ATTRIBUTE", "STORAGE",
 })  # fmt: skip
 _KEY_HEADS = frozenset({"INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "PARTITION"})
-"""Reserved by both servers, so that a column of such a name is quoted."""
+"""Reserved by both servers, so that a column with such a name is quoted."""
 
 
 def unlogged_by_alter(read: Reader, database: str) -> tuple[str, tuple[tuple[str, str], ...] | None]:
     """Why rows change without row events ("" if they do not), and other tables that the statement names: None where
-    they cannot be told."""
+    they are unknown."""
     reasons: list[str] = []
     others: list[tuple[str, str] | None] = []
     for clause in read.clauses():
@@ -87,7 +87,7 @@ def _clause(read: Reader, database: str, others: list[tuple[str, str] | None]) -
 
 
 def _to_blackhole(read: Reader) -> bool:
-    """Options need no comma between them, so the engine may come after another one; `read` is after the first word."""
+    """Options need no commas, so the engine may follow another option; `read` is after the first word."""
     read.at -= 1
     while not read.done:
         if read.take_any("ENGINE", "TYPE"):

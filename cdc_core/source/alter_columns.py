@@ -14,12 +14,12 @@ _NO_COLUMN = frozenset({
     "PRIMARY", "INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT", "PARTITION", "SYSTEM", "PERIOD", "UNIQUE", "FULLTEXT",
     "SPATIAL",
 })  # fmt: skip
-"""Reserved words, or words that a column of that name must follow COLUMN to be meant."""
+"""Reserved words, and words that name a column only after COLUMN."""
 
 
 @dataclass(slots=True)
 class ColumnChanges:
-    """dropped: certainly. perhaps_dropped: IF EXISTS. moved: the table has another name now."""
+    """dropped: certainly dropped. perhaps_dropped: with IF EXISTS. moved: the table has another name now."""
 
     dropped: list[str] = field(default_factory=list)
     perhaps_dropped: list[str] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""Building a block: entries, and the rows in them, become one Block of columns.
+"""Builds a block: entries, and the rows in them, become one Block of columns.
 
 It may assume entries that are added in stream order, each beginning where the one before ended. It must keep true
 that the entries of a block partition its bytes without a hole.
@@ -26,11 +26,11 @@ from cdc_core.source.pending_changes import PendingChange, PendingRowEvents, Pen
 from cdc_core.source.row_batches import EntryColumns, Isolates, RowBatches
 
 ENTRY_BYTES = 96
-"""What an entry itself takes, for the ring's limits."""
+"""Size of an entry itself, for the ring's limits."""
 NOT_INCLUDED = "table not included"
 ISOLATED = "table isolated"
 Trace = tuple[int, int]
-"""Where the trace of the log before a place begins, and its CRC; see Fingerprint."""
+"""Where the trace of the log before a position begins, and its CRC; see Fingerprint."""
 NOT_TRACED: Trace = (NO_TRACE, 0)
 
 _NO_NAME = -1
@@ -43,8 +43,8 @@ class OrdinaryTransactions:
     """Whole transactions in columns, as binlog.ordinary.take_transactions finds them.
 
     entries: a first PASSED one may join the entry before. runs: their GTIDs; of a name the text is prefixes[name].
-    rows: copied from, not kept; entry: of each, index into the entries here. left_out: row events of tables that are
-    not captured.
+    rows: copied from, not kept; entry: for each, its index into the entries here. left_out: row events of tables that
+    are not captured.
     """
 
     entries: ordinary.Entries
@@ -60,7 +60,7 @@ class BlockBuilder:
     """The block that is being filled: from `begin` up to `end`, which moves with each entry."""
 
     def __init__(self, source: str, begin: Position, built: BlockBuilder | None = None) -> None:
-        """built: one whose block was built; the memory that it held rows in is used again."""
+        """built: a builder whose block was built; its row memory is used again."""
         self._source = source
         self.begin = begin
         self.end = begin.offset
@@ -100,7 +100,7 @@ class BlockBuilder:
         PART may have no bytes."""
         if end < self.end or (end == self.end and kind != EntryKind.PART):
             raise InternalError(
-                f"An entry ends at {end}, where the one before it ended at {self.end}.",
+                f"An entry ends at {end}, although the one before it ended at {self.end}.",
                 where=f"{self._source}, {self.begin.file}:{self.end}",
                 code="source.entry_order",
                 remedy="report this as a defect; nothing after the place was staged",
@@ -136,7 +136,7 @@ class BlockBuilder:
         entries["events"][last] += events
         entries["trace"][last], entries["trace_crc"][last] = trace
         if entries["name"][last] != _NO_NAME:
-            # A run has one prefix and no holes, which the GTIDs of what joins need not continue: as texts all of them
+            # A run has one prefix and no gaps, and the GTIDs of what joins need not continue it: as texts, all of them
             # are put into one set when the block is built.
             name, low, high = (int(entries[column][last]) for column in ("name", "low", "high"))
             self._gtids[last] = [_run_text(self._prefixes[name], low, high)]
@@ -145,7 +145,7 @@ class BlockBuilder:
             self._gtids.setdefault(last, []).extend(gtids)
 
     def extend(self, groups: OrdinaryTransactions) -> None:
-        """The same for many whole transactions of the block's file at once."""
+        """Like `add`, for many whole transactions of the block's file at once."""
         first = 0
         new, runs = groups.entries, groups.runs
         named = np.bincount(runs.entry, minlength=len(new.kind))
@@ -179,7 +179,7 @@ class BlockBuilder:
             self.size_bytes += groups.rows.size_bytes
 
     def leave_out(self, rule: str, row_events: int) -> None:
-        """Counts row events that a named rule leaves out."""
+        """Counts row events that a rule, by its name, leaves out."""
         self._left_out[rule] += row_events
 
     def note(self, text: str) -> None:
@@ -238,7 +238,7 @@ class BlockBuilder:
         )  # fmt: skip
 
     def _gtid_texts(self) -> pa.StringArray:
-        """Of each entry, "" where there is none."""
+        """The GTID of each entry, "" where there is none."""
         name, low, high = self._entries["name"], self._entries["low"], self._entries["high"]
         joined = written(self._prefixes, name, low, high)
         if not self._gtids:

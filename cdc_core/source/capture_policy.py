@@ -10,12 +10,12 @@ from cdc_core import config
 
 @dataclass(frozen=True, slots=True)
 class CapturePolicy:
-    """One value, handed from the pipeline file to whatever reads the log.
+    """One value, passed from the pipeline file to every reader of the log.
 
     on_unlogged_change: 'stop', or 'record' a note in the block, when a statement changed rows without row events.
     on_truncate:        'unlogged': as on_unlogged_change says; 'stage': a change of its own.
     on_definition:      'drop', or 'note' in the block, statements that define captured tables and change no row.
-    on_unreadable:      'stop', or 'isolate' a table that cannot be read, and go on with the others.
+    on_unreadable:      'stop', or 'isolate' a table that cannot be read, and continue with the others.
     """
 
     on_unlogged_change: Literal["stop", "record"] = "stop"

@@ -1,7 +1,7 @@
 """A statement's bytes as text, in the session's character set, and names as the server compares them.
 
-It must keep true that a byte is never taken for a sign of the grammar that the server did not take for one, and that a
-character that cannot be told becomes a lone surrogate, so that a name that holds one is known to be unknown.
+It must keep true that a byte is read as syntax only if the server read it as syntax, and that an undecodable character
+becomes a lone surrogate, so that a name that contains one is known to be unknown.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from cdc_core.binlog.wide import FORMS, wide
 
 UNKNOWN_CHARACTER = "\udcff"
 SWE7 = "swe7"
-"""Its letters are where ASCII has brackets and braces. Servers take these for letters of a name, and convert a quoted
-name, but not an unquoted one: t[] is a table of that name, and `t[]` is tÄÅ."""
+"""Its letters have the codes of ASCII's brackets and braces. Servers read these as letters of a name, and convert a
+quoted name, but not an unquoted one: t[] is a table of that name, and `t[]` is tÄÅ."""
 
 _SECOND_BYTES = {
     "big5": ((0xA1, 0xF9), ((0x40, 0x7E), (0xA1, 0xFE))),
@@ -24,7 +24,7 @@ _SECOND_BYTES = {
     "gbk": ((0x81, 0xFE), ((0x40, 0x7E), (0x80, 0xFE))),
     "gb18030": ((0x81, 0xFE), ((0x40, 0x7E), (0x80, 0xFE))),
 }
-"""First and second bytes that the server takes for one character, assigned or not (strings/ctype-*.cc): the second may
+"""First and second bytes that the server reads as one character, assigned or not (strings/ctype-*.cc): the second may
 be a backslash or a backquote. The other sets have no second byte below 128."""
 
 
@@ -36,9 +36,9 @@ def charset_of(client_collation: int) -> str:
 
 
 def decode(sql: bytes, client_collation: int, *, quotes_by_byte: bool = False) -> str:
-    """The text of a statement; what its character set does not know becomes lone surrogates.
+    """The text of a statement; bytes that its character set does not assign become lone surrogates.
 
-    quotes_by_byte: a backquote is one also where it is the second byte of a character, as MariaDB reads quoted names.
+    quotes_by_byte: a backquote ends a name even as the second byte of a character, as MariaDB reads quoted names.
     """
     charset = charset_of(client_collation)
     if sql.isascii():
@@ -58,13 +58,13 @@ def hides_backquotes(client_collation: int) -> bool:
 
 @cache
 def _wide_clients() -> frozenset[str]:
-    """Sets of more than one byte in which a client may send statements: those that have ASCII as it is."""
+    """Multi-byte sets in which a client may send statements: those that contain ASCII unchanged."""
     return frozenset(FORMS) - {"ucs2", "utf16", "utf16le", "utf32"}
 
 
 @cache
 def _single_byte_characters(charset: str) -> tuple[str, ...]:
-    """The character of each byte. One above 127 is never a sign of the grammar, whatever it looks like."""
+    """The character of each byte. A byte above 127 is never syntax, whatever it looks like."""
     table = single_byte(charset)
     found = [chr(code) for code in range(128)]
     for code in range(128, 256):
@@ -102,14 +102,14 @@ def _decode_wide(sql: bytes, charset: str, *, quotes_by_byte: bool) -> str:
 
 
 def swe7_name(text: str) -> str:
-    """A quoted name in swe7, whose bytes were read as ASCII."""
+    """A quoted name in swe7 whose bytes were decoded as ASCII."""
     table = single_byte(SWE7)
     assert table is not None
     return table.decode(text.encode("ascii", "replace")) or UNKNOWN_CHARACTER
 
 
 def is_known(name: str) -> bool:
-    """Whether all characters of a name could be told."""
+    """Whether all characters of a name were decoded."""
     return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
@@ -118,7 +118,7 @@ _KEPT = (
     (0x4C9, 0x4C9), (0x4CD, 0x4CD), (0x4F6, 0x4F6), (0x4FA, 0x52E), (0x10A0, 0x1CBF), (0x1E9E, 0x1E9E),
     (0x1EFA, 0x1EFE), (0x2132, 0x2132), (0x2183, 0x2183), (0x2C00, 0xA7F5),
 )  # fmt: skip
-"""Letters that Unicode got after the servers' utf8mb3_general_ci was made: it leaves them as they are."""
+"""Letters that Unicode added after the servers' utf8mb3_general_ci was made: it leaves them as they are."""
 
 
 def lower_cased(name: str) -> str:

@@ -1,4 +1,4 @@
-"""What a statement of DDL does to captured tables: to what is known of them, and to rows that the log does not show.
+"""What a DDL statement does to captured tables: to their known definitions, and to rows that the log does not show.
 
 Which tables a statement that is not DDL may change is in `effects`.
 """
@@ -15,7 +15,7 @@ from cdc_core.source.statements import Statement
 from cdc_core.source.tables import Tables
 
 _SOME_TABLE = "lockstep_some_table"
-"""A name that no pattern is about: captured where all tables of a database are."""
+"""A name that no pattern mentions: it is captured if all tables of a database are."""
 _DROPS = ("DROP TABLE", "DROP DATABASE")
 
 
@@ -27,7 +27,7 @@ class DdlEffect:
     truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is not an
                unlogged one, and nothing has `happened`.
     happened:  for the coverage of tables.
-    unnamed:   the database that it drops, where no captured table of it is known though there may have been some.
+    unnamed:   the database that it drops, if Lockstep knows no captured table in it, although there may have been some.
     """
 
     tables: tuple[str, ...] | None
@@ -50,7 +50,7 @@ def define_tables(
     cascades_logged: bool,
     on_truncate: Literal["unlogged", "stage"],
 ) -> DdlEffect:
-    """Has `tables` forget what the statement redefines, and says what it did to rows. place: of the statement."""
+    """Makes `tables` forget what the statement redefines, and returns what it did to rows. place: of the statement."""
     defined = tables.of_database(statement.database) if statement.database else statement.tables
     change = tables.change(statement, defined or (), place, commit_ts_us)
     lived = tables.lived(statement, place)
@@ -73,9 +73,9 @@ def define_tables(
     if captured == () or truncated is not None:
         return DdlEffect(captured, truncated=truncated)
     emptied = [column for columns in change.emptied.values() for column in columns]
-    unlogged = statement.unlogged or ("which tables it touches cannot be told" if captured is None else "")
+    unlogged = statement.unlogged or ("which tables it touches is unknown" if captured is None else "")
     if not unlogged and cascades:
-        unlogged = "by its foreign key this server changes rows from here on that it does not log"
+        unlogged = "from here on its foreign key changes rows that this server does not log"
     if not unlogged and lived:
         unlogged = "the rows of an earlier table of that name are still staged and in the targets"
     # Before `emptied` is judged: coverage is about rows, and a column that is added again makes no row go unseen.
@@ -87,12 +87,12 @@ def define_tables(
 
 
 def drops(statement: Statement) -> bool:
-    """Whether tables are gone after it, whose rows stay in the targets."""
+    """Whether it removes tables, whose rows stay in the targets."""
     return statement.verb in _DROPS
 
 
 def _truncated(statement: Statement, tables: Tables, *, lived: bool) -> TableSchema | None:
-    """The definition of the captured table that it empties, or that is empty because it is created again."""
+    """The definition of the captured table that it empties, or creates again empty."""
     empties = statement.verb in ("TRUNCATE", "CREATE OR REPLACE TABLE") or lived
     if not empties or statement.tables is None or statement.queries:
         return None
@@ -101,7 +101,7 @@ def _truncated(statement: Statement, tables: Tables, *, lived: bool) -> TableSch
 
 
 def _happened(statement: Statement, unlogged: str) -> Happened | None:
-    """What a definition did to the rows of the tables that it names."""
+    """What a DDL statement did to the rows of the tables that it names."""
     if unlogged:
         return Happened.UNLOGGED
     if statement.verb == "CREATE TABLE":

@@ -1,10 +1,10 @@
-"""What an INSERT stores in the columns that it leaves out, as the server has it now: literal and implicit defaults.
+"""What an INSERT stores in the columns that it leaves out, as the server does now: literal and implicit defaults.
 
 INFORMATION_SCHEMA cannot be trusted with them: it loses characters outside the BMP and bytes, rounds FLOAT, and MySQL
 shows a TIMESTAMP in the time zone of the session that created it. The command COM_FIELD_LIST answers with the very
 record that an INSERT starts from, on MySQL and MariaDB, reads no row, and covers the implicit defaults of NOT NULL
 columns too (https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_field_list.html).
-It must keep true that a default is exact, or missing from the answer: never nearly right.
+It must keep true that a default is exact or missing from the answer, never approximate.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ SELECT COLUMN_NAME, EXTRA, COLUMN_DEFAULT FROM INFORMATION_SCHEMA.COLUMNS
  WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
 """
 _LITERAL = re.compile(r"^(?:NULL|[nN]?'.*'|[bxBX]'.*'|[-+]?[0-9.]+(?:[eE][-+]?[0-9]+)?)$", re.DOTALL)
-"""What MariaDB shows of a default that is not an expression."""
+"""How MariaDB shows a default that is not an expression."""
 
 
 def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mapping[str, str | None]:
-    """The defaults of a table's columns now; without those that are expressions, generated, or not to be had exactly.
+    """The current defaults of a table's columns; without those that are expressions, generated, or not exactly known.
 
     connection: of `connections.connect`: text in utf8mb4, time zone UTC.
     Text, None for NULL; hex of bytes, seconds of a TIMESTAMP, the number of a BIT. Empty where the table is gone.
@@ -48,7 +48,7 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
     }
     wanted = [column for column in table.columns if not column.generated and column.name in literal]
     if mariadb:
-        # Without a default MariaDB stores the first member of an ENUM, and a zero TIMESTAMP; but '' and the present
+        # Without a default MariaDB stores the first member of an ENUM, and a zero TIMESTAMP; but '' and the current
         # time where the table has a BEFORE INSERT trigger.
         wanted = [
             one for one in wanted
@@ -62,10 +62,10 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
         if column.name in record and raw is None:
             found[column.name] = None
         elif raw is not None and column.name in record and (raw == b"0" or column.type.base != "float"):
-            with suppress(ValueError):  # the server's table is another one by now
+            with suppress(ValueError):  # the server's table was redefined in the meantime
                 found[column.name] = _value(column, raw)
         else:
-            asked.append(column)  # of a FLOAT six digits are shown, of an invisible column maybe nothing
+            asked.append(column)  # the server shows six digits of a FLOAT, perhaps nothing of an invisible column
     for column in asked:
         with suppress(LookupError):
             found[column.name] = _evaluated(connection, table, column)
@@ -119,7 +119,7 @@ def _evaluated(connection: pymysql.Connection, table: TableSchema, column: Colum
     """The default as an expression. A server shows that of a NOT NULL column only in a row of the table, or, on an
     empty table, in an aggregate (MySQL) or the row that an outer join makes up (MariaDB).
 
-    Raises LookupError where it cannot be had.
+    Raises LookupError where it is not available.
     """
     name, source = _quoted(column.name), f"{_quoted(table.database)}.{_quoted(table.table)}"
     form = "HEX({})" if pa.types.is_binary(column.type.arrow) else _FORMS.get(column.type.base, "CAST({} AS CHAR)")

@@ -49,7 +49,7 @@ Name = tuple[str, str]
 
 @answers("source")
 def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str], bool]) -> list[TableSchema]:
-    """The definitions of all captured tables, keyless ones included, in order of names."""
+    """The definitions of all captured tables, keyless ones included, sorted by name."""
     names = [name for row in query(connection, _TABLES) if captures(*(name := (as_text(row[0]), as_text(row[1]))))]
     definitions = read_definitions(connection, names)
     return [schema for name in names if (schema := definitions.get(name, (None, ""))[0]) is not None]
@@ -57,7 +57,7 @@ def table_schemas(connection: pymysql.Connection, captures: Callable[[str, str],
 
 @answers("source")
 def table_schema(connection: pymysql.Connection, database: str, table: str) -> TableSchema | None:
-    """The present definition of one table; None where it is gone, unseen, or has a type that is not supported.
+    """The current definition of one table; None where it is gone, invisible, or has a type that is not supported.
 
     Raises Refused (source.system_versioned, source.merge_table).
     """
@@ -77,10 +77,10 @@ NEVER_CAPTURED = frozenset({"source.system_versioned", "source.merge_table"})
 
 
 def system_versioned(database: str, table: str) -> Refused:
-    """Of a table of MariaDB whose row events are of old versions too. They have the key of the live row, but for the
+    """For a MariaDB table whose row events include old versions. Their key is that of the live row, except for the
     column where the version ends, which the server may not even show: a target would lose or overwrite live rows."""
     return Refused(
-        f"{database}.{table} is system-versioned: the log has its history as further rows of the same key.",
+        f"{database}.{table} is system-versioned: the log records its history as further rows with the same key.",
         where=f"{database}.{table}",
         code="source.system_versioned",
         remedy="exclude the table (tables.exclude); or ALTER TABLE ... DROP SYSTEM VERSIONING on the source, and start "
@@ -91,7 +91,7 @@ def system_versioned(database: str, table: str) -> Refused:
 def read_definitions(
     connection: pymysql.Connection, names: Sequence[Name]
 ) -> dict[Name, tuple[TableSchema | None, str]]:
-    """Of each table that the account may see: its definition, or why there is none. In one pass over its databases."""
+    """For each table that the account may see: its definition, or why there is none. In one pass over its databases."""
     databases = sorted({database for database, _ in names})
     return _read(connection, "TABLE_SCHEMA IN ({})", databases, frozenset(names)) if databases else {}
 
@@ -99,7 +99,7 @@ def read_definitions(
 def _read(
     connection: pymysql.Connection, where: str, arguments: Sequence[str], wanted: frozenset[Name]
 ) -> dict[Name, tuple[TableSchema | None, str]]:
-    """Definition, or why there is none, of the wanted tables."""
+    """For each wanted table: its definition, or why there is none."""
     mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
     where = where.format(", ".join(["%s"] * len(arguments)))
     keys = _keys(query(connection, _UNIQUE_KEYS.format(where=where), arguments), wanted)
@@ -138,7 +138,7 @@ def _column(row: tuple[Any, ...], key: tuple[str, ...], *, mariadb: bool) -> Col
 
 
 def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name, tuple[str, ...]]:
-    """Of each table the primary key, else the first unique key of whole NOT NULL columns, by name of the key."""
+    """The primary key of each table, else its first unique key (by key name) of whole NOT NULL columns."""
     parts: dict[Name, dict[str, list[tuple[Any, ...]]]] = {}
     for row in rows:
         name = (as_text(row[0]), as_text(row[1]))
@@ -156,7 +156,7 @@ def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name
 
 
 def as_text(value: object) -> str:
-    """MySQL 8 gives some columns of INFORMATION_SCHEMA as bytes."""
+    """MySQL 8 returns some columns of INFORMATION_SCHEMA as bytes."""
     return value.decode() if isinstance(value, bytes) else str(value)
 
 
@@ -219,7 +219,7 @@ def require_logged_cascades(
             f"{'; '.join(found)}.",
             where=source,
             code="source.unlogged_cascades",
-            remedy="replace the cascade by statements of the application, exclude the child table, or accept it with "
+            remedy="replace the cascade with statements of the application, exclude the child table, or accept it with "
             "tables.on_unlogged_change: record",
         )
     return found

@@ -1,9 +1,9 @@
 """The wire: a replication connection that mysql-replication opens, read for as long as the caller wants.
 
 mysql-replication does the handshake, checksum and heartbeat negotiation, registration and the dump command; from
-there on the socket is ours, and `framer` makes events of its bytes. It must keep true that a dead connection is
-noticed, and that a caller never waits longer than it said. MariaDB is asked for its ANNOTATE_ROWS events too, which it
-would leave out in silence, so that places could not be counted.
+there on the socket is ours, and `framer` turns its bytes into events. It must keep true that a dead connection is
+noticed, and that a caller never waits longer than it said. MariaDB is asked for its ANNOTATE_ROWS events too: it would
+silently omit them, and positions could not be counted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cdc_core.source.facts import log_off
 _ENOUGH = 2 << 20
 """Bytes received at once before they are looked at, as long as more keep coming."""
 _STEADY = 32 << 10
-"""A receive that brings less has emptied the connection."""
+"""A receive that returns less has emptied the connection."""
 _MOMENT_S = 0.001
 _COM_BINLOG_DUMP = 0x12
 _SEND_ANNOTATE_ROWS = 0x02
@@ -40,16 +40,16 @@ _SESSION = (
 
 
 class EndOfLog(Exception):
-    """All that the server has was read; only a reader that does not wait meets it."""
+    """Everything that the server has was read; only raised for a reader that does not wait."""
 
 
 class LogReader:
-    """Events from `start` on, in order, each with its place in the log.
+    """Events from `start` on, in order, each with its position in the log.
 
     server_id: ours as a replica: the server ends an older stream of the same id. 0: a passing look at the log, which
                ends no other, and for which `events` raises EndOfLog at the end of the log instead of waiting there.
     host:      the name under which this replica registers itself and claims the server_id; "" to do neither.
-    known:     of the log before `start`: it is compared before the reader is handed on, and another log is refused.
+    known:     of the log before `start`: it is compared before the reader is used, and another log is refused.
     Raises while opening: Refused (connection.denied, source.missing_grant, source.log_off), RetryLater
     (connection.unreachable, source.connection_lost); Refused (source.server_id_taken) before another extractor's stream
     is ended; with `known` DataAtRisk (source.history_changed) and what `events`
@@ -77,7 +77,7 @@ class LogReader:
         self._connection = self._open(server, server_id, heartbeat_s, host)
         self._socket: Any = self._connection._sock  # type: ignore[attr-defined]
         self._unread = False
-        """What came with the proof was not looked at yet, and goes before whatever became of the connection since."""
+        """What came with the proof was not examined yet; it takes precedence over the later fate of the connection."""
         try:
             while not self.framer.prove():
                 self.receive(read_timeout_s)
@@ -167,7 +167,7 @@ class LogReader:
         self._require_more()
         received = size = self._receive(self.framer.buffer.get_buffer(), wait_s)
         self.framer.buffer.buffer_updated(size)
-        # What has come must be looked at before an end of the connection is told: its last words may say why.
+        # Examine what has come before an end of the connection is reported: the last bytes may say why.
         with suppress(OSError):
             while size >= _STEADY and received < _ENOUGH:
                 self._socket.settimeout(_MOMENT_S)
@@ -208,7 +208,7 @@ class LogReader:
 
 
 def _ask_for_annotations(connection: pymysql.Connection) -> None:
-    """Sets the flag in the dump command that the library writes: it only knows it together with GTID positions.
+    """Sets a flag in the dump command that the library writes: it supports the flag only with GTID positions.
 
     Packet: length u24, number u8, command u8, offset u32, flags u16, server id u32, file name.
     """

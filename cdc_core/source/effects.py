@@ -1,9 +1,9 @@
-"""Which captured tables a statement may change whose changes the log does not hold as rows.
+"""Which captured tables a statement may change, if the log does not contain its changes as rows.
 
-A statement names tables, but changes others too: through views, triggers, stored functions and foreign keys. What
-those are is asked of the server, which only knows the present; so the log is read ahead to its end, and where a
-statement ahead drops or redefines what the answer rests on, there is no answer. MySQL writes with each statement in
-which databases it changed something, however it got there: then no table of another database is concerned.
+A statement names tables, but changes others too: through views, triggers, stored functions and foreign keys. The
+server knows only their current definitions; so the log is read ahead to its end, and if a later statement drops or
+redefines what the answer depends on, there is no answer. MySQL logs with each statement the databases in which it
+changed anything, directly or not: then tables of other databases are not affected.
 It must keep true that a table is left out only when it is certain that the statement did not change it.
 """
 
@@ -32,15 +32,15 @@ _SYSTEM = frozenset({"mysql", "information_schema", "performance_schema", "sys"}
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """tables: captured ones that it may change. unknown: why others may be changed too, "" where none is."""
+    """tables: captured tables that it may change. unknown: why it may change others too, "" if it does not."""
 
     tables: tuple[Table, ...] = ()
     unknown: str = ""
 
 
 class Effects:
-    """connect: an ordinary connection to the server. ahead: the log's events from a position to its present end.
-    end: its present end."""
+    """connect: an ordinary connection to the server. ahead: the log's events from a position to its current end.
+    end: its current end."""
 
     def __init__(
         self,
@@ -54,14 +54,13 @@ class Effects:
         self._connect = connect
         self._present: Present | None = None
         self._known_up_to: Position | None = None
-        """Where the log ended when the present began to be asked."""
+        """Where the log ended when the server was first asked for its current definitions."""
         self._end = end
         self._ahead = _Ahead(ahead)
 
     def of(self, statement: Statement, databases: frozenset[str] | None, behind: Position) -> Effect:
-        """databases: in which alone it changed anything, where the event says so. behind: where the next event begins.
-
-        Raises what a question to the server raises.
+        """databases: the only ones in which it changed anything, where the event says so. behind: where the next event
+        begins. Raises what a query to the server raises.
         """
         if self._present is None or self._known_up_to is None or not self._in_reach(behind):
             self._known_up_to = self._end()
@@ -81,7 +80,7 @@ class Effects:
 
 
 class Present:
-    """What the server has now, asked once each."""
+    """What the server has now; each question is asked once."""
 
     def __init__(self, connect: Callable[[], pymysql.Connection], *, lower_case: bool) -> None:
         self._connect = connect
@@ -182,8 +181,8 @@ class Present:
         return self._views[view]
 
     def routines(self) -> dict[Table, list[str | None]]:
-        """The bodies of all routines and packages, None of one that the account may not see. Their names have no
-        case, whatever the tables' have."""
+        """The bodies of all routines and packages, None for one that the account may not see. Their names are
+        case-insensitive, even if those of tables are not."""
         if self._routines is None:
             self._routines = {}
             for row in self._ask(
@@ -194,7 +193,7 @@ class Present:
         return self._routines
 
     def children(self, parent: Table) -> list[Table]:
-        """Tables whose rows change with rows of this one, by their foreign keys."""
+        """Tables whose rows change with rows of this one, through their foreign keys."""
         if self._children is None:
             self._children = {}
             for row in self._ask(_CASCADES):
@@ -211,7 +210,7 @@ SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE
 
 
 class _Walk:
-    """From the names in a statement to all that it may change."""
+    """Follows the names in a statement to everything that it may change."""
 
     def __init__(
         self, present: Present, captures: Callable[[str, str], bool], databases: frozenset[str] | None
@@ -221,18 +220,18 @@ class _Walk:
         self._databases = databases
         self._written: set[Table] = set()
         self._named: set[Table] = set()
-        """All names that were met: tables, views, routines, and words that are none of them."""
+        """All names found: tables, views, routines, and words that are none of these."""
         self._run: set[Table] = set()
         self._hit: set[Table] = set()
         self._found: set[Table] = set()
-        """Names of something that is there."""
+        """Names of something that exists."""
         self._why = ""
         self._lost_captured = False
-        """A captured table of these databases was dropped or defined again since."""
+        """Databases in which a captured table was dropped or redefined since."""
 
     def effect(self, statement: Statement) -> Effect:
         if statement.action is Action.UNKNOWN and not self._found:
-            self._unknown("it names nothing that is there")
+            self._unknown("it names nothing that exists")
         if self._databases is None:
             return Effect(tuple(sorted(self._hit)), self._why)
         if not self._lost_captured and not self._may_hold_captured():
@@ -253,18 +252,18 @@ class _Walk:
         if statement.action is Action.DATA:
             for table in statement.tables or ():
                 self._write(table, certain=True)
-        # What a definition makes is judged as a definition; its query only reads, if it calls nothing.
+        # What a DDL statement creates is judged as DDL; its query only reads, if it calls nothing.
         runs = mentions.names if statement.action is Action.UNKNOWN else mentions.calls
         self._mentioned(mentions, runs, writes=statement.tables is None)
 
     def doubt(self, ahead: Statement) -> None:
-        """A statement further on in the log may have removed what was not found any more."""
+        """A later statement in the log may have removed what was no longer found."""
         if ahead.action is Action.HARMLESS:
             if not ahead.verb.startswith(("DROP ", "ALTER ", "CREATE ")) or ahead.tables == ():
                 return
             here = {name[0] for name in self._named}
             if ahead.tables is None or any(name[0] in here for name in ahead.tables):
-                self._unknown(f"a {ahead.verb} further on may have removed what it ran")
+                self._unknown(f"a later {ahead.verb} may have removed what it ran")
             return
         names = ahead.mentions.names if ahead.action is Action.UNKNOWN else ahead.tables
         if ahead.action is Action.DEFINITION and ahead.verb not in _REMOVES and ahead.tables is not None:
@@ -281,7 +280,7 @@ class _Walk:
         ):
             lost = self._lost_captured = True
         if lost:
-            self._unknown(f"a statement further on ({ahead.verb}) may have changed what it named")
+            self._unknown(f"a later statement ({ahead.verb}) may have changed what it named")
 
     def _unknown(self, why: str) -> None:
         self._why = self._why or why
@@ -299,7 +298,7 @@ class _Walk:
             }
 
     def _mentioned(self, mentions: Mentions, runs: frozenset[Table], *, writes: bool) -> None:
-        """writes: each name may be of a table that is written. runs: those that may be of routines."""
+        """writes: each name may be of a table that is written. runs: names that may be of routines."""
         if not mentions.known:
             self._unknown("a name in what it runs cannot be decoded")
         new = mentions.names - (self._named if not writes else frozenset())
@@ -322,7 +321,7 @@ class _Walk:
 
     def _body(self, body: str | None, database: str, what: str) -> None:
         if not body:
-            self._unknown(f"the account may not see {what} (GRANT SHOW VIEW, TRIGGER and SELECT on all)")
+            self._unknown(f"the account may not see {what} (GRANT SHOW VIEW, TRIGGER, SELECT ON *.*)")
             return
         mentions = mentioned_in(body, database)  # where a procedure may be called without parentheses
         self._mentioned(mentions, mentions.names, writes=True)
@@ -335,7 +334,7 @@ class _Walk:
         kind = self._present.kinds([table]).get(table)
         if kind is None:
             if certain:
-                self._unknown(f"{'.'.join(table)} is not there any more, or the account may not see it")
+                self._unknown(f"{'.'.join(table)} no longer exists, or the account may not see it")
             if certain and self._captures(*table):
                 self._hit.add(table)
             return
@@ -374,7 +373,7 @@ class _Walk:
 
 
 class _Ahead:
-    """Statements ahead that define something, in a stretch of the log that grows with it: none is read twice."""
+    """Later statements that define something, in a stretch of the log that grows with it: none is read twice."""
 
     def __init__(self, events: Callable[[Position], Iterator[Event]]) -> None:
         self._events = events
@@ -383,7 +382,7 @@ class _Ahead:
         self._found: list[tuple[Position, Statement]] = []
 
     def of(self, behind: Position, *, fresh: bool, lower_case: bool) -> Sequence[Statement]:
-        """Those between a place and the log's end: as it is now (fresh), or as it was when it was last read."""
+        """Those between a position and the log's end: its current end (fresh), or its end when it was last read."""
         covered = self._begin is not None and self._end is not None and self._begin <= behind <= self._end
         if not covered:
             self._begin, self._end, self._found = behind, behind, []
@@ -414,7 +413,7 @@ class _Ahead:
 
 
 def _defines(statement: Statement) -> bool:
-    """Or drops, or may."""
+    """Whether the statement defines or drops anything, or may."""
     if statement.action is Action.HARMLESS:
         return statement.tables != ()
     return statement.action in (Action.DEFINITION, Action.UNKNOWN)

@@ -1,4 +1,4 @@
-"""Framing: the bytes of a replication connection become events with their true positions. No socket here.
+"""Framing: the bytes of a replication connection become events with their true positions. No I/O here.
 
 No byte of the log may be skipped: every event's position must follow from the one before, 64 bits wide (a header's
 log_pos has 32 and wraps in a file above 4 GiB, and MariaDB leaves it 0 inside a transaction).
@@ -37,8 +37,8 @@ from cdc_core.source.long_event import LongEvent
 from cdc_core.source.receive_buffer import ReceiveBuffer
 
 MAX_DUMP_OFFSET = (1 << 32) - 1
-"""COM_BINLOG_DUMP asks with 32 bits; for a later position we read the file from its start and pass over the
-events before it."""
+"""COM_BINLOG_DUMP takes a 32-bit offset; for a later position we read the file from its start and skip the events
+before it."""
 
 _LONGEST_PACKET = LONG
 _START_ENCRYPTION_SIZE = 64
@@ -53,7 +53,7 @@ class EventFramer:
 
     buffer: receive into it.
     file, offset: where the next event should begin; ask the server for the log from there.
-    ended: the server has said that there is no more.
+    ended: the server has ended the stream.
     known: of the log before `start` (source.log_proof). Another log raises DataAtRisk (source.history_changed).
     """
 
@@ -72,7 +72,7 @@ class EventFramer:
         self.file = self._proof.file
         self.offset = self._proof.offset if self._proof.offset <= max_dump_offset else FIRST_OFFSET
         self._wanted = self._proof.offset
-        """Events before it are passed over; -1 once it was reached."""
+        """Events before it are skipped; -1 once it was reached."""
         self._kept: Event | None = None
         self._format: FormatDescription | None = None
         self._format_crc = 0
@@ -82,7 +82,7 @@ class EventFramer:
 
     @property
     def failed(self) -> bool:
-        """An error waits to be raised by the next `take`."""
+        """The next `take` raises an error."""
         return self._failed is not None
 
     @property
@@ -252,17 +252,17 @@ class EventFramer:
         return faults.protocol(f"a packet begins with byte {code}", self.where)
 
     def _require_plausible(self, size: int) -> None:
-        """That an incomplete packet is one: bytes damaged in transit would make us wait for it forever."""
+        """Rejects a packet that cannot be one: with a damaged length we would wait for its end forever."""
         head = self.buffer.peek(_PACKET_HEAD)
         if len(head) < _PACKET_HEAD:
             return
         if head[4] != 0 or int.from_bytes(head[14:18], "little") == size - 1:
             return
-        raise faults.protocol(f"a packet of {size} bytes holds an event of another length", self.where)
+        raise faults.protocol(f"a packet of {size} bytes contains an event of another length", self.where)
 
     def _event(self, data: bytes, long: LongEvent | None = None) -> Event | None:
-        """The event with its position; None for one without a position that only steers the stream. data: of a long
-        event its first bytes."""
+        """The event with its position; None for one without a position that only steers the stream. data: for a long
+        event, its first bytes."""
         header = parse_header(data, f"{self.file}:{self.offset}")
         code = header.type
         if code in _HEARTBEATS:
@@ -299,7 +299,7 @@ class EventFramer:
                     f"Offset {self._wanted} of {self.file} is not where an event begins.",
                     where=f"{self.file}:{self._wanted}",
                     code="source.bad_position",
-                    remedy="give a position that SHOW BINLOG EVENTS prints for the begin of a transaction",
+                    remedy="use a position that SHOW BINLOG EVENTS prints for the start of a transaction",
                 )
             self._wanted = -1
             if self.proven:

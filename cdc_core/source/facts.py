@@ -2,7 +2,7 @@
 
 It may assume a connection that `connections.connect` opened. It must keep true that each statement works on
 MariaDB 10.6 to 11 and MySQL 8 to 9, and that a lost connection is RetryLater and a missing privilege Refused.
-What a server must be like stands in `server`.
+The requirements that a server must meet are in `server`.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class BinlogFile:
 
 
 def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] = ()) -> Rows:
-    """The rows of a statement that reads. A connection that was lost meanwhile is opened again, once.
+    """The rows of a query. A connection that was lost meanwhile is opened again, once.
 
     Raises RetryLater (source.connection_lost), Refused (source.missing_grant); other server errors as PyMySQL's.
     """
@@ -132,7 +132,7 @@ def explained(error: pymysql.err.MySQLError, sql: str) -> Exception:
             f"The account may not run {sql.split('(')[0].strip()[:60]!r}: {error.args[-1]}.",
             where="source",
             code="source.missing_grant",
-            remedy="GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* to the account on the source",
+            remedy="on the source: GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO the account",
         )
     return error
 
@@ -142,7 +142,7 @@ def _lost(error: Exception) -> LockstepError:
         f"The connection to the source was lost: {error.args[-1] if error.args else error}.",
         where="source",
         code="source.connection_lost",
-        remedy="nothing is lost; the next attempt goes on from the last durable position",
+        remedy="nothing is lost; the next attempt continues from the last durable position",
     )
 
 
@@ -151,7 +151,7 @@ _Answer = TypeVar("_Answer")
 
 
 def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer]:
-    """An answer without the rows, columns or values that the question asks for is of a server that we do not know."""
+    """Refuses an answer that lacks the rows, columns or values asked for: we do not know that server."""
 
     @functools.wraps(question)
     def asked(*arguments: _Asked.args, **named: _Asked.kwargs) -> _Answer:
@@ -159,10 +159,10 @@ def _understood(question: Callable[_Asked, _Answer]) -> Callable[_Asked, _Answer
             return question(*arguments, **named)
         except (IndexError, KeyError, TypeError, ValueError, ArithmeticError) as error:
             raise InternalError(
-                f"The server's answer to {question.__name__!r} cannot be understood: {type(error).__name__}: {error}.",
+                f"Lockstep cannot read the server's answer to {question.__name__!r}: {type(error).__name__}: {error}.",
                 where="source",
                 code="source.unknown_server",
-                remedy="check that nothing but a database answers there (a proxy in between may not pass all on), and "
+                remedy="check that a database answers there (a proxy in between may not support all statements), and "
                 "report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
             ) from None
 
@@ -228,7 +228,7 @@ def now_us(connection: pymysql.Connection) -> int:
 
 
 def _first_known(connection: pymysql.Connection, *statements: str) -> Rows:
-    """The rows of the first statement whose grammar this server knows: they were renamed over the years."""
+    """The rows of the first statement that this server can parse: they were renamed over the years."""
     for statement in statements:
         try:
             return query(connection, statement)
@@ -236,7 +236,7 @@ def _first_known(connection: pymysql.Connection, *statements: str) -> Rows:
             if error.args[0] != PARSE_ERROR:
                 raise
     raise InternalError(
-        f"The server knows none of the statements {', '.join(statements)}.",
+        f"The server does not know any of the statements {', '.join(statements)}.",
         where="source",
         code="source.unknown_server",
         remedy="report the server's version: MariaDB 10.6 to 11 and MySQL 8 to 9 are supported",
@@ -264,7 +264,7 @@ def end_position(connection: pymysql.Connection, timeline: int) -> Position:
 
 def log_off() -> Refused:
     return Refused(
-        "The server writes no binary log.",
+        "The server does not write a binary log.",
         where="source",
         code="source.log_off",
         remedy="start the source with log_bin (and binlog_format=ROW), then take a full copy",
@@ -298,7 +298,7 @@ def gtid_executed(connection: pymysql.Connection) -> str:
 @answers("source")
 @_understood
 def gtid_purged(connection: pymysql.Connection) -> str:
-    """MySQL: what was executed and is in no file of the log any more, or never was."""
+    """MySQL: what was executed and is not in any file of the log, because it was purged or was never logged."""
     return "".join(str(query(connection, "SELECT @@GLOBAL.gtid_purged")[0][0] or "").split())
 
 

@@ -1,8 +1,8 @@
-"""Going on at another server: the place in its log behind all that was read of the server before.
+"""Continuing at another server: the position in its log after everything that was read from the previous server.
 
-By GTIDs where the checkpoint has them: exact. Else by time: from `rewind_s` before what was read last, so that some
-transactions come again, under a newer order key, which changes nothing where rows have a key. It must keep true that no
-change is left out: a server that lacks what was read, or whose log begins too late, stops the source.
+By GTIDs where the checkpoint has them: exact. Otherwise by time: from `rewind_s` before the last transaction read, so
+that some transactions come again, under a newer order key, which changes nothing where rows have a key. It must keep
+true that no change is left out: a server that lacks what was read, or whose log begins too late, stops the source.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Failover:
-    """start: where the other server's log goes on, under a new timeline. note: what the manifest says of it.
+    """start: where to continue in the other server's log, under a new timeline. note: for the manifest.
     again_until: as in Manifest."""
 
     start: Checkpoint
@@ -43,7 +43,7 @@ def is_other_server(stored: Checkpoint, known: ServerFacts) -> bool:
 def fail_over(
     source: Source, control: pymysql.Connection, server: connections.Server, known: ServerFacts, stored: Checkpoint
 ) -> Failover:
-    """Where to go on at the server that `control` is connected to.
+    """Where to continue at the server that `control` is connected to.
 
     Raises DataAtRisk (source.diverged, source.purged; source.other_server where there are neither GTIDs nor several
     servers in the source), RetryLater (source.standby_behind), Refused (source.log_off).
@@ -69,7 +69,7 @@ def fail_over(
         floor_us=stored.floor_us,
     )
     note = (
-        f"source {source.name} was read at server {stored.server} up to {stored.position} and goes on at server "
+        f"source {source.name} was read at server {stored.server} up to {stored.position} and continues at server "
         f"{known.identity} from {start.position}, {how}"
     )
     log.warning(note)
@@ -91,7 +91,7 @@ def _by_gtid(search: Search, source: Source, stored: Checkpoint, wanted: GtidSet
         None,
     )
     if purged or begin is None:
-        raise _purged(str(purged) or f"what comes behind {wanted}", source, known)
+        raise _purged(str(purged) or f"what comes after {wanted}", source, known)
     if known.mariadb:
         _require_same_history(search, begin, wanted, source, stored)
     found = search.first(begin, lambda one: not one.gtid or not wanted.has(one.gtid))
@@ -99,7 +99,7 @@ def _by_gtid(search: Search, source: Source, stored: Checkpoint, wanted: GtidSet
 
 
 def _require_same_history(search: Search, begin: str, wanted: GtidSet, source: Source, stored: Checkpoint) -> None:
-    """MariaDB numbers transactions by domain: an equal number may be another server's. Ours must stand in the log."""
+    """MariaDB numbers transactions by domain: an equal number may be another server's. Ours must be in the log."""
     last = {f"{domain}-{server}-{number}" for domain, (server, number) in wanted.domains}
     last -= set(search.head(begin).previous.split(","))
     for one in search.begins(begin):
@@ -111,7 +111,7 @@ def _require_same_history(search: Search, begin: str, wanted: GtidSet, source: S
 
 
 def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkpoint, str, Position | None]:
-    """Where to go on, words for it, and the last transaction that may come again."""
+    """Where to continue, a description of it, and the last transaction that may come again."""
     now_us = server_now_us(search.control)
     if not 0 < stored.watermark_us <= now_us + CLOCK_TOLERANCE_US:
         raise _no_time(source, stored, now_us)
@@ -136,12 +136,12 @@ def _by_time(search: Search, source: Source, stored: Checkpoint) -> tuple[Checkp
 def _no_time(source: Source, stored: Checkpoint, now_us: int) -> DataAtRisk:
     reached = f"up to {from_us(stored.watermark_us).isoformat()}" if stored.watermark_us else "up to no known time"
     return DataAtRisk(
-        f"Without GTIDs a place is found by time, and a clock was wrong: it was read {reached}, and here it is "
-        f"{from_us(now_us).isoformat()}.",
+        f"Without GTIDs the position at another server is found by time, and a clock was wrong: the log was read "
+        f"{reached}, but this server's clock says {from_us(now_us).isoformat()}.",
         where=f"{source.name}, {stored.position}",
         code="source.no_time",
-        remedy="set the clocks right. If the server that was read before answers, read it once more, which finds the "
-        f"time; else {FULL_COPY}",
+        remedy="correct the clocks. If the previous server still answers, run once more against it, which records the "
+        f"right time; otherwise {FULL_COPY}",
     )
 
 
@@ -149,18 +149,18 @@ def _lacks(what: str, search: Search, source: Source, stored: Checkpoint) -> Loc
     where = f"{source.name}, {stored.position}"
     if applies_replicated(search.control):
         return RetryLater(
-            f"The standby {search.known.identity} has not applied all that was read of {stored.server} yet: it lacks "
+            f"The standby {search.known.identity} has not yet applied all that was read from {stored.server}: it lacks "
             f"{what}.",
             where=where,
             code="source.standby_behind",
-            remedy="nothing is lost; once it has caught up, the next attempt goes on there",
+            remedy="nothing is lost; once the standby has caught up, the next attempt continues there",
         )
     return DataAtRisk(
-        f"The server {search.known.identity} lacks transactions that were read of {stored.server}: {what}.",
+        f"The server {search.known.identity} lacks transactions that were read from {stored.server}: {what}.",
         where=where,
         code="source.diverged",
-        remedy="they are staged, and this server never had them: bring the old server's transactions to it, or, if it "
-        f"is right without them, {FULL_COPY}",
+        remedy="they are staged, but this server never had them: apply the old server's transactions to it, or, if "
+        f"it is right without them, {FULL_COPY}",
     )
 
 
@@ -169,16 +169,17 @@ def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
         f"The log of {known.identity} no longer holds {what}.",
         where=f"{source.name}, failover",
         code="source.purged",
-        remedy=f"read a standby that still has it, or {FULL_COPY}; keep the log longer (binlog_expire_logs_seconds)",
+        remedy=f"read a standby that still has this log, or {FULL_COPY}; keep the log longer "
+        "(binlog_expire_logs_seconds)",
     )
 
 
 def _other_server(source: Source, stored: Checkpoint, known: ServerFacts) -> DataAtRisk:
     return DataAtRisk(
-        f"The position was counted by server {stored.server}, and this is {known.identity}: the same file and offset "
-        "are another place there, and no GTIDs tell where it goes on.",
+        f"The position is in the log of server {stored.server}, but this is {known.identity}: the same file and offset "
+        "mean another position here, and there are no GTIDs to find the right one.",
         where=f"{source.name}, {stored.position}",
         code="source.other_server",
         remedy=f"point {source.connections[0]} at the server that was read before; or, if this is a standby of it, "
-        "list both under `connection`, and reading goes on by time",
+        "list both under `connection`, and reading continues by time",
     )

@@ -1,9 +1,9 @@
-"""The fast path: wholly ordinary transactions go from the receive buffer into the block builder in columns.
+"""The fast path: ordinary transactions go from the receive buffer into the block builder in columns.
 
 The transaction assembler knows every kind of event. The fast path only takes transactions that binlog.ordinary finds
-ordinary, with table maps that the assembler has met before; and the row events of a group that the assembler has opened
-because it is large, or has something unusual in it. All else it leaves, untouched and in order, to the assembler, event
-by event. It must keep true that what it adds is what the assembler would have added.
+ordinary, with table maps that the assembler has seen before; and the row events of a group that the assembler has
+opened because it is large or contains something unusual. It leaves the rest, untouched and in order, to the assembler,
+event by event. It must keep true that what it adds is what the assembler would have added.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from cdc_core.source.tables import Tables
 from cdc_core.source.transaction_assembler import Blocks, TransactionAssembler
 
 WAIT_BYTES = 2 << 20
-"""A group that is not whole yet is waited for while it is smaller; the assembler opens a larger one as it comes."""
+"""The fast path waits for the rest of a smaller incomplete group; the assembler opens a larger one as it arrives."""
 
 _ENTRIES = 1 << 14
 _ROWS = 1 << 15
@@ -41,7 +41,7 @@ _OF_ROWS = frozenset({
 
 
 class _KnownMaps:
-    """Table maps that the assembler has met, as the kernels look them up; all are dropped when a definition changes."""
+    """Table maps that the assembler has seen, as the kernels look them up; all dropped when a definition changes."""
 
     def __init__(self) -> None:
         self.slot_id = np.zeros(ordinary.MAP_SLOTS, np.int64)
@@ -69,7 +69,7 @@ class _KnownMaps:
         )
 
     def learn(self, body: bytes, table: MappedTable | None, group: int) -> bool:
-        """The body of a TABLE_MAP of a group and what it was found to be; False when it does not fit any more."""
+        """Adds the body of a TABLE_MAP of a group and its meaning; False when there is no space for it."""
         description = body[8:]
         number = self._known.get(description)
         if number is None:
@@ -121,26 +121,26 @@ class FastPath:
         self._rows = ordinary.RowEvents(*(np.empty(_ROWS, np.int64) for _ in ordinary.RowEvents._fields))
 
     def feed(self, framer: EventFramer) -> Blocks:
-        """All that is there: ordinary groups at once, the rest event by event. Whoever leaves in the middle must go on
-        with the same generator. Raises what EventFramer.next_event and TransactionAssembler.feed raise."""
+        """Feeds everything received: ordinary groups at once, the rest event by event. A caller that stops midway must
+        continue with the same generator. Raises what EventFramer.next_event and TransactionAssembler.feed raise."""
         assembler = self._assembler
         assembler.mariadb = framer.mariadb
         assembler.format_crc = framer.format_crc or assembler.format_crc
         while True:
-            # First the open group, whose row events are most of a large transaction. Where none is open, or its next
-            # event is not one of those, nothing is taken.
+            # First the open group, as most of a large transaction is row events. If none is open, or the next event
+            # is not a row event, nothing is taken.
             if framer.ordinary() and (yield from self._take_inside(framer)):
                 continue
             # Then whole transactions, which only begin where no group is open.
             if assembler.between_groups and framer.ordinary():
                 why = yield from self._take(framer)
-                # The columns were full, of what was found or of what was framed: there is more to take.
+                # The columns of found groups or of framed events were full: there is more to take.
                 if why == ordinary.FULL or (why == ordinary.OPEN and framer.buffer.make_space()):
                     continue
                 # The last one is not whole. It may be ordinary, unless it is too large to wait for.
                 if why == ordinary.OPEN and framer.incomplete and framer.buffer.waiting_bytes < WAIT_BYTES:
                     return
-            # Whatever is next, the assembler knows it.
+            # The assembler knows every event that may come next.
             event = framer.next_event()
             if event is None:
                 return
@@ -166,7 +166,7 @@ class FastPath:
             self._maps.learn(body, table, self._group)
 
     def _take(self, framer: EventFramer) -> Generator[Block, None, int]:
-        """Ordinary groups from the first framed event on; why there are no more."""
+        """Takes ordinary groups from the first framed event on; returns why there are no more."""
         assembler, events = self._assembler, framer.events
         builder = assembler.builder
         if not self._knows(events, _BEGINS) or framer.file != builder.begin.file:
@@ -202,7 +202,7 @@ class FastPath:
         return found.why
 
     def _take_inside(self, framer: EventFramer) -> Generator[Block, None, bool]:
-        """Of the open group what is ordinary from the first framed event on; whether that was any."""
+        """Takes ordinary events of the open group from the first framed event on; returns whether there were any."""
         assembler, events = self._assembler, framer.events
         inside = assembler.inside
         if inside is None or not self._knows(events, _OF_ROWS):
@@ -240,7 +240,7 @@ class FastPath:
 
 
 def _prefix(first: int, second: int, flavor: int) -> str:
-    """What stands before the number in a GTID's text: of MariaDB `domain-server-`, else `uuid:`."""
+    """The part of a GTID's text before its number: `domain-server-` on MariaDB, else `uuid:`."""
     if flavor:
         return f"{first}-{second}-"
     halves = (half.to_bytes(8, "little", signed=True) for half in (first, second))

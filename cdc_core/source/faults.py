@@ -1,4 +1,4 @@
-"""The errors that stop a stream: what stands in the log, or what the server says. `where` is `source, file:offset`."""
+"""The errors that stop a stream: what is in the log, or what the server says. `where` is `source, file:offset`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from cdc_core.source.facts import DENIED
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"{type_name(event.header.type)} comes without what must precede it: the position lies inside a transaction.",
+        f"{type_name(event.header.type)} comes without the events that must precede it: the position is inside a "
+        "transaction.",
         where=where,
         code="source.inside_transaction",
         remedy="start where a transaction begins: at a GTID event (SHOW BINLOG EVENTS lists them)",
@@ -21,24 +22,24 @@ def inside_transaction(event: Event, where: str) -> DataAtRisk:
 
 def grammar(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"The log is not made of whole transactions: {what}.",
+        f"The log does not consist of whole transactions: {what}.",
         where=where,
         code="source.grammar",
-        remedy="read the place with mysqlbinlog; if the log is whole, report this as a defect with the server's "
+        remedy="read this position with mysqlbinlog; if the log is intact, report this as a defect with the server's "
         "version. Nothing of the transaction was staged",
     )
 
 
 def undone_after_parts(why: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"A transaction too large for memory cannot be undone any more, and {why}.",
+        f"A transaction too large for memory can no longer be undone, and {why}.",
         where=where,
         code="source.undone_after_parts",
-        remedy="nothing of it was staged; the extractor reads it again and leaves it out, so run it again",
+        remedy="run again: the extractor reads the transaction again and leaves it out. Nothing of it was staged",
     )
 
 
-FULL_COPY = "take a new full copy of the captured tables, and start behind it under a new timeline"
+FULL_COPY = "take a new full copy of the captured tables, and start after it under a new timeline"
 
 
 def history_changed(how: str, where: str) -> DataAtRisk:
@@ -46,61 +47,62 @@ def history_changed(how: str, where: str) -> DataAtRisk:
         f"The log is not the one that was read before: {how}.",
         where=where,
         code="source.history_changed",
-        remedy="the log was reset, the data were restored from a backup, or another server answers here. If it is the "
-        f"wrong server, point the connection back at the right one; else {FULL_COPY}",
+        remedy="the log was reset, the data was restored from a backup, or another server answers here. If it is the "
+        f"wrong server, point the connection back at the right one; otherwise {FULL_COPY}",
     )
 
 
 @contextmanager
 def scratch() -> Iterator[None]:
-    """Around the writing of temporary files."""
+    """Turns errors in writing temporary files into RetryLater."""
     try:
         yield
     except OSError as error:
         raise RetryLater(
-            f"A transaction larger than memory cannot be kept in a temporary file: {error.strerror or error}.",
+            f"A transaction larger than memory cannot be written to a temporary file: {error.strerror or error}.",
             code="source.scratch",
-            remedy="make room for temporary files, or name another directory in the variable TMPDIR; then run again",
+            remedy="free space for temporary files, or set TMPDIR to another directory; then run again",
         ) from error
 
 
 def incident(event: Event, where: str) -> DataAtRisk:
     found = parse_incident(event)
     return DataAtRisk(
-        f"The source says that it lost changes before it could log them: {found.message or 'no reason given'}.",
+        f"The source reports that it lost changes before it logged them: {found.message or 'no reason given'}.",
         where=where,
         code="source.incident",
-        remedy="no reader of the log can be equal to the source from here on: start behind this position with a full "
-        "copy of all tables",
+        remedy="the log alone can no longer reproduce the source: take a full copy of all tables and start after this "
+        "position",
     )
 
 
 def unknown_event(event: Event, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"{type_name(event.header.type)} is not an event that Lockstep reads.",
+        f"Lockstep does not know the event type {type_name(event.header.type)}.",
         where=where,
         code="source.unknown_event",
-        remedy="report the server's version and what writes such events; nothing may be skipped for being unknown",
+        remedy="report the server's version and what writes such events; Lockstep never skips an event that it does "
+        "not know",
     )
 
 
 def unknown_statement(words: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"A statement that Lockstep does not know: {words}",
+        f"Lockstep does not know this statement: {words}",
         where=where,
         code="source.unknown_statement",
-        remedy="look whether it changed rows of captured tables, and report it. To go on, start behind it with a full "
-        "copy of the tables that it changed",
+        remedy="check whether it changed rows of captured tables, and report it. To continue, start after it with a "
+        "full copy of the tables that it changed",
     )
 
 
 def statement_dml(words: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"Rows were changed by a statement, and the log does not say which: {words}",
+        f"A statement changed rows, and the log does not show which: {words}",
         where=where,
         code="source.statement_dml",
-        remedy="SET GLOBAL binlog_format = 'ROW' on the source and end the sessions that set it otherwise; then start "
-        "behind this position with a full copy of the tables that it changed",
+        remedy="SET GLOBAL binlog_format = 'ROW' on the source and end the sessions that use another format; then "
+        "start after this position with a full copy of the tables that the statement changed",
     )
 
 
@@ -109,8 +111,8 @@ def unlogged_change(verb: str, names: str, why: str, words: str, where: str) -> 
         f"{verb} changed rows of {names} without row events ({why}): {words}",
         where=where,
         code="source.unlogged_change",
-        remedy="set tables.on_unlogged_change to record to go on, then copy the tables anew (needs re-sync); until "
-        "then target and source differ",
+        remedy="to continue, set tables.on_unlogged_change to record, then take a new full copy of these tables (they "
+        "need a re-sync); until then target and source differ",
     )
 
 
@@ -132,10 +134,10 @@ def accepted_at(file: str, offset: int) -> str:
 
 def nothing_to_accept(where: str) -> UsageError:
     return UsageError(
-        "Nothing that stops the source is there to be accepted.",
+        "There is nothing to accept here: nothing at this position stops the source.",
         where=where,
         code="extract.accept",
-        remedy="take file and offset from the error that stopped the source; if it no longer stops, run without "
+        remedy="copy the file and offset from the error that stopped the source; if it no longer stops, run without "
         "--accept",
     )
 
@@ -145,28 +147,28 @@ def xa_unknown(xid: str, where: str) -> DataAtRisk:
         f"XA COMMIT {xid}: its XA PREPARE is not in the part of the log that the server still has.",
         where=where,
         code="source.xa_unknown",
-        remedy="find out which tables that transaction changed, start behind this position and take a full copy of "
-        "them",
+        remedy="find out which tables that transaction changed, take a full copy of them, and start after this "
+        "position",
     )
 
 
 def hole(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"The log has a hole: {what}.",
+        f"The log has a gap: {what}.",
         where=where,
         code="source.hole",
-        remedy="read the place with mysqlbinlog; if the file is whole, report this as a defect with the server's "
-        "version. Nothing behind the place was staged",
+        remedy="read this position with mysqlbinlog; if the file is intact, report this as a defect with the server's "
+        "version. Nothing after this position was staged",
     )
 
 
 def protocol(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(
-        f"The stream is not a binlog: {what}.",
+        f"The stream is not a binary log: {what}.",
         where=where,
         code="source.protocol",
-        remedy="check what stands between us and the server (a proxy does not pass replication on); if it is the "
-        "server itself, report its version",
+        remedy="check what is between Lockstep and the server (a proxy may not support replication); if nothing is, "
+        "report the server's version",
     )
 
 
@@ -175,16 +177,16 @@ def connection_lost(why: str, where: str) -> RetryLater:
         f"The stream of the log ended: {why}.",
         where=where,
         code="source.connection_lost",
-        remedy="nothing is lost; the next attempt goes on from the last durable position",
+        remedy="nothing is lost; the next attempt continues from the last durable position",
     )
 
 
 _FATAL = 1236
-"""ER_MASTER_FATAL_ERROR_READING_BINLOG: one number for all that the dump thread cannot do; its text tells which."""
+"""ER_MASTER_FATAL_ERROR_READING_BINLOG: one number for every failure of the dump thread; its text says which."""
 
 
 def dump_error(number: int, text: str, where: str) -> LockstepError:
-    """What the server said instead of the log, or of an answer while the stream was opened."""
+    """The error that the server sent instead of the log, or instead of an answer while the stream was opened."""
     lower = text.lower()
     if number in DENIED:
         return Refused(
@@ -197,10 +199,10 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
         return connection_lost(text, where)
     if "could not find first log" in lower or "purged" in lower:
         return DataAtRisk(
-            f"The server no longer has the log from here on: {text}.",
+            f"The server has purged the log from this position on: {text}.",
             where=where,
             code="source.purged",
-            remedy="changes are lost to the log: take a new full copy and start behind it; keep the log longer "
+            remedy="the log no longer has these changes: take a new full copy and start after it; keep the log longer "
             "(binlog_expire_logs_seconds)",
         )
     if "> file size" in lower or "impossible position" in lower:
@@ -213,22 +215,22 @@ def dump_error(number: int, text: str, where: str) -> LockstepError:
         )
     if "same server_uuid/server_id" in lower or "same server-id" in lower or "same server_id" in lower:
         return Refused(
-            f"Another replica came with our server_id: {text}.",
+            f"Another replica connected with our server_id: {text}.",
             where=where,
             code="source.server_id_taken",
-            remedy="give each replica and each source of a pipeline file a server_id of its own",
+            remedy="give each replica and each source in the pipeline file its own server_id",
         )
     if "bogus data" in lower or "did not pass" in lower or "read past" in lower:
         return DataAtRisk(
             f"The server cannot read its log here: {text}.",
             where=where,
             code="source.bad_position",
-            remedy="if the position was given by hand, it must be where an event begins (SHOW BINLOG EVENTS); else the "
-            "file is damaged (mysqlbinlog --verify-binlog-checksum): take a new full copy",
+            remedy="if the position was set by hand, use one at which an event begins (SHOW BINLOG EVENTS); otherwise "
+            "the file is damaged (mysqlbinlog --verify-binlog-checksum): take a new full copy",
         )
     return DataAtRisk(
         f"The server stopped the stream: {text}.",
         where=where,
         code="source.dump_refused",
-        remedy="mend what the server's message names; nothing behind the position was staged",
+        remedy="fix the cause that the server's message names; nothing after this position was staged",
     )

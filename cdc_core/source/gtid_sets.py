@@ -1,7 +1,7 @@
-"""GTID sets in the servers' own text forms: what a checkpoint remembers, and whether one thing is in another.
+"""GTID sets in the servers' own text forms: what a checkpoint remembers, and whether one set contains another.
 
 MySQL: `uuid:1-5:7,uuid:tag:1-3`, a set of intervals. MariaDB: `0-1-5,1-1-7`, the last transaction of each domain,
-which stands for all before it in that domain.
+which implies all before it in that domain.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class GtidSet:
         return ",".join(parts)
 
     def union(self, other: GtidSet) -> GtidSet:
-        """Both; of a MariaDB domain the later one."""
+        """Both sets; for a MariaDB domain the later transaction."""
         spans = {name: list(parts) for name, parts in self.intervals}
         for name, parts in other.intervals:
             spans.setdefault(name, []).extend(parts)
@@ -97,7 +97,7 @@ class GtidSet:
         return all(domain in domains and domains[domain] >= number for domain, (_, number) in other.domains)
 
     def minus(self, other: GtidSet) -> GtidSet:
-        """What `other` lacks; of a MariaDB domain the last transaction, where `other` has not come so far."""
+        """What `other` lacks; for a MariaDB domain the last transaction, if `other` has not reached it."""
         spans = []
         for name, parts in self.intervals:
             left = list(parts)
@@ -144,11 +144,10 @@ def _unreadable(text: str) -> UsageError:
 
 
 def advanced(executed: str, gtids: Iterable[str]) -> str:
-    """The set `executed` with more transactions or sets: what a checkpoint knows after them.
+    """The set `executed` with more transactions or sets: the GTIDs of a checkpoint after them.
 
-    Give it `Entries.gtid` of the entries passed. "" stays "" for MySQL where they do not begin with a server's first
-    transaction: without knowing what came before, a set of what came after says nothing. A MariaDB position needs no
-    past.
+    gtids: `Entries.gtid` of the entries passed. For MySQL "" stays "" unless they begin with a server's first
+    transaction: a set without the earlier transactions is useless. A MariaDB position needs only the last ones.
     """
     spans: dict[str, list[tuple[int, int]]] = {}
     other: list[str] = []

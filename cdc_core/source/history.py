@@ -1,14 +1,14 @@
-"""What tables were, as of each place of a log that does not say it: columns, defaults, and whether they were there.
+"""Table definitions as of each position of a log that lacks them: columns, defaults, and whether a table existed.
 
 Where binlog_row_metadata is not FULL the log does not name columns; it never says what an INSERT stores in columns
-that its image leaves out. INFORMATION_SCHEMA says what a table is now. That is what it was at a place when no statement
-behind it, up to the log's present end, defines the table anew: the log is read ahead to see that. So it is asked as
-early as can be: of every captured table where reading begins, and of a table right behind each statement that defines
-it. What became known goes with the blocks into the manifests and meta, and holds after a restart, whatever happens to
-the table meanwhile.
-Beside definitions it keeps which names tables left, and which columns they dropped: rows of a table that was dropped
-and created again, and values of a column that was dropped and added again, are past, and no row event says so.
-It must keep true that a definition or a default is never given for a place of which it is not certain.
+that its image leaves out. INFORMATION_SCHEMA has a table's current definition. It also held at an earlier position if
+no statement after that position, up to the log's current end, redefines the table: the log is read ahead to verify
+that. So the server is asked as early as possible: for every captured table where reading begins, and for a table
+right after each statement that defines it. Known definitions go with the blocks into the manifests and meta, and hold
+after a restart, whatever happens to the table meanwhile.
+Beside definitions it keeps the names that tables left, and the columns that they dropped: rows of a table that was
+dropped and created again, and values of a column that was dropped and added again, are gone without a row event.
+It must keep true that a definition or a default is never given for a position unless it is certain there.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Of an event: the order key of its transaction, and where the next event begins."""
+    """Of an event: the order key of its transaction, and the position at which the next event begins."""
 
     seq: int
     behind: Position
@@ -40,11 +40,11 @@ AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 
 class History:
-    """known: what was learned before, in the order of the log. ask: what a table is now. events: of the log from a
-    position to its present end. ask_defaults: a table's defaults now (defaults.column_defaults).
+    """known: what was learned before, in log order. ask: returns a table's current definition. events: of the log from
+    a position to its current end. ask_defaults: returns a table's current defaults (defaults.column_defaults).
 
-    early: definitions and defaults are asked for when reading begins and after each statement that defines a table,
-           since the log does not have them. Otherwise it has all but what single sessions leave out.
+    early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
+           the log does not have them. Otherwise the log has everything except what single sessions leave out.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class History:
         self.early = True
         self.early_defaults = False
         self.lower_case = False
-        """The server compares names of tables in lower case."""
+        """Whether the server compares names of tables in lower case."""
         self._ahead = _Ahead(events, lambda: self.lower_case)
         self._since: dict[Table, list[DefinedSince]] = {}
         self._new: list[DefinedSince] = []
@@ -75,20 +75,20 @@ class History:
         return found
 
     def begin(self, schemas: Iterable[TableSchema], place: Place) -> None:
-        """What all captured tables are now, where reading begins: good for those that no statement ahead defines."""
+        """Records the current definitions, where reading begins, of tables that no later statement redefines."""
         new = [schema for schema in schemas if self._unknown(_name(schema), place.seq)]
         defaults = [self._defaults_now(schema) for schema in new]
         redefined = self._ahead.of(place.behind) if new else ()
         for schema, these in zip(new, defaults, strict=True):
             if not any(_touches(statement, _name(schema)) for statement in redefined):
-                # Where the log names columns, only that the table is there is worth keeping.
+                # Where the log names columns, it is enough to record that the table exists.
                 kept = schema if self.early else TableSchema(*_name(schema), ())
                 self._learn(DefinedSince(place.seq, kept, these))
 
     def at(self, name: Table, place: Place) -> TableSchema | None:
-        """What a table was at a place; None where it is not there any more, and nothing is known.
+        """A table's definition at a place; None where the table no longer exists, and nothing is known.
 
-        Raises Refused (binlog.schema_mismatch) where it was defined anew since, and nothing is known, and where the
+        Raises Refused (binlog.schema_mismatch) where it was redefined since, and nothing is known, and where the
         server has another definition that no statement of the log explains.
         """
         known = self._as_of(name, place.seq)
@@ -100,8 +100,8 @@ class History:
         defaults = None if now is None else self._defaults_now(now)
         if self._redefined_behind(name, place):
             raise Refused(
-                f"The log does not name the columns of {'.'.join(name)}, and the table was defined anew behind these "
-                "rows, before anybody asked what it was.",
+                f"The log does not name the columns of {'.'.join(name)}, and the table was redefined after these rows, "
+                "before Lockstep read its definition.",
                 where=f"{place.behind}",
                 code="binlog.schema_mismatch",
                 remedy=SCHEMA_REMEDY,
@@ -111,9 +111,9 @@ class History:
         return now
 
     def defaults_at(self, schema: TableSchema, place: Place, names: Sequence[str]) -> Mapping[str, str | None]:
-        """What an INSERT at a place stored in these columns, which it left out.
+        """What an INSERT at a place stored in these columns, which its image leaves out.
 
-        Raises Refused (binlog.row_image) where that cannot be told.
+        Raises Refused (binlog.row_image) where that is unknown.
         """
         name = _name(schema)
         last = self._last(name, place.seq)
@@ -123,12 +123,12 @@ class History:
         if known is None or not set(names) <= known.keys():
             if defined_again:
                 raise _defaults_unknown(
-                    schema, names, place, "a statement further on in the log defines the table again, so that what the "
-                    "defaults were then is not known",
+                    schema, names, place, "a later statement in the log redefines the table, so that the defaults of "
+                    "that time are unknown",
                 )  # fmt: skip
             known = {**now, **(known or {})}
         elif not defined_again and any(now.get(one, known[one]) != known[one] for one in names):
-            why = "the server has others now, while no statement in the log changes them (sql_log_bin = 0?)"
+            why = "the server now has other defaults, but no statement in the log changed them (sql_log_bin = 0?)"
             raise _defaults_unknown(schema, names, place, why)
         lacking = [column for column in names if column not in known]
         if lacking:
@@ -136,7 +136,7 @@ class History:
         return known
 
     def saw(self, name: Table, place: Place) -> None:
-        """A row of the table was logged at a place, where the log itself names the columns."""
+        """Records that a row of the table was logged at a place, where the log itself names the columns."""
         last = self._last(name, place.seq)
         if last is None or last.gone:
             self._learn(DefinedSince(place.seq, TableSchema(*name, ())))
@@ -145,7 +145,7 @@ class History:
             self._learn(DefinedSince(place.seq, schema, last.defaults if schema.columns else None))
 
     def lived(self, name: Table, place: Place, *, guarded: bool) -> bool:
-        """Whether a CREATE TABLE at a place comes after rows of a table of that name which are past.
+        """Whether a CREATE TABLE at a place follows rows of an earlier table of that name, which are gone.
 
         guarded: IF NOT EXISTS.
         """
@@ -158,7 +158,7 @@ class History:
         return not guarded and last.seq >> _TIMELINE == place.seq >> _TIMELINE
 
     def existed(self, name: Table, place: Place) -> bool:
-        """Whether a table of that name is known to be there just before a place."""
+        """Whether a table of that name is known to exist just before a place."""
         last = self._last(name, place.seq - 1)
         return last is not None and not last.gone
 
@@ -168,7 +168,7 @@ class History:
         return last is not None and last.gone
 
     def dropped(self, name: Table, place: Place) -> frozenset[str]:
-        """Columns, in small letters, that the table had before a place, and were dropped."""
+        """Columns, in lower case, that the table had before a place, and that were dropped."""
         found: set[str] = set()
         for one in self._sorted(name):
             if one.seq < place.seq:
@@ -178,10 +178,10 @@ class History:
         return frozenset(found)
 
     def unexplained(self, now: Iterable[TableSchema], place: Place) -> list[tuple[Table, Refused]]:
-        """Tables that the server has under another definition than the one that holds at a place, while no statement
-        further on changes it, with what to raise (binlog.schema_mismatch).
+        """Tables whose definition on the server is not the one at a place, although no later statement changes it, with
+        the error to raise (binlog.schema_mismatch).
 
-        now: what tables are now, asked after the place was reached. A table that is gone has no more rows to misread.
+        now: current definitions, read after the place was reached. A table that is gone has no more rows to misread.
         """
         found = []
         for schema in now:
@@ -189,7 +189,7 @@ class History:
             known = self._as_of(name, place.seq)
             if known is None or _same(known, schema) or self._redefined_behind(name, place):
                 continue
-            # MariaDB may show what a statement does before the log has it: the log is asked again after the server.
+            # MariaDB may show what a statement does before the log has it: read the log again after the server.
             again = self._ask(*name)
             if again is not None and not _same(known, again) and not self._redefined_behind(name, place):
                 found.append((name, _unexplained(known, again, place)))
@@ -198,8 +198,8 @@ class History:
     def redefined(
         self, names: Iterable[Table] | None, place: Place, captures: Callable[[str, str], bool], change: Change
     ) -> None:
-        """A statement at a place defines these tables, or any (None): what they are from there on, if that can still
-        be told. Of a table that is not captured any more nothing is known then."""
+        """A statement at a place defines these tables, or any (None): learns their definitions from there on, as far
+        as they are still known. For a table that is no longer captured they are not."""
         mine = [
             name
             for name in (self.names() if names is None else names)
@@ -243,7 +243,7 @@ class History:
     def _learn(self, one: DefinedSince) -> None:
         known = self._since.setdefault(_name(one.schema), [])
         for i, other in enumerate(known):
-            if other.seq == one.seq:  # it has marks, and now also a definition
+            if other.seq == one.seq:  # one entry with both the marks and the definition
                 one = replace(
                     one, gone=other.gone, dropped=other.dropped, emptied=other.emptied, ts_us=other.ts_us
                 )  # fmt: skip
@@ -260,7 +260,7 @@ class History:
         return known[-1] if known else None
 
     def _as_of(self, name: Table, seq: int) -> TableSchema | None:
-        """The last that holds there, of this timeline: the log of another server is another one."""
+        """The last one before `seq` on this timeline: another server has another log."""
         last = self._last(name, seq)
         if last is None or last.seq >> _TIMELINE != seq >> _TIMELINE or not last.schema.columns:
             return None
@@ -269,7 +269,7 @@ class History:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What a statement did beside defining tables: as the fields of DefinedSince, by table. ts_us: when.
+    """What a statement did besides defining tables: as the fields of DefinedSince, by table. ts_us: when.
 
     absent: tables that it would have dropped, had they been there. made: tables that it made, without a row.
     moves_no_rows: a table that had no row has none after it.
@@ -292,7 +292,7 @@ def _same(one: TableSchema, other: TableSchema | None) -> bool:
 
 
 def _plain(schema: TableSchema) -> TableSchema:
-    """A server that is upgraded calls utf8 utf8mb3."""
+    """An upgraded server calls utf8 utf8mb3."""
     columns = []
     for column in schema.columns:
         kind = column.type
@@ -303,15 +303,15 @@ def _plain(schema: TableSchema) -> TableSchema:
 
 def _unexplained(known: TableSchema, now: TableSchema, place: Place) -> Refused:
     were, are = ([(one.name, str(one.type)) for one in schema.columns] for schema in (known, now))
-    how = "its keys, NULLs, character sets or generated columns are others"
+    how = "its keys, NULLs, character sets or generated columns differ"
     if were != are:
-        how = f"its columns were {_listed(were)}, and are now {_listed(are)}"
+        how = f"its columns were {_listed(were)} and are now {_listed(are)}"
     return Refused(
         f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. Since the log does not "
-        "name columns, values could be taken for those of other columns.",
+        "name columns, values could end up in the wrong columns.",
         where=f"{place.behind}",
         code="binlog.schema_mismatch",
-        remedy=SCHEMA_REMEDY + ". Rows that were staged shortly before this place may be wrong already",
+        remedy=SCHEMA_REMEDY + ". Rows that were staged shortly before this position may already be wrong",
     )
 
 
@@ -321,16 +321,16 @@ def _listed(columns: Sequence[tuple[str, str]]) -> str:
 
 def _defaults_unknown(schema: TableSchema, names: Sequence[str], place: Place, why: str) -> Refused:
     return Refused(
-        f"An INSERT left {', '.join(names)} to their defaults, and {why}.",
+        f"An INSERT left {', '.join(names)} to the defaults, and {why}.",
         where=f"{schema.name}, {place.behind}",
         code="binlog.row_image",
         remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full sync "
-        "of the table; or go on without the table: tables.on_unreadable: isolate",
+        "of the table; or continue without the table: tables.on_unreadable: isolate",
     )
 
 
 class _Ahead:
-    """Statements that define tables, in a stretch of the log that grows with it: none is read twice."""
+    """Later statements that define tables, in a stretch of the log that grows with it: none is read twice."""
 
     def __init__(self, events: Callable[[Position], Iterator[Event]], lower_case: Callable[[], bool]) -> None:
         self._events = events
@@ -340,7 +340,7 @@ class _Ahead:
         self._found: list[tuple[Position, Statement]] = []
 
     def of(self, behind: Position) -> Sequence[Statement]:
-        """Those between a place and the log's present end."""
+        """Those between a position and the log's current end."""
         if self._begin is None or self._end is None or not self._begin <= behind <= self._end:
             self._begin, self._end, self._found = behind, behind, []
         for event in self._events(self._end):
@@ -355,7 +355,7 @@ class _Ahead:
 
 
 def _statement(event: Event, *, lower_case: bool) -> Statement | None:
-    """What a statement defines; None where it defines nothing."""
+    """The statement of an event, if it defines anything."""
     if event.header.type not in _QUERIES or event.body.endswith(b"\0BEGIN"):
         return None
     query = parse_query(plain(event))

@@ -1,7 +1,7 @@
 """The proof that a log is the one that was read before: the trace of a fingerprint, compared event by event.
 
-Where something is known of the log before a position, reading begins where the trace does. Its events are compared and
-not passed on. The last one proves the log; any difference raises DataAtRisk (source.history_changed).
+If something is known of the log before a position, reading begins where the trace does. Its events are compared, not
+passed on. The last one proves the log; any difference raises DataAtRisk (source.history_changed).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from cdc_core.source.faults import history_changed
 
 
 class LogProof:
-    """start: where reading goes on once the log is proven. known: of the log before it.
+    """start: where reading continues once the log is proven. known: of the log before it.
 
-    file, offset: where reading must begin. crossing: what comes is in the file before that of `start`.
+    file, offset: where reading must begin. crossing: the next events are in the file before that of `start`.
     """
 
     def __init__(self, start: Position, source: str, known: Fingerprint | None) -> None:
@@ -40,7 +40,7 @@ class LogProof:
         if known is None or known.file != file:
             return
         if known.format_crc != format_crc:
-            raise history_changed(f"{file} is another file than the one that was read", self._where)
+            raise history_changed(f"{file} is not the file that was read", self._where)
         if not known.traced:
             self._known = None
 
@@ -54,7 +54,7 @@ class LogProof:
             return -1
         if end > known.end or self._crc != known.crc:
             raise history_changed(
-                f"the events of {known.file} from {known.begin} to {known.end} are not those that were read",
+                f"the events of {known.file} from {known.begin} to {known.end} are not the ones that were read",
                 self._where,
             )
         self._known = None
@@ -63,11 +63,11 @@ class LogProof:
     def require_end(self, file: str) -> None:
         """An event came after the trace, in a file that should have ended with it."""
         if self.crossing:
-            raise history_changed(f"{file} goes on after its end", self._where)
+            raise history_changed(f"{file} continues after its end", self._where)
 
     def switch(self, at: str, file: str, next_file: str) -> None:
-        """The log goes on in another file."""
+        """The log continues in another file."""
         backwards = file_number(next_file) < file_number(file)
         if not self.proven or backwards or (self.crossing and next_file != self._start.file):
-            raise history_changed(f"after {at} the log goes on in {next_file}", self._where)
+            raise history_changed(f"after {at} the log continues in {next_file}", self._where)
         self.crossing = False

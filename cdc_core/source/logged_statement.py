@@ -1,4 +1,4 @@
-"""A statement as the log has it: from the events that hold one."""
+"""A statement as the log records it, read from its event."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventT
 """The events that hold a statement."""
 _SHOWN_ACTIONS = frozenset({Action.DATA, Action.DEFINITION, Action.UNKNOWN})
 _FLAG_THREAD_SPECIFIC = 0x04
-"""Of a statement that uses temporary tables."""
+"""The flag of a statement that uses temporary tables."""
 _UPDATED_DATABASES = 12
-"""The status variable in which MySQL names the databases that a statement changed; not there when it cannot say."""
+"""The status variable in which MySQL names the databases that a statement changed; absent when it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
 class LoggedStatement:
-    """databases: in which alone it changed anything, None where the event does not say. words: of its text, what may be
-    shown."""
+    """databases: the only ones in which it changed anything, None where the event does not say. words: the part of its
+    text that may be shown."""
 
     statement: Statement
     databases: frozenset[str] | None = None
@@ -28,19 +28,19 @@ class LoggedStatement:
 
 
 NO_STATEMENT = LoggedStatement(Statement(Action.HARMLESS, ""))
-"""Of an event that does not hold one."""
+"""For an event without a statement."""
 BEGIN = LoggedStatement(Statement(Action.BEGIN, "BEGIN"))
 
 
 def read_statement(event: Event, *, lower_case: bool) -> LoggedStatement:
     """The statement of one of QUERIES. lower_case: the server compares names of tables in lower case."""
     if event.body.endswith(b"\0BEGIN"):
-        return BEGIN  # one for each transaction of MySQL: not worth a look at its text
+        return BEGIN  # one for each transaction of MySQL: not worth parsing its text
     code = event.header.type
     if code == EventType.MARIADB_QUERY_COMPRESSED:
         event = plain(event)
     elif code == EventType.EXECUTE_LOAD_QUERY:
-        # A QUERY whose post-header of 13 bytes is followed by 13 more: file id, where its name lies, duplicates.
+        # A QUERY with 13 more bytes after its post-header of 13: file id, the span of its name, duplicates.
         event = Event(event.header, event.body[:13] + event.body[26:], event.file, event.start)
     query = parse_query(event)
     statement = classify(

@@ -18,11 +18,11 @@ from cdc_core.binlog.events import (
 from cdc_core.source import faults
 
 _HELD_BYTES = 64 << 10
-"""So much of the event is in memory."""
+"""How much of the event is in memory."""
 
 
 class LongEvent:
-    """lacking: bytes of the present packet that have not arrived. goes_on: another packet follows."""
+    """lacking: bytes of the current packet that have not arrived. goes_on: another packet follows."""
 
     def __init__(self) -> None:
         self.lacking = 0

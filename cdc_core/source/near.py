@@ -1,4 +1,4 @@
-"""What somebody may have meant by a pattern of `tables.include` that matches no table of the source."""
+"""Suggestions for a pattern of `tables.include` that does not match any table of the source."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def table_names(connection: pymysql.Connection) -> list[str]:
 
 
 def did_you_mean(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names that the pattern would match in lower case, as a table's bare name or as a part, else misspelled ones."""
+    """Names that the pattern matches in lower case, as a bare table name or as a part; else similar spellings."""
     names = list(names)
     flexible = re.compile(pattern, re.IGNORECASE)
     ways: tuple[Callable[[str], object], ...] = (
         flexible.fullmatch,
         lambda name: flexible.fullmatch(name.partition(".")[2]),
-        # A pattern that can match nothing at all is found in every name.
+        # A pattern that matches the empty string is found in every name.
         lambda name: (found := flexible.search(name)) and len(found[0]) > 2,
         _alike(pattern),
     )
@@ -47,7 +47,7 @@ def did_you_mean(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def question(pattern: str, names: Iterable[str]) -> str:
-    """`Did you mean ...?`, with the way to write it; "" where nothing is near."""
+    """`Did you mean ...?`, with the pattern to write; "" where no name is similar."""
     near = did_you_mean(pattern, names)
     if not near:
         return ""
@@ -55,7 +55,7 @@ def question(pattern: str, names: Iterable[str]) -> str:
 
 
 def _alike(pattern: str) -> Callable[[str], bool]:
-    """Whether a name's database and table are like the pattern's; a part with wildcards is like every name."""
+    """Whether a name's database and table resemble the pattern's; a part with wildcards resembles every name."""
     parts = re.split(r"\\\.|(?<![.\\])\.(?![*+?])", pattern, maxsplit=1)
     if len(parts) != 2:
         return lambda name: False

@@ -1,4 +1,4 @@
-"""The group that is open: what its events have said and held so far."""
+"""The open group: what its events have contained so far."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc_core.source.transaction_grammar import GroupState
 class OpenGroup:
     """start, seq, gtid, commit_ts_us: of its first event. rows: of captured tables, in order.
 
-    ordinal: row events so far. pieces: how many PARTs have left. without_rows: the kind of its entry where it holds no
+    ordinal: row events so far. pieces: PARTs emitted so far. without_rows: the kind of its entry if it contains no
     rows: DDL once it has defined a captured table. maps: what table ids mean in it, None for a table that is not
     captured; isolated: those of isolated tables. keys: of `maps`, as MergeTables knows them.
     through: MERGE tables whose rows were noted. left_out, notes: of its entry, gone with the group when it is dropped.
@@ -41,21 +41,21 @@ class OpenGroup:
     notes: list[str] = field(default_factory=list)
     happened: list[tuple[str, Happened]] = field(default_factory=list)
     _savepoints: dict[str, int] = field(default_factory=dict)
-    """How much was held when each was set, in the order in which they were."""
+    """For each savepoint, in the order of setting, how many changes the group had."""
 
     @property
     def undoable(self) -> bool:
-        """Rows that come now may still be undone, though the transaction is committed: to a savepoint, or after it was
-        prepared."""
+        """Whether rows that come now may still be undone even if the transaction commits (savepoint), or after it was
+        prepared (XA)."""
         return self.state is GroupState.XA or bool(self._savepoints)
 
     def set_savepoint(self, name: str) -> None:
-        """One that is set again is the later one."""
+        """A savepoint that is set again replaces the earlier one."""
         self._savepoints.pop(name, None)
         self._savepoints[name] = len(self.rows)
 
     def undo_to_savepoint(self, name: str) -> bool:
-        """Drops the rows and the savepoints after it; False where it is not set."""
+        """Drops the rows and savepoints after it; False where it is not set."""
         if name not in self._savepoints:
             return False
         self.rows.truncate(self._savepoints[name])
@@ -65,7 +65,7 @@ class OpenGroup:
         return True
 
     def piece_left(self) -> None:
-        """What the group had to say of an entry is in a PART now."""
+        """The group's notes and counts are in a PART now."""
         self.events = 0
         self.left_out.clear()
         self.notes.clear()

@@ -1,4 +1,4 @@
-"""Changes of captured tables that wait for the end of their transaction: not decoded yet, and not in a block."""
+"""Changes of captured tables that wait for the end of their transaction: neither decoded nor in a block yet."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from cdc_core.model.staged import staged_schema
 from cdc_core.source.growable import Longs
 
 ROW_BYTES = 100
-"""Bookkeeping of a row, roughly, for the decision when a block is large enough."""
+"""Rough overhead of a row, for the decision when a block is large enough."""
 Name = tuple[str, str]
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class MappedTable:
-    """A captured table as one table map describes it; the arrow schema of its staged rows."""
+    """A captured table as one table map describes it, with the Arrow schema of its staged rows."""
 
     schema: TableSchema
     table_map: TableMap
     defaults: Defaults | None = None
     arrow: pa.Schema = field(init=False)
     row_bytes: int = field(init=False)
-    """A guess at a row image's size, to guess how many rows an event holds."""
+    """Estimated size of a row image, to estimate how many rows an event has."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "arrow", staged_schema(self.schema))
@@ -44,8 +44,8 @@ class MappedTable:
 
 @dataclass(frozen=True, slots=True)
 class PendingRows:
-    """One row event. ordinal: among the row events of its transaction. size_bytes: what its rows will take when
-    they are decoded, roughly."""
+    """One row event. ordinal: among the row events of its transaction. size_bytes: rough size of its rows once
+    decoded."""
 
     table: MappedTable
     rows: RowsEvent
@@ -66,9 +66,9 @@ class PendingRows:
 
 @dataclass(frozen=True, slots=True)
 class PendingRowEvents:
-    """Row events in columns, all with all columns in their images, of one file.
+    """Row events of one file, in columns; their images have all columns.
 
-    start, stop: where the images lie in `buffer`. table: index into `tables`. change: INSERT, UPDATE or DELETE.
+    start, stop: of the images in `buffer`. table: index into `tables`. change: INSERT, UPDATE or DELETE.
     ordinal: among the row events of the transaction. offset: where the event starts in the file.
     """
 
@@ -87,13 +87,13 @@ class PendingRowEvents:
 
     @property
     def size_bytes(self) -> int:
-        """As PendingRows weighs them."""
+        """As PendingRows estimates it."""
         sizes = self.stop - self.start
         row_bytes = np.array([table.row_bytes for table in self.tables], np.int64)
         return int(2 * sizes.sum() + ROW_BYTES * (1 + sizes // row_bytes[self.table]).sum())
 
     def copied(self) -> PendingRowEvents:
-        """With images and columns of its own: what it was made of is about to be used again."""
+        """A copy with its own images and columns: the original's buffers are about to be reused."""
         start, stop = self.start.copy(), self.stop.copy()
         images = np.empty(int((stop - start).sum()), np.uint8)
         ordinary.pack(self.buffer, start, stop, len(self), images, 0)

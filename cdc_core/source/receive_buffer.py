@@ -1,4 +1,4 @@
-"""The bytes of a replication connection that nobody has used yet, and the events framed in them.
+"""The unconsumed bytes of a replication connection, and the events framed in them.
 
 This is the only owner of offsets into the bytes. Receive into `get_buffer()`, then call `buffer_updated(size)`, as with
 asyncio.BufferedProtocol. The bytes are in this order: used | framed events, `len(self)` of them | unframed | free.
@@ -36,10 +36,10 @@ class ReceiveBuffer:
         self._first = 0
         self._count = 0
         self._settled = False
-        """Framing again would find nothing new."""
+        """Whether framing again would find nothing new."""
 
     def __len__(self) -> int:
-        """Framed events that were not consumed."""
+        """Framed events that are not consumed yet."""
         return self._count - self._first
 
     # Bytes in
@@ -60,19 +60,20 @@ class ReceiveBuffer:
         return self.data.data[self._tail :]
 
     def buffer_updated(self, size: int) -> None:
-        """So many bytes were received into `get_buffer()`."""
+        """`size` bytes were received into `get_buffer()`."""
         self._tail += size
         self._settled = False
 
     @property
     def waiting_bytes(self) -> int:
-        """Bytes of framed events that were not consumed, and unframed ones."""
+        """Bytes of framed events that are not consumed yet, and unframed bytes."""
         return self._tail - (int(self._at[self._first]) if len(self) else self._head)
 
     # Framed events
 
     def frame(self, offset: int, *, checked: bool) -> int:
-        """Frames ordinary events, the first of which should begin at `offset` of its file; the offset after the last.
+        """Frames ordinary events, the first of which should begin at `offset` of its file; returns the offset after the
+        last.
 
         checked: events carry checksums.
         """
@@ -94,7 +95,7 @@ class ReceiveBuffer:
         )
 
     def consume(self, count: int) -> None:
-        """The first `count` framed events are done."""
+        """Drops the first `count` framed events."""
         assert 0 <= count <= len(self)
         self._first += count
 
@@ -123,7 +124,7 @@ class ReceiveBuffer:
         return part.data
 
     def _move(self, down: int) -> None:
-        """The bytes are lower by so much. The columns begin with the first event that was not consumed."""
+        """The bytes moved down by `down`; the columns now begin with the first event that is not consumed yet."""
         here, count = slice(self._first, self._count), len(self)
         self._at[:count] = self._at[here] - down
         for column in (self._length, self._code, self._start):

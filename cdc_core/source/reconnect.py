@@ -1,7 +1,7 @@
-"""When a lost connection is opened again: pauses that grow, within a budget that only progress renews.
+"""When to reopen a lost connection: after growing pauses, within a budget that only progress renews.
 
-No socket and no sleep here. It must keep true that a place in the log at which the connection is lost again and again
-uses the budget up, however well each connection begins.
+No I/O and no sleep here. It must keep true that a position at which the connection is lost again and again uses up the
+budget, however well each connection begins.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from collections.abc import Callable
 LOST = frozenset({"source.connection_lost", "connection.unreachable"})
 """Errors of the network, or of a server that restarts."""
 PERHAPS_ON_THE_WAY = frozenset({"binlog.checksum", "binlog.malformed", "source.protocol", "source.hole"})
-"""Bytes that are no log: read once more, which tells damage on the way from damage in the log."""
+"""Malformed bytes: reading once more distinguishes damage in transit from damage in the log."""
 NO_EVENT_HERE = frozenset({"source.bad_position", "source.dump_refused"})
-"""What a server says that is asked for its log from where no event begins."""
+"""The server's error for a position at which no event begins."""
 
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
 
 
 class Backoff:
-    """budget_s: from the first loss on, until the stream gets further than it ever was, or has lived for so long."""
+    """budget_s: from the first loss on, until the stream gets further than ever before, or has lived this long."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class Backoff:
         self._furthest = (0, 0)
 
     def pause_s(self) -> float | None:
-        """After a loss: how long to wait; None when the budget is over."""
+        """After a loss: how long to wait; None when the budget is used up."""
         now_s = self._clock()
         if self._lost_s is None:
             self._lost_s = now_s
@@ -50,7 +50,7 @@ class Backoff:
         return pause_s if now_s - self._lost_s + pause_s <= self._budget_s else None
 
     def reached(self, file: int, offset: int) -> None:
-        """The stream lives, and has come to this place."""
+        """The stream is alive and has reached this position."""
         place = (file, offset)
         if self._lost_s is None:
             self._furthest = max(self._furthest, place)

@@ -1,6 +1,6 @@
 """Row images of a block, by table, to record batches.
 
-It must keep true that the rows of a block depend on the log alone: where a block is cut changes nothing in them.
+It must keep true that the rows of a block depend on the log alone, not on where blocks are cut.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from cdc_core.source.growable import GrowableBytes, Int64Columns, Longs
 from cdc_core.source.pending_changes import MappedTable, Name, PendingRowEvents, PendingRows, PendingTruncate
 
 Isolates = Callable[[Name, LockstepError, Position], bool]
-"""Whether to leave a table out from a transaction on, since its rows cannot be decoded."""
+"""Whether to isolate a table from a transaction on, since its rows cannot be decoded."""
 
 _OFFSETS = (1 << OFFSET_BITS) - 1
 _COLUMNS = (
@@ -47,7 +47,7 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True)
 class EntryColumns:
-    """What rows take over from the entries of their block: one element an entry. gtid: null where there is none."""
+    """What rows inherit from the entries of their block: one element per entry. gtid: null where there is none."""
 
     seq: Longs
     commit_ts_us: Longs
@@ -66,7 +66,7 @@ class RowBatches:
         self._truncates: list[tuple[int, PendingTruncate]] = []
 
     def clear(self) -> None:
-        """Forgets all rows. The memory is used again, for fresh memory costs page faults."""
+        """Drops all rows. The memory is reused, as fresh memory costs page faults."""
         self._events.clear()
         self._images.clear()
         self._tables, self._pairs, self._files, self._truncates = {}, {}, {}, []
@@ -93,8 +93,8 @@ class RowBatches:
         pairs = np.zeros((len(events.tables), 3), np.int64)
         kinds = 3 * events.table + events.change
         present = np.flatnonzero(np.bincount(kinds))
-        # Tables and bitmaps are numbered in the order of their first use, as `append` numbers them: the parts of a
-        # block come in that order, and must not depend on which of the two ways its rows have come.
+        # Tables and bitmaps are numbered in the order of their first use, as in `append`: the parts of a block come in
+        # that order, which must not depend on which of the two methods added the rows.
         for kind in sorted(present.tolist(), key=lambda one: int(np.argmax(kinds == one))):
             at, change = divmod(kind, 3)
             table = events.tables[at]
@@ -115,9 +115,9 @@ class RowBatches:
         self, entries: EntryColumns, source: str, begin: Position, isolates: Isolates
     ) -> tuple[list[TableRows], int]:
         """The rows of each table, and how many row events were left out because their table was isolated. Truncates
-        come last, one part each. begin: of the block. Raises what decode_rows raises, of a table that is not isolated.
+        come last, one part each. begin: of the block. Raises what decode_rows raises for a table that is not isolated.
 
-        Of a table that is isolated, the transactions before the first that cannot be decoded are there.
+        An isolated table keeps its transactions before the first that cannot be decoded.
         """
         parts = [
             (table, events, self._try_decode(table, events, entries, source)) for table, events in self._by_table()
@@ -125,7 +125,7 @@ class RowBatches:
         since: dict[Name, int] = {}
         errors: dict[Name, LockstepError] = {}
         for table, events, found in parts:
-            # A table whose definition changed has several parts; the earliest failure counts for all of them.
+            # A table whose definition changed has several parts; their earliest failure counts for all of them.
             if not isinstance(found, TableRows):
                 seq = self._undecodable_since(table, events, entries, source)
                 if seq <= since.get(table.name, seq):
@@ -155,7 +155,7 @@ class RowBatches:
             return error
 
     def _undecodable_since(self, table: MappedTable, events: Longs, entries: EntryColumns, source: str) -> int:
-        """The order key of the first transaction that cannot be decoded, of events that cannot all be."""
+        """The order key of the first transaction that cannot be decoded; at least one of the events cannot."""
         seqs = self._seqs(events, entries)
         distinct = np.unique(seqs)
         good, bad = -1, len(distinct) - 1
@@ -197,7 +197,7 @@ class RowBatches:
             event=np.arange(len(events), dtype=np.int32),
             bitmaps=tuple(known[pair] for pair in pairs.tolist()),
             shape=shape.astype(np.int32),
-            # Of events that disagree with their table map one is enough: decode_rows refuses it.
+            # One event that disagrees with its table map is enough: decode_rows refuses it.
             columns=int(columns[wrong[0]]) if len(wrong) else table.table_map.columns,
             offset=rows["offset"][events],
             file=list(self._files)[int(rows["file"][events[0]])],
@@ -248,7 +248,7 @@ def _row_numbers(images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Lo
     counts = decoded.rows_per_event
     if len(counts) and int(counts.max()) >= MAX_ROWS_OF_EVENT:
         raise DataAtRisk(
-            f"A row event holds {int(counts.max())} rows, more than an order key can number.",
+            f"A row event has {int(counts.max())} rows, more than an order key can number.",
             where=images.where(int(counts.argmax())),
             code="source.event_rows",
             remedy="lower binlog_row_event_max_size on the source below 16 MiB (8 KiB is the server's default), "
@@ -261,7 +261,7 @@ def _row_numbers(images: RowImages, ordinals: Longs, decoded: DecodedRows) -> Lo
 
 
 def all_columns(columns: int) -> bytes:
-    """The bitmap in which all of so many columns are present."""
+    """The bitmap of an image that has all `columns` columns."""
     return ((1 << columns) - 1).to_bytes((columns + 7) // 8, "little")
 
 
@@ -269,5 +269,5 @@ _Thing = TypeVar("_Thing", bound=Hashable)
 
 
 def _number(known: dict[_Thing, int], thing: _Thing) -> int:
-    """Its number among the known ones; a new one gets the next."""
+    """The number of a thing among the known ones; a new one gets the next number."""
     return known.setdefault(thing, len(known))

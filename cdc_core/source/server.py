@@ -1,7 +1,7 @@
-"""What a server must be like to be read: one function per rule, which raises the error of that rule.
+"""The requirements for a source server: one function per rule, which raises the error of that rule.
 
-`lockstep check` calls each and shows what it raised; the extractor calls `require_all` and stops at the first. So
-both refuse by the very same functions. ADVICE holds what is not refused but should be said.
+`lockstep check` calls each and shows what it raised; the extractor calls `require_all` and stops at the first, so both
+refuse by the same functions. ADVICE lists what is not refused but worth a warning.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def require_row_format(server: ServerFacts, source: Source) -> None:
             f"binlog_format is {server.binlog_format}, so that changes are logged as statements without their rows.",
             where=source.name,
             code="source.binlog_format",
-            remedy="SET GLOBAL binlog_format = 'ROW' on the source, let old sessions end, and start from a "
-            "position after that",
+            remedy="SET GLOBAL binlog_format = 'ROW' on the source, wait until old sessions have ended, and start "
+            "from a position after that",
         )
 
 
@@ -92,7 +92,7 @@ def require_replicated_changes_logged(server: ServerFacts, source: Source) -> No
     """Refused source.replica_updates."""
     if server.is_replica and not server.logs_replicated:
         raise Refused(
-            "The server is a replica and does not log what it replicates (log_replica_updates is OFF).",
+            "The server is a replica and does not log the changes that it replicates (log_replica_updates is OFF).",
             where=source.name,
             code="source.replica_updates",
             remedy="start it with log_slave_updates (MySQL: log_replica_updates) = ON, or read its primary",
@@ -100,7 +100,7 @@ def require_replicated_changes_logged(server: ServerFacts, source: Source) -> No
 
 
 def require_free_server_id(server: ServerFacts, source: Source) -> None:
-    """Refused source.server_id_taken: the server would end one stream for the other, again and again.
+    """Refused source.server_id_taken: the server would end each of the two streams in turn, again and again.
 
     What the extractor itself has registered must be left out of the facts (ServerFacts.without_replica).
     """
@@ -125,7 +125,7 @@ PREFLIGHT: tuple[tuple[str, Requirement], ...] = (
 
 
 def require_all(connection: pymysql.Connection, source: Source) -> ServerFacts:
-    """The facts of a server that fulfils all; else the error of the first rule that is broken."""
+    """The facts of a server that meets all requirements; otherwise raises the error of the first broken rule."""
     known = facts(connection)
     for _, requirement in PREFLIGHT:
         requirement(known, source)
@@ -137,7 +137,7 @@ def advise_row_metadata(server: ServerFacts) -> str | None:
         return None
     return (
         f"binlog_row_metadata is {server.row_metadata or 'not known to this server'}: names and types come from "
-        "INFORMATION_SCHEMA, and rows between two changes of a table that nobody read in time stop. "
+        "INFORMATION_SCHEMA, and rows between two ALTERs that Lockstep did not read in time stop the source. "
         "SET GLOBAL binlog_row_metadata = 'FULL'"
     )
 
@@ -150,7 +150,7 @@ def advise_row_image(server: ServerFacts) -> str | None:
         "update of a row that the target does not have"
     )
     if server.mariadb:
-        known += "; MariaDB logs a REPLACE that hits another row without what it set back to defaults"
+        known += "; MariaDB logs a REPLACE of an existing row without the columns that it reset to defaults"
     return f"binlog_row_image is {server.row_image}: {known}. SET GLOBAL binlog_row_image = 'FULL'"
 
 
@@ -158,7 +158,7 @@ def advise_retention(server: ServerFacts) -> str | None:
     if server.retention_s == 0 or server.retention_s >= 86_400:
         return None
     return (
-        f"The server keeps its log for {server.retention_s / 3600:.1f} hours only: a pipeline that stands still for "
+        f"The server keeps its log for only {server.retention_s / 3600:.1f} hours: a pipeline that is stopped for "
         "longer needs a new full copy. SET GLOBAL binlog_expire_logs_seconds to days, not hours"
     )
 
@@ -166,11 +166,11 @@ def advise_retention(server: ServerFacts) -> str | None:
 def advise_checksum(server: ServerFacts) -> str | None:
     if server.checksum == "CRC32":
         return None
-    return "binlog_checksum is off: a damaged log is noticed late or never. SET GLOBAL binlog_checksum = 'CRC32'"
+    return "binlog_checksum is off: a damaged log is detected late or never. SET GLOBAL binlog_checksum = 'CRC32'"
 
 
 def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Checkpoint) -> str | None:
-    """How near the stored position is to what the server purges next."""
+    """A warning if the server may soon purge the stored position."""
     age_s = (server.clock_us - stored.watermark_us) / 1e6
     if server.retention_s and stored.watermark_us and age_s > server.retention_s / 2:
         return (

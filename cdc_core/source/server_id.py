@@ -1,10 +1,10 @@
-"""One stream for each server_id: who has it, and the claim that a stream makes before it asks for the log.
+"""One stream per server_id: which stream has it, and the claim that a stream makes before it asks for the log.
 
 A server ends the older of two streams with one server_id, so that a newcomer would end the one that runs. A stream
 therefore takes two named locks (GET_LOCK) on its own connection before the dump command: one of the server_id, one of
 the extractor's name. The server keeps both exactly as long as it keeps the stream, also where the account may not see
 the registered replicas (MariaDB: REPLICATION MASTER ADMIN). A lock of the server_id on a connection that also has the
-lock of our name is what an earlier extractor of ours has left; only that one is ended for us.
+lock of our name was left by an earlier extractor of ours; only that connection is ended.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ PREFIX = "lockstep-"
 LONGEST_NAME = 16
 """Characters of a pipeline's and a source's name within the host name; servers take 60 bytes of a host name."""
 ENDING_S = 1
-"""For how long the server may take to let go of a stream that its extractor has ended."""
+"""How long the server may take to release a stream that its extractor has ended."""
 HANDOVER_S = 5
-"""For how long the server may take to end what an earlier extractor of ours has left."""
+"""How long the server may take to end the connection that an earlier extractor of ours has left."""
 
 
 def replica_host(pipeline: str, source: str, identity: str) -> str:
@@ -36,7 +36,7 @@ def replica_host(pipeline: str, source: str, identity: str) -> str:
 
 @answers("source")
 def require_unclaimed(connection: pymysql.Connection, server_id: int, host: str, *, source: str) -> None:
-    """By the locks that streams hold. Raises Refused (source.server_id_taken)."""
+    """Checks the locks that streams hold. Raises Refused (source.server_id_taken)."""
     try:
         holder, ours = _holders(connection, server_id, host)
     except pymysql.err.MySQLError as error:
@@ -48,12 +48,12 @@ def require_unclaimed(connection: pymysql.Connection, server_id: int, host: str,
 
 @sensible("source")
 def claim(connection: pymysql.Connection, server_id: int, host: str, *, source: str) -> None:
-    """Take both locks on the connection whose next command asks for the log. Raises Refused (source.server_id_taken)
-    while another extractor reads under the server_id; what an earlier one of ours has left is ended."""
+    """Takes both locks on the connection whose next command asks for the log. Raises Refused (source.server_id_taken)
+    while another extractor reads under the server_id; ends the connection that an earlier one of ours has left."""
     try:
         holder, ours = _holders(connection, server_id, host)
         if holder is not None and holder == ours:
-            log.info("%s: ending what an earlier extractor of this pipeline left (connection %d)", source, holder)
+            log.info("%s: ending connection %d, left by an earlier extractor of this pipeline", source, holder)
             end_connection(connection, holder)
         if not _lock(connection, _of_server_id(server_id), HANDOVER_S if holder == ours else ENDING_S):
             holder, ours = _holders(connection, server_id, host)
@@ -66,7 +66,7 @@ def claim(connection: pymysql.Connection, server_id: int, host: str, *, source: 
 
 
 def end_connection(connection: pymysql.Connection, number: int) -> None:
-    """Any account may end its own connections. That it has ended by itself is no error."""
+    """Any account may end its own connections. It is not an error if it has already ended."""
     with suppress(pymysql.err.MySQLError):
         query(connection, f"KILL {number}")
 
@@ -77,8 +77,9 @@ def taken(server_id: int, owner: str, source: str) -> Refused:
         where=source,
         code="source.server_id_taken",
         remedy="give the source in the pipeline file a server_id that no other replica has, such as one drawn by "
-        "`lockstep init`: the server ends the older of two streams with one server_id. If it is an extractor that was "
-        "killed, the server lets go of it within seconds, unless its machine or network died: then KILL the connection",
+        "`lockstep init`: the server ends the older of two streams with one server_id. If it belongs to an extractor "
+        "that was killed, the server releases it within seconds, unless its machine or network died: then KILL the "
+        "connection",
     )
 
 
@@ -98,14 +99,14 @@ def _holders(connection: pymysql.Connection, server_id: int, host: str) -> tuple
 
 
 def _owner(connection: pymysql.Connection, holder: int) -> str:
-    """What the server lets us know of it: a session of another account is hidden without PROCESS."""
+    """Describes the owner, as far as the server shows it: without PROCESS, other accounts' sessions are hidden."""
     rows = query(connection, "SELECT USER, HOST FROM INFORMATION_SCHEMA.PROCESSLIST WHERE ID = %s", (holder,))
     account = f", {rows[0][0]} from {rows[0][1]}" if rows else ""
     return f"another Lockstep extractor (connection {holder}{account})"
 
 
 def _unlocked(error: pymysql.err.MySQLError) -> None:
-    """Some clusters refuse GET_LOCK; the registered replicas were asked before."""
+    """Some clusters refuse GET_LOCK; the registered replicas were checked before."""
     if error.args and error.args[0] in LOST:
         raise error
-    log.debug("the server grants no named lock: %s", error)
+    log.debug("the server does not support named locks: %s", error)

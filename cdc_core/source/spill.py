@@ -1,7 +1,7 @@
 """Files for the changes of a transaction that is larger than memory and may still be undone.
 
-What was prepared (XA), and what follows a savepoint, must be kept until its end is known. It may assume that nobody
-else touches its files, and must keep true that changes come back as they were, in their order.
+Prepared changes (XA), and those after a savepoint, must be kept until their outcome is known. It may assume that
+nothing else touches its files, and must keep true that changes come back unchanged and in order.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cdc_core.source.pending_changes import MappedTable, PendingChange
 
 
 class SpillFiles:
-    """A directory that is made when it is first needed, and is removed with this object."""
+    """A directory that is created when first needed, and removed with this object."""
 
     def __init__(self) -> None:
         self.directory: Path | None = None
@@ -101,7 +101,7 @@ class SpillableChanges:
             yield self._spilled.pop(0).read()
 
     def truncate(self, count: int) -> None:
-        """Forgets all after the first `count`."""
+        """Drops all after the first `count`."""
         while self._spilled and count < self._spilled_count:
             last = self._spilled.pop()
             if count > self._spilled_count:

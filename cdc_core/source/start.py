@@ -1,7 +1,8 @@
-"""Where a source begins to be read: the stored checkpoint, else what the pipeline file says.
+"""Where reading of a source begins: at the stored checkpoint, else where the pipeline file says.
 
-It must keep true that a place is only returned when the server still has the log from there on, unbroken: what is
-purged, beyond the end, or of another server or history stops with how much is missing. Never a quiet first file.
+It must keep true that a position is only returned if the server still has the log from there on, without gaps: a
+position that is purged, beyond the end, or of another server or history raises an error that says how much is missing.
+Reading never silently begins at the first file instead.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _BETWEEN = _MYSQL_GTIDS | {
     EventType.MARIADB_GTID, EventType.ROTATE, EventType.STOP, EventType.PREVIOUS_GTIDS, EventType.MARIADB_GTID_LIST,
     EventType.MARIADB_BINLOG_CHECKPOINT, EventType.MARIADB_START_ENCRYPTION, EventType.FORMAT_DESCRIPTION,
 }  # fmt: skip
-"""Events that never stand inside a transaction."""
+"""Events that never occur inside a transaction."""
 
 
 def find_start(
@@ -89,15 +90,15 @@ def require_available(
     connection: pymysql.Connection,
     source: Source,
 ) -> None:
-    """That the server still has the log from a checkpoint on, and that it is the log that the checkpoint counted.
+    """Requires that the server still has the log from a checkpoint on, and that it is the checkpoint's log.
 
     Raises DataAtRisk (source.other_server, source.purged, source.position_beyond_end, source.history_changed).
     """
     where = f"{source.name}, {checkpoint.position}"
     if checkpoint.server and checkpoint.server != known.identity:
         raise DataAtRisk(
-            f"The position was counted by server {checkpoint.server}, and this is {known.identity}: the same file and "
-            "offset are another place there.",
+            f"The position is in the log of server {checkpoint.server}, but this is {known.identity}: the same file "
+            "and offset mean another position here.",
             where=where,
             code="source.other_server",
             remedy=f"point {', '.join(source.connections)} at the server that was read before; if it is gone, "
@@ -113,21 +114,22 @@ def require_available(
 
 
 def require_in_files(position: Position, files: Sequence[BinlogFile], where: str) -> None:
-    """That a position lies within the files. Raises DataAtRisk (source.purged, source.position_beyond_end)."""
+    """Requires that a position is within the files. Raises DataAtRisk (source.purged, source.position_beyond_end)."""
     sizes = {file.name: file.size_bytes for file in files}
     oldest, newest = files[0].name, files[-1].name
     if position.file in sizes:
         if position.offset <= sizes[position.file]:
             return
-        what = f"the file has {sizes[position.file]} bytes only"
+        what = f"the file has only {sizes[position.file]} bytes"
     elif position.number < file_number(oldest):
         gone = file_number(oldest) - position.number
         raise DataAtRisk(
-            f"The log at {position} is purged: the oldest file left is {oldest}, so that what lay in the {gone} "
-            f"file{'s' if gone > 1 else ''} before it is missing.",
+            f"The log at {position} is purged: the oldest file left is {oldest}, so that the changes in the {gone} "
+            f"file{'s' if gone > 1 else ''} before it are missing.",
             where=where,
             code="source.purged",
-            remedy=f"changes are lost to the log: {FULL_COPY}; keep the log longer (binlog_expire_logs_seconds)",
+            remedy=f"the log no longer has these changes: {FULL_COPY}; keep the log longer "
+            "(binlog_expire_logs_seconds)",
         )
     else:
         what = f"the newest file is {newest}"
@@ -141,7 +143,7 @@ def require_in_files(position: Position, files: Sequence[BinlogFile], where: str
 
 @dataclass(frozen=True, slots=True)
 class Begin:
-    """A transaction's first event. gtids: those executed before it."""
+    """A transaction's first event. gtids: the GTIDs executed before it."""
 
     position: Position
     commit_ts_us: int
@@ -150,7 +152,7 @@ class Begin:
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What a file says of itself: when it was begun, and the GTIDs executed before it. format_crc: see Fingerprint."""
+    """The header of a file: when it was started, and the GTIDs executed before it. format_crc: see Fingerprint."""
 
     begun_us: int
     previous: str
@@ -158,7 +160,7 @@ class Head:
 
 
 class Search:
-    """Looks for a place in the log by reading it."""
+    """Finds a position in the log by reading the log."""
 
     def __init__(
         self,
@@ -191,7 +193,7 @@ class Search:
         return self.checkpoint(Position(0, file, FIRST_OFFSET), head.previous, head.begun_us)
 
     def at_position(self, file: str, offset: int) -> Checkpoint:
-        """The log is read from the file's begin to see that a transaction begins there."""
+        """Reads the log from the start of the file to verify that a transaction begins at the offset."""
         position = Position(0, file, offset)
         require_in_files(position, self.files, f"{self._source.name}, start.position")
         if offset == FIRST_OFFSET:
@@ -222,14 +224,14 @@ class Search:
             f"No transaction begins at {position}.",
             where=f"{self._source.name}, start.position",
             code="source.bad_position",
-            remedy="give the Pos of a Gtid or Anonymous_Gtid event of SHOW BINLOG EVENTS",
+            remedy="use the Pos of a Gtid or Anonymous_Gtid event of SHOW BINLOG EVENTS",
         )
 
     def at_time(self, text: str) -> Checkpoint:
         """Before the first transaction that was committed at or after a time; the end of the log if there is none."""
         moment_us = _moment(text, self._source)
         if moment_us > now_us(self.control):
-            raise _bad_time(text, "lies in the future of the server's clock", self._source)
+            raise _bad_time(text, "is later than the server's clock", self._source)
         file = self.file_at(moment_us)
         if file is None and file_number(self.files[0].name) > 1:
             raise self.begun_later(moment_us, f"{self._source.name}, start.timestamp")
@@ -238,9 +240,9 @@ class Search:
         return self.first(file, lambda begin: begin.commit_ts_us >= moment_us)
 
     def file_at(self, moment_us: int) -> str | None:
-        """The file that was being written at a time; None before the first that is left."""
+        """The file that the server was writing at a time; None if that file is purged."""
         low, high = 0, len(self.files)
-        while low < high:  # the first file that was begun after the time
+        while low < high:  # the first file that was started after the time
             middle = (low + high) // 2
             if self.head(self.files[middle].name).begun_us > moment_us:
                 high = middle
@@ -252,11 +254,11 @@ class Search:
         oldest = self.files[0].name
         begun_us = self.head(oldest).begun_us
         return DataAtRisk(
-            f"The log at {from_us(moment_us).isoformat()} is purged: the oldest file left, {oldest}, was begun at "
+            f"The log at {from_us(moment_us).isoformat()} is purged: the oldest file left, {oldest}, was started at "
             f"{from_us(begun_us).isoformat()}.",
             where=where,
             code="source.purged",
-            remedy="give a later time, behind a full copy; or take the changes before it from a backup",
+            remedy="use a later time, after a full copy; or restore the changes before it from a backup",
         )
 
     def after_gtids(self, text: str) -> Checkpoint:
@@ -264,7 +266,7 @@ class Search:
         wanted = GtidSet.parse(text)
         if not self.known.mariadb and self.known.gtid_mode != "ON":
             raise Refused(
-                f"gtid_mode is {self.known.gtid_mode or 'OFF'}, so that the log cannot be searched for a GTID.",
+                f"gtid_mode is {self.known.gtid_mode or 'OFF'}, so Lockstep cannot search the log for a GTID.",
                 where=f"{self._source.name}, start.gtid",
                 code="source.gtid_off",
                 remedy="use start.position or start.timestamp, or set gtid_mode = ON on the source",
@@ -275,18 +277,18 @@ class Search:
                 f"The server has executed {executed or 'nothing'}, which lacks some of {text}.",
                 where=f"{self._source.name}, start.gtid",
                 code="source.position_beyond_end",
-                remedy="check that it is the server that the set came from, or a replica that has caught up with it",
+                remedy="check that this is the server that the set came from, or a replica that has caught up with it",
             )
         for file in reversed(self.files):
             if wanted.contains(GtidSet.parse(self.head(file.name).previous)):
                 return self.first(file.name, lambda begin: not begin.gtid or not wanted.has(begin.gtid))
         oldest = self.files[0].name
         raise DataAtRisk(
-            f"The log behind {text or 'the first transaction'} is purged: before the oldest file left, {oldest}, "
-            f"{self.head(oldest).previous} was executed.",
+            f"The log after {text or 'the first transaction'} is purged: the oldest file left, {oldest}, begins after "
+            f"{self.head(oldest).previous}.",
             where=f"{self._source.name}, start.gtid",
             code="source.purged",
-            remedy=f"changes are lost to the log: {FULL_COPY}",
+            remedy=f"the log no longer has these changes: {FULL_COPY}",
         )
 
     def first(self, file: str, fits: Callable[[Begin], bool]) -> Checkpoint:
@@ -299,7 +301,7 @@ class Search:
             if fits(begin):
                 end = begin.position
                 break
-            if begin.position >= end:  # logged since we asked for the end: not there when the search began
+            if begin.position >= end:  # logged after the search began
                 break
             gtids.append(begin.gtid)
             watermark_us = max(watermark_us, begin.commit_ts_us)
@@ -339,8 +341,8 @@ class Search:
         return Head(begun_us, "", format_crc)
 
     def _events(self, file: str) -> Iterator[Event]:
-        """From the begin of a file to the end of the log."""
-        log.info("%s: searching the log from %s on for the start", self._source.name, file)
+        """From the start of a file to the end of the log."""
+        log.info("%s: searching the log from %s on for the start position", self._source.name, file)
         with closing(self._open(file)) as reader:
             yield from _all_events(reader)
 
@@ -349,7 +351,7 @@ class Search:
 
 
 def _with(previous: str, gtids: list[str]) -> str:
-    """The GTIDs before a place: those before its file, which are known even when there are none, and more."""
+    """The GTIDs before a position: those before its file (known even if there are none), and later ones."""
     return str(GtidSet.parse(previous).union(GtidSet.parse(compact(gtids))))
 
 

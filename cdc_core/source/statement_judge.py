@@ -1,4 +1,4 @@
-"""What becomes of a change that row events do not show, and of a table that cannot be read, as the pipeline says.
+"""Decides, by the pipeline's policy, about changes that row events do not show and tables that cannot be read.
 
 It must keep true that no such change passes silently: it stops the stream, or an operator has accepted it, or a note
 and the coverage of each table say so, or the tables are isolated.
@@ -34,8 +34,8 @@ STATEMENT_PASSED = "statement on a table not included"
 
 @dataclass(frozen=True, slots=True)
 class EventPlace:
-    """Where an event lies: the file and the offset of the event that an operator can name, which is the compressed
-    transaction of one that is in it; and the position after it."""
+    """The position of an event: the file and offset that an operator can name (those of the compressed transaction, for
+    an event inside one), and the position after it."""
 
     source: str
     file: str
@@ -48,8 +48,8 @@ class EventPlace:
 
 
 class StatementJudge:
-    """effects: which captured tables a statement may change (effects.Effects.of). past: nothing is judged, since it was
-    judged when it was read before."""
+    """effects: which captured tables a statement may change (effects.Effects.of). past: judges nothing, as everything
+    was judged when it was first read."""
 
     def __init__(
         self,
@@ -71,8 +71,8 @@ class StatementJudge:
         self._past = past
 
     def define(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> TableSchema | None:
-        """DDL: has the tables defined again, and judges what it did to rows. The definition of the table that it
-        empties, where that is to be a change of its own. Raises DataAtRisk (source.unlogged_change)."""
+        """DDL: redefines the tables, and judges what it did to rows. Returns the definition of the table that it
+        empties, if that is staged as a change of its own. Raises DataAtRisk (source.unlogged_change)."""
         statement = logged.statement
         if statement.queries:
             self.judge_data(group, replace(logged, statement=replace(statement, tables=())), at)
@@ -82,7 +82,7 @@ class StatementJudge:
         )  # fmt: skip
         group.happened += effect.happened
         if effect.unnamed:
-            group.notes.append(f"{statement.verb} {effect.unnamed} at {at.where}: of its tables none is known")
+            group.notes.append(f"{statement.verb} {effect.unnamed} at {at.where}: no table in it is known")
         if effect.tables == ():
             return None
         group.without_rows = EntryKind.DDL
@@ -106,7 +106,7 @@ class StatementJudge:
             group.notes.append(f"needs re-sync of table {names}: {effect.unlogged}, at {where}: {words}")
 
     def judge_data(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
-        """DML as a statement: what it did to rows is not in the log. Raises Refused (source.statement_dml)."""
+        """DML as a statement: the log does not show what it did to rows. Raises Refused (source.statement_dml)."""
         if self._past:
             return
         statement = logged.statement
@@ -117,7 +117,7 @@ class StatementJudge:
         group.left_out[STATEMENT_PASSED] += 1
 
     def judge_unknown(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
-        """It passes only where it names what is there, and no captured table can be meant. Raises DataAtRisk
+        """Passes the statement only if it names existing things and cannot refer to a captured table. Raises DataAtRisk
         (source.unknown_statement)."""
         if self._past:
             return
@@ -147,14 +147,14 @@ class StatementJudge:
         group.happened += [(name, Happened.UNLOGGED) for name in names]
 
     def _isolate_or_stop(self, group: OpenGroup, effect: Effect, error: LockstepError, at: EventPlace) -> None:
-        """Isolates what a statement may have changed, where the pipeline says so and all of it is known."""
+        """Isolates the tables that a statement may have changed, if the pipeline says so and all of them are known."""
         captured = tuple(table for table in sorted(effect.tables) if self._tables.captures(*table))
         if not captured and not effect.unknown:
             return
         accepts = (at.file, at.offset) in self._accepted
         if effect.unknown and not accepts:
             error = type(error)(
-                f"{error.what} Which captured tables it changed cannot be told: {effect.unknown}.",
+                f"{error.what} Which captured tables it changed is unknown: {effect.unknown}.",
                 where=error.where, code=error.code, remedy=error.remedy,
             )  # fmt: skip
         if effect.unknown or accepts:
@@ -167,9 +167,9 @@ class StatementJudge:
                 return
 
     def stop(self, error: LockstepError, at: EventPlace, group: OpenGroup, tables: Iterable[str] = ()) -> None:
-        """Raises the error with the way past this place, unless an operator has accepted it: then the group says so.
+        """Raises the error with the command that accepts it, unless an operator has accepted it: then adds a note.
 
-        tables: captured ones that may have changed; none named: any may have.
+        tables: captured tables that may have changed; if empty, any may have.
         """
         names = list(tables)
         note = self.require_accepted(error, at, ", ".join(names) or "any captured table")
@@ -178,7 +178,7 @@ class StatementJudge:
             group.happened += [(table, Happened.UNLOGGED) for table in names or [ANY_TABLE]]
 
     def require_accepted(self, error: LockstepError, at: EventPlace, names: str) -> str:
-        """Raises the error, unless an operator has accepted it; what is to be noted of it then."""
+        """Raises the error, unless an operator has accepted it; then returns the note about it."""
         if self._past:
             return ""
         place = at.file, at.offset
@@ -190,7 +190,7 @@ class StatementJudge:
         return note
 
     def isolates(self, name: Name, error: LockstepError, since: str) -> bool:
-        """Leaves a table out from now on, where the pipeline says so: what it holds of the open group goes too."""
+        """Isolates a table from now on, if the pipeline says so; its rows in the open group are dropped too."""
         if self._policy.on_unreadable == "stop":
             return False
         log.error("%s: table %s is isolated since %s and needs re-sync: %s", self._source, ".".join(name), since, error)

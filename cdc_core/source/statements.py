@@ -1,7 +1,7 @@
-"""What a statement in the log is: transaction control, definition, data, or none of our business.
+"""What a statement in the log is: transaction control, definition, data, or harmless.
 
-A pure function of the statement's text. It must keep true that whatever it does not know for harmless is UNKNOWN,
-DATA or an unlogged change: the caller asks `effects` about those. The rules for ALTER TABLE are in `alter`.
+A pure function of the statement's text. It must keep true that everything not known to be harmless is UNKNOWN, DATA or
+an unlogged change: the caller asks `effects` about those. The rules for ALTER TABLE are in `alter`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Action(Enum):
     DEFINITION = "definition"
     DATA = "data"
     HARMLESS = "harmless"
-    """Accounts, privileges, views, routines, upkeep: no row of a table changes by it."""
+    """Accounts, privileges, views, routines, maintenance: it does not change any row of a table."""
     UNKNOWN = "unknown"
 
     __hash__ = object.__hash__  # Enum's own hash is slow
@@ -42,12 +42,12 @@ class Action(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Mentions:
-    """Every name in a text that may be of a table, view or routine: more than there are, never fewer.
+    """Every name in a text that may be a table, view or routine: perhaps too many, never too few.
 
     names:     `b` in the default database, and each `a.b`.
     databases: unqualified names, which may be databases.
-    calls:     those before a parenthesis or after CALL, with what may be their package.
-    known:     False where a name holds characters that cannot be told.
+    calls:     names before a parenthesis or after CALL, with what may be their package.
+    known:     False where a name contains characters that cannot be decoded.
     """
 
     names: frozenset[Table] = frozenset()
@@ -67,13 +67,13 @@ NOTHING = Mentions()
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """tables: those whose definition or data it touches; None where that cannot be told, so that any may be.
+    """tables: those whose definition or data it touches; None where they are unknown, so that it may be any.
 
-    Of a HARMLESS statement that drops or redefines views, triggers or routines: these.
-    database: the one that is dropped whole, else "". unlogged: why rows changed without row events, else "".
+    For a HARMLESS statement that drops or redefines views, triggers or routines: these.
+    database: one that is dropped entirely, else "". unlogged: why rows changed without row events, else "".
     name: of a savepoint, or the xid of an XA statement as `X'gtrid',X'bqual',format`.
     guarded: IF EXISTS, IF NOT EXISTS. vacates: names under which no table is left. columns: what ALTER TABLE did.
-    mentions: of DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
+    mentions: for DATA, UNKNOWN, and a definition that runs a query (`queries`): all names in its text.
     drops_constraint: it may drop a foreign key.
     cascades: a definition with a foreign key by which the server changes rows of the table itself.
     union: the tables that a MERGE table unites from here on, where the statement says so. like: the table after LIKE.
@@ -103,7 +103,7 @@ _HARMLESS_VERBS = frozenset({
 })  # fmt: skip
 _HARMLESS_SETS = frozenset({"PASSWORD", "ROLE", "DEFAULT"})
 _EXPLAINED = ("EXPLAIN", "DESCRIBE", "DESC", "ANALYZE")
-"""Before a statement: MariaDB's `ANALYZE UPDATE ...` runs it."""
+"""Prefixes of a statement: MariaDB's `ANALYZE UPDATE ...` runs the statement."""
 _OF_TABLES = frozenset({"TABLE", "TABLES", "LOCAL", "NO_WRITE_TO_BINLOG"})
 _DATA_VERBS = frozenset({
     "INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD", "CALL", "DO", "WITH", "SELECT", "HANDLER", "EXECUTE", "VALUES",
@@ -114,7 +114,7 @@ _HARMLESS_OBJECTS = frozenset({
     "RESOURCE", "LIBRARY", "INSTANCE", "UNDO", "SEQUENCE", "CATALOG", "SYNONYM", "MASKING", "KEYRING",
 })  # fmt: skip
 _ROUTINES = frozenset({"VIEW", "TRIGGER", "PROCEDURE", "FUNCTION", "PACKAGE"})
-"""What may hold statements that run when another does."""
+"""Objects that may contain statements, which run as part of another statement."""
 
 
 def classify(
@@ -126,7 +126,7 @@ def classify(
     lower_case: bool = False,
     temporary: bool = False,
 ) -> Statement:
-    """What the statement, run with `database` as the default one, is.
+    """Classifies a statement that was run with `database` as the default database.
 
     lower_case: the server compares names of tables and databases in lower case; so the names in the answer are.
     temporary:  the event says that the statement uses temporary tables.
@@ -141,7 +141,7 @@ def classify(
 
     text = decode(sql, client_collation)
     found = read(text)
-    # Where the servers read the same bytes in two ways, the text does not say which of them has written it.
+    # Where the two servers parse the same bytes differently, the text does not show which one wrote it.
     if MARIADB_CODE in text and (other := read(text, mariadb_code=False)) != found:
         found = _worse(found, other)
     if hides_backquotes(client_collation) and not text.isascii():
@@ -154,7 +154,7 @@ def classify(
 
 
 def _worse(one: Statement, other: Statement) -> Statement:
-    """What holds in both readings of a statement."""
+    """The worse of two readings of a statement: what is true in either."""
     if one.action is other.action is Action.DEFINITION and (one.tables, one.database) == (other.tables, other.database):
         return one if one.unlogged else other
     if one.action is other.action is Action.HARMLESS:
@@ -199,7 +199,7 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
 
 
 def mentions(found: Sequence[Token], database: str) -> Mentions:
-    """All names in a text whose default database this is."""
+    """All names in a text with this default database."""
     names: set[Table] = set()
     alone: set[str] = set()
     calls: set[Table] = set()
@@ -222,7 +222,7 @@ def mentions(found: Sequence[Token], database: str) -> Mentions:
 
 
 def mentioned_in(text: str, database: str) -> Mentions:
-    """All names in the body of a view, trigger or routine, whatever its SQL mode is."""
+    """All names in the body of a view, trigger or routine, in any SQL mode."""
     return mentions(tokens(text), database) | mentions(tokens(text, ANSI_QUOTES), database)
 
 
@@ -231,7 +231,7 @@ def _is_sign(token: Token, sign: str) -> bool:
 
 
 def _cascades(found: Sequence[Token]) -> bool:
-    """Whether a foreign key says ON DELETE or ON UPDATE with CASCADE, SET NULL or SET DEFAULT."""
+    """Whether a foreign key has ON DELETE or ON UPDATE with CASCADE, SET NULL or SET DEFAULT."""
     words = [token.word for token in found]
     if "REFERENCES" not in words:
         return False
@@ -301,7 +301,7 @@ def _create(read: Reader, database: str) -> Statement:
         if external:
             reason = "its rows come from a file"
         elif queries:
-            reason = "a query filled it, and the log does not say with what"
+            reason = "a query filled it, and the log does not show with which rows"
         verb = "CREATE OR REPLACE TABLE" if replaces else "CREATE TABLE"
         return Statement(
             Action.DEFINITION, verb, tables=_known(table), unlogged=reason, queries=queries, guarded=guarded,
@@ -342,7 +342,7 @@ def _union(read: Reader, database: str) -> tuple[Table, ...] | None:
 
 
 def _has_query(read: Reader) -> bool:
-    """Whether what is left of CREATE TABLE has a query that fills it."""
+    """Whether the rest of a CREATE TABLE contains a query that fills the table."""
     depth = 0
     while not read.done:
         token = read.next()
@@ -364,7 +364,7 @@ def _begins_query(read: Reader, word: str) -> bool:
 
 
 def _objects(kind: str, read: Reader, database: str) -> tuple[Table, ...] | None:
-    """The views, triggers or routines that a statement drops or redefines; none of other kinds."""
+    """The views, triggers or routines that a statement drops or redefines; empty for other kinds."""
     if kind not in _ROUTINES:
         return ()
     read.take("BODY")
@@ -498,7 +498,7 @@ def _rename(read: Reader, database: str) -> Statement:
 
 
 def _vacated(pairs: list[Table]) -> tuple[Table, ...]:
-    """Old and new names in turn: names that had a table before, and have none after."""
+    """pairs: old and new names in turn. Returns the names that had a table before, and have none after."""
     olds, news = pairs[::2], pairs[1::2]
     had = [old for i, old in enumerate(olds) if old not in news[:i]]
     last = {name: i for i, pair in enumerate(zip(olds, news, strict=True)) for name in pair}
@@ -513,7 +513,7 @@ def _truncate(read: Reader, database: str) -> Statement:
 
 
 def _repair(read: Reader, database: str) -> Statement:
-    """On a table of MyISAM or Aria it drops the rows that it cannot read."""
+    """On a MyISAM or Aria table it drops the rows that it cannot read."""
     read.take_any("NO_WRITE_TO_BINLOG", "LOCAL")
     if read.take("VIEW"):
         return Statement(Action.HARMLESS, "REPAIR VIEW")
@@ -526,10 +526,10 @@ def _repair(read: Reader, database: str) -> Statement:
 
 
 def _import(read: Reader, _database: str) -> Statement:
-    """`IMPORT TABLE FROM 'file'`: tables with rows, of which the file alone knows the names."""
+    """`IMPORT TABLE FROM 'file'`: creates tables with rows; only the file has their names."""
     return Statement(
         Action.DEFINITION if read.take("TABLE") else Action.UNKNOWN, "IMPORT TABLE", tables=None,
-        unlogged="tables were made of files, with the rows in them",
+        unlogged="tables were imported from files, with their rows",
     )  # fmt: skip
 
 
@@ -547,7 +547,7 @@ _MODIFIERS = frozenset({"LOW_PRIORITY", "DELAYED", "HIGH_PRIORITY", "IGNORE", "Q
 
 
 def _written(verb: str, read: Reader, database: str) -> tuple[Table, ...] | None:
-    """The one table that INSERT, REPLACE, UPDATE, DELETE or LOAD DATA writes; None where it is not that plain."""
+    """The one table that INSERT, REPLACE, UPDATE, DELETE or LOAD DATA writes; None where that is not obvious."""
     if verb not in ("INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD"):
         return None
     if verb == "LOAD":
@@ -572,11 +572,11 @@ def _written(verb: str, read: Reader, database: str) -> tuple[Table, ...] | None
 
 
 def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mode: int | None = 0) -> str:
-    """A statement on one line, for messages and notes, without any value that it holds.
+    """A statement on one line, for messages and notes, without its values.
 
-    These texts end in manifests, in the meta database and in logs, where masked columns and passwords must not be. Of
-    DML the verb and its tables are left. Of the others keywords, names and signs are: strings, numbers and comments
-    are not. Where the servers read a text in two ways, which differ in where strings begin, only the verb is left.
+    These texts go to manifests, the meta database and logs, which must not contain masked columns and passwords. DML
+    keeps its verb and tables. Other statements keep keywords, names and punctuation, but not strings, numbers or
+    comments. If the servers disagree about where the strings of a text begin, only the verb is kept.
     """
     if statement.action is Action.DATA:
         names = "" if not statement.tables else f" {', '.join(f'{d}.{t}' for d, t in statement.tables)}"
@@ -588,7 +588,7 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
         return f"{statement.verb} …"
     for token in readings[0]:
         if token.kind is Kind.SIGN and token.text in _QUOTES:
-            # A quote that does not end: where strings begin and end cannot be told, from the first of them on.
+            # An unterminated quote: from the first one on, it is unknown where strings begin and end.
             words[words.index("?") if "?" in words else len(words) :] = ["…"]
             break
         hidden = token.kind in (Kind.STRING, Kind.NUMBER) or (token.kind is Kind.WORD and token.text[0].isdigit())
@@ -605,7 +605,7 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
 
 
 def _readings(sql: bytes, client_collation: int, sql_mode: int) -> list[list[Token]]:
-    """The tokens of a statement in each way in which a server may read it (see classify)."""
+    """The tokens of a statement in each way in which a server may parse it (see classify)."""
     swe7 = charset_of(client_collation) == SWE7
     text = decode(sql, client_collation)
     texts = [text]

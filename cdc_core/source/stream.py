@@ -1,9 +1,9 @@
-"""The stream of one source: opened at a checkpoint, read to blocks for as long as its caller wants.
+"""The stream of one source: opened at a checkpoint, and read into blocks until the caller stops it.
 
 It joins the wire (dump), the transactions (transaction_assembler) and a second connection for definitions. It must keep
-true that a block is handed on soon (a second at most after its first event), that its caller's stop is heard soon,
-and that stopping and going on, or losing the connection and going on, loses and repeats nothing: it goes on where the
-last whole transaction ended, and what came of the next one is dropped and read again.
+true that a block leaves soon (at most a second after its first event), that the caller's stop takes effect soon, and
+that resuming after a stop or a lost connection neither loses nor repeats anything: the stream resumes where the last
+whole transaction ended, and drops and rereads what it had of the next one.
 """
 
 from __future__ import annotations
@@ -46,25 +46,25 @@ from cdc_core.source.transaction_assembler import TransactionAssembler
 log = logging.getLogger(__name__)
 
 POLL_S = 0.1
-"""How long a read waits; a block that is being built leaves when nothing came for so long."""
+"""How long a read waits; a block that is being built leaves when nothing came for this long."""
 FLUSH_S = 1.0
-"""A block leaves at this age though more is coming."""
+"""A block leaves at this age even if more is coming."""
 VERIFY_S = 60.0
-"""So often the server's definitions are compared with those that are read by, where the log does not name columns."""
+"""How often the server's definitions are compared with those in use, where the log does not name columns."""
 BLOCK_BYTES = 16 << 20
-"""Decoded size of a block, about, where the limits allow as much."""
+"""Approximate decoded size of a block, if the limits allow it."""
 
 
 class SourceStream:
-    """Blocks of a source from `start` on. A context manager; not for two threads at once.
+    """Blocks of a source from `start` on. A context manager; not thread-safe.
 
     captures:          whether a table is captured.
-    replica_host:      the name under which we register (server_id.replica_host): only our own remains are ended.
-    isolated:          tables that are left out already, `database.table` -> since where, and why.
-    history:           what tables were, as blocks have said before (Block.definitions).
+    replica_host:      the name under which we register (server_id.replica_host): only our own old streams are ended.
+    isolated:          tables that are already isolated, `database.table` -> since where, and why.
+    history:           earlier definitions, from earlier blocks (Block.definitions).
     limits:            of the ring; they bound the size of a block.
-    undone:            see TransactionAssembler; is added to.
-    accept, accept_by: file and offset of events that an operator accepts; the command to do so, up to the place.
+    undone:            see TransactionAssembler; the stream adds to it.
+    accept, accept_by: file and offset of events that an operator accepts; the command for it, without FILE:OFFSET.
     Raises, on entering, what LogReader raises.
     """
 
@@ -105,7 +105,7 @@ class SourceStream:
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
-        """What the bytes that were received still give: a caller who leaves `blocks` in the middle goes on there."""
+        """Blocks still in the received bytes: a caller that leaves `blocks` midway continues here."""
         self._backoff = Backoff(source.reconnect_s)
         self._resume_s = 0.0
         self._verify_s = 0.0
@@ -113,14 +113,14 @@ class SourceStream:
         self._bent_at: Position | None = None
         self._in_order = True
         self.position = self._start
-        """Behind the last block that was handed on."""
+        """After the last block that left."""
         self.fence: Position | None = None
-        """A block that reaches it leaves at once, for nothing behind it is waited for. Any thread may set it."""
+        """A block that reaches it leaves at once, as no caller waits for more. Any thread may set it."""
         self.losses = 0
-        """Connections that were lost and tried again."""
+        """How many lost connections were retried."""
 
     def require_accepted(self) -> None:
-        """Raises UsageError (extract.accept) where a place that was to be accepted did not come."""
+        """Raises UsageError (extract.accept) where a position to be accepted did not come."""
         self._accepted.require_used()
 
     def __enter__(self) -> SourceStream:
@@ -133,18 +133,18 @@ class SourceStream:
         return self
 
     def _begin_history(self) -> None:
-        """Where the log has everything, it is not read ahead for what is already on the way, but for names only."""
+        """If the log has everything, it is read ahead only for table names, not for definitions."""
         control, history = self._asked(), self._history
         metadata, image = query(control, "SELECT @@GLOBAL.binlog_row_metadata, @@GLOBAL.binlog_row_image")[0]
         history.early_defaults = image != "FULL"
         self._names_logged = metadata == "FULL"
         history.early = metadata != "FULL" or history.early_defaults
-        # Just before the start: the statement that begins there may define a table.
+        # Just before the start: the statement at the start may define a table.
         place = Place(self._start.seq - 1, self._start)
         if history.early:
             history.begin(table_schemas(control, self._tables.captures), place)
             return
-        with suppress(RetryLater):  # names that are not asked for now come with the rows of their tables
+        with suppress(RetryLater):  # names that are not read now come with the rows of their tables
             if self._start.file == end_position(control, self._start.timeline).file:
                 history.begin(table_schemas(control, self._tables.captures), place)
 
@@ -155,8 +155,8 @@ class SourceStream:
         self._disconnect()
 
     def _leave(self) -> None:
-        """Has the server end the stream now; by itself it would notice at its next write, and keep our server_id,
-        and the file that it reads, until then. Not where an error may mean that the server hangs."""
+        """Makes the server end the stream now; otherwise it would notice only at its next write, and keep our server_id
+        and its open log file until then. Not after an error that may mean that the server hangs."""
         if self._reader is None or self._control is None or not self._in_order:
             return
         with suppress(LockstepError, pymysql.err.MySQLError, OSError):
@@ -171,11 +171,11 @@ class SourceStream:
             self._control = None
 
     def blocks(self, stop: Callable[[], bool]) -> Iterator[Block]:
-        """Blocks in stream order until `stop()` is true; call again to go on where it left off.
+        """Blocks in stream order until `stop()` is true; call again to continue where it left off.
 
         Raises RetryLater (source.connection_lost, connection.unreachable) when the source's `reconnect_s` is over, or
-        at once when pieces of the open transaction were handed on already; DataAtRisk and Refused as the log or the
-        server demand. What was read before such an error and makes whole transactions is handed on first.
+        at once when pieces of the open transaction have already left; DataAtRisk and Refused as the log or the server
+        demand. Whole transactions that were read before such an error leave first.
         """
         assembler = self._assembler
         due_s = 0.0
@@ -208,7 +208,8 @@ class SourceStream:
         yield from self._flushed()
 
     def _verify(self) -> None:
-        """Now and then: that no table was altered past the log. It isolates, or raises binlog.schema_mismatch."""
+        """Checks at intervals that no table was altered without a log entry. Isolates it, or raises
+        binlog.schema_mismatch."""
         if self._names_logged or time.monotonic() < self._verify_s:
             return
         self._verify_s = time.monotonic() + VERIFY_S
@@ -239,8 +240,8 @@ class SourceStream:
     # The connection
 
     def _open(self, begin: Position, files: Sequence[BinlogFile]) -> LogReader:
-        """Where the log is the one that we know. What cannot be read where we have read before is not: but it is asked
-        twice, for bytes can be bent on the way."""
+        """Opens the log if it is the known one. A log that cannot be read where it was read before is not; it is read
+        twice, as bytes may be damaged in transit."""
         source, known = self._source, self._fingerprint
         if known is not None and known.file not in [file.name for file in files]:
             # Of a file that ended right before us, purged since.
@@ -279,8 +280,8 @@ class SourceStream:
         log.info("%s: %s is purged; %s is proven by its GTIDs", self._source.name, known.file, begin.file)
 
     def _can_go_on(self, error: LockstepError) -> bool:
-        """After an error: drops the connection and says when to open the next; False when the error stands."""
-        # A log that is reset under a stream ends it with some error of its reading: connecting again compares the logs.
+        """After an error: drops the connection and waits before the next; False when the error is final."""
+        # A log that is reset under a stream ends the stream with some read error: connecting again compares the logs.
         once = PERHAPS_ON_THE_WAY | NO_EVENT_HERE
         if error.code not in LOST | once:
             return False
@@ -291,7 +292,7 @@ class SourceStream:
             self._bent_at = place
         pause_s = self._backoff.pause_s()
         if pause_s is None:
-            log.error("%s: given up after %g s (reconnect_s)", self._source.name, self._source.reconnect_s)
+            log.error("%s: giving up after %g s (reconnect_s)", self._source.name, self._source.reconnect_s)
             return False
         self._disconnect()
         self.losses += 1
@@ -300,7 +301,7 @@ class SourceStream:
         return True
 
     def _open_again(self) -> LogReader:
-        """Where the last whole transaction ended, if it is still the server and the log that we read.
+        """Reopens where the last whole transaction ended, if server and log are still the ones that were read.
 
         Raises what connect, require_available, require_free_server_id and LogReader do.
         """
@@ -312,11 +313,11 @@ class SourceStream:
         require_available(here, files, known, control, self._source)
         require_free_server_id(known.without_replica(self._replica_host), self._source)
         reader = self._open(place, files)
-        log.info("%s: connected again, reading on from %s", self._source.name, place)
+        log.info("%s: reconnected, continuing from %s", self._source.name, place)
         return reader
 
     def _assemble(self, begin: Position, tables: Tables, *, past: bool = False) -> TransactionAssembler:
-        # Of the past: read before, judged before.
+        # What is past was judged when it was first read.
         policy = replace(self._policy, on_unlogged_change="record") if past else self._policy
         return TransactionAssembler(
             self._source.name, begin, tables, policy, effects=self._effects.of,
@@ -324,7 +325,7 @@ class SourceStream:
             accepted=None if past else self._accepted,
         )  # fmt: skip
 
-    # What the assembler asks
+    # Callbacks of the assembler
 
     def _asked(self) -> pymysql.Connection:
         if self._control is None:
@@ -337,7 +338,7 @@ class SourceStream:
         return table_schema(self._asked(), database, table)
 
     def _present(self, database: str, table: str) -> TableSchema | None:
-        """As `_known`; nothing of a table that cannot be captured."""
+        """Like `_known`; None for a table that cannot be captured."""
         try:
             return self._known(database, table)
         except Refused as error:
@@ -355,9 +356,9 @@ class SourceStream:
         return end_position(self._asked(), self._start.timeline)
 
     def _prepared(self) -> Mapping[str, SpillableChanges]:
-        """What was prepared before this stream began and not ended before it: the log before it is read once more."""
+        """XA transactions that were prepared but not ended before this stream began: reads the earlier log again."""
         source = self._source
-        log.info("%s: looking for what was prepared before %s", source.name, self._start)
+        log.info("%s: searching the log before %s for prepared XA transactions", source.name, self._start)
         oldest = binlog_files(self._asked())[0].name
         begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
         past = self._assemble(
@@ -375,9 +376,9 @@ class SourceStream:
         return past.prepared
 
     def _behind(self, begin: Position) -> Generator[Event]:
-        """A passing look at the log: its events from a position to its present end."""
+        """A temporary reader of the log: its events from a position to its current end."""
         source = self._source
-        log.info("%s: a look at the log from %s to its end", source.name, begin)
+        log.info("%s: reading ahead in the log from %s to its end", source.name, begin)
         with (
             closing(LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)) as reader,
             suppress(EndOfLog),

@@ -1,10 +1,10 @@
 """Which captured tables a server has now, what is wrong with them, and which of them are proven to be empty.
 
-It must keep true that a table that can be captured is told apart from one that cannot, with the reason; and that a
-table is called empty only if every row that a transaction logged before the survey's position has put into it was
-removed again by one that is logged before that position too. A transaction is in the log before its rows can be seen,
-so that a plain read may miss them; a locking read waits for it. It holds no lock after its answer and waits for one
-second at most: a table on which it would have to wait longer is not proven empty.
+It must keep true that every matching table is either capturable or has a reason why it is not; and that a table is
+called empty only if every row that transactions logged before the survey's position inserted was also removed before
+that position. A transaction is in the log before its rows are visible, so that a plain read may miss them; a locking
+read waits for it. The survey keeps no lock after its answer and waits at most one second: a table on which it would
+have to wait longer is not proven empty.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 _ROWS_ESTIMATE = "IF(ENGINE = 'MEMORY', 0, TABLE_ROWS)"
 """Estimating the rows of a MEMORY table would open it. The first statement that opens one after a restart of MySQL logs
-that it was emptied; our look would not, and the server's replicas would keep its rows."""
+that it was emptied; our query would not be logged, and the server's replicas would keep its rows."""
 _TABLES = f"""
 SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE, ENGINE, {_ROWS_ESTIMATE} FROM INFORMATION_SCHEMA.TABLES
  ORDER BY TABLE_SCHEMA, TABLE_NAME
@@ -59,8 +59,8 @@ class FoundTable:
     """A table or view that matches the pipeline's patterns.
 
     kind:    'table', or 'view', 'sequence' and the like.
-    schema:  None where it is no table or has a type that is not supported.
-    problem: why it cannot be captured, or not applied to a target; "" where nothing is wrong.
+    schema:  None where it is not a table or has an unsupported type.
+    problem: why it cannot be captured or applied to a target; "" where nothing is wrong.
     rows:    the server's estimate.
     """
 
@@ -94,7 +94,7 @@ def engine_advice(engine: str) -> str:
 
 
 def find_tables(connection: pymysql.Connection[Any], captures: Callable[[str, str], bool]) -> tuple[FoundTable, ...]:
-    """Everything whose name is captured, with what is wrong with it, in order of names."""
+    """Everything whose name is captured, with its problem if any, sorted by name."""
     listed = _listed(connection, captures)
     definitions = read_definitions(connection, [one.name for one in listed])
     found = []
@@ -133,12 +133,12 @@ def _unusable(schema: TableSchema) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Survey:
-    """What was there at `position`, a place of the log at or behind the moment at which the tables were read.
+    """The tables at `position`, which is at or after the moment at which the tables were read.
 
     tables:   `database.table` of every captured table that the account sees, with the server's estimate of its rows.
-    empty:    those of the tables asked for that are proven to be empty.
-    complete: the account sees every table, so that a name that is missing did not exist.
-    at_us:    the server's clock behind the last read, µs UTC.
+    empty:    the requested tables that are proven to be empty.
+    complete: the account sees every table, so that a missing name did not exist.
+    at_us:    the server's clock after the last read, µs UTC.
     """
 
     tables: dict[str, int | None]
@@ -156,7 +156,7 @@ def survey_tables(
     grants: Grants,
     end_of_log: Callable[[], Position],
 ) -> Survey:
-    """Asks for all captured tables, and of those not in `known` whether they are empty."""
+    """Reads all captured tables, and for those not in `known`, whether they are empty."""
     listed = [one for one in _listed(connection, captures) if one.is_table]
     tables = {".".join(one.name): one.rows or None for one in listed}
     asked = {name: one.name for one in listed if (name := ".".join(one.name)) not in known}
@@ -167,13 +167,13 @@ def survey_tables(
 
 
 def rows_before(table: FoundTable) -> str:
-    """What a pipeline that begins now would not capture of a table that has rows."""
+    """What a pipeline that begins now would miss of a table that has rows."""
     rows = f"~{table.rows:,} row{'s' if table.rows != 1 else ''}" if table.rows else "rows"
     return f"{rows} of {table.name} from before the start are not captured"
 
 
 def proven_empty(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
-    """Whether the table had no row, and none on the way; False where that cannot be seen."""
+    """Whether the table had no rows, committed or in progress; False where that is unknown."""
     name = ".".join("`" + part.replace("`", "``") + "`" for part in (database, table))
     try:
         with connection.cursor() as cursor:
@@ -183,13 +183,13 @@ def proven_empty(connection: pymysql.Connection[Any], database: str, table: str)
             cursor.execute(f"SELECT 1 FROM {name} LIMIT 1 LOCK IN SHARE MODE")
             return cursor.fetchone() is None
     except pymysql.err.MySQLError as error:
-        log.info("%s is not proven to be empty: %s", name, error.args[-1])
+        log.info("%s could not be proven to be empty: %s", name, error.args[-1])
         return False
 
 
 @contextmanager
 def _impatient(connection: pymysql.Connection[Any]) -> Iterator[None]:
-    """A session whose statements give up after a second, waiting or scanning what was deleted."""
+    """A session whose statements give up after a second of waiting, or of scanning deleted rows."""
     variables = {"innodb_lock_wait_timeout": "1"}
     for name, value in (("max_execution_time", "1000"), ("max_statement_time", "1")):  # MySQL's, MariaDB's
         if query(connection, f"SHOW VARIABLES LIKE '{name}'"):

@@ -1,7 +1,7 @@
-"""Which tables of the stream are captured, and their definitions as of the last DDL that was passed.
+"""Which tables of the stream are captured, and their definitions as of the last DDL in the stream.
 
-It must keep true that a definition is asked for when a table is first seen after a DDL of it, that one which the log
-does not name comes from the history as of its place, and that equal table maps cost one dictionary look-up.
+It must keep true that a definition is read when a table is first seen after a DDL of it, that one which is not in the
+log comes from the history as of its place, and that equal table maps cost one dictionary look-up.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Name = tuple[str, str]
 
 
 class Tables:
-    """captures: whether a table is captured. known: the definition that INFORMATION_SCHEMA has of it now.
+    """captures: whether a table is captured. known: its current definition in INFORMATION_SCHEMA.
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
     history: what tables were; without it they are what they are now.
@@ -43,11 +43,11 @@ class Tables:
         self._captures = captures
         self.isolated = dict(isolated or {})
         self.generation = 0
-        """Grows when a definition is forgotten: what was known of table maps before does not hold."""
+        """Grows when a definition is forgotten: earlier knowledge of table maps is no longer valid."""
         self._ask = known
         self._history = history
         self._former: dict[Name, TableSchema] = {}
-        """Of tables that were forgotten: their definition at their last rows."""
+        """For forgotten tables: their definition at their last rows."""
         self._uses: dict[bytes, MappedTable | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
@@ -63,15 +63,15 @@ class Tables:
         self.generation += 1
 
     def is_isolated(self, event_body: bytes) -> bool:
-        """Whether the TABLE_MAP of this body, which `use` answered with None, is of an isolated table."""
+        """Whether a TABLE_MAP with this body, for which `use` returned None, is of an isolated table."""
         return event_body[8:] in self._left_out
 
     def use(self, event: Event, *, mariadb: bool, place: Place | None = None) -> MappedTable | None:
-        """What a TABLE_MAP event says of a captured table; None for one that is not captured.
+        """The captured table that a TABLE_MAP event describes; None for one that is not captured.
 
         place: of the event, for the history. Raises Refused (binlog.schema_mismatch, schema.reserved_column, ...).
         """
-        key = event.body[8:]  # behind table id and flags
+        key = event.body[8:]  # after table id and flags
         try:
             return self._uses[key]
         except KeyError:
@@ -79,7 +79,7 @@ class Tables:
             return found
 
     def known_use(self, body: bytes) -> MappedTable | None:
-        """What `use` has answered to a TABLE_MAP of this body."""
+        """What `use` returned for a TABLE_MAP with this body."""
         return self._uses[body[8:]]
 
     def _find(self, event: Event, mariadb: bool, place: Place | None) -> MappedTable | None:
@@ -108,7 +108,7 @@ class Tables:
     def _defaults_of(
         self, schema: TableSchema, place: Place | None
     ) -> Callable[[Sequence[str]], Mapping[str, str | None]] | None:
-        """Asked for once a column: they hold until the table is forgotten after its next DDL."""
+        """Reads each column's default once: it is valid until the table is forgotten after its next DDL."""
         history = self._history
         if history is None or place is None:
             return None
@@ -122,7 +122,7 @@ class Tables:
         return defaults
 
     def definition(self, name: Name) -> TableSchema | None:
-        """Of a captured table: as of its last rows; where none have come since its last DDL, what the server says."""
+        """Of a captured table: as of its last rows; if none came since its last DDL, the server's."""
         for use in self._uses.values():
             if use is not None and (use.schema.database, use.schema.table) == name:
                 return use.schema
@@ -133,12 +133,12 @@ class Tables:
         return None
 
     def of_database(self, database: str) -> tuple[Name, ...]:
-        """Tables of a database that were seen or known at any time."""
+        """Tables of a database that were ever seen or known."""
         known = () if self._history is None else self._history.names()
         return tuple(dict.fromkeys(name for name in (*self._known, *known) if name[0] == database))
 
     def change(self, statement: Statement, names: Sequence[Name], place: Place, ts_us: int) -> Change:
-        """What a statement at a place does to captured tables beside defining them. names: those it touches."""
+        """What a statement at a place does to captured tables besides defining them. names: those it touches."""
         history = self._history
         if history is None:
             return Change()
@@ -187,7 +187,7 @@ class Tables:
             self._history.redefined(names, place, self.captures, change)
 
     def learned(self) -> tuple[DefinedSince, ...]:
-        """What the history came to know since it was last asked."""
+        """What the history learned since the last call."""
         return () if self._history is None else self._history.learned()
 
     def forget(self, names: Iterable[Name] | None) -> None:
@@ -211,7 +211,7 @@ class Tables:
 
 def _was_versioned(table_map: TableMap, known: TableSchema | None) -> bool:
     """Whether rows have the two columns that MariaDB adds to a system-versioned table and INFORMATION_SCHEMA does not
-    show: the table may be gone since, or versioned no more."""
+    show: the table may be gone since, or no longer versioned."""
     if table_map.names is None or [name.lower() for name in table_map.names[-2:]] != ["row_start", "row_end"]:
         return False
     stamps = all(code == TypeCode.TIMESTAMP2 for code in table_map.types[-2:])

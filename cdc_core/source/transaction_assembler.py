@@ -1,16 +1,16 @@
-"""Transactions: from raw events to the block that is being built. It does no I/O itself.
+"""Assembles transactions: from raw events to the block that is being built. Does no I/O itself.
 
-`transaction_grammar` says of which events a group consists, and where each event leads; the methods here are its steps.
-What becomes of a group:
+`transaction_grammar` says which events a group consists of, and where each event leads; the methods here are its steps.
+What each group turns into:
   committed                -> TRANSACTION; without captured rows DDL, or PASSED
   a statement by itself    -> DDL, or PASSED without captured tables
   rolled back              -> PASSED: what it held never happened
   XA PREPARE               -> PASSED; its rows are kept by xid until the XA COMMIT or XA ROLLBACK of that xid, a group
                               of its own: they are part of that one's entry
-SAVEPOINT and ROLLBACK TO cut back the rows of an open group. A group that grows too large leaves in pieces (PART); what
-of it may still be undone waits in files. What comes out of one event (a payload, a commit of what was in files) has no
-places of its own: its pieces end where that event begins, so that all but the first of them have no bytes.
-It must keep true that every event is put into an entry or raises, and that nothing is skipped for being unknown.
+SAVEPOINT and ROLLBACK TO cut back the rows of an open group. A group that grows too large leaves in pieces (PART); the
+part of it that may still be undone waits in files. Pieces that come out of one event (a payload, a commit of what was
+in files) have no positions of their own: they end where that event begins, so that all but the first have no bytes.
+It must keep true that every event goes into an entry or raises, and that no unknown event is skipped.
 """
 
 from __future__ import annotations
@@ -77,9 +77,9 @@ _ASIDE = frozenset({
     EventType.BEGIN_LOAD_QUERY, EventType.APPEND_BLOCK, EventType.DELETE_FILE, EventType.TRANSACTION_CONTEXT,
     EventType.VIEW_CHANGE,
 })  # fmt: skip
-"""Beside a statement or its rows: what they do is judged by the statement or row event itself."""
+"""They accompany a statement or its rows, and are judged by that statement or row event."""
 Blocks = Generator[Block, None, None]
-"""The blocks that an event completes, each handed on before what follows it in the event is read."""
+"""The blocks that an event completes; each leaves before the rest of the event is read."""
 _MYSQL_GTIDS = frozenset({EventType.GTID, EventType.ANONYMOUS_GTID, EventType.GTID_TAGGED})
 _BEGINS = _MYSQL_GTIDS | {EventType.MARIADB_GTID}
 _READ_WHEN_WANTED = ROW_EVENTS | MARIADB_COMPRESSED | {EventType.TRANSACTION_PAYLOAD} | _ASIDE
@@ -90,12 +90,12 @@ class TransactionAssembler:
     """Feed it events in order; each returns the blocks that it completes.
 
     effects:     which captured tables a statement may change (effects.Effects.of).
-    accepted:    what an operator accepts of what would stop the stream.
-    prepared:    what was prepared before this stream began and not ended before it, by xid; asked once, if at all.
-                 None: this is a look at the past for just that. Of all other transactions nothing is read.
+    accepted:    positions that would stop the stream, which an operator accepts.
+    prepared:    XA transactions that were prepared but not ended before this stream began, by xid; asked at most once.
+                 None: this assembler searches the past for just those and reads nothing of other transactions.
     block_bytes: a block is closed, and an open group leaves in pieces, at about this size.
-    undone:      order keys of groups that were rolled back after pieces of them had left. Whoever dropped those pieces
-                 feeds the log again from before the group: then it holds nothing.
+    undone:      order keys of groups that were rolled back after pieces of them had left. The caller that dropped those
+                 pieces feeds the log again from before the group: then the group holds nothing.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class TransactionAssembler:
     ) -> None:
         self.mariadb = False
         self.lower_case = False
-        """The server compares names of tables in lower case."""
+        """Whether the server compares names of tables in lower case."""
         self.format_crc = 0
-        """Of the file that the next event lies in; 0 while it is not known."""
+        """Of the file of the next event; 0 while it is unknown."""
         self.builder = BlockBuilder(source, begin)
         self.prepared: dict[str, SpillableChanges] = {}
         """Changes of XA transactions that were prepared and not ended yet, by xid."""
@@ -131,7 +131,7 @@ class TransactionAssembler:
         self._file = begin.file
         self._end = begin.offset
         self._cut = begin.offset
-        """Where a piece that leaves now ends."""
+        """The end of a piece that leaves now."""
         self.trace = NOT_TRACED
         """Up to the last event that was fed."""
         self._group: OpenGroup | None = None
@@ -140,8 +140,8 @@ class TransactionAssembler:
         self._steps = self._table_of_steps()
 
     def feed(self, event: Event) -> Blocks:
-        """One event of the log, or the artificial ROTATE that says in which file the next ones lie. It is fed once the
-        answer is read to its end."""
+        """Takes one event of the log, or the artificial ROTATE that names the file of the next ones. The event is fed
+        only once the returned blocks are exhausted."""
         if event.start < 0:
             yield from self._switch(event)
             return
@@ -157,7 +157,7 @@ class TransactionAssembler:
             yield self._close()
 
     def _trace_event(self, event: Event) -> None:
-        """The trace begins with each group, goes on after it, and begins again where it grows too long."""
+        """The trace begins with each group, continues after it, and begins again where it grows too long."""
         begin, crc = self.trace
         if begin == NO_TRACE or event.header.type in _BEGINS or self._end - begin > TRACE_BYTES:
             begin, crc = event.start, 0
@@ -165,11 +165,11 @@ class TransactionAssembler:
 
     @property
     def between_groups(self) -> bool:
-        """No group is open: the next event may begin one."""
+        """Whether no group is open: the next event may begin one."""
         return self._group is None
 
     def extend(self, groups: OrdinaryTransactions) -> Blocks:
-        """Whole ordinary groups at once, while no group is open: what the fast path has found."""
+        """Takes whole ordinary groups at once, while no group is open: those that the fast path has found."""
         self._end = groups.reached
         self.trace = (int(groups.entries.trace[-1]), int(groups.entries.trace_crc[-1]))
         self.builder.extend(groups)
@@ -180,8 +180,8 @@ class TransactionAssembler:
 
     @property
     def inside(self) -> tuple[int, int] | None:
-        """Of a group that goes on until its end: its next row event's ordinal, and what it may still hold before a
-        piece of it leaves or is spilled. None where none is open."""
+        """For an open group of several statements: its next row event's ordinal, and how much it may still hold before
+        a piece of it leaves or is spilled. None where no such group is open."""
         group = self._group
         if group is None or not group.state.goes_on:
             return None
@@ -198,7 +198,7 @@ class TransactionAssembler:
         trace: Trace,
         end: int,
     ) -> Blocks:
-        """The next `events` of the open group, up to `end`: table maps, which left it with `maps` by id, and row
+        """Takes the next `events` of the open group, up to `end`: table maps, which result in `maps` by id, and row
         events, of captured tables or of others (left_out). ordinal: the next row event's."""
         group = self._group
         assert group is not None
@@ -224,8 +224,8 @@ class TransactionAssembler:
         return self._close() if self.builder else None
 
     def rewind(self) -> Position | None:
-        """Drops the open group; call it after `flush`. Where its events, to be fed again, begin; None where pieces of
-        it have left already."""
+        """Drops the open group; call it after `flush`. Returns where its events, to be fed again, begin; None where
+        pieces of it have already left."""
         if self._group is not None:
             if self._group.pieces:
                 return None
@@ -236,7 +236,7 @@ class TransactionAssembler:
         return self.builder.begin
 
     def discard(self) -> None:
-        """Drops the entries of complete groups: for a look at the past that is about `prepared` only."""
+        """Drops the entries of complete groups: for a search of the past that is about `prepared` only."""
         if self._group is None:
             self.builder = BlockBuilder(self._source, Position(self.builder.begin.timeline, self._file, self._end))
 
@@ -247,7 +247,7 @@ class TransactionAssembler:
         return handler(event if event.header.type in _READ_WHEN_WANTED else event.whole())
 
     def _table_of_handlers(self) -> dict[int, Callable[[Event], Iterable[Block]]]:
-        """What each type of event means. A type that is not here is unknown, and stops."""
+        """The handler of each event type. A type that is not here is unknown, and stops the stream."""
         handlers: dict[int, Callable[[Event], Iterable[Block]]] = {
             EventType.TABLE_MAP: self._table_map,
             EventType.XID: lambda event: self._advance(event, Action.COMMIT),
@@ -268,7 +268,7 @@ class TransactionAssembler:
         return self._stop(event, faults.incident(event, self._where(event)))
 
     def _stop(self, event: Event, error: LockstepError) -> Iterable[Block]:
-        """Raises the error, unless an operator has accepted that the event is passed unread."""
+        """Raises the error, unless an operator has accepted that the event is skipped unread."""
         at = self._at(event)
         if self._group is not None:
             self.judge.stop(error, at, self._group)
@@ -299,8 +299,8 @@ class TransactionAssembler:
         }
 
     def _next(self, event: Event, seen: Meaning) -> tuple[GroupState, Step]:
-        """Where an event leads. Raises DataAtRisk (source.inside_transaction, source.grammar) for one that cannot come
-        here."""
+        """Where an event leads. Raises DataAtRisk (source.inside_transaction, source.grammar) for one that is not
+        allowed here."""
         group = self._group
         found = GRAMMAR.get((GroupState.NONE if group is None else group.state, seen))
         if found is not None:
@@ -321,15 +321,15 @@ class TransactionAssembler:
             return
         self._group.state = state
         if state is GroupState.NONE:
-            # A statement by itself: DDL is DDL even where it holds a row, which is that of a TRUNCATE.
+            # A statement by itself: DDL stays DDL even if it contains a row, which is that of a TRUNCATE.
             ddl = self._group.without_rows == EntryKind.DDL
             yield from self._finish(self._group, EntryKind.DDL if ddl else EntryKind.TRANSACTION)
 
     def _open(self, event: Event) -> OpenGroup:
-        """The group to which a row event, or what comes with it, belongs. Raises as `_next`."""
+        """The group of a row event, or of an event that comes with it. Raises as `_next`."""
         if self._group is None:
             self._next(event, Mark.CHANGE)
-        # In a group of any state they may come, and leave it in that state: the many need no look at the grammar.
+        # They are allowed in a group of any state, and leave its state as it is: no need to consult the grammar.
         return self._present
 
     @property
@@ -341,7 +341,7 @@ class TransactionAssembler:
     # The file
 
     def _switch(self, event: Event) -> Blocks:
-        """What comes next lies in another file. Without a ROTATE before it the server stopped or crashed there."""
+        """The next events are in another file. Without a ROTATE before it the server stopped or crashed there."""
         file = parse_rotate(event).file
         if file != self._file:
             yield from self._advance(event, Mark.FILE_ENDS)
@@ -394,7 +394,7 @@ class TransactionAssembler:
         return self._begin(event, opening, gtid.text, 0)
 
     def _finish(self, group: OpenGroup, kind: EntryKind) -> Iterable[Block]:
-        """Ends the group with an entry; one without captured rows is DDL, or only passed."""
+        """Ends the group with an entry; one without captured rows is DDL or PASSED."""
         self._group = None
         rows = group.rows.pop_memory()
         if kind == EntryKind.TRANSACTION and not rows and not group.pieces:
@@ -403,12 +403,12 @@ class TransactionAssembler:
         return (self._close(),) if kind == EntryKind.DDL else ()
 
     def _drop(self, group: OpenGroup) -> Iterable[Block]:
-        """Ends the group: what it held never happened, or not yet."""
+        """Ends the group: its changes never happened, or have not happened yet."""
         group.rows.truncate(0)
         return self._finish(group, EntryKind.PASSED)
 
     def _commit(self, event: Event, logged: LoggedStatement) -> Blocks:
-        """Ends the group; what is in files leaves before, in pieces."""
+        """Ends the group; changes in files leave first, in pieces."""
         group = self._present
         if self._past:
             yield from self._drop(group)
@@ -425,7 +425,7 @@ class TransactionAssembler:
     def _drop_unfinished(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         """The server crashed while it wrote the group, and so never committed it."""
         self._require_undoable(self._present, "its file ends in it, because the server crashed")
-        log.warning("%s: %s ends inside a transaction that was never committed", self._source, self._file)
+        log.warning("%s: %s ends in the middle of a transaction that was never committed", self._source, self._file)
         self.trace = NOT_TRACED  # the server may cut off what it never committed
         return self._drop(self._present)
 
@@ -440,14 +440,14 @@ class TransactionAssembler:
         return ()
 
     def _let_go(self, group: OpenGroup, rows: list[PendingChange]) -> Block:
-        """A block up to the first of what the group held, as a PART."""
+        """A block up to the first of the changes that the group held, as a PART."""
         self._add(group, EntryKind.PART, rows, self._cut)
         group.piece_left()
         return self._close()
 
     def _add(self, group: OpenGroup, kind: EntryKind, rows: list[PendingChange], end: int) -> None:
         if self._tables.isolated:
-            # A table may have been isolated after its rows came: then all of the transaction are left out.
+            # A table may have been isolated after its rows came: then all its rows in the transaction are left out.
             kept = [left for pending in rows if (left := pending.without(self._tables.isolated)) is not None]
             group.left_out[ISOLATED] += sum(map(len, rows)) - sum(map(len, kept))
             rows = kept

@@ -1,10 +1,10 @@
-"""The grammar of a log: of which events a group consists, as the table by which the assembler works.
+"""The grammar of a log: which events a group consists of, as the table that drives the assembler.
 
-A group is what lies between two places to resume from. A GTID event of any kind begins it and says how it goes on; the
-table says where each event leads from there, and which step the assembler takes with it. A pair that the table does not
-have stops the stream: the log is not made of whole transactions.
+A group is the part of the log between two positions to resume from. A GTID event of any kind begins it and says how it
+continues; the table says where each event leads from there, and which step the assembler takes with it. A pair that is
+not in the table stops the stream: the log does not consist of whole transactions.
 
-A group ends when its next state is NONE. What has no step that ends it (as COMMIT and DROP do) was a single statement:
+A group ends when its next state is NONE. Without a step that ends it (as COMMIT and DROP do) it was a single statement:
 the assembler ends it with an entry of DDL, or one without captured rows.
 """
 
@@ -16,23 +16,23 @@ from cdc_core.source.statements import Action
 
 
 class GroupState(Enum):
-    """Where the reading of a group is; the value continues "a transaction that"."""
+    """The state of a group being read; the value completes "a transaction that ..."."""
 
     NONE = "has not begun"
     STATEMENT = "is a single statement"
-    """Unless that opens a transaction: MySQL says only then that there is one."""
+    """Unless the statement opens a transaction: MySQL says only then that there is one."""
     FIRST_OF_ALTER = "is the first of the two of an ALTER"
     """MariaDB logs an ALTER when it begins and again when it has succeeded (or failed): the second one counts."""
     TRANSACTION = "is open"
     XA = "is open and may stay prepared"
     UNDONE = "was rolled back when it was read before"
-    """After pieces of it had left. Nothing of it is held now."""
+    """After pieces of it had left. Its changes are not held this time."""
 
     __hash__ = object.__hash__  # members are looked up for each event, and Enum's own hash is slow
 
     @property
     def goes_on(self) -> bool:
-        """Until its end is said: a statement in it does not end it."""
+        """Whether the group lasts until an explicit end: a statement in it does not end it."""
         return self in _OPEN
 
 
@@ -40,7 +40,7 @@ _OPEN = frozenset({GroupState.TRANSACTION, GroupState.XA, GroupState.UNDONE})
 
 
 class Mark(Enum):
-    """What an event that holds no statement means for its group."""
+    """What an event without a statement means for its group."""
 
     GTID_OF_STATEMENT = "a GTID of a single statement"
     GTID_OF_FIRST_ALTER = "a GTID of the first of two of an ALTER"
@@ -52,7 +52,7 @@ class Mark(Enum):
     ACCEPTED = "an event that was accepted unread"
     OF_FILE = "an event of the file"
     FILE_ENDS = "the end of the file"
-    """Without a ROTATE: the server crashed, and has never committed what it was writing."""
+    """Without a ROTATE: the server crashed, and never committed what it was writing."""
 
     __hash__ = object.__hash__
 
@@ -69,7 +69,7 @@ class Step(Enum):
     COMMIT = "commit"
     COMMIT_PREPARED = "commit prepared"
     DROP = "drop"
-    """What the group held never happened."""
+    """The changes of the group never happened."""
     DROP_UNFINISHED = "drop unfinished"
     """As DROP: the file ends in it."""
     DROP_PREPARED = "drop prepared"

@@ -291,8 +291,8 @@ def test_check_says_where_another_server_would_go_on(
         alone = Line(pair, tmp_path, opened, sources="env:B")
         said = {one.subject: one for one in check(alone.pipeline).findings}
         assert said["source shop: position"].status == "ok"
-        assert "go on at timeline 1" in said["source shop: position"].what
+        assert "continue at timeline 1" in said["source shop: position"].what
     said = {one.subject: one for one in check(line.pipeline).findings}
-    assert said["source shop at env:A: position"].what.startswith("goes on at")
+    assert said["source shop at env:A: position"].what.startswith("continues at")
     assert said["source shop at env:B: position"].what.startswith("not this server's")
     assert line.notes == []

@@ -175,7 +175,7 @@ def test_a_default_is_that_of_the_moment_where_somebody_read_in_time_and_refused
     assert require_equal(drain(origin, start, read)) == 3
     error = refusal(lambda: drain(origin, start))
     assert (type(error), error.code) == (Refused, "binlog.row_image")
-    assert "defines the table again" in error.what
+    assert "redefines the table" in error.what
     assert "isolate" in error.remedy
 
 
