@@ -1,1 +1,1 @@
-"""Bytes of the binlog to columns: no sockets, no files, no server. What comes in is bytes; what goes out is Arrow."""
+"""Decodes binlog bytes to Arrow columns: no sockets, no files, no server."""

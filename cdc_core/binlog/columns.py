@@ -1,6 +1,6 @@
-"""One column's values, found by scan.py, as one Arrow array of the type that the schema says.
+"""One column's values, located by scan.py, as one Arrow array of the schema's type.
 
-Assumes places inside the buffer (scan.py checks them) and a type that fits the wire's (rows.py checks it).
+Assumes spans inside the buffer (scan.py checks them) and a type that matches the wire's (rows.py checks it).
 Keeps true (G20 of docs/guarantees.md): each value is exact, or null here with its exact text in `Literals`. Bytes that
 are not text of their character set have no text: their literal is `0x` and their hex digits.
 """
@@ -27,7 +27,7 @@ from cdc_core.errors import InternalError, Refused
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column
 
 Where = Callable[[int], str]
-"""Place of the event that holds a row."""
+"""Position of the event that contains a row."""
 
 MAX_COLUMN_BYTES = (1 << 31) - 1
 """Arrow's string and binary arrays have 32-bit offsets."""
@@ -43,7 +43,7 @@ class Literals:
 
 @dataclass(frozen=True, slots=True)
 class _Values:
-    """What every form of column needs: the column, its wire type, and the place of each value."""
+    """What every form of column needs: the column, its wire type, and the span of each value."""
 
     column: Column
     code: int
@@ -72,7 +72,7 @@ _Decoded = tuple[pa.Array, Literals | None]
 def decode_column(
     column: Column, code: int, metadata: int, buffer: Bytes, offset: Longs, length: Ints, where: Where
 ) -> _Decoded:
-    """The array (of `column.type.arrow`, one element a place) and the values it cannot hold."""
+    """The array (of `column.type.arrow`, one element per span) and the values it cannot hold."""
     values = _Values(column, code, metadata, buffer, offset, length, where)
     if code in (TypeCode.BLOB_COMPRESSED, TypeCode.VARCHAR_COMPRESSED):
         values = _unpacked(values)
@@ -148,7 +148,7 @@ def _decimal(values: _Values) -> _Decoded:
         array = _compact(out, width, size, values.valid)
     if bad >= 0:
         size_bytes = len(values.raw(bad))
-        raise malformed(f"Column {values.column.name!r}: {size_bytes} bytes are not a DECIMAL", values.where(bad))
+        raise malformed(f"Column {values.column.name!r}: its {size_bytes} bytes are not a DECIMAL", values.where(bad))
     return array, None
 
 
@@ -177,7 +177,7 @@ def _ends(sizes: npt.NDArray[np.integer]) -> Ints:
     total = int(sizes.sum(dtype=np.int64))
     if total > MAX_COLUMN_BYTES:
         raise InternalError(
-            f"{total} bytes of one column were gathered at once; an Arrow array holds {MAX_COLUMN_BYTES}.",
+            f"One column of a block has {total} bytes, but an Arrow array holds only {MAX_COLUMN_BYTES}.",
             code="binlog.too_many_bytes",
             remedy="lower limits.ring_mib, so that fewer rows are decoded at once",
         )
@@ -235,7 +235,7 @@ def _widened(values: _Values, table: charsets.SingleByte) -> _Decoded:
 
 
 def _narrowed(values: _Values, wide: wide_sets.Wide) -> _Decoded:
-    """Texts of a set of more than one byte a character."""
+    """Texts of a multi-byte character set."""
     size = np.empty(len(values.offset), np.int64)
     bad = wide_sets.sizes(values.buffer, values.offset, values.length, wide.form, wide.points, size)
     ends = _ends(np.maximum(size, 0))
@@ -369,7 +369,7 @@ def _plain_json(values: _Values) -> pa.StringArray:
     """Null where there is no value, and where json_kernels declines one."""
     rows = len(values.offset)
     size = np.empty(rows, np.int64)
-    # As a rule a text is about as long as the binary form; what does not fit is declined.
+    # Usually a text is about as long as the binary form; the kernel declines what does not fit.
     out = np.empty(3 * int(values.length[values.valid].sum(dtype=np.int64)) + 64 * rows + 64, np.uint8)
     json_kernels.documents(values.buffer, values.offset, values.length, out, size, *json_kernels.workspace())
     ends = _ends(np.maximum(size, 0))

@@ -24,10 +24,10 @@ def kernel(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def inlined(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A part of one: it costs no call, however many arrays it is handed."""
+    """A part of a kernel: it is inlined, so that passing many arrays costs nothing."""
     return cast(Callable[..., _Result], nb.njit(**_UNCOUNTED, forceinline=True)(function))
 
 
 def allocating(function: Callable[..., _Result]) -> Callable[..., _Result]:
-    """A function that Python calls, with arrays of its own."""
+    """A function that Python calls, and that allocates arrays."""
     return cast(Callable[..., _Result], nb.njit(**_OPTIONS)(function))

@@ -1,8 +1,8 @@
 """Compressed events, unpacked to the plain events in them.
 
-MySQL's TRANSACTION_PAYLOAD holds all events of a transaction but its GTID, perhaps more than fits into memory: they
-are unpacked one after the other. MariaDB compresses the statement of a QUERY, and the images of a row event. What comes
-out is parsed like any other event.
+MySQL's TRANSACTION_PAYLOAD holds all events of a transaction except its GTID, perhaps more than fits into memory: they
+are unpacked one after the other. MariaDB compresses the statement of a QUERY, and the images of a row event. The
+unpacked events are parsed like any other.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdc_core.binlog.wire import Cursor
 from cdc_core.errors import DataAtRisk
 
 MAX_PLAIN_BYTES = 1 << 31
-"""A MariaDB event that claims more is not believed: max_allowed_packet is 1 GiB at most."""
+"""A MariaDB event that claims more is refused: max_allowed_packet is 1 GiB at most."""
 
 _COMPRESSION_NONE, _COMPRESSION_ZSTD = 255, 0
 _ZSTD = pa.Codec("zstd")
@@ -36,8 +36,8 @@ MARIADB_COMPRESSED = frozenset(_PLAIN)
 
 
 def payload_events(event: Event) -> Iterator[Event]:
-    """The events inside a TRANSACTION_PAYLOAD, in order, unpacked as they are asked for. They have no checksum of their
-    own and no place in the log: `start` of each is the payload's, so that positions name what the server can seek to.
+    """The events inside a TRANSACTION_PAYLOAD, in order, unpacked lazily. They have neither a checksum nor a position
+    of their own: `start` of each is the payload's, so that the server can seek to every position.
 
     Fields, each type lenenc, length lenenc, value: 1 payload size, 2 codec (0 zstd, 255 none), 3 plain size, 0 end.
     """
@@ -50,15 +50,15 @@ def payload_events(event: Event) -> Iterator[Event]:
             value.end()
     packed = event.rest(read.at)
     if fields.get(1, packed.left) != packed.left:
-        raise read.error(f"a payload of {packed.left} bytes that says {fields[1]}")
+        raise read.error(f"the payload has {packed.left} bytes, but its header says {fields[1]}")
     codec = fields.get(2, _COMPRESSION_NONE)
     if codec not in (_COMPRESSION_NONE, _COMPRESSION_ZSTD):
         raise DataAtRisk(
             f"{event.name} is compressed with codec {codec}, which Lockstep does not know.",
             where=event.where,
             code="binlog.compression",
-            remedy="SET GLOBAL binlog_transaction_compression = OFF on the source, then a new start position after "
-            "this transaction with a full sync of its tables",
+            remedy="SET GLOBAL binlog_transaction_compression = OFF on the source, then start after this transaction "
+            "with a full sync of its tables",
         )
     zstd = codec == _COMPRESSION_ZSTD
     plain = _Plain(packed, fields.get(3, -1) if zstd else packed.left, read, zstd=zstd)
@@ -69,7 +69,7 @@ def payload_events(event: Event) -> Iterator[Event]:
         header = parse_header(held[at : at + HEADER_SIZE], event.where)
         lacking = header.length - (len(held) - at)
         if lacking > plain.left:
-            raise read.error(f"an inner event of {header.length} bytes lacks {lacking - plain.left} of them")
+            raise read.error(f"{lacking - plain.left} of the {header.length} bytes of an inner event are missing")
         if lacking > 0 and header.length >= LONG:
             begin = held[at + HEADER_SIZE :] + plain.take(LUMP)
             more = Rest(plain.take, header.length - HEADER_SIZE - len(begin))
@@ -85,21 +85,21 @@ def payload_events(event: Event) -> Iterator[Event]:
 
 
 class _Plain:
-    """The plain bytes of a payload, of which `left` are still to come, and then no more."""
+    """The plain bytes of a payload, of which `left` are still to come."""
 
     def __init__(self, packed: Rest, left: int, place: Cursor, *, zstd: bool) -> None:
         if left < 0:
-            raise place.error("a payload that does not say to how many bytes it unpacks")
+            raise place.error("the payload does not say how many bytes it unpacks to")
         self.left = left
         self._place = place
         self._file: pa.NativeFile | Rest | io.BytesIO = packed
         if zstd and left > LUMP:
             self._file = pa.CompressedInputStream(pa.PythonFile(packed, "r"), "zstd")
-        elif zstd:  # most are small, and cost less at once
+        elif zstd:  # most are small, and cheaper to unpack in one go
             self._file = io.BytesIO(self._told(lambda: _ZSTD.decompress(packed.all(), left, asbytes=True)))
 
     def take(self, most: int) -> bytes:
-        """The next bytes, as many as there are."""
+        """The next bytes, at most `most`."""
         size = min(most, self.left)
         data = self._read(size)
         self.left -= len(data)
@@ -118,9 +118,9 @@ class _Plain:
 
 
 def plain(event: Event) -> Event:
-    """A MariaDB compressed event as its plain equivalent; any other event as it is; with all of its body.
+    """The plain equivalent of a MariaDB compressed event; any other event unchanged; with its whole body.
 
-    The head stays plain: of a QUERY all before the statement, of a row event all before the images.
+    The head is never compressed: everything before the statement of a QUERY, or before the images of a row event.
     """
     event = event.whole()
     kind = _PLAIN.get(event.header.type)

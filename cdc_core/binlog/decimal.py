@@ -38,7 +38,7 @@ def size_bytes(precision: int, scale: int) -> int:
 
 
 def text(raw: bytes, precision: int, scale: int) -> str:
-    """A value as the server prints it. Raises ValueError where the bytes are not of this DECIMAL."""
+    """A value as the server prints it. Raises ValueError for bytes that are not of this DECIMAL."""
     sizes, digits, integer = groups(precision, scale)
     if len(raw) != sum(sizes):
         raise ValueError(f"{len(raw)} bytes of a DECIMAL({precision},{scale}) instead of {sum(sizes)}")
@@ -48,7 +48,7 @@ def text(raw: bytes, precision: int, scale: int) -> str:
     for size, count in zip(sizes, digits, strict=True):
         number = int.from_bytes(data[at : at + size], "big")
         if number >= 10**count:
-            raise ValueError(f"{number} in {count} digits of a DECIMAL")
+            raise ValueError(f"{number} in a DECIMAL group of {count} digits")
         parts.append(f"{number:0{count}d}")
         at += size
     whole = "".join(parts[:integer]).lstrip("0") or "0"

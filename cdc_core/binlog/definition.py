@@ -1,7 +1,7 @@
-"""A table's definition as of its table map: what the server logs, completed by what INFORMATION_SCHEMA knew.
+"""A table's definition as of its table map: what the server logs, completed from INFORMATION_SCHEMA.
 
-Keeps true: row images are never read by a definition that contradicts the log. With binlog_row_metadata=FULL the log
-alone names and types the columns, and INFORMATION_SCHEMA adds, per column of the same name and a type that fits,
+Keeps true: row images are never decoded with a definition that contradicts the log. With binlog_row_metadata=FULL the
+log alone names and types the columns, and INFORMATION_SCHEMA adds, per column of the same name and a type that fits,
 what no server logs: generated columns, and MariaDB's UUID, INET and VECTOR, which look like binary strings. Without
 FULL the definition is INFORMATION_SCHEMA's, checked column by column against everything that is logged.
 """
@@ -56,9 +56,9 @@ _BYTES_PER_CHARACTER = {
 def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool = False) -> TableSchema:
     """The definition that the row images after `table_map` follow.
 
-    known:   what INFORMATION_SCHEMA says of the table, as near to this position as was to be had; None if unread.
+    known:   the definition in INFORMATION_SCHEMA, as close to this position as available; None if unread.
     mariadb: the log is MariaDB's, whose temporals of the old codes may have a fraction that it does not log.
-    Raises Refused `binlog.schema_mismatch` when they contradict, `binlog.row_metadata` when both say too little.
+    Raises Refused `binlog.schema_mismatch` when they contradict, `binlog.row_metadata` when they are not sufficient.
     """
     if table_map.names is None:
         return _checked(table_map, known)
@@ -70,7 +70,7 @@ def schema_of(table_map: TableMap, known: TableSchema | None, *, mariadb: bool =
             found = None
         if found is None and mariadb and table_map.types[i] in _OLD_TEMPORAL:
             raise Refused(
-                f"The log has column {table_map.name}.{name} in a temporal form whose digits it does not say.",
+                f"The log has column {table_map.name}.{name} in an old temporal form without its fractional digits.",
                 code="binlog.row_metadata",
                 remedy="ALTER TABLE ... FORCE with mysql56_temporal_format = ON on the source, then start after it "
                 "with a full sync of the table",
@@ -95,7 +95,7 @@ def _with_key(table_map: TableMap, columns: list[Column], known: TableSchema | N
 def _checked(table_map: TableMap, known: TableSchema | None) -> TableSchema:
     if known is None:
         raise Refused(
-            f"The log does not name the columns of {table_map.name}, and the table is not there (any more) to ask.",
+            f"The log does not name the columns of {table_map.name}, and the source no longer has the table.",
             code="binlog.row_metadata",
             remedy=SCHEMA_REMEDY + "; or exclude the table (tables.exclude)",
         )
@@ -108,7 +108,7 @@ def _checked(table_map: TableMap, known: TableSchema | None) -> TableSchema:
         if not fits(column.type, table_map, i):
             raise _mismatch(
                 table_map,
-                f"column {column.name!r} is {column.type} in INFORMATION_SCHEMA, and the log has "
+                f"column {column.name!r} is {column.type} in INFORMATION_SCHEMA, but the log has "
                 f"{_describe(table_map, i)}",
             )
     columns = zip(known.columns, table_map.nullable, strict=True)
@@ -119,7 +119,7 @@ def _checked(table_map: TableMap, known: TableSchema | None) -> TableSchema:
 
 def _mismatch(table_map: TableMap, what: str) -> Refused:
     return Refused(
-        f"{table_map.name} was defined otherwise when these rows were logged: {what}.",
+        f"{table_map.name} had another definition when these rows were logged: {what}.",
         code="binlog.schema_mismatch",
         remedy=SCHEMA_REMEDY,
     )
@@ -148,7 +148,7 @@ def _charset(table_map: TableMap, i: int) -> tuple[str, str] | None:
 
 
 def _logged_type(table_map: TableMap, i: int) -> ColumnType:
-    """The type as the log alone gives it."""
+    """The type, from the log alone."""
     code, metadata = table_map.types[i], table_map.metadata[i]
     unsigned = table_map.unsigned[i] if table_map.unsigned is not None else False
     if code in _INTEGERS:
@@ -180,7 +180,7 @@ def _logged_members(table_map: TableMap, i: int) -> ColumnType:
         label = charsets.decode(raw, charset)
         if label is None:
             raise Refused(
-                f"A member {raw!r} of column {i} of {table_map.name} is in character set {charset!r}, which Lockstep "
+                f"Member {raw!r} of column {i} of {table_map.name} is in character set {charset!r}, which Lockstep "
                 "does not convert exactly.",
                 code="binlog.charset",
                 remedy="ALTER TABLE ... CONVERT TO CHARACTER SET utf8mb4 on the source, or exclude the table",
@@ -195,7 +195,7 @@ def _logged_string(table_map: TableMap, i: int) -> ColumnType:
     found = _charset(table_map, i)
     if found is None and code in (*_STRING_NAMES, *_BLOBS, TypeCode.BLOB_COMPRESSED):
         raise Refused(
-            f"The log does not say the character set of a column of {table_map.name}.",
+            f"The log does not give the character set of a column of {table_map.name}.",
             code="binlog.row_metadata",
             remedy=SCHEMA_REMEDY,
         )
@@ -208,7 +208,7 @@ def _logged_string(table_map: TableMap, i: int) -> ColumnType:
         name = _BLOB_NAMES.get(metadata, ("longblob", "longtext"))[0 if binary else 1]
         return ColumnType(name) if binary else ColumnType(name, charset=charset, collation=collation)
     else:
-        raise malformed(f"Column {i} of {table_map.name} has {_describe(table_map, i)}, which no server writes", "")
+        raise malformed(f"Column {i} of {table_map.name} is {_describe(table_map, i)}, which no server writes", "")
     if binary:
         return ColumnType(name, length=length)
     return ColumnType(name, length=length, charset=charset, collation=collation)
@@ -221,7 +221,7 @@ _STRING_NAMES = {
 
 
 def fits(kind: ColumnType, table_map: TableMap, i: int) -> bool:
-    """Whether images with this code and metadata can be of a column of this type."""
+    """Whether a column of this type can be logged with this code and metadata."""
     code, metadata = table_map.types[i], table_map.metadata[i]
     base = kind.base
     if code in _INTEGERS:

@@ -1,9 +1,9 @@
 """Events of the binlog: the header that all have, and the ones that steer a stream, each with its own parser.
 
-Assumes one whole event at a time, as it lies in the log: 19 bytes of header, the body, and 4 bytes of CRC32 where
-the log has checksums. Keeps true: a body is read to its last byte, or DataAtRisk `binlog.malformed` is raised.
+Assumes one whole event at a time, as in the log: 19 bytes of header, the body, and 4 bytes of CRC32 where the log has
+checksums. Keeps true: a body is read to its last byte, or DataAtRisk `binlog.malformed` is raised.
 Sources: MySQL libs/mysql/binlog/event/{binlog_event,control_events,statement_events}.h; MariaDB sql/log_event.h.
-Modules of their own: gtid, table_map, rows_event, compressed.
+In other modules: gtid, table_map, rows_event, compressed.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ HEADER_SIZE = 19
 CHECKSUM_SIZE = 4
 
 LONG = (1 << 24) - 1
-"""Of an event of so many bytes only the begin is held until somebody wants it all."""
+"""Only the start of an event of this size is kept in memory until all of it is needed."""
 LUMP = 1 << 20
-"""So many bytes of one are moved at a time."""
+"""How many bytes of a long event are moved at a time."""
 
 FLAG_IN_USE = 0x01
 FLAG_IGNORABLE = 0x80
 FLAG_ARTIFICIAL = 0x20
-"""Made for this stream (the first ROTATE): not in the log, takes no place in it."""
+"""Made for this stream (the first ROTATE): not in the log."""
 
 
 class EventType(IntEnum):
-    """Every event of MySQL up to 9 and MariaDB up to 12. What is not here is unknown, and an unknown event stops."""
+    """Every event of MySQL up to 9 and MariaDB up to 12. Any other type is unknown, and stops the stream."""
 
     UNKNOWN = 0
     START_V3 = 1
@@ -118,7 +118,7 @@ class Header:
 
 
 class Rest:
-    """What follows the begin of a long body: to be read once, in order, before the next event is asked for."""
+    """The rest of a long body: to be read once, in order, before the next event is requested."""
 
     closed = False
 
@@ -127,7 +127,7 @@ class Rest:
         self.left = left
 
     def read(self, size: int = LUMP) -> bytes:
-        """The next bytes, so many where there are as many; none at the end."""
+        """The next bytes, at most `size`; none at the end."""
         size = min(size, self.left)
         data = self._read(size)
         if len(data) < size:
@@ -136,7 +136,7 @@ class Rest:
         return data
 
     def close(self) -> None:
-        """Nothing: for those who close what they have read."""
+        """Does nothing: for callers that close what they have read."""
 
     def all(self) -> bytes:
         return b"".join(iter(self.read, b""))
@@ -147,8 +147,8 @@ class Event:
     """One event, its checksum verified and cut off.
 
     start:  offset of its first byte in `file`; -1 where it has none (artificial, or inside a payload).
-    more:   of a LONG event: what follows `body`, which then is its begin only.
-    crc:    CRC32 of header and body where the log carries it, or the body is not all here; else None: see `crc_of`.
+    more:   of a LONG event: what follows `body`, which then is only the start.
+    crc:    CRC32 of header and body if the log has it, or the body is incomplete here; else None: see `crc_of`.
     """
 
     header: Header
@@ -170,7 +170,7 @@ class Event:
         return Cursor(self.body, self.name, self.where)
 
     def whole(self) -> Event:
-        """With all of its body in memory."""
+        """The event with its whole body in memory."""
         return self if self.more is None else replace(self, body=self.body + self.more.all(), more=None)
 
     def rest(self, at: int) -> Rest:
@@ -189,15 +189,15 @@ def parse_header(data: bytes, where: str = "") -> Header:
         flags=read.uint(2),
     )  # fmt: skip
     if header.length < HEADER_SIZE:
-        raise malformed(f"{type_name(header.type)} says that it is {header.length} bytes long", where)
+        raise malformed(f"{type_name(header.type)} claims a length of {header.length} bytes", where)
     return header
 
 
 def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1) -> Event:
-    """One whole event's bytes as an Event.
+    """Parses the bytes of one whole event.
 
     checksum: whether the log carries CRC32s (of the last FORMAT_DESCRIPTION; that event itself always carries one,
-              verified or not). Raises DataAtRisk `binlog.checksum` when it does not fit.
+              verified or not). Raises DataAtRisk `binlog.checksum` when it does not match.
     """
     header = parse_header(data, f"{file}:{start}")
     require_length(header, len(data), f"{file}:{start}")
@@ -205,7 +205,7 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
     if checksum or header.type == EventType.FORMAT_DESCRIPTION:
         end -= CHECKSUM_SIZE
         if end < HEADER_SIZE:
-            raise malformed(f"{type_name(header.type)} has no room for its checksum", f"{file}:{start}")
+            raise malformed(f"{type_name(header.type)} is too short for its checksum", f"{file}:{start}")
         verify = checksum or data[end - 1] == 1
         if verify:
             crc = _crc32(data, end, header)
@@ -215,22 +215,22 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
 
 def require_length(header: Header, came: int, where: str) -> None:
     if header.length != came:
-        raise malformed(f"{type_name(header.type)} says that it is {header.length} bytes long, and {came} came", where)
+        raise malformed(f"{type_name(header.type)} claims a length of {header.length} bytes, but {came} came", where)
 
 
 def require_checksum(crc: int, said: bytes, header: Header, where: str) -> None:
     if crc != int.from_bytes(said, "little"):
         raise DataAtRisk(
-            f"The checksum of {type_name(header.type)} does not fit its bytes.",
+            f"The checksum of {type_name(header.type)} does not match its bytes.",
             where=where,
             code="binlog.checksum",
-            remedy="run again: a second failure at the same place means that the log is damaged on the source "
-            "(see its disk and mysqlbinlog --verify-binlog-checksum), else the network bends data",
+            remedy="run again: a second failure at the same position means that the log is damaged on the source "
+            "(check its disk and mysqlbinlog --verify-binlog-checksum); otherwise the network corrupts data",
         )
 
 
 def _crc32(data: bytes, end: int, header: Header) -> int:
-    """CRC32 of all before the checksum. A file that is being written says so by a flag that was not there then."""
+    """CRC32 of all before the checksum. A file being written sets a flag that was not set when the CRC was computed."""
     if header.type == EventType.FORMAT_DESCRIPTION and header.flags & FLAG_IN_USE:
         data = data[:17] + bytes([data[17] & ~FLAG_IN_USE]) + data[18:]
     return zlib.crc32(memoryview(data)[:end])
@@ -238,20 +238,20 @@ def _crc32(data: bytes, end: int, header: Header) -> int:
 
 _HEADER = struct.Struct("<IBIIIH")
 _CREATED = slice(52, 56)
-"""Of a FORMAT_DESCRIPTION's body: when the server started, which it sends as 0 to a reader that begins later in the
-file; log_pos likewise."""
+"""In a FORMAT_DESCRIPTION's body: when the server started, which it sends as 0 to a reader that begins later in the
+file; likewise log_pos."""
 
 
 def format_crc(event: Event) -> int:
-    """What a file's FORMAT_DESCRIPTION says of the file, in one number: the same wherever in the file a reader begins,
-    and whether or not the file is still being written. Never 0."""
+    """Identifies a file by its FORMAT_DESCRIPTION: the same number wherever in the file a reader begins, and whether or
+    not the file is still being written. Never 0."""
     head, body = event.header, event.body
     said = _HEADER.pack(head.timestamp, head.type, head.server_id, head.length, 0, 0)
     return zlib.crc32(said + body[: _CREATED.start] + body[_CREATED.stop :]) or 1
 
 
 def crc_of(event: Event) -> int:
-    """CRC32 of an event's header and body, without its checksum: as the log says it, or as its bytes give it."""
+    """CRC32 of an event's header and body, without its checksum: the log's, or computed from the bytes."""
     if event.header.type == EventType.FORMAT_DESCRIPTION:
         return format_crc(event)
     if event.crc is not None:
@@ -262,11 +262,11 @@ def crc_of(event: Event) -> int:
 
 
 TRACE_BYTES = 64 << 10
-"""A trace that would be longer begins again at its last event."""
+"""A longer trace begins again at its last event."""
 
 
 def folded(trace_crc: int, crc: int) -> int:
-    """The CRC of a trace with one more event; 0 is that of none."""
+    """The CRC of a trace with one more event; 0 is the CRC of an empty trace."""
     return (trace_crc * 16_777_619 ^ crc) & 0xFFFFFFFF
 
 
@@ -302,7 +302,7 @@ def parse_format_description(event: Event) -> FormatDescription:
         raise event.cursor().error(f"binlog version {version} with headers of {header_length} bytes, not 4 and 19")
     if algorithm not in (0, 1):
         raise DataAtRisk(
-            f"The log names checksum algorithm {algorithm}, which Lockstep does not know.",
+            f"The log uses checksum algorithm {algorithm}, which Lockstep does not know.",
             where=event.where,
             code="binlog.checksum_algorithm",
             remedy="SET GLOBAL binlog_checksum = CRC32 on the source",
@@ -312,7 +312,7 @@ def parse_format_description(event: Event) -> FormatDescription:
 
 @dataclass(frozen=True, slots=True)
 class Rotate:
-    """The log goes on in `file` at `offset`."""
+    """The log continues in `file` at `offset`."""
 
     file: str
     offset: int
@@ -357,7 +357,7 @@ _Q_SQL_MODE, _Q_CHARSET, _Q_MICROSECONDS, _Q_DDL_XID, _Q_HRNOW = 1, 4, 13, 17, 1
 def parse_query(event: Event) -> Query:
     """thread u32, seconds u32, database length u8, error u16, status length u16, status, database NUL, statement.
 
-    Of the status, what comes after a variable that we do not know is left unread, as the server itself does.
+    Status variables after an unknown one are left unread, as the server itself does.
     """
     read = event.cursor()
     thread = read.uint(4)
@@ -450,7 +450,7 @@ def parse_xa_prepare(event: Event) -> XaPrepare:
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """The server is alive and has sent all up to `file`:`offset`. Takes no place in the log."""
+    """The server is alive and has sent all up to `file`:`offset`. Not in the log."""
 
     file: str
     offset: int
@@ -478,14 +478,14 @@ def parse_heartbeat(event: Event) -> Heartbeat:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """The source lost events: whoever follows it is no longer equal. number: 1 is LOST_EVENTS."""
+    """The source lost events, so that its replicas no longer equal it. number: 1 is LOST_EVENTS."""
 
     number: int
     message: str
 
 
 def parse_incident(event: Event) -> Incident:
-    """number u16, message (length u8). MySQL 9 writes a checksum more behind it."""
+    """number u16, message (length u8). MySQL 9 writes another checksum after it."""
     read = event.cursor()
     number = read.uint(2)
     message = read.take(read.u8()).decode("utf-8", "replace")
@@ -496,7 +496,7 @@ def parse_incident(event: Event) -> Incident:
 
 
 def parse_rows_query(event: Event) -> bytes:
-    """The statement behind the rows that follow: ROWS_QUERY (a length byte, worthless above 255) or ANNOTATE_ROWS."""
+    """The statement that caused the next rows: ROWS_QUERY (a length byte, useless above 255) or ANNOTATE_ROWS."""
     read = event.cursor()
     if event.header.type == EventType.ROWS_QUERY:
         read.u8()

@@ -1,8 +1,8 @@
-"""Packets to events, compiled: the ordinary ones, each with its place, its length and its checksum verified.
+"""Packets to events, compiled: the ordinary ones, each with its position, length and checksum verified.
 
 Assumes the receive buffer of a replication connection (source/receive_buffer.py). Keeps true: an event is reported only
-when it is whole in one packet, as long as it says, where the one before it ended, and its CRC32 fits. At anything
-else the kernel stops, untouched, for the EventFramer to judge: what steers the stream, errors, its end, split packets.
+when it is complete in one packet, has the length it says, begins where the previous one ended, and its CRC32 matches.
+At anything else the kernel stops and leaves it to the EventFramer: stream control, errors, its end, split packets.
 Packet: length u24, number u8, 0x00, then the event: timestamp u32, type u8, server id u32, length u32, log_pos u32,
 flags u16, body, CRC32 u32 where the log has checksums.
 """
@@ -18,7 +18,7 @@ from cdc_core.binlog.events import EventType
 # mypy: disable-error-code="no-untyped-def"
 
 MORE, UNUSUAL, FULL = 0, 1, 2
-"""Why `frame` stopped: the next packet is not whole yet; it is for the EventFramer; the columns are full."""
+"""Why `frame` stopped: the next packet is incomplete; it is for the EventFramer; the columns are full."""
 
 _ROTATE, _FORMAT, _HEARTBEAT, _HEARTBEAT_V2 = (
     int(code) for code in (EventType.ROTATE, EventType.FORMAT_DESCRIPTION, EventType.HEARTBEAT, EventType.HEARTBEAT_V2)
@@ -60,7 +60,7 @@ def crc32(buf, start, stop, tables):
     part = buf[start:stop]
     size = part.shape[0]
     for k in range(size >> 3):
-        p = np.uint64(k) << np.uint64(3)  # unsigned: numba need not ask whether it counts from the end
+        p = np.uint64(k) << np.uint64(3)  # unsigned: numba need not check for negative indices
         a = c ^ little32(part, p)
         b = little32(part, p + np.uint64(4))
         c = (
@@ -80,10 +80,10 @@ def crc32(buf, start, stop, tables):
 
 @kernel
 def frame(buf, head, tail, offset, checked, tables, at, length, code, start, first):
-    """Ordinary events of buf[head:tail], the first of which should begin at `offset` of its file.
+    """Frames ordinary events of buf[head:tail], the first of which should begin at `offset` of its file.
 
-    checked: the log has checksums. at, length, code, start: of each event, written from index `first` on: where its
-    header lies in buf, its length, its type, its place in the file.
+    checked: the log has checksums. at, length, code, start: outputs for each event, from index `first` on: its header's
+    offset in buf, its length, its type, its offset in the file.
     Returns (where the next packet begins, how many events the columns hold, offset after the last, why it stopped).
     """
     k = first

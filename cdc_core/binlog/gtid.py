@@ -86,7 +86,7 @@ _COMMIT_TIME = (1 << 55) - 1
 
 
 def parse_gtid_head(event: Event) -> tuple[str, int]:
-    """`Gtid.text` and `Gtid.immediate_commit_ts_us`: of MySQL 8 and later from their fixed places alone."""
+    """`Gtid.text` and `Gtid.immediate_commit_ts_us`: for MySQL 8 and later, read from their fixed offsets alone."""
     body, code = event.body, event.header.type
     if code == EventType.GTID_TAGGED or len(body) < _HEAD.size or body[_KIND_AT] != _LOGICAL_TIMESTAMPS:
         gtid = parse_gtid(event)
@@ -102,8 +102,8 @@ def _sid_text(sid: bytes) -> str:
 
 
 def _parse_gtid_tagged(event: Event) -> Gtid:
-    """libs/mysql/serialization: format version, size of the message, last field one must know + 1, then fields, each
-    with its id before it. Control_events.h define_fields() numbers them; the sid's bytes are 16 integers."""
+    """libs/mysql/serialization: format version, size of the message, last mandatory field + 1, then fields, each after
+    its id. Control_events.h define_fields() numbers them; the sid's bytes are 16 integers."""
     read = event.cursor()
     version = read.varlen()
     size = read.varlen()
@@ -111,7 +111,7 @@ def _parse_gtid_tagged(event: Event) -> Gtid:
         raise read.error(f"a message of {size} bytes in an event of {len(event.body)}")
     must_know = read.varlen()
     if must_know > 12:
-        raise read.error(f"version {version} with field {must_know - 1}, which one must know and we do not")
+        raise read.error(f"version {version} with the mandatory field {must_know - 1}, which Lockstep does not know")
     values: dict[int, int] = {}
     sid, tag, last = b"", "", -1
     while read.left:
@@ -148,7 +148,7 @@ def _byte(read: Cursor) -> int:
 class MariadbGtid:
     """A MariaDB event group begins, or, when standalone, is one statement.
 
-    flags2, extra: the raw bytes; what matters of them are properties. xid: the name of an XA group.
+    flags2, extra: the raw bytes; properties give the relevant bits. xid: the name of an XA group.
     A two-phase ALTER logs its statement twice: in a group with start_alter, then in one with commit_alter.
     """
 

@@ -38,7 +38,7 @@ def _put(out, to, value, n):
 
 @kernel
 def sizes(prefix_ends, name, low, high, ends):
-    """ends[i + 1]: where the text of entry i ends, of its name's prefix, low, and `-high` if that is another."""
+    """ends[i + 1]: the end of the text of entry i: its name's prefix, low, and `-high` if that differs."""
     at = 0
     for i in range(name.shape[0]):
         m = name[i]
@@ -82,8 +82,8 @@ def written(prefixes: Sequence[str], name: Longs, low: Longs, high: Longs) -> pa
 @allocating
 def runs(ends, data, first, last, low, high):
     """Runs of texts `name:number` (`name-number` where there is no colon) with consecutive numbers: the rows where one
-    begins and where it was last continued, and its numbers. Any other text is a run of its own, with low -1; of a
-    MariaDB domain and server the last number stands for all. Returns how many there are; empty texts are in none."""
+    begins and was last continued, and its numbers. Any other text is its own run, with low -1; for a MariaDB domain
+    and server the last number implies the others. Returns the number of runs; empty texts are skipped."""
     count = 0
     going = np.full(_OPEN, -1, np.int64)
     oldest = 0
@@ -149,7 +149,7 @@ def runs(ends, data, first, last, low, high):
 
 
 def condensed(gtids: pa.StringArray) -> list[str]:
-    """Fewer texts that say the same set, in the order in which each was last added to."""
+    """Fewer texts for the same set, in the order in which each was last extended."""
     ends = np.frombuffer(gtids.buffers()[1], np.int32, len(gtids) + 1, 4 * gtids.offset)
     raw = gtids.buffers()[2]
     data = np.frombuffer(raw if raw is not None and raw.size else b"\0", np.uint8)

@@ -1,10 +1,10 @@
-"""What row images hold, and what takes the place of values that no image holds (binlog_row_image MINIMAL, NOBLOB,
+"""Which values row images contain, and what replaces values that no image contains (binlog_row_image MINIMAL, NOBLOB,
 FULL_NODUP).
 
-An update's after image leaves out what did not change: its before image has it, or else the value is absent, which is
-not null. An INSERT leaves out what it left to a literal default; expressions are logged. The image of a delete and the
-one before an update must hold the key, and all columns where there is no key, or nobody could tell which row it is.
-MariaDB leaves virtual columns out even where they change, so that no older value may take the place of an absent one.
+An update's after image omits what did not change: the before image has it, or else the value is absent, which is not
+null. An INSERT omits what it left to a literal default; expressions are logged. The images of a delete and before an
+update must contain the key, or all columns if there is no key: otherwise it is unknown which row changed.
+MariaDB omits virtual columns even where they change, so that no older value may replace an absent one.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Bools = npt.NDArray[np.bool_]
 
 Defaults = Callable[[Sequence[str]], Mapping[str, str | None]]
 """Default of each named column as the server shows it: text, None for NULL; hex of bytes, seconds of a TIMESTAMP,
-the number of a BIT. It raises where it cannot know them."""
+the number of a BIT. Raises if they are unknown."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -50,7 +50,7 @@ class ImageShape:
 
     @property
     def known(self) -> Bools:
-        """Columns whose value after the change some image holds."""
+        """Columns whose value after the change is in some image."""
         found: Bools = self.present | self.after
         return found
 
@@ -63,7 +63,7 @@ class ImageShape:
         return scan.shape_of(table_map, fsps, *self.bitmaps, self.differences)
 
     def omitted(self, schema: TableSchema) -> list[str]:
-        """Columns that take their default: the log has no value of them."""
+        """Columns that take their default: the log does not have their values."""
         if self.kind != INSERT:
             return []
         return [column.name for column in _lacking(schema, self.known) if not column.generated]
@@ -77,7 +77,7 @@ class ImageShape:
         return absent_text([column.name for column in after], [column.name for column in before])
 
     def require_identity(self, schema: TableSchema, where: str) -> None:
-        """Refused (binlog.row_image) where an image does not tell which row it is."""
+        """Raises Refused (binlog.row_image) if an image does not identify its row."""
         if self.kind == INSERT:
             needed, there = set(schema.key), self.known
         else:
@@ -86,7 +86,7 @@ class ImageShape:
         lacking = [column.name for column in _lacking(schema, there) if column.name in needed]
         if lacking:
             raise Refused(
-                f"Row images of {schema.name} lack {', '.join(lacking)}, without which nobody can tell which row "
+                f"Row images of {schema.name} lack {', '.join(lacking)}, which is needed to identify the row that "
                 "changed.",
                 where=where,
                 code="binlog.row_image",
@@ -101,7 +101,7 @@ def _lacking(schema: TableSchema, there: Bools) -> list[Column]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DefaultedRows:
-    """Rows whose images lack a column that the server has filled with its default. default: None is NULL."""
+    """Rows whose images lack a column that the server filled with its default. default: None is NULL."""
 
     rows: Bools
     default: str | None
@@ -134,7 +134,7 @@ class DefaultedRows:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LocatedValues:
-    """Where every value of the rows lies, and what takes the place of those that no image holds.
+    """The spans of all values of the rows, and what replaces values that no image contains.
 
     absent:    dictionary<int32, string>, one a row: see DecodedRows.
     defaulted: by name of the column.
@@ -166,9 +166,9 @@ class LocatedValues:
 def locate_values(
     schema: TableSchema, table_map: TableMap, images: RowImages, defaults: Defaults | None
 ) -> LocatedValues:
-    """All that is known of the values before one is decoded. `images` must have the columns of `table_map`.
+    """Locates all values without decoding any. `images` must have the columns of `table_map`.
 
-    Raises what `rows.decode_rows` raises of images that lack something, or do not fit the table's shape.
+    Raises what `rows.decode_rows` raises for images that lack something, or do not match the table's shape.
     """
     shapes = _shapes(images, table_map)
     places = _places(schema, table_map, images, shapes)
@@ -194,7 +194,7 @@ def locate_values(
 
 
 def count_rows(table_map: TableMap, images: RowImages, schema: TableSchema | None = None) -> scan.Longs:
-    """Rows in each event, without decoding a value, whatever columns the images hold.
+    """Rows in each event, without decoding a value, for images with any columns.
 
     `schema` is needed only for temporal columns of the old codes (7, 11, 12), whose width MariaDB does not log.
     Raises DataAtRisk `binlog.malformed`.
@@ -235,9 +235,9 @@ def _count(
         if misfit.why != scan.OK:
             event = int(events[misfit.event])
             raise malformed(
-                f"A row image of {table_map.name} does not fit the table's shape, "
-                f"{misfit.offset - images.start[event]} bytes "
-                f"into the {images.stop[event] - images.start[event]} bytes of images",
+                f"A row image of {table_map.name} does not match the table's shape at byte "
+                f"{misfit.offset - images.start[event]} "
+                f"of the {images.stop[event] - images.start[event]} bytes of images",
                 images.where(event),
             )
         rows[events] = counted
@@ -247,7 +247,7 @@ def _count(
 def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]) -> scan.Places:
     extent = images.for_kernels()
     if all(shape.whole for shape in shapes):
-        # Inserts, updates and deletes that hold all columns are found in one walk, in the order in which they came.
+        # Inserts, updates and deletes with all columns are found in one walk, in stream order.
         fsps = [column.type.fsp for column in schema.columns]
         full = bytes([255]) * ((table_map.columns + 7) // 8)
         whole = scan.shape_of(table_map, fsps, full, full, False)
@@ -260,7 +260,7 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
         places = _find_by_shape(schema, table_map, images, shapes)
     if places is None:
         raise InternalError(
-            f"Row images of {table_map.name} changed between two walks over them.",
+            f"Two passes over the row images of {table_map.name} gave different results.",
             where=images.where(0),
             code="binlog.walk",
             remedy="report this as a defect; nothing was staged from these events",
@@ -271,7 +271,7 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
 def _find_by_shape(
     schema: TableSchema, table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]
 ) -> scan.Places | None:
-    """As scan.find, for several shapes: a value that is in no image has the length of a null."""
+    """As scan.find, for several shapes: a value that is not in any image has the length of a null."""
     extent, columns = images.for_kernels(), table_map.columns
     rows = _count(table_map, images, schema, shapes)
     first = np.cumsum(rows) - rows
@@ -293,7 +293,7 @@ def _find_by_shape(
             was = np.ix_(np.flatnonzero(shape.present), number[at])
             before_offset[was], before_length[was] = found.before_offset, found.before_length
             before_end[number[at]] = found.before_end
-            # What the after image leaves out has not changed: the before image's value is the one after the change.
+            # What the after image omits has not changed: the before image's value is also the one after the change.
             same = np.flatnonzero(shape.present & ~shape.after)
             now, was = np.ix_(same, at), np.ix_(same, number[at])
             offset[now], length[now] = before_offset[was], before_length[was]
@@ -307,7 +307,7 @@ def _ask_defaults(
         return {}
     if defaults is None:
         raise Refused(
-            f"Row images of {schema.name} lack {', '.join(names)}, and nobody knows the columns' defaults.",
+            f"Row images of {schema.name} lack {', '.join(names)}, and the columns' defaults are unknown.",
             where=images.where(0),
             code="binlog.row_image",
             remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full "

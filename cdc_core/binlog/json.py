@@ -4,8 +4,8 @@ Layout (MySQL sql-common/json_binary.h): a type byte, then the value. Small and 
 width of their offsets (2 or 4 bytes): count, size in bytes, for objects a key entry each (offset, u16 length), a
 value entry each (type, then the value itself where it fits, else its offset). Offsets count from the count.
 Printing: sql-common/json_dom.cc (wrapper_to_string) and strings/dtoa.cc (my_gcvt).
-Assumes nothing of the bytes: every read is checked, nesting ends at the server's own limit of 100, and the text is
-bounded by the bytes.
+Assumes nothing about the bytes: every read is checked, nesting is limited to the server's own 100 levels, and the
+text is bounded by the bytes.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class JsonError(ValueError):
 
 
 def json_text(raw: bytes) -> str:
-    """The server's text of a JSON column's value. An empty value is what the server reads as null."""
+    """The server's text of a JSON column's value. The server reads an empty value as null."""
     if not raw:
         return "null"
     printer = _Printer(len(raw))
@@ -50,7 +50,7 @@ def json_text(raw: bytes) -> str:
 
 def _take(raw: bytes, at: int, size: int) -> bytes:
     if at + size > len(raw):
-        raise JsonError(f"a JSON value of {size} bytes where {len(raw) - at} are left")
+        raise JsonError(f"a JSON value of {size} bytes, but only {len(raw) - at} are left")
     return raw[at : at + size]
 
 
@@ -68,8 +68,8 @@ def _length(raw: bytes, at: int) -> tuple[int, int]:
 class _Printer:
     """Gathers the pieces of one text in `out`.
 
-    No two members share bytes, so all of them together are no larger than the whole: what wants more has offsets
-    that point to the same place again and again, and would print without end.
+    No two members share bytes, so all of them together are at most as large as the whole: a value that needs more has
+    offsets that point to the same bytes repeatedly, and might print without end.
     """
 
     def __init__(self, size: int) -> None:
@@ -113,7 +113,7 @@ class _Printer:
         width, code = (4, "<I") if large else (2, "<H")
         count = struct.unpack_from(code, raw, at)[0]
         size = struct.unpack_from(code, raw, at + width)[0]
-        # What lies in this container cannot pass its end, nor reach back before it.
+        # Members of this container can neither pass its end nor reach back before it.
         body = _take(raw, at, size)
         keys = 2 * width
         values = keys + (count * (width + 2) if is_object else 0)

@@ -3,7 +3,7 @@
 Layout (MySQL sql-common/json_diff.h, Json_diff_vector): differences, one after the other, each an operation byte, the
 length of a path in lenenc and the path, `$.a[0]`, and but for a REMOVE the length of a value in lenenc and the
 value in binary JSON. None at all: the value stays. Application: json_diff.cc, apply_json_diffs.
-Keeps true: a difference that does not fit the value is an error, never left out. Scalars keep the server's own text.
+Keeps true: a difference that does not match the value is an error, never skipped. Scalars keep the server's own text.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def patched(before: bytes, differences: bytes, where: str) -> str:
     """
     root = [_parsed(before)]
     for operation, path, value in _read(differences, where):
-        # The root is put into a list of its own, so that every place is a member of something.
+        # The root is wrapped in a list, so that every path leads to a member of something.
         *way, last = [0, *_legs(path)]
         place: Any = root
         try:
@@ -47,7 +47,7 @@ def patched(before: bytes, differences: bytes, where: str) -> str:
                 _member(place, last)
                 del place[last]
         except (KeyError, IndexError) as error:
-            raise JsonError(f"a difference at {path} of a JSON value that has no such place") from error
+            raise JsonError(f"a difference at {path}, which the JSON value does not have") from error
     return _printed(root[0])
 
 

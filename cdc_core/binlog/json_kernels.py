@@ -1,7 +1,7 @@
-"""Binary JSON to text, compiled, for plain documents; json.py knows all there is, and prints what this declines.
+"""Binary JSON to text, compiled, for plain documents; json.py handles everything, and prints what this declines.
 
 Plain: objects, arrays, literals, integers, strings, decimals, and doubles of at most 15 digits between 1e-5 and 1e15.
-A document with anything else, or with bytes that do not fit, is declined. Layout, bounds and spending are those of
+A document with anything else, or with invalid bytes, is declined. Layout, bounds and the byte budget are those of
 json.py.
 """
 
@@ -35,7 +35,7 @@ def _little(buf, at, n):
 
 @kernel
 def _digits(out, to, value, least):
-    """An unsigned number, with at least so many digits; where it ends."""
+    """Writes an unsigned number with at least `least` digits; returns where it ends."""
     n = 0
     rest = value
     while n < least or rest > np.uint64(0):
@@ -49,8 +49,8 @@ def _digits(out, to, value, least):
 
 @kernel
 def _double(out, to, value, tens):
-    """The shortest digits that read back as it. n / 10^p is rounded right while n and 10^p are exact, so the first p
-    that reads back gives them; -1 where there are more than 15."""
+    """Writes the shortest digits that read back as `value`. n / 10^p is rounded correctly while n and 10^p are exact,
+    so the first p that reads back gives them; -1 where there are more than 15."""
     if value < 0:
         out[to] = 45
         to += 1
@@ -325,6 +325,6 @@ Array = npt.NDArray[np.generic]
 
 
 def workspace() -> tuple[Array, ...]:
-    """The last arguments of `documents`: where it works, and its tables."""
+    """The last arguments of `documents`: its work space and its tables."""
     bits = np.empty(1, np.uint64)
     return np.empty((MAX_DEPTH, 5), np.int64), bits, bits.view(np.float64), TENS, _HEX, _WORDS

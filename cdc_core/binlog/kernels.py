@@ -1,7 +1,7 @@
-"""Column kernels: the values of one column, wherever they lie in the buffer, into an Arrow buffer.
+"""Column kernels: the values of one column, scattered over the buffer, into an Arrow buffer.
 
-One kernel per form of value, never per table, so that all can be compiled before (warm.py). Each reads only inside
-[offset, offset + length), which scan.py has checked; a length of -1 is a null. None makes a Python object.
+One kernel per form of value, never per table, so that all can be compiled in advance (warm.py). Each reads only inside
+[offset, offset + length), which scan.py has checked; a length of -1 is a null. None creates a Python object.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def copy(buf, off, length, ends, out):
 
 @kernel
 def has_gap(buf, off, length, width):
-    """Whether a value holds a code without a character."""
+    """Whether a value contains a code without a character."""
     for i in range(off.shape[0]):
         for k in range(length[i]):
             if width[buf[off[i] + k]] == 0:
@@ -131,7 +131,7 @@ def set_sizes(value, valid, label_end, out):
 
 @kernel
 def set_text(value, valid, label, label_end, ends, out):
-    """Labels of each SET, joined by commas; like the server, with none after an empty label that comes first."""
+    """Labels of each SET, joined by commas; like the server, without a comma after an empty first label."""
     members = label_end.shape[0] - 1
     for i in range(value.shape[0]):
         if not valid[i]:

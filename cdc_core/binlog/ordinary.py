@@ -1,6 +1,6 @@
-"""Events to transactions, compiled: the wholly ordinary ones, without a Python object for an event or a row.
+"""Events to transactions, compiled: the ordinary ones, without a Python object for an event or a row.
 
-A transaction is ordinary when it is whole in the buffer and reads
+A transaction is ordinary when it is complete in the buffer and consists of
   GTID | ANONYMOUS_GTID as MySQL 8 lays it out, QUERY BEGIN   or   MARIADB_GTID of a transaction without XA or ALTER
   { ROWS_QUERY | ANNOTATE_ROWS | TABLE_MAP that is known, byte by byte | WRITE, UPDATE, DELETE rows of such a map }
   XID
@@ -41,7 +41,7 @@ Longs = npt.NDArray[np.int64]
 Crcs = npt.NDArray[np.uint32]
 
 DONE, UNUSUAL, OPEN, FULL = 0, 1, 2, 3
-"""Why a kernel stopped: every event is taken; the next transaction is not ordinary; it is not whole yet; a limit is
+"""Why a kernel stopped: every event is taken; the next transaction is not ordinary; it is incomplete; a limit is
 reached."""
 
 TRANSACTION, PASSED = 0, 3
@@ -74,17 +74,17 @@ _MARIADB_UNUSUAL = 1 | 32 | 64 | 128  # standalone, DDL, XA prepared, XA complet
 _MARIADB_ALTER = 2 | 4 | 8  # in flags_extra
 
 _ROWS_HEAD = 8  # table id and flags
-_ROWS_EXTRA = 2  # what extra data measures where there is none
+_ROWS_EXTRA = 2  # length of empty extra data
 _LENGTH_IN_TWO_BYTES = 252
 
 _LEFT_OUT, _STRANGE, _NO_ROOM = 0, -1, -2
-"""What `_row_event` answers instead of a weight."""
+"""What `_row_event` returns instead of a weight."""
 
 
 class Events(NamedTuple):
     """Events in the receive buffer, framed and verified; those from `first` up to `stop` are to be read.
 
-    at: where each header lies in `buffer`. length: of the whole event. code: its type. start: its place in the file.
+    at: each header's offset in `buffer`. length: of the whole event. code: its type. start: its offset in the file.
     checksum_size: bytes after each body.
     """
 
@@ -99,12 +99,12 @@ class Events(NamedTuple):
 
 
 class KnownMaps(NamedTuple):
-    """Table maps that the assembler has met.
+    """Table maps that the assembler has seen.
 
     slot_id, slot_map, slot_group: by table id modulo MAP_SLOTS: the id, the map that last described it, and the
     transaction that this map came in. bytes[offset[m]:offset[m + 1]]: a map's body after table id and flags.
-    table: number of the map's table, -1 where it is not captured. columns: of the map. row_bytes: by table, a guess at
-    an image's size.
+    table: number of the map's table, -1 where it is not captured. columns: of the map. row_bytes: by table, the
+    estimated size of an image.
     """
 
     slot_id: Longs
@@ -118,7 +118,7 @@ class KnownMaps(NamedTuple):
 
 
 class GtidNames(NamedTuple):
-    """What comes before the numbers of GTIDs: rows of (sid, sid, 0) of MySQL or (domain, server, 1) of MariaDB, of
+    """The parts of GTIDs before their numbers: rows of (sid, sid, 0) for MySQL or (domain, server, 1) for MariaDB, of
     which `used[0]` are in use."""
 
     rows: npt.NDArray[np.int64]
@@ -126,10 +126,10 @@ class GtidNames(NamedTuple):
 
 
 class Limits(NamedTuple):
-    """Weights are bytes that the result will take in memory, roughly.
+    """Weights are the rough size of the result in memory, in bytes.
 
-    weight: stop once what was taken weighs as much. entry, row: bookkeeping of one. transaction: one that weighs as
-    much is not ordinary.
+    weight: stop once the result weighs this much. entry, row: overhead of one. transaction: one that weighs this much
+    is not ordinary.
     """
 
     weight: int
@@ -164,8 +164,8 @@ class GtidRuns(NamedTuple):
 class RowEvents(NamedTuple):
     """Columns for row events of captured tables.
 
-    table: its number. start, stop: where the images lie in the buffer. change: INSERT, UPDATE or DELETE of rows_event.
-    ordinal: among the row events of the transaction. entry: index into Entries. offset: the event's place in the file.
+    table: its number. start, stop: of the images in the buffer. change: INSERT, UPDATE or DELETE of rows_event.
+    ordinal: among the row events of the transaction. entry: index into Entries. offset: of the event in the file.
     """
 
     table: Longs
@@ -178,7 +178,7 @@ class RowEvents(NamedTuple):
 
 
 class TransactionsTaken(NamedTuple):
-    """reached: index of the first event that was not taken. entries, runs, rows: elements of the columns that count.
+    """reached: index of the first event that was not taken. entries, runs, rows: valid elements of the columns.
     left_out: row events of tables that are not captured. end: where the last entry ends. group: number of the last
     transaction looked at."""
 
@@ -211,9 +211,9 @@ def take_transactions(
 ) -> TransactionsTaken:  # fmt: skip
     """Takes ordinary transactions from the first event on.
 
-    group: number of the transaction before. base_seq: what the file contributes to an order key. end: where the entry
-    before ended. joins: that entry is PASSED, so that a first PASSED one will join it.
-    A transaction that is not taken leaves no trace in what the result counts.
+    group: number of the previous transaction. base_seq: the file's part of an order key. end: where the previous entry
+    ended. joins: that entry is PASSED, so that a first PASSED one will join it.
+    A transaction that is not taken does not affect the result.
     """
     i = events.first
     n_entries = 0
@@ -318,7 +318,7 @@ def _traced(events, first, stop, trace, trace_crc, crc_tables):
 
 @inlined
 def _transaction(events, first, begun, maps, limits, rows, n_rows, entry, group):
-    """What follows a GTID up to the XID. begun: no QUERY BEGIN has to come.
+    """The events after a GTID up to the XID. begun: no QUERY BEGIN is required.
 
     Returns (why, index after the XID, n_rows with its own, row events left out, weight).
     """
@@ -419,7 +419,7 @@ def _is_begin(events, j):
 
 @inlined
 def _is_known(events, j, maps, group):
-    """Whether a TABLE_MAP is, byte by byte, the known one of its table id; it then holds in this transaction."""
+    """Whether a TABLE_MAP is, byte by byte, the known one of its table id; it is then valid in this transaction."""
     buf = events.buffer
     body = events.at[j] + _HEADER
     size = events.length[j] - _HEADER - events.checksum_size - _ROWS_HEAD
@@ -494,7 +494,7 @@ def _row_event(events, j, maps, limits, rows, k, ordinal, entry, group):
 
 @inlined
 def _all_present(buf, at, bitmaps, columns):
-    """Whether all columns are in the bitmaps, which are so many bytes together."""
+    """Whether all columns are in the bitmaps, which have `bitmaps` bytes together."""
     each = (columns + 7) >> 3
     for b in range(bitmaps):
         last = b % each == each - 1 and (columns & 7) != 0
@@ -506,7 +506,7 @@ def _all_present(buf, at, bitmaps, columns):
 
 @inlined
 def _add_gtid(runs, n_runs, entry, name, number, mariadb):
-    """Adds a GTID to the last run, or as a new one; how many there are now."""
+    """Adds a GTID to the last run, or as a new one; returns how many there are."""
     r = n_runs - 1
     if r >= 0 and runs.entry[r] == entry and runs.name[r] == name:
         if mariadb and number >= runs.high[r]:
@@ -550,7 +550,7 @@ def _little(buf, at, n):
 
 @kernel
 def pack(buf: Bytes, start: Longs, stop: Longs, count: int, out: Bytes, to: int) -> int:
-    """Copies buf[start[k]:stop[k]] one after the other to out[to:], and writes to start and stop where they lie now."""
+    """Copies buf[start[k]:stop[k]] one after the other to out[to:], and updates start and stop to their new offsets."""
     for k in range(count):
         source = buf[start[k] : stop[k]]
         n = source.shape[0]

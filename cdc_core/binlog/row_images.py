@@ -1,4 +1,4 @@
-"""The images of many row events of one table map: the bytes as they came, joined, and where each event's lie."""
+"""The images of many row events of one table map: the bytes as they came, joined, with the span of each event."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class RowImages:
     """Images of one table map, as columns: one element an event, in stream order.
 
     buffer:      uint8, the images of all events.
-    start, stop: int64, where each event's images lie in it.
+    start, stop: int64, the span of each event's images in it.
     kind:        uint8, INSERT, UPDATE or DELETE of rows_event.
     event:       int32, the caller's number of the event, copied to its rows.
     bitmaps:     the distinct pairs of (present, present_after) bitmaps; shape: int32, index into them.
@@ -76,7 +76,7 @@ class RowImages:
         )
 
     def for_kernels(self) -> scan.Images:
-        """As the kernels take them, which are compiled for a buffer that cannot be written, and only once."""
+        """In the form for the kernels, which are compiled once, for a read-only buffer."""
         buffer = self.buffer.view()
         buffer.flags.writeable = False
         return scan.Images(buffer, self.start, self.stop, self.kind)

@@ -1,10 +1,10 @@
 """Row images of one table, of many events, to Arrow columns.
 
-`RowImages` keeps the bytes as they came, joined, with arrays that say where each event's images lie. The kernels
-first scan all images once for the place of every value (scan.py), then fill one column after the other
-(columns.py). No Python object is made per row.
-Keeps true: every value is exact or stands in `literal`; bytes that do not fit the table's shape stop with the
-place of their event.
+`RowImages` keeps the bytes as they came, joined, with arrays of each event's span. The kernels first scan all images
+once to locate every value (scan.py), then fill one column after the other (columns.py). No Python object is created
+per row.
+Keeps true: every value is exact or has its text in `literal`; bytes that do not match the table's shape raise an error
+with the position of their event.
 """
 
 from __future__ import annotations
@@ -61,11 +61,11 @@ class DecodedRows:
 def decode_rows(
     schema: TableSchema, table_map: TableMap, images: RowImages, defaults: Defaults | None = None
 ) -> DecodedRows:
-    """All rows of `images`, as `schema` (of `schema_of` for this table map) types them.
+    """All rows of `images`, with the types of `schema` (from `schema_of` for this table map).
 
     defaults: asked only where an INSERT's image lacks columns.
-    Raises Refused `binlog.row_image` when an image lacks the key, or the default of a column is not to be had,
-    DataAtRisk `binlog.partial_update` for a difference of JSON from a value that is not there, DataAtRisk
+    Raises Refused `binlog.row_image` when an image lacks the key, or the default of a column is unknown,
+    DataAtRisk `binlog.partial_update` for a difference of JSON from a value that is missing, DataAtRisk
     `binlog.malformed` for bytes of another shape, Refused `binlog.charset` for a character set that no server has.
     """
     _check(schema, table_map, images)
@@ -124,19 +124,19 @@ def decode_rows(
 def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
     if len(schema.columns) != table_map.columns:
         raise Refused(
-            f"{table_map.name} is known with {len(schema.columns)} columns, and the log has {table_map.columns}.",
+            f"{table_map.name} has {len(schema.columns)} columns by definition, but the log has {table_map.columns}.",
             where=images.where(0) if len(images) else "",
             code="binlog.schema_mismatch",
             remedy=SCHEMA_REMEDY,
         )
-    # The kernels read as many bytes as the type has: a pair that schema_of would refuse must not come to them.
+    # The kernels read as many bytes as the type has: a pair that schema_of would refuse must not reach them.
     for i, column in enumerate(schema.columns):
         if not fits(column.type, table_map, i):
             raise InternalError(
-                f"Column {table_map.name}.{column.name} is typed {column.type}, and the log has type code "
+                f"Column {table_map.name}.{column.name} has type {column.type}, but the log has type code "
                 f"{table_map.types[i]} with metadata {table_map.metadata[i]}.",
                 code="binlog.types",
-                remedy="report this as a defect: schema_of must have refused the pair; nothing was staged",
+                remedy="report this as a defect: schema_of should have refused the pair; nothing was staged",
             )
     require_columns(table_map, images)
 
@@ -144,7 +144,7 @@ def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
 def _patched(
     column: Column, i: int, buffer: scan.Bytes, places: scan.Places, updates: scan.Longs, where: Callable[[int], str]
 ) -> tuple[scan.Ints, tuple[pa.BooleanArray, pa.StringArray]]:
-    """The lengths of a JSON column without its differences; which rows those are, and their texts."""
+    """The lengths of a JSON column without its differences; the rows with differences, and their texts."""
     row, length = places.before_row[updates], places.length[i].copy()
     texts: list[str | None] = []
     for update, at in zip(updates.tolist(), row.tolist(), strict=True):
@@ -157,8 +157,8 @@ def _patched(
                 where=where(update),
                 code="binlog.partial_update",
                 remedy="SET GLOBAL binlog_row_image = FULL, or binlog_row_value_options = '', on the source (and in "
-                "sessions that set them), then start after this transaction with a full sync of the table; or go on "
-                "without the table until then: tables.on_unreadable: isolate",
+                "sessions that set them), then start after this transaction with a full sync of the table; or "
+                "continue without the table until then: tables.on_unreadable: isolate",
             )
         before, after = places.before_offset[i, update], places.offset[i, at]
         old = buffer[before : before + places.before_length[i, update]].tobytes()

@@ -1,4 +1,4 @@
-"""The head of a row event: which table, which columns its images hold, and where the images lie.
+"""The head of a row event: its table, the columns in its images, and the span of the images.
 
 Source: MySQL libs/mysql/binlog/event/rows_event.h. V1 (MariaDB) has a post-header of 8 bytes, V2 of 10 and an
 extra part; both are followed by the column count, one bitmap of present columns (UPDATE: two), and the images.
@@ -73,7 +73,7 @@ def parse_rows(event: Event) -> RowsEvent:
     if event.header.type not in _V1:
         extra = read.uint(2)
         if extra < 2:
-            raise read.error(f"an extra part of {extra} bytes, less than its own length")
+            raise read.error(f"an extra part of {extra} bytes, too short for its own length field")
         read.take(extra - 2)
     columns = read.lenenc()
     bitmap = (columns + 7) // 8

@@ -1,7 +1,7 @@
-"""Where every value of every row image lies: one compiled walk over the bytes, with a check before every step.
+"""Locates every value of every row image: one compiled walk over the bytes, with a check before every step.
 
-Assumes nothing of the bytes. Keeps true: each [offset, offset + length) it writes lies inside its event, so the
-column kernels, which read only there, can never leave the buffer.
+Assumes nothing about the bytes. Keeps true: each [offset, offset + length) it writes is inside its event, so the column
+kernels, which read only there, can never leave the buffer.
 An image is a bitmap of nulls (one bit per column, lowest first; MariaDB sets the unused ones), then the values of
 the columns that are not null. An update is a before image and an after image.
 """
@@ -112,7 +112,7 @@ class ValueSpans(NamedTuple):
 
 
 class BeforeSpans(NamedTuple):
-    """The same of the before images of updates, [column, update]. row: of each update. end: where its image ends."""
+    """The same for the before images of updates, [column, update]. row: of each update. end: where its image ends."""
 
     offset: Longs
     length: Ints
@@ -170,7 +170,7 @@ def _image(buf, at, stop, size, prefix, offset, length, column):
 @inlined
 def _value_options(buf, at, stop, bitmap):
     """Where the after image of PARTIAL_UPDATE_ROWS begins, after its value options: 1 and a bitmap of the partial JSON
-    columns, or 0. -1 - the offset where neither fits."""
+    columns, or 0. For anything else, -1 - the offset."""
     if at >= stop or buf[at] > 1:
         return -1 - at
     return at + 1 + (bitmap if buf[at] == 1 else 0)
@@ -232,7 +232,7 @@ def _walk(images: Images, shape: Shape, rows: Longs, spans: ValueSpans, before: 
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """Places of values: offset and length (-1: null), [column, row].
+    """Spans of values: offset and length (-1: null), [column, row].
 
     before_*: of the before images of updates only, [column, update], with the row of each in `before_row`, and where
     the image ends in `before_end`.
@@ -272,7 +272,7 @@ def shape_of(table_map: TableMap, fsps: Sequence[int | None], present: bytes, af
 
 
 def present_columns(bitmap: bytes, columns: int) -> npt.NDArray[np.bool_]:
-    """Which of the table's columns an image holds."""
+    """Which of the table's columns an image contains."""
     bits = np.unpackbits(np.frombuffer(bitmap, np.uint8), bitorder="little")[:columns]
     return bits.astype(np.bool_)
 
@@ -286,14 +286,14 @@ def _before_spans(columns: int, updates: int) -> BeforeSpans:
 
 
 def count(images: Images, shape: Shape) -> tuple[Longs, Misfit]:
-    """Rows per event, and the first bytes that do not fit, if any."""
+    """Rows per event, and the first bytes that do not match, if any."""
     rows = np.zeros(len(images.start), np.int64)
     return rows, _walk(images, shape, rows, _spans(0, 0), _before_spans(0, 0), False)
 
 
 def find(images: Images, shape: Shape, capacity: int) -> Places | None:
-    """The place of every value, with space for `capacity` rows; None when that is not enough, or something does not
-    fit: `count` tells which."""
+    """The span of every value, with space for `capacity` rows; None when that is not enough, or when bytes do not
+    match: `count` says which."""
     updating = images.kind == UPDATE
     rows = np.zeros(len(images.start), np.int64)
     spans = _spans(len(shape.after_size), capacity)
@@ -308,7 +308,7 @@ def find(images: Images, shape: Shape, capacity: int) -> Places | None:
 
 
 def likely_rows(images: Images, shape: Shape) -> int:
-    """Rows that all events may hold, by the size of those in the first few. Memory in excess is never touched."""
+    """Estimated rows of all events, from the row sizes in the first few. Excess memory is never touched."""
     few = images.of(slice(0, 8))
     rows, _ = count(few, shape)
     size = int((few.stop - few.start).sum())

@@ -3,8 +3,8 @@
 Layout (MySQL libs/mysql/binlog/event/rows_event.h): table id u48, flags u16, database (length u8, NUL), table (the
 same), column count lenenc, a type byte per column, metadata (lenenc size, then 0 to 2 bytes per column), a bitmap
 of nullable columns, then optional fields: type u8, length lenenc, value (Optional_metadata_field_type in that file).
-Keeps true: a field that cannot be read to its end is an error; a field type that we do not know is kept unread in
-`unknown_fields`, since a field is by name optional.
+Keeps true: a field that cannot be read to its end is an error; a field of unknown type is kept unread in
+`unknown_fields`, since the fields are optional.
 """
 
 from __future__ import annotations
@@ -76,12 +76,12 @@ _CHARACTER = frozenset({
 
 
 _COUNTED_TOO = {False: frozenset({TypeCode.VECTOR}), True: frozenset({TypeCode.GEOMETRY})}
-"""What MySQL (False) and MariaDB (True) count among the character columns besides; both are BLOBs to them."""
+"""Types that MySQL (False) and MariaDB (True) also count as character columns; to them these are BLOBs."""
 
 
 @dataclass(frozen=True, slots=True)
 class TableMap:
-    """types, metadata: one element a column. A STRING that is in truth an ENUM or SET has that code here; metadata
+    """types, metadata: one element a column. A STRING that is really an ENUM or SET has that code here; metadata
     is the number in the type's own terms: max bytes (character types), prefix width (BLOB kinds), precision << 8 |
     scale (DECIMAL), bits (BIT), digits (temporals), width (FLOAT, DOUBLE, ENUM, SET), else 0.
 
@@ -121,12 +121,12 @@ class TableMap:
 
     @property
     def full(self) -> bool:
-        """Names are logged: binlog_row_metadata=FULL."""
+        """Whether names are logged: binlog_row_metadata=FULL."""
         return self.names is not None
 
 
 def table_name(event: Event) -> tuple[str, str]:
-    """Database and table, and nothing else: what is not captured must not be able to stop anything."""
+    """Database and table, nothing else: a table that is not captured must not be able to stop the stream."""
     read = event.cursor()
     read.take(8)
     database = read.name(read.zero_terminated(read.u8()))
@@ -134,7 +134,7 @@ def table_name(event: Event) -> tuple[str, str]:
 
 
 def parse_table_map(event: Event, *, mariadb: bool) -> TableMap:
-    """The whole event, optional fields included. mariadb: its server counts the columns of field 2 and 3 otherwise."""
+    """The whole event, optional fields included. mariadb: it counts the columns of fields 2 and 3 differently."""
     read = event.cursor()
     table_id, flags = read.uint(6), read.uint(2)
     database = read.name(read.zero_terminated(read.u8()))
@@ -215,7 +215,7 @@ class _Fields:
     ) -> tuple[int, ...] | None:
         """Either a default and exceptions (index among the columns of these kinds, id), or an id per such column.
 
-        too: kinds that are counted with them, and have no character set.
+        too: kinds that are counted with them, without a character set.
         """
         kind = default if default in self.raw else each
         read = self._cursor(kind)

@@ -1,6 +1,6 @@
-"""Kernels of DATE, DATETIME, TIMESTAMP and TIME, in every form in which MySQL and MariaDB have written them.
+"""Kernels of DATE, DATETIME, TIMESTAMP and TIME, in every form that MySQL and MariaDB have ever written.
 
-A date that the calendar does not have (zero, 2024-02-31, year 0) has no place in Arrow: it is flagged, and its text
+A date that is not in the calendar (zero, 2024-02-31, year 0) does not exist in Arrow: it is flagged, and its text
 comes from `text`, as the server prints it. Sources: MySQL mysys/my_time.cc, MariaDB sql/field.cc (pack_time,
 sec_part_shift), verified against both servers by tests/integration/test_binlog_types.py.
 """
@@ -21,7 +21,7 @@ fraction. OLD: the digits YYYYMMDDhhmmss (u64 LE) or hhmmss (i24 LE). HIRES (Mar
 
 DATE_TEXT, DATETIME_TEXT, TIME_TEXT = range(3)
 TEXT_WIDTH = 32
-"""Bytes that the longest text may take, and more than hours that no server writes could need."""
+"""More bytes than the longest text needs, even with hours that no server writes."""
 
 _TIME_ZERO = 3020400  # seconds: MariaDB's TIME_MAX_VALUE_SECONDS + 1
 
@@ -160,7 +160,7 @@ def timestamps(little, unit_us, buf, off, length, out, bad):
 
 @kernel
 def _digits(out, at, value, least):
-    """Decimal digits of `value`, at least `least` of them; returns the place after them."""
+    """Decimal digits of `value`, at least `least` of them; returns the offset after them."""
     n = 1
     top = np.int64(10)
     while value >= top and n < 18:

@@ -1,8 +1,8 @@
-"""Character sets: bytes of a column to UTF-8, exactly as the server itself converts them, or not at all.
+"""Character sets: bytes of a column to UTF-8, exactly as the server converts them, or not at all.
 
-data/single_byte.tsv and data/collations.tsv were written by real servers (MySQL 9.7, MariaDB 11.4); sets of more bytes
-a character are in wide.py. A code without a character, and bytes that are not text of their set, are never replaced
-by '?': the caller gets to know the row.
+data/single_byte.tsv and data/collations.tsv were written by real servers (MySQL 9.7, MariaDB 11.4); multi-byte sets are
+in wide.py. A code without a character, and bytes that are not text of their set, are never replaced by '?': the caller
+learns the row.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def convertible(charset: str) -> bool:
 
 
 def decode(raw: bytes, charset: str) -> str | None:
-    """One text; None where the bytes are none of this set, or the set is not convertible."""
+    """One text; None where the bytes are not text of this set, or the set is not convertible."""
     table = single_byte(charset) or wide(charset)
     if table is not None:
         return table.decode(raw)

@@ -1,8 +1,7 @@
 """`python -m cdc_core.binlog.warm`: compiles every kernel into numba's cache, so that no first run waits for it.
 
-Kernels are compiled for the types they are called with. So this decodes one small row of every form of column, the
-very way the stream does: what it compiles is what a run uses. A test sees to it that a decode after it compiles
-nothing.
+Kernels are compiled for the types they are called with. So this decodes one small row of every form of column, exactly
+as the stream does: what it compiles is what a run uses. A test verifies that a later decode compiles nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _COLUMNS: tuple[tuple[ColumnType, int, int, bytes], ...] = (
 
 
 def warm() -> pa.StructArray:
-    """Reads no event, and decodes one row of each form, as an insert, an update and a delete; returns the rows."""
+    """Reads an empty stream, and decodes one row of each form, as an insert, update and delete; returns the rows."""
     columns = tuple(Column(f"c{i}", kind) for i, (kind, _, _, _) in enumerate(_COLUMNS))
     count = len(columns)
     schema = TableSchema("warm", "warm", columns)
@@ -67,7 +66,7 @@ def warm() -> pa.StructArray:
 
 
 def _warm_fast_path() -> None:
-    """The kernels that read events, on none."""
+    """Runs the kernels that read events, on no events."""
     data, codes, numbers = np.zeros(64, np.uint8), np.zeros(1, np.uint8), np.zeros(1, np.int64)
     framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)
     none = ordinary.Events(data, numbers, numbers, codes, numbers, 0, 0, 4)
@@ -95,8 +94,8 @@ def kernels() -> Iterator[tuple[str, Any]]:
 def is_cold() -> bool:
     """Whether `warm` will have to compile, which takes a minute rather than a moment; a few small files are read.
 
-    The kernels that are asked are one of each module that a stream cannot do without. Numba has no public way to ask:
-    its index of a function names what was compiled from the source as it is now (numba/core/caching.py, 0.68).
+    It checks one kernel of each module that every stream needs. Numba has no public API for this: its index of a
+    function names what was compiled from the current source (numba/core/caching.py, 0.68).
     """
     for function in (framing.frame, ordinary.take_transactions, scan._walk, gtid_text.runs, json_kernels.documents):
         cache = getattr(getattr(function, "_cache", None), "_cache_file", None)

@@ -1,4 +1,4 @@
-"""Character sets of more than one byte a character: texts to UTF-8, whole columns at a time.
+"""Multi-byte character sets: texts to UTF-8, whole columns at a time.
 
 data/wide.npz was written by real servers (`python -m examples.sandbox.charsets`; MySQL 9.7 and MariaDB 11.4 agree on
 every code that both have). In all these sets a byte below 128 is itself, and no byte that is a character begins a
@@ -42,7 +42,7 @@ class Wide:
     points: npt.NDArray[np.uint16]
 
     def decode(self, raw: bytes) -> str | None:
-        """One text; None where it is none of this set."""
+        """One text; None where it is not text of this set."""
         buffer = np.frombuffer(raw or b"\0", np.uint8)
         place, length, size = np.zeros(1, np.int64), np.array([len(raw)], np.int32), np.zeros(1, np.int64)
         if sizes(buffer, place, length, self.form, self.points, size):
@@ -145,7 +145,7 @@ def sizes(buf, off, length, form, points, out):  # type: ignore[no-untyped-def]
 
 @kernel
 def encode(buf, off, length, form, points, ends, out):  # type: ignore[no-untyped-def]
-    """Each value's text as UTF-8 to out[ends[i]:ends[i + 1]]; values that take no bytes there are left out."""
+    """Each value's text as UTF-8 to out[ends[i]:ends[i + 1]]; values without bytes there are skipped."""
     for i in range(off.shape[0]):
         at = off[i]
         d = np.int64(ends[i])

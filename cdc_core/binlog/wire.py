@@ -1,7 +1,7 @@
 """A cursor over the bytes of one event: little-endian reads that can never pass the end.
 
-Every read that would, and every byte left over when a parser is done, is DataAtRisk `binlog.malformed` naming the
-event's type and place: a decoder that guesses loses data.
+A read that would, or a byte left over when a parser is done, raises DataAtRisk `binlog.malformed` with the event's type
+and position: a decoder that guesses loses data.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 from cdc_core.errors import DataAtRisk
 
 _MALFORMED_REMEDY = (
-    "read the place with mysqlbinlog (mariadb-binlog): if it complains too, the log or the connection is damaged; "
+    "read this position with mysqlbinlog (mariadb-binlog): if it fails too, the log or the connection is damaged; "
     "if it does not, report this as a defect with the server's version. Nothing was staged from this event"
 )
 
 
 def malformed(what: str, where: str) -> DataAtRisk:
-    """The one error for bytes that do not have the layout they must have."""
+    """The one error for bytes that do not have the required layout."""
     return DataAtRisk(what, where=where, code="binlog.malformed", remedy=_MALFORMED_REMEDY)
 
 
@@ -57,7 +57,7 @@ class Cursor:
         if first < 251:
             return first
         if first in (251, 255):
-            raise self.error(f"{first} does not begin a length-encoded integer")
+            raise self.error(f"{first} cannot be the first byte of a length-encoded integer")
         return self.uint({252: 2, 253: 3, 254: 8}[first])
 
     def varlen(self) -> int:
@@ -78,7 +78,7 @@ class Cursor:
         """`size` bytes and the NUL that must follow them."""
         text = self.take(size)
         if self.u8() != 0:
-            raise self.error("a name is not followed by its NUL")
+            raise self.error("a name without its NUL")
         return text
 
     def name(self, raw: bytes) -> str:
@@ -92,6 +92,6 @@ class Cursor:
         return self.take(self.left)
 
     def end(self) -> None:
-        """Says that the event is read to its end."""
+        """Requires that the event is read to its end."""
         if self.left:
             raise self.error(f"{self.left} bytes are left over")

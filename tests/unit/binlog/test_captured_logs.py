@@ -176,7 +176,7 @@ def test_a_cut_image_names_the_table_and_the_event(server: str) -> None:
         np.concatenate([before, images.buffer]), images.start + len(before), images.stop + len(before) - 1, images.kind,
         images.event, images.bitmaps, images.shape, images.columns, images.offset, images.partial, images.file,
     )  # fmt: skip
-    with pytest.raises(DataAtRisk, match=r"cap\.t does not fit the table's shape") as stopped:
+    with pytest.raises(DataAtRisk, match=r"cap\.t does not match the table's shape") as stopped:
         count_rows(table, short)
     into, whole = re.findall(r"(\d+) bytes", stopped.value.what)
     assert int(into) <= int(whole) == images.stop[0] - images.start[0] - 1
