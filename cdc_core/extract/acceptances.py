@@ -1,7 +1,7 @@
 """Events that would stop a source, and that an operator accepts by file and offset.
 
-What was accepted is in the notes of the batch that holds the event: from then on it is history, and to accept it again
-changes nothing. A place that was read without being accepted cannot be accepted afterwards.
+An acceptance is recorded in the notes of the event's batch: accepting the same event again then changes nothing. An
+event that was read without being accepted cannot be accepted afterwards.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ def parse_place(text: str) -> tuple[str, int]:
         place = Position(0, file, offset)
     except (LockstepError, ValueError) as error:
         raise UsageError(
-            f"{text!r} is not a place in a log.",
+            f"{text!r} is not a position in a log.",
             where="accept",
             code="cli.usage",
-            remedy="give FILE:OFFSET as the error that stopped the source names it, such as binlog.000012:4711",
+            remedy="copy FILE:OFFSET from the error that stopped the source, such as binlog.000012:4711",
         ) from error
     return place.file, place.offset
 
@@ -37,16 +37,16 @@ def parse_place(text: str) -> tuple[str, int]:
 def pending(
     places: Iterable[tuple[str, int]], start: Position, store: ObjectStore, source: str
 ) -> tuple[tuple[str, int], ...]:
-    """Those from where reading begins on. Raises UsageError (extract.accept) for one that was passed unaccepted."""
+    """The places that are still ahead. Raises UsageError (extract.accept) for one that was read without acceptance."""
     left: list[tuple[str, int]] = []
     for place in places:
         at = Position(start.timeline, *place)
         if at >= start:
             left.append(place)
         elif _is_noted(at, store, source):
-            log.info("%s: %s:%s was accepted before", source, *place)
+            log.info("%s: %s:%s has already been accepted", source, *place)
         else:
-            raise faults.nothing_to_accept(f"{source}, {at.file}:{at.offset}, which lies before {start}")
+            raise faults.nothing_to_accept(f"{source}, {at.file}:{at.offset}, which is before {start}")
     return tuple(left)
 
 

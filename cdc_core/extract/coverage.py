@@ -1,7 +1,7 @@
-"""What the extractor knows of each table's coverage, and what of it the next manifest has to say.
+"""What the extractor knows of each table's coverage, and which part of it the next manifest must record.
 
 It does no I/O. It may assume that surveys and blocks come in the order in which they were taken. `pending` is emptied
-only by the caller, once it is durable; until then an extractor that starts again finds it out once more.
+only by the caller, once it is durable; until then an extractor that restarts determines it again.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NOTHING_KNOWN = SourceCoverage()
 
 
 class CoverageLog:
-    """known: what meta has of it. feeds: the logical tables of a captured table, () for others."""
+    """known: the coverage in meta. feeds: the logical tables of a captured table, () for others."""
 
     def __init__(
         self,
@@ -33,7 +33,7 @@ class CoverageLog:
         self._feeds = feeds
         self.surveyed_seq = known.surveyed_seq
         self.pending: dict[str, TableCoverage] = {table: known.tables[table] for table in sorted(known.unstaged)}
-        """What no manifest says yet."""
+        """What is not in any manifest yet."""
 
     @property
     def known(self) -> Mapping[str, TableCoverage]:
@@ -48,7 +48,7 @@ class CoverageLog:
         return {table: one for table, one in sorted(self._known.items()) if not one.whole}
 
     def survey(self, found: Survey) -> None:
-        """Takes what a survey has seen, before blocks that begin before its position."""
+        """Adds the result of a survey, before blocks that begin before its position."""
         place, seq = str(found.position), found.position.seq - 1
         for table, rows in found.tables.items():
             known = self._known.get(table)
@@ -70,7 +70,7 @@ class CoverageLog:
                 self._set(table, TableCoverage(How.EMPTY, position.seq - 1, at_us, str(position)))
 
     def left_out(self, position: Position, at_us: int) -> None:
-        """Tables that the pipeline does not capture any more miss changes from here on."""
+        """Tables that the pipeline no longer captures miss changes from here on."""
         for table, known in list(self._known.items()):
             if known.how is not How.LEFT_OUT and not self._logical(table):
                 self._set(table, TableCoverage(How.LEFT_OUT, position.seq, at_us, str(position), feeds=known.feeds))

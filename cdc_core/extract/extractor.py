@@ -56,10 +56,10 @@ log = logging.getLogger(__name__)
 Answer = TypeVar("Answer")
 
 FRUITLESS = 3
-"""So often it is tried to read on from one place."""
+"""How often reading is retried from one position."""
 
 ADVICE_S = 600.0
-"""How often it is looked how near the position is to what the server purges next."""
+"""How often the position is compared with what the server purges next."""
 
 CLOCK_S = 30.0
 """How often the clocks of server and meta are asked: they can be set while we read."""
@@ -70,7 +70,7 @@ POLL_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Effort:
-    """What it took.
+    """Waits and losses of a drain.
 
     put_waits, take_waits: of the ring. A reader that waits is faster than staging, a stager that waits faster than
     the source.
@@ -84,7 +84,7 @@ class Effort:
 
 @dataclass(frozen=True, slots=True)
 class DrainResult:
-    """What a drain has reached. `done`: all that was asked is staged; otherwise call again.
+    """What a drain has reached. `done`: everything requested is staged; otherwise call again.
 
     Counts are totals since the extractor was opened. partial: captured source tables of which rows are missing.
     """
@@ -98,12 +98,12 @@ class DrainResult:
 
 
 def default_holder() -> str:
-    """`host:pid`: who holds a lease, for the message to the one who wants it."""
+    """`host:pid`: the holder of a lease, for the message to another that wants it."""
     return f"{socket.gethostname()}:{os.getpid()}"
 
 
 class Extractor:
-    """Opens the source for reading on entering the context, and gives it back on leaving.
+    """Opens the source for reading on entering the context, and releases it on leaving.
 
     Raises, on entering, what `lockstep check` reports; RetryLater (meta.lease_held) when another extractor holds
     the source.
@@ -158,7 +158,7 @@ class Extractor:
         pipeline, source = self._pipeline, self._source
         self._capture = Capture(pipeline.tables, pipeline.routes, self._environ)
         self._store = open_stage(pipeline.stage)
-        for reference in source.connections:  # a wrong one is told before anything is touched
+        for reference in source.connections:  # a wrong one is reported before anything is touched
             connections.resolve(reference, self._environ)
         lease = self._meta.acquire_lease(source.name, pipeline.pipeline, self._holder, ttl_s=pipeline.limits.lease_s)
         self._lease = lease
@@ -174,7 +174,7 @@ class Extractor:
         self._attach(NOTHING)
 
     def _attach(self, staged: Staged) -> None:
-        """Connects to a server of the source and reads on from the last durable position, with totals so far."""
+        """Connects to a server of the source and continues from the last durable position, with totals so far."""
         self._attached.close()
         with ExitStack() as opened:
             pipeline, source = self._pipeline, self._source
@@ -197,7 +197,7 @@ class Extractor:
                 log.warning("%s: %s", source.name, note)
             pending = acceptances.pending(self._accept, start.position, self._store, source.name)
             effort = self._effort()
-            # The stream counts what it mends itself; an end that it handed to us is one more.
+            # The stream counts the losses that it repairs itself; an end that reached us is one more.
             self._effort_before = replace(effort, losses=effort.losses + (self._stream is not None))
             self._stream = None
             self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
@@ -236,13 +236,13 @@ class Extractor:
             )
             opened.callback(reader.join)
             reader.start()
-            # Last in, first out: the thread is told to stop before it is joined.
+            # Last in, first out: signal the thread to stop before joining it.
             opened.callback(self._ring.close)
             opened.callback(leaving.set)
             self._attached = opened.pop_all()
 
     def _begin(self, stored: Checkpoint | None, address: connections.Server, known: server.ServerFacts) -> Checkpoint:
-        """Where to read from, made durable where it is new: "latest" must mean the same moment after a crash."""
+        """Where to read from, made durable if it is new: "latest" must mean the same moment after a crash."""
         source = self._source
         if stored is not None and is_other_server(stored, known):
             moved = fail_over(source, self._control, address, known, stored)
@@ -259,7 +259,7 @@ class Extractor:
         return start
 
     def _surveyed(self, start: Checkpoint, known: server.ServerFacts) -> CoverageLog:
-        """The coverage of the source's tables, with what the server shows of those that it does not know yet."""
+        """The coverage of the source's tables; unknown ones are read from the server."""
         log_of = CoverageLog(self._meta.coverage(self._source.name), feeds=self._capture.route)
         begin = self._source.start.position if isinstance(self._source.start, Start) else None
         if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
@@ -278,7 +278,7 @@ class Extractor:
         return log_of
 
     def _release(self, lease: Lease) -> None:
-        """A lease that another took over meanwhile, or a meta that is away, is no reason to fail on leaving."""
+        """A lease that another extractor took over, or a meta database that is down, must not fail the exit."""
         with suppress(LockstepError):
             self._meta.release_lease(lease, self._ring_depth())
 
@@ -290,7 +290,7 @@ class Extractor:
             return
         except BaseException as error:  # noqa: BLE001 - every error must reach the caller of drain
             self._reader_error = error
-        # What was read before the error can still be taken.
+        # What was read before the error can still be staged.
         ring.close()
 
     def _keep(self, lease: Lease) -> None:
@@ -312,10 +312,10 @@ class Extractor:
         budget_s: float | None = None,
         progress: Callable[[DrainResult], None] | None = None,
     ) -> DrainResult:
-        """Stage everything committed before `until_us` (µs UTC); None: up to the server's present position.
+        """Stage everything committed before `until_us` (µs UTC); None: up to the server's current position.
 
-        Returns with done=False when `budget_s` is over first, or when the server's clock has not passed
-        `until_us` yet and nothing is left to read; what was read meanwhile is kept for the next call.
+        Returns with done=False when `budget_s` expires first, or when the server's clock has not passed `until_us` yet
+        and nothing is left to read; what was read meanwhile is kept for the next call.
         """
         started_s = time.monotonic()
         fence: Position | None = None
@@ -328,8 +328,8 @@ class Extractor:
             staged_us = self._stager.reached.watermark_us
             if not self._stager.trust_watermark(now_us):
                 log.warning(
-                    "%s: staged up to %s, by clocks that were ahead: it is %s. What is complete must be found out "
-                    "again, and what comes is staged in no earlier window",
+                    "%s: staged up to %s, because clocks were ahead: it is %s. Completeness is determined again, and "
+                    "new changes are not staged in an earlier window",
                     self._source.name, from_us(staged_us).isoformat(), from_us(now_us).isoformat(),
                 )  # fmt: skip
             if fence is None and now_us >= until_us:
@@ -359,7 +359,7 @@ class Extractor:
                 return self._result(done=False)
 
     def _now_us(self) -> int:
-        """The lesser of the clocks of server and meta: one of them alone may be ahead without harm."""
+        """The earlier of the clocks of server and meta: if only one of them is ahead, it does no harm."""
         if time.monotonic() >= self._clock_due_s:
             self._asked(self._read_clock)
         return self._clock_us + time.monotonic_ns() // 1000
@@ -371,13 +371,13 @@ class Extractor:
         if abs(server_us - meta_us) > CLOCK_TOLERANCE_US and not self._clocks_differ:
             log.warning(
                 "%s: the clock of the source is at %s, and that of meta at %s: the earlier one decides which window a "
-                "change belongs to, and when a window is over. Set the wrong one right (NTP)",
+                "change belongs to, and when a window is over. Correct the wrong clock (NTP)",
                 self._source.name, from_us(server_us).isoformat(), from_us(meta_us).isoformat(),
             )  # fmt: skip
         self._clocks_differ = abs(server_us - meta_us) > CLOCK_TOLERANCE_US
 
     def _warn_of_purge(self) -> None:
-        """Says, now and then, when the server is about to purge what was not staged yet."""
+        """Warns, at intervals, when the server is about to purge what is not staged yet."""
         if time.monotonic() < self._advice_due_s:
             return
         self._advice_due_s = time.monotonic() + ADVICE_S
@@ -395,7 +395,7 @@ class Extractor:
         return server.end_position(control, self._stager.reached.position.timeline)
 
     def _asked(self, question: Callable[[pymysql.Connection], Answer]) -> Answer | None:
-        """The server's answer; None while it is away: the stream seeks it, and says when to give up."""
+        """The server's answer; None while it is down: the stream reconnects, and decides when to give up."""
         try:
             return question(self._control)
         except RetryLater as error:
@@ -419,13 +419,13 @@ class Extractor:
         return False
 
     def _end_of_stream(self) -> None:
-        """The reader thread has ended: keep what is complete, then attach again where that helps, or say why."""
+        """The reader thread has ended: keep what is complete, then attach again if that helps, or raise its error."""
         error = self._reader_error
         helps = isinstance(error, LockstepError) and self._attaching_helps(error)
         if not self._stager.inside_transaction:
             self._stager.commit()
         if helps:
-            log.warning("%s: reading on from the last durable position: %s", self._source.name, error)
+            log.warning("%s: continuing from the last durable position: %s", self._source.name, error)
             self._attach(self._stager.staged)
             return
         if error is not None:
@@ -434,11 +434,11 @@ class Extractor:
             "The stream ended without an error while it was being drained.",
             where=f"{self._source.name} {self._stager.reached.position}",
             code="extract.stream_ended",
-            first="nothing is lost, and running again may help",
+            first="nothing is lost; run again",
         )
 
     def _attaching_helps(self, error: LockstepError) -> bool:
-        """The stream could not go on by itself: another server may, or reading a transaction in pieces once more."""
+        """Whether attaching again may help: to another server, or to reread a transaction in pieces."""
         several = len(self._source.connections) > 1
         lost = error.code in LOST and (several or self._stager.inside_transaction)
         if not lost and error.code not in ("source.other_server", "source.undone_after_parts"):
@@ -473,7 +473,7 @@ class Extractor:
 
 
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
-    """The stored checkpoint, after adopting what the stage has and meta does not: a start, or batches.
+    """The stored checkpoint, after adopting a start or batches that are on the stage but not in meta.
 
     Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none, DataAtRisk
     (stage.gap, stage.start) when meta knows some that the stage has lost.
@@ -490,14 +490,14 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
             )
         begun = starts.read(store, lease.source)
         if begun is not None:
-            log.info("%s: starting where an extractor began before: %s", lease.source, begun.position)
+            log.info("%s: starting where an earlier extractor began: %s", lease.source, begun.position)
             meta.advance_watermark(lease, begun)
         return begun
     if starts.read(store, lease.source) is None:
         raise starts.missing_start(store, lease.source)
     manifests.require_reached(store, lease.source, manifests.newest(store, lease.source), stored.position)
     for manifest in chain(store, lease.source, after=stored.position):
-        log.info("%s: adopting the batch %s, staged but not recorded", lease.source, manifest.batch_id)
+        log.info("%s: adopting the batch %s, which is staged but not recorded", lease.source, manifest.batch_id)
         meta.commit_batch(lease, manifest)
         stored = manifest.end
     return stored

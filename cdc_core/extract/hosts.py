@@ -1,7 +1,7 @@
 """Which server of a source is read, and the batch that leads from one server's log to another's.
 
-It must keep true that a server which was read last is read on as long as it answers, so that two servers that both
-live do not take turns, and that the manifests stay one chain across a change of servers.
+It must keep true that the server that was read last is used as long as it answers, so that two live servers do not
+alternate, and that the manifests stay one chain across a change of servers.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Connected = tuple[connections.Server, pymysql.Connection, server.ServerFacts]
 def connect(
     source: Source, stored: Checkpoint | None, environ: Mapping[str, str] | None, replica_host: str = ""
 ) -> Connected:
-    """The server that was read last, else the first that answers; it fulfils all that a source must.
+    """The server that was read last, else the first that answers; it meets all requirements.
 
-    replica_host: our name as a replica; one that is registered by it holds no server_id against us.
+    replica_host: our name as a replica; our own registration does not make the server_id taken.
 
     Raises what `server.require_all` does, and RetryLater (connection.unreachable) when none answers.
     """
@@ -69,7 +69,7 @@ def connect(
 def bridge(
     pipeline: Pipeline, lease: Lease, stored: Checkpoint, moved: Failover, left_out: Mapping[str, str]
 ) -> Manifest:
-    """A batch without files, from where the log of one server was left to where that of another goes on."""
+    """A batch without files, from where the log of one server was left to where that of another continues."""
     window = pipeline.windows.containing(max(stored.watermark_us, stored.floor_us))
     return Manifest(
         pipeline=pipeline.pipeline,

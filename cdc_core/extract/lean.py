@@ -1,4 +1,4 @@
-"""What the extractor's process does without.
+"""Reduces the memory of the extractor's process.
 
 pyarrow imports pandas at the first `pa.array`, where it is installed, to see whether it was given one of its objects:
 30 MiB and the time to load 300 modules, for nothing.
@@ -23,15 +23,15 @@ class _NoPandas:
 
 
 def lean() -> None:
-    """For the extractor's process, before it reads: no pandas, and one allocator for the buffers of NumPy and Arrow,
-    for each of two would keep what it once needed."""
+    """For the extractor's process, before it reads: no pandas, and one allocator for the buffers of NumPy and Arrow:
+    each of two allocators would keep its own peak."""
     without_pandas()
     pa.set_memory_pool(pa.system_memory_pool())
 
 
 def without_pandas() -> None:
-    """Lets pyarrow look for pandas now, and not find it; it looks once. What asks for pandas later, be it pyarrow's
-    `to_pandas`, gets it."""
+    """Makes pyarrow look for pandas now, and not find it; it looks only once. Later users of pandas, even pyarrow's
+    `to_pandas`, still get it."""
     if "pandas" in sys.modules:
         return
     sys.meta_path.insert(0, _NoPandas)

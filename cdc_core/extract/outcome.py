@@ -1,4 +1,4 @@
-"""What became of an extract, kept in meta, so that a failed one is the first thing that people see."""
+"""The outcome of an extract, kept in meta, so that a failure is the first thing that users see."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from cdc_core.meta import Meta
 log = logging.getLogger(__name__)
 
 ANOTHER_HAS_IT = frozenset({"meta.lease_held", "meta.lease_lost", "extract.chain_moved"})
-"""Codes that say that another extractor is at work on the source, which is no failure of the pipeline."""
+"""Codes for another extractor that is reading the source, which is not a failure of the pipeline."""
 
 
 def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception) -> None:
-    """Keeps an error of an extract until the source's position or watermark moves. Raises nothing."""
+    """Keeps an error of an extract until the source's position or watermark moves. Never raises."""
     if isinstance(error, LockstepError):
         failed = error
     else:
@@ -22,7 +22,7 @@ def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception) -> No
             f"{type(error).__name__}: {error}",
             where=source,
             code="internal.unexpected",
-            remedy="nothing staged is lost; report the traceback in the log of the task if it comes back",
+            remedy="nothing staged is lost; report the traceback in the log of the task if it happens again",
         )
     if failed.code in ANOTHER_HAS_IT:
         return

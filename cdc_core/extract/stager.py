@@ -1,6 +1,6 @@
 """Blocks into batches: windows, limits, and the order of durability.
 
-Parquet parts -> manifest -> meta row -> acknowledgement, and never another order. A batch is a range of positions
+Parquet parts -> manifest -> meta row -> acknowledgement, always in this order. A batch is a range of positions
 within one window that ends where a transaction ends; it is closed when a limit is reached, when its window is
 over, or when the caller says so. It has no thread and no clock of its own.
 """
@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Staged:
-    """Totals since the stager was made."""
+    """Totals since the stager was created."""
 
     batches: int = 0
     files: int = 0
@@ -51,7 +51,7 @@ NOTHING = Staged()
 class Stager:
     """Turns blocks into committed batches, from `start` on, for the holder of `lease`.
 
-    staged:      the totals to begin with. isolated: tables that are left out already, -> since where, and why.
+    staged:      the totals to begin with. isolated: tables that are already isolated, -> since where, and why.
     coverage:    of the source's tables.
     acknowledge: called with the ring's ack point of the last entry of each batch once the batch is durable.
     """
@@ -93,21 +93,21 @@ class Stager:
 
     @property
     def inside_transaction(self) -> bool:
-        """The last entry added was a piece of a transaction that goes on: nothing can be committed here."""
+        """Whether the last entry was a piece of a transaction that continues: nothing can be committed here."""
         return self._inside_transaction
 
     def add(self, block: Block, *, now_us: int) -> None:
         """Take a block that begins where the last one ended; commits batches as windows end and limits are reached.
 
-        now_us: the clock (Extractor): commit times ahead of it count as now; a session can set them, and a server's
-        clock can be wrong.
+        now_us: the clock (Extractor). Commit times ahead of it count as now, since a session can set them, and a
+        server's clock can be wrong.
         """
         self._now_us = now_us
         seen = np.minimum(block.entries.commit_ts_us, now_us)
         if self._inside_transaction:
             seen[0] = 0  # all pieces of a transaction stay in the window of its first
         seen = np.maximum.accumulate(np.maximum(seen, self.reached.watermark_us))
-        times = np.maximum(seen, self.reached.floor_us)  # windows never go back, or they were no ranges of positions
+        times = np.maximum(seen, self.reached.floor_us)  # windows never go back: each is one range of positions
         first = 0
         while first < len(times):
             if times[first] >= self._window[1]:
@@ -118,8 +118,8 @@ class Stager:
         self.tick()
 
     def trust_watermark(self, now_us: int) -> bool:
-        """Whether the watermark is not ahead of the clock. One that is came of a clock that was wrong, and is taken
-        back: nothing is known to be complete but what the next `commit` says. Windows go on from where they are."""
+        """Whether the watermark is not ahead of the clock. One that is comes from a wrong clock, and is withdrawn: only
+        the next `commit` says what is complete. Windows continue from where they are."""
         if self.reached.watermark_us <= now_us + CLOCK_TOLERANCE_US:
             return True
         self.durable = self.durable.distrusted()
@@ -171,7 +171,7 @@ class Stager:
         )
 
     def tick(self) -> None:
-        """Commit what has become too old, when nothing new arrives."""
+        """Commit a batch that has become too old, when nothing new arrives."""
         if not self._inside_transaction and self._full():
             self.commit()
 
@@ -189,10 +189,10 @@ class Stager:
     def commit(self, *, watermark_us: int = 0) -> Manifest | None:
         """Make all that was added durable; `watermark_us` says how far the source is known to be complete.
 
-        Returns the manifest; None where the position did not move (the watermark moves in meta all the same).
+        Returns the manifest; None where the position did not move (the watermark in meta moves anyway).
         Raises RetryLater (extract.chain_moved) when another writer took this batch's place in the chain.
         """
-        assert not self._inside_transaction, "a batch holds whole transactions only"
+        assert not self._inside_transaction, "a batch contains only whole transactions"
         end = replace(
             self.reached,
             gtid_set=advanced(self.reached.gtid_set, self._gtids),
@@ -240,7 +240,7 @@ class Stager:
         return manifest
 
     def abort(self) -> None:
-        """Drop what is not committed; its part files go away."""
+        """Drop what is not committed, and remove its part files."""
         if self._writer is not None:
             self._writer.abort()
             self._writer = None
@@ -249,16 +249,16 @@ class Stager:
 def _ahead(manifest: Manifest, now_us: int) -> str:
     return (
         f"staged at {from_us(now_us).isoformat()} in the window that begins at "
-        f"{from_us(manifest.window_start_us).isoformat()}, for the clocks of source and meta were ahead before, and "
+        f"{from_us(manifest.window_start_us).isoformat()}, because the clocks of source and meta were ahead, and "
         "windows do not go back: a run applies it when that window ends, or now without a window"
     )
 
 
 def chain_moved(manifest: Manifest) -> RetryLater:
-    """The place of this manifest in the chain is taken."""
+    """The error when another manifest already has this one's place in the chain."""
     return RetryLater(
         f"Another extractor has already staged the batch that begins at {manifest.begin.position}.",
         where=manifest.batch_id,
         code="extract.chain_moved",
-        remedy="nothing is lost; the next attempt adopts that batch and goes on behind it",
+        remedy="nothing is lost; the next attempt adopts that batch and continues after it",
     )

@@ -1,4 +1,4 @@
-"""What the ring says of places: boundaries, ranges, edges, and its statistics. Values only."""
+"""Values that the ring returns: boundaries, ranges, edges, and its statistics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class PositionRange:
     start, end: positions before the first and after the last entry.
     last:       the boundary at `end`; acking it acks all of the take.
     ack:        the last boundary that is a transaction end, DDL, or the end of a passed stretch: the furthest that
-                moves `resume_position`; None when the whole take lies inside one open transaction.
+                moves `resume_position`; None when the whole take is inside one open transaction.
     continues:  the take ends inside an open transaction (its last entry is a PART).
     """
 

@@ -1,7 +1,7 @@
-"""The ring's cursors over held blocks: moves and look-ups, without locks, waits or clocks.
+"""The ring's cursors over its blocks: moves and look-ups, without locks, waits or clocks.
 
-It may assume that one caller at a time is inside. It must keep acked <= taken <= published, all of them on entry
-boundaries, and a refused call moves nothing. See cdc_core/ring/ring.py for the rules in words.
+It may assume one caller at a time. It must keep acked <= taken <= published, all on entry boundaries, and a refused
+call must not move anything. cdc_core/ring/ring.py explains the rules.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ class Held:
         return AckPoint(place.file, place.offset, int(self.block.entries.commit_ts_us[entry]))
 
     def last_whole(self, start: int, stop: int) -> int | None:
-        """The last entry of start..stop-1 that is no PART."""
+        """The last entry of start..stop-1 that is not a PART."""
         whole = np.flatnonzero(self.block.entries.kind[start:stop] != EntryKind.PART)
         return start + int(whole[-1]) if len(whole) else None
 
 
 @dataclass(slots=True)
 class Cursor:
-    """A place between entries: `entry` entries of the `block`-th held block lie before it; `item` counts from ever."""
+    """A boundary: `entry` entries of the `block`-th held block are before it; `item` counts since the ring's start."""
 
     block: int = 0
     entry: int = 0
@@ -131,7 +131,7 @@ class Cursors:
         self.latest = self.acked_position = self.resume
 
     def advance(self, max_items: int | None, max_bytes: int | None) -> Taken:
-        """Moves `taken` over what a take may have. There is at least one untaken entry."""
+        """Moves `taken` over what a take may return. There is at least one untaken entry."""
         blocks: list[Block] = []
         first = self.taken_position()
         assert first is not None  # published > taken
@@ -178,7 +178,7 @@ class Cursors:
         return stop, False
 
     def taken_position(self) -> Position | None:
-        """Behind the last taken entry."""
+        """After the last taken entry."""
         cursor = self._taken
         if cursor.item == self._acked.item:
             return self.acked_position
@@ -187,7 +187,7 @@ class Cursors:
         return self._held[cursor.block - 1].block.end
 
     def _taken_blocks(self) -> list[tuple[int, int, int]]:
-        """(index of a held block, its first and one past its last entry that lie between acked and taken)."""
+        """(index of a held block, its first and one past its last entry between acked and taken)."""
         spans = []
         for index in range(min(self._taken.block + 1, len(self._held))):
             start = self._acked.entry if index == 0 else 0
@@ -197,8 +197,8 @@ class Cursors:
         return spans
 
     def find(self, point: AckPoint) -> tuple[int, int] | None:
-        """(block, entry) whose boundary is exactly the point, between acked and taken: the last, for a PART may have no
-        bytes."""
+        """(block, entry) whose boundary is exactly the point, between acked and taken: the last one, as a PART may have
+        no bytes."""
         for index, start, stop in reversed(self._taken_blocks()):
             held = self._held[index]
             inner = stop - (stop == held.count)  # the boundary after a block's last entry is the block's end

@@ -7,10 +7,10 @@ Theory of operation
 
     An item is a captured row or an entry's end: an entry weighs `rows + 1` items, so that a stretch without rows
     weighs one. In mode "both" (the default) the held entries' `size_bytes` is bounded as well, by `size_bytes`,
-    which is `items * MEMORY_UNIT` unless given. Cursors stand on entry boundaries only. A boundary is named by an
-    AckPoint (file, offset, commit time); `take` hands out stretches between boundaries and `ack` gives them back.
+    which is `items * MEMORY_UNIT` unless given. Cursors are always on entry boundaries. A boundary is named by an
+    AckPoint (file, offset, commit time); `take` returns stretches between boundaries and `ack` frees them.
 
-    One producer, one consumer; close, fail, stats and the positions may be asked by anybody.
+    One producer, one consumer; any thread may call close, fail, stats and the positions.
 
     call                 acked          taken          published      refused, and nothing moves, when
     put, try_put         .              .              + block        closed; gap after what was published; full (False)
@@ -26,9 +26,9 @@ Theory of operation
     is in memory already, and refusing it would stop the source for good. `stats().oversized` counts these.
 
     A transaction larger than a block comes as PART entries. Their ends are boundaries too: acking one frees its
-    memory, but `resume_position`, where another extractor would begin, stays at the last boundary that is no PART's.
-    When all is taken and the producer waits for space, only the consumer can go on: `starved` is then true and
-    `take` returns None at once, so that the consumer writes down what it gathered and acks.
+    memory, but `resume_position`, where another extractor would begin, stays at the last boundary that is not a PART's.
+    When all is taken and the producer waits for space, only the consumer can continue: `starved` is then true and
+    `take` returns None at once, so that the consumer writes what it has collected and acks.
 
     Acked entries of a block that is not acked to its end still hold their share of the block's buffers: memory
     exceeds the account by less than one block.
@@ -52,12 +52,12 @@ MEMORY_UNIT = 1024
 
 
 class RingClosed(InternalError):
-    """A put into a closed ring: the consumer has gone, or the producer closed too early. Nothing was published."""
+    """A put into a closed ring: the consumer has ended, or the producer closed too early. Nothing was published."""
 
 
 @dataclass(slots=True)
 class _Account:
-    """What the cursors do not remember: high water, and waits of each side."""
+    """Statistics beside the cursors: high water, and waits of each side."""
 
     high_items: int = 0
     high_bytes: int = 0
@@ -89,16 +89,16 @@ class Ring:
         limit = items * MEMORY_UNIT if size_bytes is None else size_bytes
         if items < 1 or items & (items - 1) or limit < MEMORY_UNIT or limit % MEMORY_UNIT:
             raise UsageError(
-                f"A ring of {items} items and {limit} bytes cannot be made.",
+                f"A ring cannot have {items} items and {limit} bytes.",
                 code="ring.size",
-                remedy=f"let limits.ring_items be a power of two and the bytes a multiple of {MEMORY_UNIT}",
+                remedy=f"set limits.ring_items to a power of two and the bytes to a multiple of {MEMORY_UNIT}",
             )
         self.items = items
         self.size_bytes = limit
         self._bounded_bytes = mode == "both"
         self._at = Cursors(ddl_isolation=ddl_isolation)
         self._account = _Account()
-        self._waiting: Held | None = None  # what a put waits to publish
+        self._waiting: Held | None = None  # the block that a put waits to publish
         self._closed = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -132,7 +132,7 @@ class Ring:
             self._wake()
 
     def fail(self, error: BaseException) -> None:
-        """Both sides get this error, now if they wait and else at their next put or take. The first one stays."""
+        """Both sides get this error, now if they wait, else at their next put or take. Later errors are ignored."""
         with self._lock:
             if self._error is None:
                 self._error = error
@@ -144,7 +144,7 @@ class Ring:
     def take(
         self, max_items: int | None = None, max_bytes: int | None = None, timeout_s: float | None = None
     ) -> Taken | None:
-        """The next entries, as many as lie within the limits and at least one; waits while there are none.
+        """The next entries, as many as the limits allow and at least one; waits while there are none.
 
         None after the timeout, when the ring is closed and all is taken (`drained`), and at once when `starved`.
         Raises the error given to `fail`, even when something is left to take: it is still in the log.
@@ -185,7 +185,7 @@ class Ring:
             taken = self._at.taken_position()
             if taken is None or position > taken:
                 raise InternalError(
-                    f"Cannot clean until {position}: that was never taken.",
+                    f"Cannot clean until {position}, which was never taken.",
                     where=f"taken up to {taken}",
                     code="ring.ack_unknown",
                     remedy="clean only until positions that take returned",
@@ -212,11 +212,11 @@ class Ring:
             self._at.clear()
             self._room.notify_all()
 
-    # Anybody's questions
+    # For any thread
 
     @property
     def starved(self) -> bool:
-        """All is taken, and a put waits for space: only an ack lets anything go on."""
+        """All is taken, and a put waits for space: only an ack allows progress."""
         with self._lock:
             return self._starved()
 
@@ -290,14 +290,14 @@ class Ring:
                 "The ring is closed.",
                 where=f"{block.source} {block.begin}",
                 code="ring.closed",
-                remedy="stop reading; the consumer has ended",
+                remedy="stop reading: the consumer has ended",
             )
         if not len(block.entries):
             raise InternalError(
                 "A block without entries accounts for nothing and cannot be acked.",
                 where=f"{block.source} {block.begin}",
                 code="ring.block",
-                remedy="report this with the position",
+                remedy="report this as a defect, with the position",
             )
         if not self._at.continues(block.begin):
             raise DataAtRisk(

@@ -1,4 +1,4 @@
-"""What of a source is captured, and which logical table it belongs to."""
+"""Which tables, rows and columns of a source are captured, and which logical table they belong to."""
 
 from cdc_core.sink.capture import SYSTEM_SCHEMAS, Capture
 

@@ -1,4 +1,4 @@
-"""What is captured, and how it goes on: by its table's name, asked once per table and remembered.
+"""Which tables are captured, and what happens to their rows: decided once per table name, and cached.
 
 It may assume patterns that compile and routes whose groups exist (the pipeline file was parsed). It must keep true
 that the same name always gets the same answer, that rows are dropped or changed only by a rule of the pipeline that
@@ -33,7 +33,7 @@ Rule = TypeVar("Rule", Processor, RowFilter)
 
 
 class Step(Protocol):
-    """What is done to the rows of a table."""
+    """A rule that is applied to the rows of a table."""
 
     def apply(self, part: TableRows) -> TableRows: ...
 
@@ -64,12 +64,12 @@ class Capture:
     routes: tuple[Route, ...] = ()
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     lower_case: bool = False
-    """The server compares names of tables in lower case: so do the patterns."""
+    """Whether the server compares names of tables in lower case: so do the patterns."""
     _decided: dict[tuple[str, str], tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
     _steps: dict[str, tuple[Step, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
-    """Of each definition, by its id: what is done to its rows."""
+    """For each definition, by its id: the steps for its rows."""
 
     def captures(self, database: str, table: str) -> bool:
         return bool(self.route(database, table))
@@ -100,16 +100,15 @@ class Capture:
         return re.fullmatch(pattern, name, re.IGNORECASE if self.lower_case else 0)
 
     def shape(self, schema: TableSchema) -> TableSchema:
-        """The definition under which rows of this one go on. Raises what `apply` does."""
+        """The definition of this table's rows after all rules. Raises what `apply` does."""
         nothing = pa.RecordBatch.from_pylist([], staged_schema(schema))
         return self._shaped(TableRows(schema, schema.name, nothing, np.zeros(0, np.int32))).schema
 
     def apply(self, block: Block) -> Block:
-        """The block with what goes on of each table's rows, under its logical names: once per route.
+        """The block with the captured rows of each table, under its logical names: once per route.
 
         Raises Refused (schema.reserved_column, sink.*), UsageError (sink.*), DataAtRisk (sink.unknown_value);
-        InternalError (sink.not_captured) for a table that is not captured, whose rows the source has no business to
-        hand on.
+        InternalError (sink.not_captured) for a table that is not captured, whose rows the source must not emit.
         """
         tables: list[TableRows] = []
         rows, dropped = block.entries.rows, 0
@@ -117,7 +116,7 @@ class Capture:
             names = self.route(part.schema.database, part.schema.table)
             if not names:
                 raise defect(
-                    f"The source handed on rows of {part.schema.name}, which is not captured.",
+                    f"The source emitted rows of {part.schema.name}, which is not captured.",
                     where=f"{block.begin}",
                     code="sink.not_captured",
                     first="nothing of this block was staged",

@@ -1,8 +1,8 @@
 """Columns that are left out, and columns whose value is replaced by a hash, in both images and in `_cdc_literal`.
 
 The hash is SHA2(CONCAT(salt, value), 256) of the value's UTF-8 text (of bytes: of the bytes), so that equal values
-have equal hashes in every table, run and extraction, keys included. It must keep true that no value of such a column
-goes on, in whatever place of a row it stands.
+have equal hashes in every table, run and extraction, keys included. It must keep true that no value of such a column is
+staged, wherever it is in a row.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HASH = ColumnType("char", length=64, charset="ascii", collation="ascii_bin")
 
 @dataclass(frozen=True)
 class Masking:
-    """The rule `tables.columns`. environ: stands for the process environment. lower_case: see Capture."""
+    """The rule `tables.columns`. environ: replaces the process environment. lower_case: see Capture."""
 
     columns: Columns
     environ: Mapping[str, str] | None = field(default=None, repr=False)
@@ -43,7 +43,7 @@ class Masking:
         return Hasher(salt_of(self.columns, self.environ))
 
     def _shape(self, schema: TableSchema) -> TableSchema:
-        """The definition of what goes on; the same one where nothing of it is touched."""
+        """The definition of the remaining columns; the same object if nothing changes."""
         kept = tuple(
             replace(column, type=HASH) if self._matches(self.columns.mask, schema, column) else column
             for column in schema.columns
@@ -97,10 +97,10 @@ def salt_of(columns: Columns, environ: Mapping[str, str] | None = None) -> bytes
     salt = (os.environ if environ is None else environ).get(variable)
     if not salt:
         raise UsageError(
-            f"The environment variable {variable}, which holds the salt of masked columns, is not set.",
+            f"The environment variable {variable} with the salt of masked columns is not set.",
             where="tables.columns.salt",
             code="sink.salt",
-            remedy=f"export {variable} where the source is read: a long random text, and always the same one",
+            remedy=f"export {variable} where the source is read: a long random text that never changes",
         )
     return salt.encode()
 
@@ -109,7 +109,7 @@ def _usable(schema: TableSchema, kept: tuple[Column, ...]) -> tuple[Column, ...]
     names = {column.name for column in kept}
     problem = ""
     if not kept:
-        problem = "no column is left"
+        problem = "no columns remain"
     elif not names.issuperset(schema.key):
         problem = f"{next(name for name in schema.key if name not in names)} is part of the key"
     else:
@@ -139,7 +139,7 @@ def _with_texts(values: pa.BinaryArray, row: npt.NDArray[np.int64], text: pa.Str
 
 
 def _without(images: Images, gone: Collection[str]) -> Images:
-    """`_cdc_absent` without columns that are gone."""
+    """`_cdc_absent` without removed columns."""
     absent = images.notes[ABSENT]
     texts = [json.loads(text) for text in absent.dictionary.to_pylist()]
     kept = [[name for name in names if name.removeprefix(BEFORE_MARK) not in gone] for names in texts]

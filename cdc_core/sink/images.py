@@ -99,9 +99,9 @@ def _both(names: Iterable[str]) -> frozenset[str]:
 
 def unknown_value(part: TableRows, what: str) -> DataAtRisk:
     return DataAtRisk(
-        f"Rows of {part.schema.name} lack what the pipeline asks of them: {what}.",
+        f"Rows of {part.schema.name} lack values that the pipeline needs: {what}.",
         where=f"from {part.rows[FILE][0]}:{part.rows[POS][0]} on",
         code="sink.unknown_value",
-        remedy="SET GLOBAL binlog_row_image = FULL on the source where it is not, or name other columns in the "
-        "pipeline; then start after these rows with a full sync of the table",
+        remedy="SET GLOBAL binlog_row_image = FULL on the source, or use other columns in the pipeline; then start "
+        "after these rows with a full sync of the table",
     )

@@ -2,9 +2,9 @@
 
 `function(rows, table, **options) -> rows`: a record batch of the row's columns and `database.table` in, a record batch
 of as many rows out. It is called for the row after each change and, apart, for the rows before updates, and with no
-row where only the columns are asked for. It may change, add and leave out columns, but no part of the key; it must
-be a pure function of its arguments, or the same log would not give the same files. Bookkeeping never comes to it, nor
-does a TRUNCATE, which has no row.
+rows where only the columns are needed. It may change, add and remove columns, but no part of the key; it must be a pure
+function of its arguments, or the same log would not give the same files. It never receives bookkeeping columns, nor a
+TRUNCATE, which has no row.
 """
 
 from __future__ import annotations
@@ -43,20 +43,20 @@ def function_of(name: str) -> Function:
         why = (
             f"cannot be loaded: {error}"
             if name in found
-            else f"is not there, only {', '.join(sorted(found)) or 'none'}"
+            else f"is not installed; installed are: {', '.join(sorted(found)) or 'none'}"
         )
         raise UsageError(
             f"The processor {name!r} {why}.",
             where="tables.processors",
             code="sink.processor_unknown",
-            remedy=f"install the package with this entry point of the group {GROUP} where the source is read",
+            remedy=f"where the source is read, install the package that has this entry point in the group {GROUP}",
         ) from None
     return function
 
 
 @dataclass(frozen=True, slots=True)
 class Process:
-    """One processor at work."""
+    """One processor, applied to rows."""
 
     rule: Processor
     function: Function
@@ -69,7 +69,7 @@ class Process:
         after = self._made(images.after, pc.not_equal(images.notes[OP], TRUNCATE).to_numpy(False), part.schema)
         before = self._made(images.before, images.updated.to_numpy(False), part.schema)
         if before.schema != after.schema:
-            raise self._wrong(part.schema, "it gives other columns for the rows before updates")
+            raise self._wrong(part.schema, "it returns other columns for the rows before updates")
         schema = self._shape(part.schema, after.schema)
         made = replace(
             images,
@@ -79,7 +79,7 @@ class Process:
         return replace(part, schema=schema, rows=_without_spent_literals(made, part.schema).rows(schema))
 
     def _made(self, image: Mapping[str, pa.Array], there: npt.NDArray[np.bool_], schema: TableSchema) -> pa.RecordBatch:
-        """What the function makes of the rows that are there; null for the others."""
+        """What the function returns for the rows that exist; null for the others."""
         if there.all():
             return self._called(image, schema)
         at = np.flatnonzero(there)
@@ -92,16 +92,16 @@ class Process:
         try:
             made = self.function(rows, schema.name, **self.rule.options)
         except Exception as error:
-            # Its message may quote values of a row: only who asks for debugging sees it.
+            # Its message may quote values of a row: only debug logs show it.
             log.debug("the processor %s", self.rule.use, exc_info=True)
             place = traceback.extract_tb(error.__traceback__)[-1]
             at = f"{Path(place.filename).name}:{place.lineno}"
             why = f"it raised {type(error).__name__} at {at} (-vv shows the message)"
             raise self._wrong(schema, why) from None
         if not isinstance(made, pa.RecordBatch):
-            raise self._wrong(schema, f"it gives {type(made).__name__}, not a RecordBatch")
+            raise self._wrong(schema, f"it returns {type(made).__name__}, not a RecordBatch")
         if made.num_rows != rows.num_rows:
-            raise self._wrong(schema, f"it makes {made.num_rows} rows of {rows.num_rows}")
+            raise self._wrong(schema, f"it returns {made.num_rows} rows for {rows.num_rows}")
         return made
 
     def _shape(self, schema: TableSchema, made: pa.Schema) -> TableSchema:
@@ -127,7 +127,7 @@ class Process:
 
 
 def _without_spent_literals(images: Images, schema: TableSchema) -> Images:
-    """Without the exact texts of columns that have a value now, or are gone."""
+    """Without the exact texts of columns that now have a value, or were removed."""
     entries = images.literals
     kept = np.zeros(len(entries.row), np.bool_)
     for column in schema.columns:

@@ -1,9 +1,9 @@
-"""Rows of a table that its conditions let through, judged by both images of a change.
+"""Filters the rows of a table by its conditions, using both images of a change.
 
-What the pipeline carries is the table that `SELECT ... WHERE` of the source would show. So an update of which only the
-row before meets the conditions is a delete of it, one of which only the row after does is an insert, and one of which
-neither does is left out. A condition that is unknown, as of a null, is not met. A filter never guesses: it stops where
-it needs a value that the log does not carry, or that its typed column cannot hold.
+The pipeline captures the table that `SELECT ... WHERE` would show on the source. So an update becomes a delete if only
+the row before meets the conditions, an insert if only the row after does, and is left out if neither does. A condition
+that is unknown, as with a null, is not met. A filter never guesses: it stops where it needs a value that the log does
+not contain, or that its typed column cannot hold.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ _KERNELS: Mapping[str, Callable[..., pa.BooleanArray]] = {
 
 @dataclass(frozen=True, slots=True)
 class Filter:
-    """conditions: all must hold. text: of them, for messages."""
+    """conditions: all must be met. text: of the conditions, for messages."""
 
     conditions: tuple[Condition, ...]
     text: str
 
     def apply(self, part: TableRows) -> TableRows:
-        """The rows that are let through, `entry` with them.
+        """The rows that meet the conditions, with their `entry`.
 
         Raises UsageError (sink.filter) for a column that the table has not, or a value that its column cannot have;
         DataAtRisk (sink.unknown_value).
@@ -49,7 +49,7 @@ class Filter:
         names = {column.name for column in part.schema.columns}
         for name in columns_of(condition):
             if name not in names:
-                raise self._wrong(part, f"it has no column {name!r}, only {', '.join(sorted(names))}")
+                raise self._wrong(part, f"the table has no column {name!r}, only {', '.join(sorted(names))}")
         images = Images.of(part.rows, part.schema)
         images.require_known(columns_of(condition), part, f"tables.rows ({self.text})")
         try:
@@ -81,7 +81,7 @@ def _judged(part: TableRows, images: Images, now: Bools, was: Bools, text: str) 
 
 
 def _turned(part: TableRows, images: Images, left: Bools, entered: Bools, text: str) -> Images:
-    """Updates by which rows left are deletes of the row before; those by which rows entered are inserts."""
+    """Updates whose row no longer meets the conditions become deletes; those whose row newly meets them, inserts."""
     gone, come = pa.array(left), pa.array(entered)
     ops = pc.if_else(gone, DELETE, pc.if_else(come, INSERT, images.notes[OP].cast(pa.string())))
     index, sets = lacking(part.rows)
@@ -90,7 +90,7 @@ def _turned(part: TableRows, images: Images, left: Bools, entered: Bools, text: 
     whole = pa.array([not names for names in own]).take(index) if sets else None
     if whole is not None and pc.any(pc.and_(come, pc.invert(whole))).as_py():
         names = next(names for names in own if names)
-        raise unknown_value(part, f"a row came to meet {text}, and the log does not carry its {', '.join(names)}")
+        raise unknown_value(part, f"a row newly meets {text}, and the log does not contain its {', '.join(names)}")
     absent = images.notes[ABSENT].cast(pa.string())
     if sets:
         texts = pa.array([absent_text(names) for names in old], pa.string())
@@ -135,7 +135,7 @@ def _holds(condition: Condition, image: Image) -> pa.BooleanArray:
 
 def _side(one: ColumnName | Value, other: ColumnName | Value, image: Image) -> pa.Array | pa.Scalar:
     if not isinstance(one, ColumnName):
-        assert isinstance(other, ColumnName)  # the grammar has seen to it
+        assert isinstance(other, ColumnName)  # guaranteed by the grammar
         return _scalar(one, image[other.name].type, other.name)
     mine = image[one.name]
     if isinstance(other, ColumnName) and image[other.name].type != mine.type:

@@ -103,7 +103,7 @@ class BlockBuilder:
                 f"An entry ends at {end}, although the one before it ended at {self.end}.",
                 where=f"{self._source}, {self.begin.file}:{self.end}",
                 code="source.entry_order",
-                remedy="report this as a defect; nothing after the place was staged",
+                remedy="report this as a defect; nothing after this position was staged",
             )
         if kind == EntryKind.PASSED and self.in_passed:
             self._join(end, commit_ts_us, events, [gtid] if gtid else [], trace)

@@ -23,7 +23,7 @@ _DROPS = ("DROP TABLE", "DROP DATABASE")
 class DdlEffect:
     """tables: captured ones that the statement defines; None where any may be.
 
-    unlogged:  why rows changed, or are past, without row events; "" where they did not.
+    unlogged:  why rows changed or vanished without row events; "" where they did not.
     truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is not an
                unlogged one, and nothing has `happened`.
     happened:  for the coverage of tables.
@@ -56,14 +56,14 @@ def define_tables(
     lived = tables.lived(statement, place)
     cascades = statement.cascades and not cascades_logged
     united = tables.merge_tables.emptied_by(defined or ()) if statement.verb == "TRUNCATE" else ()
-    # Asked before the definition is forgotten: an emptied table has the rows of the old one.
+    # Before the definition is forgotten: the rows that it removes have the old one.
     truncated = None if cascades or united or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
     tables.redefined(defined, place, change)
     tables.merge_tables.define(statement)
     defined = defined if defined is None else (*defined, *united)
     captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
     if statement.database and (statement.unlogged or not captured):
-        # Which tables the database had is not in the log, and the server does not know it any more.
+        # The log does not say which tables the database had, and the server no longer knows.
         each = statement.database + EACH_TABLE
         if statement.unlogged and tables.captures(statement.database, _SOME_TABLE):
             captured = (each,)
@@ -82,7 +82,7 @@ def define_tables(
     happened = _happened(statement, unlogged)
     names = (ANY_TABLE,) if captured is None else captured
     if not unlogged and emptied:
-        unlogged = f"{', '.join(emptied)} was there before: rows that do not change from here on lose its old values"
+        unlogged = f"{', '.join(emptied)} existed before: rows that do not change from here on lose its old values"
     return DdlEffect(captured, unlogged, happened=() if happened is None else tuple((name, happened) for name in names))
 
 

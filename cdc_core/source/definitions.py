@@ -71,9 +71,9 @@ def table_schema(connection: pymysql.Connection, database: str, table: str) -> T
     return schema
 
 
-SYSTEM_VERSIONED = "system-versioned: the log has its history as further rows"
+SYSTEM_VERSIONED = "system-versioned: the log records its history as further rows"
 NEVER_CAPTURED = frozenset({"source.system_versioned", "source.merge_table"})
-"""What `table_schema` raises of tables that cannot be captured at all."""
+"""Codes that `table_schema` raises for tables that can never be captured."""
 
 
 def system_versioned(database: str, table: str) -> Refused:

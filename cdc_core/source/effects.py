@@ -105,7 +105,7 @@ class Present:
         return (lower_cased(found[0]), lower_cased(found[1])) if self._lower_case else found
 
     def kinds(self, names: Iterable[Table]) -> dict[Table, str]:
-        """Of those that are there: 'BASE TABLE', 'VIEW', 'MERGE', ..."""
+        """The kind of each that exists: 'BASE TABLE', 'VIEW', 'MERGE', ..."""
         wanted: dict[str, list[str]] = {}
         names = list(names)
         for database, name in names:

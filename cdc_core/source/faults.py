@@ -122,7 +122,7 @@ def through_merge_table(merge: str, names: str, where: str) -> DataAtRisk:
         "it no more: the log has them under its name only.",
         where=where,
         code="source.unlogged_change",
-        remedy="write to the tables themselves; then set tables.on_unlogged_change to record to go on, and copy the "
+        remedy="write to the tables themselves; to continue, set tables.on_unlogged_change to record, and copy the "
         "tables again (needs re-sync); until then target and source differ",
     )
 

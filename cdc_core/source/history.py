@@ -154,7 +154,7 @@ class History:
             return False
         if last.gone:
             return True
-        # The log of another server may repeat what was read in that of the one before.
+        # The log of another server may repeat what was read from the previous one.
         return not guarded and last.seq >> _TIMELINE == place.seq >> _TIMELINE
 
     def existed(self, name: Table, place: Place) -> bool:
@@ -271,8 +271,8 @@ class History:
 class Change:
     """What a statement did besides defining tables: as the fields of DefinedSince, by table. ts_us: when.
 
-    absent: tables that it would have dropped, had they been there. made: tables that it made, without a row.
-    moves_no_rows: a table that had no row has none after it.
+    absent: tables that it would have dropped, had they existed. made: tables that it created, without rows.
+    moves_no_rows: a table that was empty before is empty after it.
     """
 
     vacated: frozenset[Table] = frozenset()

@@ -19,7 +19,7 @@ class OpenGroup:
     ordinal: row events so far. pieces: PARTs emitted so far. without_rows: the kind of its entry if it contains no
     rows: DDL once it has defined a captured table. maps: what table ids mean in it, None for a table that is not
     captured; isolated: those of isolated tables. keys: of `maps`, as MergeTables knows them.
-    through: MERGE tables whose rows were noted. left_out, notes: of its entry, gone with the group when it is dropped.
+    through: MERGE tables whose rows were noted. left_out, notes: of its entry, dropped with the group.
     happened: what its statements did to captured tables, for their coverage.
     """
 

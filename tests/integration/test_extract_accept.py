@@ -196,7 +196,7 @@ def test_a_place_that_was_passed_or_does_not_come_is_an_error(line: Line) -> Non
     line.drain()
     with pytest.raises(UsageError) as raised:
         line.drain((start.file, start.offset))
-    assert (raised.value.code, "lies before" in raised.value.where) == ("extract.accept", True)
+    assert (raised.value.code, "is before" in raised.value.where) == ("extract.accept", True)
     with pytest.raises(UsageError) as raised:
         line.drain((start.file, 8_000_000))
     assert raised.value.code == "extract.accept"

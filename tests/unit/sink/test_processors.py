@@ -133,6 +133,6 @@ def test_a_processor_never_sees_a_value_that_the_log_does_not_carry(use: Callabl
 
 def test_a_processor_that_is_not_installed_is_an_error_of_the_pipeline_with_those_that_are() -> None:
     capture = Capture(Tables(include=(".*",), processors=(Processor(match=".*", use="nothing"),)))
-    with pytest.raises(UsageError, match="'nothing' is not there") as raised:
+    with pytest.raises(UsageError, match="'nothing' is not installed") as raised:
         capture.shape(ITEMS)
     assert raised.value.code == "sink.processor_unknown"
