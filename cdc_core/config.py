@@ -648,7 +648,7 @@ def parse(text: str, *, where: str) -> Pipeline:
         data: Any = yaml.load(text, Loader=_Loader)  # a SafeLoader
     except (yaml.YAMLError, ValueError) as error:
         raise UsageError(
-            f"Not readable as YAML: {_without_secrets(str(error))}",
+            f"The file is not valid YAML: {_without_secrets(str(error))}",
             where=where,
             code="config.yaml",
             remedy="fix the line that the message names",

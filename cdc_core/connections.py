@@ -94,7 +94,7 @@ def parse_url(url: str, *, where: str) -> Server:
         parts, port = _without_port(url), 0
     if parts.scheme in SCHEMES and "@" in parts.path + parts.fragment:
         raise UsageError(
-            "The connection's URL has an @ after its first / or #: the password, it seems, contains one of / ? # @.",
+            "The connection's URL has an @ after its first / or #: the password probably contains one of / ? # @.",
             where=where,
             code="connection.url",
             remedy="percent-encode these characters in the password: / is %2F, ? is %3F, # is %23, @ is %40, % is %25",
@@ -104,7 +104,7 @@ def parse_url(url: str, *, where: str) -> Server:
             "The connection is not a URL of the form mysql://user:password@host:port.",
             where=where,
             code="connection.url",
-            remedy="write it so, with special characters of user and password percent-encoded",
+            remedy="use this form, with special characters of user and password percent-encoded",
         )
     host = parts.hostname
     protected, timeouts = parse_options(parse_qsl(parts.query, keep_blank_values=True), host=host, where=where)
@@ -152,10 +152,10 @@ def _option(name: str, text: str, where: str) -> str | bool | float:
 def _wrong_option(name: str, where: str) -> UsageError:
     modes = "|".join(mode.value for mode in tls.TlsMode)
     return UsageError(
-        f"The connection's URL has the option {name!r}, unknown, given twice, or with a value it cannot have.",
+        f"The connection's URL has the option {name!r}, which is unknown, given twice, or has an invalid value.",
         where=where,
         code="connection.option",
-        remedy=f"use these only, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, "
+        remedy=f"use only these, each once: ssl_mode={modes}, {', '.join(tls.TEXTS)}, "
         f"{', '.join(f'{switch}=true|false' for switch in tls.SWITCHES)}, {', '.join(TIMEOUTS)} (seconds)",
     )
 
@@ -217,10 +217,10 @@ def sensible(where: str) -> Iterator[None]:
         yield
     except (AssertionError, AttributeError, LookupError, TypeError, ValueError) as error:
         raise Refused(
-            f"An answer of the server is not one to what was asked ({type(error).__name__}).",
+            f"The server's answer does not match the question ({type(error).__name__}).",
             where=where,
             code="connection.answer",
-            remedy="check what stands between us and the server (a proxy may answer in its place) and that it is a "
+            remedy="check what is between Lockstep and the server (a proxy may answer in its place) and that it is a "
             "MySQL or MariaDB that Lockstep supports; if it is, report this with the output of --debug",
         ) from error
 
@@ -236,7 +236,7 @@ def answers(where: str) -> Iterator[None]:
             f"The server refused a statement: {shown(error)}.",
             where=where,
             code="connection.statement",
-            remedy="see what the server says, and check that it is a MySQL or MariaDB that Lockstep supports",
+            remedy="see the server's message, and check that it is a MySQL or MariaDB that Lockstep supports",
         ) from error
 
 

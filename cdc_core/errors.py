@@ -58,14 +58,14 @@ class UsageError(LockstepError):
 
 
 class Refused(LockstepError):
-    """A server, table or grant is not as it must be, and an operator must change it or choose. Exit 3."""
+    """A server, table or grant does not meet a requirement: an operator must change it or choose. Exit 3."""
 
     exit_code = 3
     exit_class = "refused"
 
 
 class DataAtRisk(LockstepError):
-    """Going on could lose or bend data, so nothing moves until an operator has looked. Exit 4."""
+    """Continuing could lose or corrupt data, so nothing moves until an operator has looked. Exit 4."""
 
     exit_code = 4
     exit_class = "data at risk"
@@ -80,22 +80,22 @@ class RetryLater(LockstepError):
 
 
 class InternalError(LockstepError):
-    """A rule that Lockstep itself must keep does not hold: a defect of ours. Exit 70."""
+    """Lockstep broke one of its own rules: a defect in Lockstep. Exit 70."""
 
 
 def defect(
     what: str, *, code: str, where: str = "", first: str = "", attach: str = "the log of the task"
 ) -> InternalError:
-    """The error for a broken rule of ours.
+    """The error for a broken rule of Lockstep's own.
 
-    first: what is safe all the same, or to be tried before. attach: what a report needs for the cause to be found.
+    first: what is safe anyway, or what to try before. attach: what a report needs for the cause to be found.
     """
-    report = f"report this as a defect of Lockstep, with {attach}"
+    report = f"report this as a defect in Lockstep, with {attach}"
     return InternalError(what, where=where, code=code, remedy=f"{first}; {report}" if first else report)
 
 
 SEVERITY: tuple[type[LockstepError], ...] = (DataAtRisk, InternalError, Refused, UsageError, RetryLater)
-"""Worst first: what decides of several errors."""
+"""Worst first: the class of several errors together."""
 
 
 def worst(errors: Sequence[LockstepError]) -> LockstepError:
@@ -105,13 +105,13 @@ def worst(errors: Sequence[LockstepError]) -> LockstepError:
 
 
 def parts_of(error: LockstepError) -> tuple[LockstepError, ...]:
-    """The errors that `combined` made one of; the error itself where it is a single one."""
+    """The errors that `combined` joined; a single error itself."""
     return error.parts or (error,)
 
 
 def combined(errors: Sequence[LockstepError]) -> LockstepError:
-    """One error that says all of several, numbered, on one line. Its class is the gravest, its code the one that all of
-    them have, or `target.several`. parts_of gives them back."""
+    """One error with the texts of several, numbered, on one line. Its class is the gravest, its code the one that all
+    have, or `target.several`. parts_of returns them."""
     parts = tuple({str(part): part for error in errors for part in parts_of(error)}.values())
     if len(parts) == 1:
         return parts[0]
@@ -172,5 +172,5 @@ def from_text(text: str, *, last: bool = False) -> LockstepError | None:
             fields, _ = decoder.raw_decode(text, at + len(_MARK[last]))
             return _from_fields(fields)
         except (ValueError, KeyError, TypeError, RecursionError):
-            end = at  # cut off, or somebody else's text: an earlier one may be whole
+            end = at  # cut off, or not ours: an earlier one may be whole
     return None

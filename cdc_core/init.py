@@ -149,7 +149,7 @@ def _require_no_slip(include: tuple[str, ...], names: list[str]) -> None:
                 f"No table matches {pattern!r}. {near}.",
                 where="--include",
                 code="init.include",
-                remedy="correct the pattern; for tables that are yet to be created, write it into the file afterwards",
+                remedy="correct the pattern; for tables that do not exist yet, add it to the file afterwards",
             )
 
 
@@ -158,7 +158,7 @@ def _require_references(wishes: Wishes) -> None:
     for option, value in (("--source", wishes.source), *(("--target", target) for target in wishes.targets)):
         if not REFERENCE.match(value):
             raise UsageError(
-                f"{option} names where a URL stands, never the URL itself: env:VARIABLE or airflow:CONNECTION_ID.",
+                f"{option} takes a reference to a URL, never the URL itself: env:VARIABLE or airflow:CONNECTION_ID.",
                 where=option,
                 code="init.reference",
                 remedy="export SHOP=mysql://user:password@host:3306, then give env:SHOP",
@@ -168,7 +168,7 @@ def _require_references(wishes: Wishes) -> None:
             f"--start {wishes.start!r} is neither latest nor earliest.",
             where="--start",
             code="init.start",
-            remedy="give one of the two; positions, times and GTID sets can be written into the file afterwards",
+            remedy="use one of the two; you can add positions, times and GTID sets to the file afterwards",
         )
 
 
@@ -224,7 +224,7 @@ def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[st
     ]
     lines += _left_out(wishes.exclude, catalogue)
     lines += [
-        "  # DDL that changes rows without logging them: stop, or record it in the manifest and go on.",
+        "  # DDL that changes rows without logging them: stop, or record it in the manifest and continue.",
         "  on_unlogged_change: stop",
         "",
     ]

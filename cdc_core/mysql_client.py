@@ -1,6 +1,6 @@
 """PyMySQL's connection, made safe against the server at its other end. The one place that changes how PyMySQL works.
 
-It may assume nothing about the server: somebody may listen in its stead, or sit in between. It must keep true that
+It must not trust the server: another may answer in its place, or sit in between. It must keep true that
 - TLS that was asked for is never given up, and is verified as `tls.Tls` says before the account's name is sent;
 - the password itself goes to a server only as `_may_have_password` says; else a scramble of it does, or nothing;
 - a file is sent only while our own LOAD DATA LOCAL runs, and only the very file that it names (`sending`);
@@ -158,11 +158,11 @@ class SafeConnection(pymysql.Connection):
                 raise ValueError("a greeting of MySQL 4.1 or later")
         if self._tls.mode.insists and not self.server_capabilities & CLIENT.SSL:
             raise Refused(
-                f"The server offers no TLS, which ssl_mode={self._tls.mode.value} requires.",
+                f"The server does not offer TLS, which ssl_mode={self._tls.mode.value} requires.",
                 where=self._where,
                 code="connection.tls_missing",
-                remedy="turn TLS on at the server (ssl_cert, ssl_key); if it has TLS, something in between takes it "
-                "away: find out what. Nothing was sent",
+                remedy="enable TLS on the server (ssl_cert, ssl_key); if it has TLS, something in between removes it: "
+                "find out what. Nothing was sent",
             )
 
     def _request_authentication(self) -> None:
@@ -234,8 +234,8 @@ class SafeConnection(pymysql.Connection):
             where=self._where,
             code="connection.tls_refused",
             remedy="check that ssl_ca is the authority that signed the server's certificate, that the certificate "
-            "names the host as the connection does, and that it has not expired; if all this is right, somebody else "
-            "answers for the server. The password was not sent",
+            "names the host as the connection does, and that it has not expired; if all this is right, another "
+            "machine answers for the server. The password was not sent",
         )
 
     @property
@@ -295,17 +295,17 @@ class SafeConnection(pymysql.Connection):
 
     def _withheld(self, plugin: str) -> Refused:
         return Refused(
-            f"The server asks for the password itself ({plugin}), and has not proven who it is.",
+            f"The server asks for the password itself ({plugin}), but has not proven its identity.",
             where=self._where,
             code="connection.password_withheld",
-            remedy="let it prove that by TLS: ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem. MySQL asks for it at an "
-            "account's first login after a restart (caching_sha2_password). ssl_mode=REQUIRED accepts any server for "
-            "that. The password was not sent",
+            remedy="let TLS prove it: ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem. MySQL asks for the password at an "
+            "account's first login after a restart (caching_sha2_password). With ssl_mode=REQUIRED any server gets "
+            "it. The password was not sent",
         )
 
     def _no_method(self, plugin: str) -> Refused:
         return Refused(
-            f"The server asks for a login method that Lockstep does not have: {plugin[:80]}.",
+            f"The server asks for a login method that Lockstep does not support: {plugin[:80]}.",
             where=self._where,
             code="connection.login_method",
             remedy="give the account caching_sha2_password, mysql_native_password or ed25519",
@@ -318,10 +318,8 @@ class SafeConnection(pymysql.Connection):
         remedy = "write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem into the connection"
         later = "; MySQL's caching_sha2_password will be refused at the first login after a restart of the server"
         if not self._encrypted:
-            return f"in plain text: who is in between reads and changes all that passes{later}", remedy
-        what = (
-            "encrypted, but the server has not proven who it is: who is in between can read and change all that passes"
-        )
+            return f"in plain text: anyone in between can read and change everything{later}", remedy
+        what = "encrypted, but the server has not proven its identity: anyone in between can read and change everything"
         return what + ("" if self._tls.mode.insists else later), remedy
 
     # Statements
@@ -341,10 +339,10 @@ class SafeConnection(pymysql.Connection):
         if name != offered:
             self._force_close()
             raise Refused(
-                f"The server asks for the file {name[:200]!r} of this machine, which no statement of ours has offered.",
+                f"The server asks for the file {name[:200]!r} of this machine, which Lockstep has not offered.",
                 where=self._where,
                 code="connection.file_request",
-                remedy="find out what answers at this address: no server does that by mistake. Nothing was sent",
+                remedy="find out what answers at this address: a server never does this by mistake. Nothing was sent",
             )
 
     def set_character_set(self, charset: str, collation: str | None = None) -> None:
@@ -397,7 +395,7 @@ class SafeConnection(pymysql.Connection):
             if not (error.args and isinstance(error.args[0], int)):
                 raise self._lost(str(error)) from error
         elif isinstance(error, _STUMBLES) or type(error) is Exception:
-            raise self._lost(f"it sent what is not of the protocol: {type(error).__name__}") from error
+            raise self._lost(f"it sent bytes that violate the protocol: {type(error).__name__}") from error
 
     def _lost(self, why: str) -> OperationalError:
         self._force_close()

@@ -1,9 +1,9 @@
-"""The way from staged batches to the targets without Airflow: the tasks of a DAG run, one after the other, here.
+"""Applies staged batches to the targets without Airflow: the tasks of a DAG run, one after the other, in this process.
 
 plan -> merge -> per target: filter -> write -> quality -> commit. The code of each task is the one that Airflow runs;
 Spark applications are submitted by the same values, to the master that the pipeline names. What a run has not
-committed, because it failed or was killed, the next one takes over; so it does from one that is still at work, which
-then ends where its next task would begin.
+committed, because it failed or was killed, the next one takes over; it also takes over from one that is still running,
+which then ends where its next task would begin.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def replay(context: RunContext, run_id: str, selection: Selection) -> RunResult:
 
 
 def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
-    """All tasks behind a plan.
+    """Runs all tasks of a plan.
 
     The targets are asked first whether they can be written. A target that fails, then or later, does not stop the
     others; the first error is raised when all have ended. Raises
@@ -175,7 +175,7 @@ def _begin(context: RunContext, plan: RunPlan, target: str, task: str) -> None:
 
 
 def _announce(context: RunContext, run_id: str, task: str) -> None:
-    log.info("run %s: %s begins; output of Spark goes to %s", run_id, task, context.logs)
+    log.info("run %s: %s starts; the output of Spark goes to %s", run_id, task, context.logs)
     context.began(task)
 
 
@@ -196,7 +196,7 @@ def submit(job: SparkJob, context: RunContext) -> None:
             )
         except OSError as error:
             raise Refused(
-                f"spark-submit cannot be run: {error.strerror}.",
+                f"Cannot run spark-submit: {error.strerror}.",
                 where=bin_folder,
                 code="run.no_spark_submit",
                 remedy="install pyspark in this Python (`make setup`), and Java 17",

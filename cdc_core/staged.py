@@ -277,7 +277,7 @@ class Table:
         first, last = self._stage._moment(since), self._stage._moment(until)
         if (by_key and first is not None) or (key is not None and not by_key):
             raise UsageError(
-                "Changes by key begin with the history, and only they take a key.",
+                "Changes by key always begin with the history, and only they accept a key.",
                 where=name,
                 code="stage.changes",
                 remedy="leave out `since`, and give `key` together with by_key=True",
@@ -434,6 +434,6 @@ def _empty(uri: str) -> Refused:
         "Nothing is staged here.",
         where=uri,
         code="stage.empty",
-        remedy="run `lockstep extract` first; or look whether the path is that of the stage (`stage.uri` of the "
-        "pipeline file)",
+        remedy="run `lockstep extract` first; or check that the path is that of the stage (`stage.uri` in the pipeline "
+        "file)",
     )

@@ -105,7 +105,7 @@ def _mode(options: Mapping[str, str | bool], host: str, where: str) -> TlsMode:
     if certificate is False and identity:
         raise _contradiction("ssl_verify_identity=true needs a verified certificate, not ssl_verify_cert=false", where)
     if certificate is False and "ssl_ca" in options:
-        raise _contradiction("ssl_ca verifies the certificate, and ssl_verify_cert=false says not to", where)
+        raise _contradiction("ssl_ca verifies the certificate, but ssl_verify_cert=false says not to", where)
     if certificate or identity or "ssl_ca" in options:
         return TlsMode.VERIFY_CA if identity is False else TlsMode.VERIFY_IDENTITY
     if switches or any(name in options for name in TEXTS):
@@ -119,7 +119,7 @@ def _contradiction(why: str, where: str) -> UsageError:
         where=where,
         code="connection.tls_options",
         remedy="write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem, or another of DISABLED, PREFERRED, REQUIRED, "
-        "VERIFY_CA, VERIFY_IDENTITY, and leave out what does not go with it (docs/operations.md)",
+        "VERIFY_CA, VERIFY_IDENTITY, and leave out options that do not go with it (docs/operations.md)",
     )
 
 

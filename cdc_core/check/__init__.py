@@ -1,7 +1,7 @@
-"""Preflight: whether a pipeline can run, as findings that each say how to mend them.
+"""Preflight: whether a pipeline can run, as findings that each say how to fix them.
 
-It calls the very functions by which `extract` and `run` refuse, and goes on after one has failed, so that all is
-seen at once. It changes nothing but for the probe object that shows the stage can be written.
+It calls the same functions with which `extract` and `run` refuse, and continues after a failure, so that it reports
+everything at once. It changes nothing, except that a probe object shows that the stage can be written.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ __all__ = ["Finding", "Report", "check"]
 
 
 def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Report:
-    """Look at everything that the pipeline needs. `environ` stands for the process environment."""
+    """Check everything that the pipeline needs. `environ` replaces the process environment."""
     findings = Findings()
     stored, covered = _meta(pipeline, findings)
     _stage(pipeline, findings)
@@ -72,7 +72,7 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """What meta knows of a source: how far it is staged, and by what its extractors are known on the server."""
+    """What meta knows of a source: how far it is staged, and the names of its extractors on the server."""
 
     checkpoint: Checkpoint
     identity: str
@@ -123,5 +123,5 @@ def _untaken(pipeline: Pipeline, logical: Mapping[str, list[TableSchema]], findi
             findings.warn(
                 f"table {name}",
                 "it is staged, but no target takes it",
-                "add it to targets.*.tables, or leave it out by tables.exclude",
+                "add it to targets.*.tables, or exclude it with tables.exclude",
             )

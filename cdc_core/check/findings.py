@@ -1,4 +1,4 @@
-"""Findings: what a preflight has looked at, and what it would take to mend it. A failed one stops nothing."""
+"""Findings: what a preflight has checked, and how to fix it. A failure does not stop the other checks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at. `error`: what `extract` or `run` would raise; only where status is 'fail'."""
+    """One thing that was checked. `error`: what `extract` or `run` would raise; only if the status is 'fail'."""
 
     status: Literal["ok", "warn", "fail"]
     subject: str
@@ -31,20 +31,20 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """All findings, in the order in which they were looked at."""
+    """All findings, in the order of the checks."""
 
     pipeline: str
     findings: tuple[Finding, ...]
 
     @property
     def worst(self) -> LockstepError | None:
-        """The error that decides; None where nothing failed."""
+        """The error that decides the exit code; None where nothing failed."""
         errors = [finding.error for finding in self.findings if finding.error is not None]
         return worst(errors) if errors else None
 
 
 class Findings:
-    """Collects findings; what fails does not stop what comes after it."""
+    """Collects findings; a failed check does not stop the later ones."""
 
     def __init__(self) -> None:
         self.made: list[Finding] = []

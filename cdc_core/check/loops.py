@@ -17,7 +17,7 @@ def require_no_loop(pipeline: Pipeline, place: ShardTable) -> None:
     captures = [Capture(pipeline.tables, pipeline.routes, lower_case=way).captures for way in (False, True)]
     if any(captured(place.database, place.table) for captured in captures):
         raise Refused(
-            f"{place.name} is written by this pipeline and captured by it, on the same server: a loop.",
+            f"This pipeline writes {place.name} and captures it, on the same server: a loop.",
             where=place.name,
             code="check.loop",
             remedy="exclude it (tables.exclude), or write to another database or server",
@@ -25,8 +25,9 @@ def require_no_loop(pipeline: Pipeline, place: ShardTable) -> None:
 
 
 def require_no_loops(pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None) -> None:
-    """For all that a run would write. A server is told by its address, since a run whose batches are staged asks no
-    source; `lockstep check`, which does, also tells one that has two addresses. Raises as require_no_loop.
+    """For everything that a run would write. Servers are compared by address, as a run of staged batches does not
+    connect to sources; `lockstep check` does, and also recognizes a server with two addresses. Raises as
+    require_no_loop.
     """
     read = {_address(reference, environ) for source in pipeline.sources for reference in source.connections}
     for run in plan.targets:

@@ -28,7 +28,7 @@ from cdc_core.source.survey import FoundTable, engine_advice, find_tables, prove
 from cdc_core.words import counted
 
 MOST_TABLES = 10
-"""Named in one finding."""
+"""How many tables one finding names."""
 
 
 def check_server(
@@ -70,7 +70,7 @@ def check_server(
             findings.warn(f"{subject}: {name}", what or remedy, remedy if what else "")
     if stored is not None and is_other_server(stored, facts):
         if len(source.connections) > 1:
-            findings.ok(f"{subject}: position", f"not this server's: {stored.server} is read, up to {stored.position}")
+            findings.ok(f"{subject}: position", f"not this server's: {stored.server} was read, up to {stored.position}")
             return
         findings.attempt(
             f"{subject}: position",
@@ -91,7 +91,7 @@ def check_server(
 
 
 def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:
-    """What is said of a rule that holds, by its name."""
+    """The text for each rule that is met, by its name."""
     return {
         "binary log": "on",
         "grants": "sufficient",
@@ -113,7 +113,7 @@ def check_tables(
     findings: Findings,
     covered: Mapping[str, TableCoverage] | None = None,
 ) -> list[TableSchema]:
-    """The captured tables as they are now, with the columns that go on. covered: of one extracted before."""
+    """The captured tables as they are now, with their captured columns. covered: of a source extracted before."""
     subject = f"source {source.name}: tables"
     capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
     found = findings.attempt(subject, lambda: find_tables(connection, capture.captures))
@@ -134,8 +134,8 @@ def check_tables(
         elif not one.schema.key and not _taken_all_the_same(pipeline, capture, one.schema):
             findings.warn(
                 subject,
-                f"{one.name} has no key: its changes are staged, but a target takes them only if it is told how",
-                "give it a primary key, or name the key columns at the target (targets.*.tables.*.key), or let it "
+                f"{one.name} has no key: its changes are staged, but a target applies them only if configured for it",
+                "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let the target "
                 "count equal rows (no_key: rows)",
             )
     _warn_of_rows(source, connection, tables, covered, findings, subject)
@@ -152,7 +152,7 @@ def _warn_of_rows(
     findings: Findings,
     subject: str,
 ) -> None:
-    """Rows that were there before the pipeline captures their table: no log has them."""
+    """Rows from before the pipeline captures their table: they are not in any log."""
     lines = []
     for one in tables:
         known = None if covered is None else covered.get(one.name)
@@ -165,20 +165,20 @@ def _warn_of_rows(
         findings.warn(
             f"source {source.name}: existing rows",
             f"{'; '.join(lines[:MOST_TABLES])}{more}",
-            "load them into the targets yourself: docs/tutorial.md, step 4; states of these tables are not to be had "
-            "from the staged files",
+            "load them into the targets yourself: docs/tutorial.md, step 4; the staged files do not give the states of "
+            "these tables",
         )
 
 
 def _check_patterns(
     pipeline: Pipeline, connection: pymysql.Connection[Any], matched: list[str], subject: str, findings: Findings
 ) -> None:
-    """Patterns of tables.include that match nothing; where no pattern matches and a table is near one, it failed."""
+    """Patterns of tables.include that match nothing; if no pattern matches and a similar table exists, it fails."""
     idle = [one for one in pipeline.tables.include if not any(re.fullmatch(one, name) for name in matched)]
     if not idle:
         return
     names = findings.attempt(subject, lambda: table_names(connection)) or []
-    # What tables.exclude leaves out is matched all the same.
+    # Tables that tables.exclude leaves out are matched anyway.
     idle = [one for one in idle if not any(re.fullmatch(one, name) for name in names)]
     near = {one: question(one, names) for one in idle}
     for pattern, asked in near.items():
@@ -189,11 +189,11 @@ def _check_patterns(
                 Refused(f"{what}. {asked}", where=subject, code="check.include", remedy="correct the pattern"),
             )
         else:
-            findings.warn(subject, what, asked or "those that appear and match will be captured")
+            findings.warn(subject, what, asked or "tables that appear later and match will be captured")
 
 
 def _taken_all_the_same(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> bool:
-    """Whether every target that takes the table, which has no key, is told how; without a target it is only staged."""
+    """Whether every target of a table without a key is configured for it; without a target it is only staged."""
     rules = [
         rule
         for target in pipeline.targets

@@ -27,7 +27,7 @@ from cdc_core.words import counted
 
 @sensible("target")
 def identity(connection: pymysql.Connection[Any]) -> str:
-    """What tells one server from another, however it was reached."""
+    """Identifies a server, however it was reached."""
     with connection.cursor() as cursor:
         cursor.execute("SELECT @@hostname, @@port, @@datadir")
         return "/".join(str(value) for value in cursor.fetchone() or ())
@@ -64,7 +64,7 @@ def require_target(
 ) -> None:
     """Asks the target all that the jobs of the run will need, for all of its tables, before the first of them starts.
 
-    Raises one error that says everything which is wrong (errors.combined).
+    Raises one error with everything that is wrong (errors.combined).
     """
     target = pipeline.target(target_name)
     problems: list[LockstepError] = []
@@ -85,7 +85,7 @@ def require_target(
             except LockstepError as error:
                 problems.append(error)
                 if error.retriable:
-                    break  # a server that cannot be reached says the same of every table
+                    break  # a server that cannot be reached gives the same error for every table
     if problems:
         raise combined(problems)
 
@@ -149,16 +149,16 @@ def _logical_table(
         if columns:
             findings.warn(
                 subject,
-                f"it compares the key column(s) {', '.join(columns)} in a coarser way than the source: rows whose "
-                "keys are equal for it stop the run (target.key_collapse)",
-                "give the columns the source's collation, or one that ends in _bin, unless no such rows can be",
+                f"it compares the key column(s) {', '.join(columns)} less strictly than the source: rows whose keys "
+                "are equal to it stop the run (target.key_collapse)",
+                "give the columns the source's collation, or one that ends in _bin, unless such rows cannot exist",
             )
         return len(destination.shards)
 
     subject = f"target {target.name}: {name}"
     feeding = len({(schema.database, schema.table) for schema in schemas})
     policy = target.table(name)
-    apart = f"; keys of its {feeding} source tables must be apart" if feeding > 1 else ""
+    apart = f"; its {feeding} source tables must not share keys" if feeding > 1 else ""
     if policy is not None and policy.shared_keys == "newest":
         apart = ""
     findings.attempt(

@@ -136,9 +136,9 @@ def _usage(error: TyperException) -> UsageError:
 
 def _interrupted() -> RetryLater:
     return RetryLater(
-        "Stopped by a signal; what was not committed is dropped and will be read again.",
+        "Stopped by a signal; uncommitted changes are dropped and will be read again.",
         code="cli.interrupted",
-        remedy="run the same command again when you like",
+        remedy="run the same command again",
     )
 
 
@@ -148,6 +148,6 @@ def _unexpected(error: Exception) -> InternalError:
         f"Unexpected {type(error).__name__}: {error}",
         where=f"{last.filename}:{last.lineno}",
         code="internal.unexpected",
-        remedy="nothing staged is lost; run again with --debug and report the traceback as CONTRIBUTING.md says under "
-        "'Reporting a defect'",
+        remedy="nothing staged is lost; run again with --debug and report the traceback (CONTRIBUTING.md, 'Reporting a "
+        "defect')",
     )

@@ -116,7 +116,7 @@ def warn_of_partial(output: Output, results: list[tuple[str, DrainResult]]) -> N
         output.note(f"partial: {line}")
     if lines:
         more = f" (and {len(lines) - MOST_WARNINGS:,} more: `lockstep status`)" if len(lines) > MOST_WARNINGS else ""
-        output.note(f"The staged files do not hold these tables' states{more}: docs/tutorial.md, step 4.")
+        output.note(f"The staged files do not contain these tables' states{more}: docs/tutorial.md, step 4.")
 
 
 def _accepted(texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]:
@@ -124,7 +124,7 @@ def _accepted(texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]
 
     if texts and len(names) != 1:
         raise UsageError(
-            f"--accept names a place in the log of one source, and there are {len(names)}.",
+            f"--accept names a position in the log of one source, but there are {len(names)} sources.",
             where="lockstep extract",
             code="cli.usage",
             remedy="add --source NAME",
@@ -249,7 +249,7 @@ def _stand_by(drain: Callable[[], bool], name: str, stop: threading.Event) -> bo
     except RetryLater as error:
         if error.code not in ANOTHER_HAS_IT:
             raise
-        log.info("%s: standing by: %s", name, error)
+        log.info("%s: waiting: %s", name, error)
     return stop.wait(STAND_BY_S)
 
 

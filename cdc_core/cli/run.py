@@ -1,4 +1,4 @@
-"""`lockstep run`: the whole line without Airflow."""
+"""`lockstep run`: the whole pipeline without Airflow."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def run(
     until_us = moment_us(until)
     selection = _selection(parsed, targets, begin, end, table_names, replay=replay)
     if requeue is not None and (replay or staged or begin or end or table_names):
-        raise _usage("--requeue stands alone, or with --target.", "leave the other options out")
+        raise _usage("--requeue goes alone, or with --target.", "leave out the other options")
     if not targets:
         raise UsageError(
             "The pipeline has no targets.",

@@ -163,7 +163,7 @@ def show(
             f"The stage has no batch {batch!r}.",
             where=store.uri,
             code="cli.no_batch",
-            remedy="`lockstep stage ls` names them all",
+            remedy="`lockstep stage ls` lists all batches",
         )
     (manifest,) = chosen
     parts = [
@@ -230,10 +230,10 @@ def isolated(
     if clear:
         if len(names) != 1:
             raise UsageError(
-                "--clear is for one source, and the pipeline has several.",
+                "--clear is for one source, but the pipeline has several.",
                 where="lockstep stage isolated",
                 code="cli.usage",
-                remedy="say which: --source NAME",
+                remedy="add --source NAME",
             )
         limit_s = parsed.limits.lease_s
         with Meta.open(parsed.meta.url) as meta, meta.holding(names[0], parsed.pipeline, default_holder(), limit_s):
@@ -320,7 +320,7 @@ def purge(
     age = older_than or (parsed.retention.keep if parsed.retention is not None and seeded is None else None)
     if (age is None) == (seeded is None):
         raise UsageError(
-            "A purge needs an age, or a seeded target, and not both.",
+            "A purge needs either an age or a seeded target.",
             where="lockstep stage purge",
             code="cli.usage",
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",

@@ -72,7 +72,7 @@ def test_several_errors_are_one_of_the_gravest_class_on_one_line_and_can_be_told
 def test_a_defect_says_what_is_safe_and_what_a_report_needs() -> None:
     error = defect("A rule broke.", code="a.b", where="x", first="nothing was written", attach="the plan")
     assert type(error) is InternalError
-    assert error.remedy == "nothing was written; report this as a defect of Lockstep, with the plan"
+    assert error.remedy == "nothing was written; report this as a defect in Lockstep, with the plan"
 
 
 TEXTS = st.text(st.characters(codec="utf-8"), max_size=40) | st.sampled_from(
