@@ -279,7 +279,7 @@ class Route(_Model):
 
     @property
     def only(self) -> str:
-        """The one table that `match` matches, if it is no pattern of several."""
+        """The one table that `match` matches, if it is not a pattern for several."""
         return re.sub(r"\\(\W)", r"\1", self.match)
 
     @model_validator(mode="after")
@@ -485,17 +485,17 @@ class Limits(_Model):
 
     @property
     def ring_bytes(self) -> int:
-        """What the ring may hold. As much again is for what comes before and after it, or passes on twice."""
+        """Limit of the ring. As much again is for data before and after it, or held twice on its way."""
         return self.ring_mib * MIB // 2
 
     @property
     def block_bytes(self) -> int:
-        """Of a block: one is being gathered, one decoded."""
+        """Limit of a block: one is being filled, one decoded."""
         return self.ring_mib * MIB // 16
 
     @property
     def row_group_buffer_bytes(self) -> int:
-        """Of rows that wait for their row groups, where the ring has let them go."""
+        """Limit of rows that wait for their row groups after the ring has released them."""
         return self.ring_mib * MIB // 4
 
     @model_validator(mode="after")
@@ -612,11 +612,11 @@ class Pipeline(_Model):
 
     @property
     def scheduled_targets(self) -> tuple[Target, ...]:
-        """Those that every run feeds."""
+        """The targets that every run feeds."""
         return tuple(target for target in self.targets if not target.replay_only)
 
     def feeds_alone(self, name: str, logical: str) -> bool:
-        """Whether no table but `name` of the one source can feed a logical table; False where it cannot be told."""
+        """Whether only the table `name` of a single source can feed a logical table; False where that is unknown."""
         routes = [route for route in self.routes if route.to == logical or "\\" in route.to]
         return len(self.sources) == 1 and all(route.only == name for route in routes)
 
@@ -628,7 +628,7 @@ class Pipeline(_Model):
 
 
 class _Loader(yaml.SafeLoader):
-    """Refuses a key written twice, of which YAML would quietly take the last."""
+    """Refuses a key that occurs twice, of which YAML would silently use the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[Hashable] = set()
@@ -669,12 +669,12 @@ _URL_LOGIN = re.compile(r"//\S*@")
 
 
 def _without_secrets(text: str) -> str:
-    """A URL that somebody wrote where none belongs may hold a password: never repeat it."""
+    """A URL in the wrong key may contain a password: never repeat it."""
     return _URL_LOGIN.sub("//***@", text)
 
 
 def _relevant(error: ValidationError) -> list[Any]:
-    """Without what only follows from another problem: the other forms of a value, a list whose items are wrong."""
+    """Without consequences of another problem: the other forms of a value, a list whose items are wrong."""
     problems = error.errors()
     wrong = [problem["loc"] for problem in problems]
     return [
@@ -704,7 +704,7 @@ def _explain(problem: dict[str, Any]) -> str:
 
 
 def _nearest(loc: tuple[Any, ...]) -> str:
-    """`; did you mean ...` or the keys allowed at a place, found by walking the models along the path."""
+    """`; did you mean ...` or the allowed keys, found by walking the models along the path."""
     allowed = sorted(_keys_at(Pipeline, list(loc[:-1])))
     close = get_close_matches(str(loc[-1]), allowed, n=1)
     if close:

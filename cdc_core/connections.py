@@ -40,9 +40,9 @@ SCHEMES = ("mysql", "mariadb")
 TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = WRITE_TIMEOUT_S = 60.0
-"""How long a server may be silent within an answer, or take nothing."""
+"""How long a server may send nothing within an answer, or accept nothing."""
 STATEMENT_TIMEOUT_S = 900.0
-"""How long one statement may take with all of its answer. Work in bulk sets its own."""
+"""How long one statement may take, with its whole answer. Bulk work sets its own limit."""
 _MAX_TIMEOUT_S = 86_400
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
@@ -112,7 +112,7 @@ def parse_url(url: str, *, where: str) -> Server:
 
 
 def _without_port(url: str) -> SplitResult:
-    """Of a URL whose port is not a number: a piece of the password, perhaps."""
+    """Splits a URL whose port is not a number: it may be a part of the password."""
     try:
         found = urlsplit(url)
     except ValueError:
@@ -208,10 +208,10 @@ def open_connection(server: Server, *, where: str, **options: Any) -> SafeConnec
 
 @contextmanager
 def sensible(where: str) -> Iterator[None]:
-    """Around what is made of a server's answers; a decorator, too.
+    """Wraps code that interprets a server's answers; also a decorator.
 
-    A server may answer a question that was not asked: fewer rows or columns, a text for a number. Raises Refused
-    (connection.answer) in place of what Python raises then. Errors that the server reports pass.
+    An answer may not match the question: fewer rows or columns, a text for a number. Raises Refused
+    (connection.answer) instead of Python's errors. Errors that the server reports pass.
     """
     try:
         yield
@@ -241,11 +241,11 @@ def answers(where: str) -> Iterator[None]:
 
 
 def shown(error: pymysql.err.MySQLError) -> str:
-    """What the server says, which may be anything, on one line and no longer than a message may be."""
+    """The server's message, which may be anything, on one line and shortened for a message."""
     return one_line(str(error.args[-1] if error.args else error))
 
 
 def one_line(text: str) -> str:
-    """The text as a message may show it, whoever has written it."""
+    """Untrusted text in a form that a message may show."""
     text = "".join(char if char.isprintable() else " " for char in text)
     return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"

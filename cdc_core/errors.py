@@ -141,7 +141,7 @@ def _fields(error: LockstepError) -> dict[str, Any]:
 
 
 def _from_fields(fields: Mapping[str, Any]) -> LockstepError:
-    """Raises KeyError or TypeError for what `_fields` did not make."""
+    """Raises KeyError or TypeError for fields that `_fields` did not produce."""
     kind = {one.__name__: one for one in SEVERITY}[fields["kind"]]
     parts = tuple(_from_fields(part) for part in fields["parts"])
     what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))
@@ -157,8 +157,8 @@ def to_line(error: LockstepError, *, last: bool = False) -> str:
     """An error on one line of ASCII, for another process to find in our output with `from_text`.
 
     last: this process ends by it. Frameworks copy what a worker has raised into the output of the process that started
-    it, which may go on: the error that ended that process is the one that it says itself.
-    The line is JSON, which shows a secret to what masks known secrets in logs, and one word: Airflow's Spark hook masks
+    it, which may continue: the error that ended that process is the one that it logs itself.
+    The line is JSON, so that filters that mask known secrets in logs see them, and one word: Airflow's Spark hook masks
     the word after each `password` or `secret`, and what follows an equals sign.
     """
     return _MARK[last] + json.dumps(_fields(error), separators=(",", ":")).translate(_ONE_WORD)

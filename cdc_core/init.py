@@ -1,6 +1,6 @@
 """A pipeline file drafted from a live source: what can be captured, from where on, and what is left out and why.
 
-The text it makes is parsed by `config` before anybody sees it, and it asks the source only; nothing is written.
+`config` parses the text before it is shown. Only the source is read; nothing is written.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ MOST_TABLES = 10
 """Named in one warning."""
 
 SERVER_IDS = range(700_000_000, 800_000_000)
-"""Where `init` picks a server_id from, at random: far from the small numbers that people give by hand."""
+"""The range of random server_ids: far from the small numbers that people choose by hand."""
 REFERENCE = re.compile(r"^(env|airflow):[A-Za-z0-9_.-]+$")
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What the command line asked for. `directory` is where the default stage and meta lie below."""
+    """The options of the command line. `directory`: contains the default stage and meta."""
 
     name: str
     source: str
@@ -49,7 +49,7 @@ class Wishes:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """The file's text, and what it says in short. captured: table and key; left_out: table and reason."""
+    """The file's text and its summary. captured: table and key; left_out: table and reason."""
 
     text: str
     captured: tuple[tuple[str, tuple[str, ...]], ...]
@@ -61,7 +61,7 @@ class Draft:
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """What matches the wishes on the source: tables to capture, and what is left out with the reason.
+    """The source's objects that match the wishes: tables to capture, and those left out, with the reason.
 
     excluded: what may be logged (sequences too), so that the file must exclude it; never_logged: views.
     """
@@ -84,7 +84,7 @@ def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
 
 
 def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
-    """The pipeline of the wishes. Raises UsageError for wishes that cannot be, and what connecting raises."""
+    """The pipeline of the wishes. Raises UsageError for impossible wishes, and what connecting raises."""
     _require_references(wishes)
     tables = config.Tables(include=_patterns(wishes.include), exclude=_patterns(wishes.exclude))
     address = connections.resolve(wishes.source, environ)
@@ -131,7 +131,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
 def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTable]) -> tuple[Position, set[str]]:
     """The end of the log, and the tables that are proven to be empty there: nothing was logged while they were read.
 
-    On a server that is never quiet for so long, none: the first extract looks again.
+    None on a server that is never quiet for this long: the first extract looks again.
     """
     for _ in range(TRIES):
         end = server.end_position(connection, 0)
@@ -142,7 +142,7 @@ def _empty_there(connection: pymysql.Connection[Any], tables: Sequence[FoundTabl
 
 
 def _require_no_slip(include: tuple[str, ...], names: list[str]) -> None:
-    """Patterns that match nothing, where a table is near one of them. Raises UsageError (init.include)."""
+    """Refuses patterns that match nothing but resemble a table. Raises UsageError (init.include)."""
     for pattern in include:
         if near := question(pattern, names):
             raise UsageError(
@@ -154,7 +154,7 @@ def _require_no_slip(include: tuple[str, ...], names: list[str]) -> None:
 
 
 def _require_references(wishes: Wishes) -> None:
-    """Before anything else, so that a password typed here goes no further. Raises UsageError (init.reference)."""
+    """Runs first, so that a password given here goes no further. Raises UsageError (init.reference)."""
     for option, value in (("--source", wishes.source), *(("--target", target) for target in wishes.targets)):
         if not REFERENCE.match(value):
             raise UsageError(
@@ -247,7 +247,7 @@ def _list(key: str, patterns: Iterable[str]) -> list[str]:
 
 
 def _comment(text: str) -> str:
-    """Text that cannot end the comment it stands in."""
+    """Text that cannot end the comment that contains it."""
     return " ".join(text.split())
 
 

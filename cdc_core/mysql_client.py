@@ -1,11 +1,11 @@
-"""PyMySQL's connection, made safe against the server at its other end. The one place that changes how PyMySQL works.
+"""PyMySQL's connection, hardened against the server. The only module that changes how PyMySQL works.
 
 It must not trust the server: another may answer in its place, or sit in between. It must keep true that
 - TLS that was asked for is never given up, and is verified as `tls.Tls` says before the account's name is sent;
-- the password itself goes to a server only as `_may_have_password` says; else a scramble of it does, or nothing;
-- a file is sent only while our own LOAD DATA LOCAL runs, and only the very file that it names (`sending`);
-- silence, an endless answer, an answer that makes no sense and the end of the connection are all one thing: the
-  connection is closed, and OperationalError 2013 (lost connection) is raised, after a bounded time.
+- the password itself goes to a server only as `_may_have_password` says; otherwise a scramble of it, or nothing;
+- a file is sent only while our own LOAD DATA LOCAL runs, and only the file that it names (`sending`);
+- silence, an endless answer, a malformed answer and the end of the connection are handled alike: the connection is
+  closed, and OperationalError 2013 (lost connection) is raised, after a bounded time.
 
 What of PyMySQL is private and used here, all checked with 1.1.3:
   overridden  connect, _get_server_information, _request_authentication, _execute_command, _read_packet,
@@ -43,16 +43,16 @@ from cdc_core.errors import Refused, UsageError
 from cdc_core.tls import Tls, context, is_loopback
 
 LOGIN_FACTOR = 3
-"""The whole login, with TLS, takes at most so many times the time-out of the connect itself."""
+"""The whole login, with TLS, may take at most this many times the connect time-out."""
 MAX_RESULT_BYTES = 1 << 30
-"""Of one statement's answer: what a server may send in one packet at most, and far more than any of ours asks for."""
+"""Limit of one statement's answer: the most that a server may send in one packet, far more than our statements need."""
 _PROTOCOL = 10
 _NEEDED = CLIENT.PROTOCOL_41 | CLIENT.SECURE_CONNECTION | CLIENT.PLUGIN_AUTH
 _BUFFER_BYTES = 1 << 16
 _MAX_PACKET = (1 << 24) - 1
 _MAX_LOGIN_PACKETS = 10
 _KEEPALIVE = (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4))
-"""A peer that vanished is noticed after two minutes, also where an answer may take an hour."""
+"""A vanished peer is noticed after two minutes, even where an answer may take an hour."""
 
 _STUMBLES = (
     AssertionError,
@@ -73,7 +73,7 @@ _ASK_FOR_KEY_SHA256 = b"\x01"
 
 
 class SafeConnection(pymysql.Connection):
-    """A connection that trusts its server no further than it must.
+    """A connection that trusts its server no more than necessary.
 
     tls:                 see `tls.Tls`.
     where:               of errors.
@@ -242,8 +242,8 @@ class SafeConnection(pymysql.Connection):
     def _may_have_password(self) -> bool:
         """Whether the server may be given the password itself, for MySQL's own login methods.
 
-        It has proven who it is; or nobody can be in between, on loopback; or REQUIRED was written into the connection,
-        which accepts any server as long as the line is encrypted.
+        It has proven its identity; or it is on loopback, where nothing can be in between; or the connection says
+        REQUIRED, which accepts any server as long as the connection is encrypted.
         """
         return (self._encrypted and self._tls.mode.insists) or bool(self.unix_socket) or is_loopback(self.host)
 
@@ -288,7 +288,7 @@ class SafeConnection(pymysql.Connection):
         return bytes(_auth.sha2_rsa_encrypt(self.password, self.salt, data))
 
     def _password_or_key_request(self, request: bytes) -> bytes:
-        """The password through TLS; else the request for the key that encrypts it, which anybody could answer."""
+        """The password, through TLS; else a request for the key that encrypts it, which any server could answer."""
         if not self._may_have_password:
             raise self._withheld("sha256_password" if request == _ASK_FOR_KEY_SHA256 else "caching_sha2_password")
         return bytes(self.password) + b"\0" if self._encrypted else request
@@ -312,7 +312,7 @@ class SafeConnection(pymysql.Connection):
         )
 
     def advice(self) -> tuple[str, str] | None:
-        """What is not safe about this connection, and what to do; None where it is, or nobody can be in between."""
+        """What is not safe about this connection, and what to do; None where it is safe, or on loopback."""
         if self._tls.mode.verifies or self.unix_socket or is_loopback(self.host):
             return None
         remedy = "write ssl_mode=VERIFY_IDENTITY&ssl_ca=/path/ca.pem into the connection"
@@ -326,7 +326,7 @@ class SafeConnection(pymysql.Connection):
 
     @contextmanager
     def sending(self, path: Path) -> Iterator[None]:
-        """Around the one statement that may read a file of ours: this one, once."""
+        """Wraps the one statement that may read a local file: `path`, once."""
         self._offered = str(path)
         try:
             yield
@@ -334,7 +334,7 @@ class SafeConnection(pymysql.Connection):
             self._offered = None
 
     def hand_over(self, name: str) -> None:
-        """What the server asked for by LOCAL INFILE. Raises Refused (connection.file_request) unless we offered it."""
+        """Checks the server's LOCAL INFILE request. Raises Refused (connection.file_request) unless we offered it."""
         offered, self._offered = self._offered, None
         if name != offered:
             self._force_close()
@@ -346,7 +346,7 @@ class SafeConnection(pymysql.Connection):
             )
 
     def set_character_set(self, charset: str, collation: str | None = None) -> None:
-        """As PyMySQL's, which takes any answer at all for OK."""
+        """Like PyMySQL's, which accepts any answer as OK."""
         self.query(f"SET NAMES {charset}" + (f" COLLATE {collation}" if collation else ""))
         self.charset, self.collation = charset, collation
 
@@ -374,7 +374,7 @@ class SafeConnection(pymysql.Connection):
             return super()._read_ok_packet()  # type: ignore[misc]
 
     def _read_packet(self, packet_type: Callable[..., Any] = MysqlPacket) -> Any:
-        try:  # not `with self._understood()`, which would be most of the time that a row takes
+        try:  # not `with self._understood()`, which would dominate the time per row
             return super()._read_packet(packet_type)  # type: ignore[no-untyped-call]
         except Exception as error:
             self._explain(error)
@@ -382,7 +382,7 @@ class SafeConnection(pymysql.Connection):
 
     @contextmanager
     def _understood(self) -> Iterator[None]:
-        """What PyMySQL stumbles over is an answer that is not of the protocol: nothing after it can be understood."""
+        """If PyMySQL fails on an answer, it violates the protocol: nothing after it can be parsed."""
         try:
             yield
         except Exception as error:
@@ -411,7 +411,7 @@ class SafeConnection(pymysql.Connection):
 
 
 class _Incoming(io.RawIOBase):
-    """The bytes of a socket, as long as there is time and they are not too many. Raises OSError, as a socket does.
+    """The bytes of a socket, within limits on time and size. Raises OSError, as a socket does.
 
     It is asked once for each buffer, not for each packet: rows come by the million.
     """
@@ -455,7 +455,7 @@ class _Result(MySQLResult):
 
     def _read_rowdata_packet(self) -> None:
         super()._read_rowdata_packet()  # type: ignore[misc]
-        # PyMySQL takes a row that ends too early for a shorter one.
+        # PyMySQL accepts a row that ends too early as a shorter one.
         if set(map(len, self.rows)) - {self.field_count}:
             raise ValueError("a row with fewer columns than the result has")
 

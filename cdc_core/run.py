@@ -35,13 +35,13 @@ from cdc_core.stage.objects import ObjectStore
 log = logging.getLogger(__name__)
 
 Began = Callable[[str], None]
-"""Told the name of each task as it begins, such as `merge` or `shards: write`."""
+"""Receives the name of each task as it begins, such as `merge` or `shards: write`."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What a run has done. summaries: of the targets that had batches, in the pipeline's order. lost: why it left
-    other targets alone, whose batches other runs took over meanwhile."""
+    """The result of a run. summaries: of the targets that had batches, in the pipeline's order. lost: why it skipped
+    other targets, whose batches other runs took over meanwhile."""
 
     run_id: str
     batches: int
@@ -53,7 +53,7 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """What every task of a run works with. logs: a local directory for the output of Spark applications."""
+    """The context of every task of a run. logs: a local directory for the output of Spark applications."""
 
     pipeline: Pipeline
     file: Path
@@ -65,7 +65,7 @@ class RunContext:
 
 
 def apply(context: RunContext, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
-    """Take everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
+    """Apply everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
     context.began("plan")
     try:
         plan = planning.plan(context.meta, context.store, context.pipeline, window=None, run_id=run_id, targets=targets)
@@ -126,12 +126,12 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
 
 
 class _TakenOver(Exception):
-    """Other runs have all batches of the target."""
+    """Other runs took over all batches of the target."""
 
 
 @contextmanager
 def _noted(context: RunContext, run_id: str, target: str | None = None) -> Iterator[None]:
-    """Keeps an error of the block in meta beside the run, as Airflow's tasks do."""
+    """Records an error of the block in meta with the run, as Airflow's tasks do."""
     try:
         yield
     except LockstepError as error:

@@ -8,7 +8,7 @@
     orders.changes().batches()                      # its history, in batches of bounded size
 
 A Stage is what was staged when it was opened: every answer is about that moment, until `refresh`. Nothing is read
-before a method of Rows asks for it. Errors are those of docs/errors.md, each with a code and a remedy.
+before a method of Rows needs it. Errors are those of docs/errors.md, each with a code and a remedy.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ __all__ = ["Chains", "Rows", "Stage", "StagedFile", "Table", "open", "read_chain
 log = logging.getLogger(__name__)
 
 _ANSWER_S = 10.0
-"""For how long meta may keep silent before the stage is read without it."""
+"""How long to wait for meta before the stage is read without it."""
 
 Moment = datetime | str
 """A time with a zone, as a datetime or in ISO 8601; or a position in the one source's log: binlog.000042:1234."""
@@ -55,7 +55,7 @@ def open(stage: str | Path, *, s3_endpoint: str | None = None, s3_region: str = 
     """The stage of a pipeline file (*.yaml, *.yml), of a directory, or of a URI (`file:///…`, `s3://bucket/prefix`).
 
     With a pipeline file the end of the stage is compared with the meta database, so that lost files are noticed at
-    the end too; a file that is opened by its directory or URI alone is checked up to its last manifest.
+    the end too; a stage that is opened by its directory or URI alone is checked up to its last manifest.
     s3_endpoint, s3_region: for a URI; a pipeline file has its own.
     Raises UsageError (stage.open, and what is wrong with a pipeline file), Refused (stage.empty), DataAtRisk (stage.gap
     and others, for a stage that is not whole).
@@ -95,7 +95,7 @@ def read_chains(
 ) -> Chains:
     """All batches of the sources, verified to be chains that reach as far as meta says.
 
-    pipeline: None where there is no meta to ask. note: is told that meta did not answer.
+    pipeline: None where there is no meta. note: called if meta did not answer.
     Raises DataAtRisk (stage.gap and others).
     """
     # Meta first: what is recorded is staged, and the stage only grows meanwhile.
@@ -115,7 +115,7 @@ def read_chains(
 def recorded_ends(
     pipeline: config.Pipeline, names: Sequence[str], note: Callable[[str], None]
 ) -> dict[str, Checkpoint | None] | None:
-    """Up to where meta has each source; None, after saying so, where it does not answer."""
+    """The recorded end of each source; None, after a note, where meta does not answer."""
     from cdc_core.meta import Meta
 
     try:
@@ -148,11 +148,11 @@ class Stage:
         return self._chains.compared
 
     def refresh(self) -> None:
-        """Take in what was staged since."""
+        """Read what was staged since."""
         self._chains = self._read()
 
     def tables(self) -> list[str]:
-        """The names of the tables of which changes are staged."""
+        """The names of the tables with staged changes."""
         return sorted({part.table for manifest in self._chains.all for part in manifest.parts})
 
     def __iter__(self) -> Iterator[str]:

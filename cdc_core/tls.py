@@ -1,7 +1,7 @@
 """How a connection is protected: what the options of a connection's URL mean, decided before any socket is opened.
 
 The words are those of MySQL's own client. It must keep true that each combination of options either has the one meaning
-below or is refused, that a CA always verifies, and that nothing but DISABLED and PREFERRED ever talks in plain text.
+below or is refused, that a CA is always verified, and that only DISABLED and PREFERRED ever use plain text.
 
   ssl_mode         without TLS at the server   certificate   host name
   DISABLED         plain text                  -             -
@@ -10,7 +10,7 @@ below or is refused, that a CA always verifies, and that nothing but DISABLED an
   VERIFY_CA        refused                     verified      not verified
   VERIFY_IDENTITY  refused                     verified      verified
 
-Without `ssl_mode` the other options decide (`tls_of`); without any, PREFERRED, and DISABLED on loopback, where nobody
+Without `ssl_mode` the other options decide (`tls_of`); without any, PREFERRED, and DISABLED on loopback, where nothing
 is in between.
 """
 
@@ -34,12 +34,12 @@ class TlsMode(Enum):
 
     @property
     def insists(self) -> bool:
-        """A server without TLS is refused."""
+        """Whether a server without TLS is refused."""
         return self not in (TlsMode.DISABLED, TlsMode.PREFERRED)
 
     @property
     def verifies(self) -> bool:
-        """The server proves by its certificate who it is."""
+        """Whether the server must prove its identity by its certificate."""
         return self in (TlsMode.VERIFY_CA, TlsMode.VERIFY_IDENTITY)
 
 
@@ -80,7 +80,7 @@ def tls_of(options: Mapping[str, str | bool], *, host: str, where: str) -> Tls:
         mode = TlsMode.VERIFY_CA  # a CA that is given verifies
     if mode is TlsMode.VERIFY_CA and not text["ssl_ca"]:
         raise _contradiction(
-            "VERIFY_CA needs ssl_ca: a certificate of just any public authority proves nothing without its host name",
+            "VERIFY_CA needs ssl_ca: a certificate of any public authority proves nothing without its host name",
             where,
         )
     if text["ssl_key"] and not text["ssl_cert"]:

@@ -17,7 +17,7 @@ with warnings.catch_warnings():
 
 MICROSECONDS = 1_000_000
 CLOCK_TOLERANCE_US = 60 * MICROSECONDS
-"""Clocks that differ by less are taken for equal; a time that is further ahead of a clock is not believed."""
+"""Clocks that differ by less count as equal; a time further ahead of a clock is not believed."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -28,7 +28,7 @@ def to_us(moment: datetime) -> int:
 
 
 def parse_moment(text: str) -> datetime:
-    """The moment, in UTC, of an ISO 8601 time with a zone. Raises ValueError, whose text goes on after the value."""
+    """The moment, in UTC, of an ISO 8601 time with a zone. Raises ValueError with a text that follows the value."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -38,7 +38,7 @@ def parse_moment(text: str) -> datetime:
     try:
         return moment.astimezone(UTC)
     except OverflowError:
-        raise ValueError("is in no year of UTC from 1 to 9999") from None
+        raise ValueError("is not in the years 1 to 9999 of UTC") from None
 
 
 _AGE = re.compile(r"^([1-9]\d{0,5})([mhdw])$")
@@ -82,7 +82,7 @@ class Windows:
             raise ValueError(f"{self.schedule!r} names a day that never comes") from None
 
     def containing(self, moment_us: int) -> tuple[int, int]:
-        """Start and end, µs UTC, of the window [start, end) that holds the moment."""
+        """Start and end, µs UTC, of the window [start, end) that contains the moment."""
         moment = from_us(moment_us)
         # get_prev is exclusive: begin just after the moment, so that a window's own start belongs to it.
         start = croniter(self.schedule, moment + timedelta(microseconds=1)).get_prev(datetime)
@@ -92,7 +92,7 @@ class Windows:
         return to_us(start), to_us(end)
 
     def ends_after(self, moment_us: int) -> Iterator[int]:
-        """Ends, µs UTC, of the window that holds the moment and of all that follow."""
+        """Ends, µs UTC, of the window that contains the moment and of all that follow."""
         end_us = self.containing(moment_us)[1]
         following = croniter(self.schedule, from_us(end_us))
         while True:

@@ -1,4 +1,4 @@
-"""Counted things in messages: `1 row`, `2 rows`."""
+"""Counts in messages: `1 row`, `2 rows`."""
 
 from __future__ import annotations
 
