@@ -93,8 +93,8 @@ def require_target(
 def require_any_target(
     pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
 ) -> dict[str, LockstepError]:
-    """require_target for each target that has batches: the errors of those that fail, by name, while others can go on.
-    Where none can, raises the errors of all."""
+    """require_target for each target that has batches: the errors of those that fail, by name, if others can continue.
+    If none can, raises the errors of all."""
     asked = [one.target for one in plan.targets if one.batches]
     failed: dict[str, LockstepError] = {}
     for name in asked:

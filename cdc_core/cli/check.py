@@ -77,10 +77,10 @@ def check(
 
 
 def _lines(status: str, style: str, findings: Sequence[Finding]) -> list[RenderableType]:
-    """One entry for each cause, with all that it was found at."""
+    """One entry for each cause, with everything that it concerns."""
     causes: dict[tuple[str, str], list[Finding]] = {}
     for number, one in enumerate(findings):
-        # An error without its place; an advice as it is; what is right, each by itself.
+        # An error without its place; a warning unchanged; each passed check by itself.
         cause = (f"{one.error.code} {one.error.what}" if one.error else one.what, one.remedy)
         causes.setdefault(cause if status != "ok" else (str(number), ""), []).append(one)
     made: list[RenderableType] = []

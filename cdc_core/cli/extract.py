@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 FOREVER_US = 1 << 62
 MOST_WARNINGS = 10
 STAND_BY_S = 1.0
-"""Between two looks whether the source is free."""
+"""Pause between two checks whether the source is free."""
 Progressed = Callable[["DrainResult"], None]
 
 
@@ -108,7 +108,7 @@ def extract(
 
 
 def warn_of_partial(output: Output, results: list[tuple[str, DrainResult]]) -> None:
-    """Beside the answer: which tables lack rows in the staged files."""
+    """Notes which tables lack rows in the staged files."""
     from cdc_core.model.coverage import lacks
 
     lines = [lacks(table, name, one) for name, result in results for table, one in result.partial.items()]
@@ -133,7 +133,7 @@ def _accepted(texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]
 
 
 def describe(name: str, result: DrainResult) -> dict[str, Any]:
-    """What a source's extract has reached, for --json."""
+    """The progress of a source's extract, for --json."""
     staged = result.staged
     return {
         "source": name,
@@ -155,7 +155,7 @@ def _lag_s(result: DrainResult) -> float:
 
 
 class _StopError(Exception):
-    """Raised inside a drain's progress call: leaves the extractor in good order."""
+    """Raised inside a drain's progress call: leaves the extractor in a clean state."""
 
 
 def extract_sources(
@@ -169,7 +169,7 @@ def extract_sources(
 ) -> list[tuple[str, DrainResult]]:
     """Drain the sources side by side, a thread each, until all are done, one fails, or a signal comes.
 
-    The first error is raised after the others have come to rest. A signal is an answer only where `endless`.
+    The first error is raised after the other threads have ended. A signal counts as success only if `endless`.
     """
     from cdc_core.meta import Meta
 
@@ -177,7 +177,7 @@ def extract_sources(
     errors: list[BaseException] = []
     stop = threading.Event()
     interrupted: BaseException | None = None
-    # Thread.join must not be interrupted: until Python 3.13 it then takes a running thread for an ended one.
+    # Thread.join must not be interrupted: until Python 3.13 it then treats a running thread as ended.
     ended = {name: threading.Event() for name in names}
     with Meta.open(pipeline.meta.url) as meta, _watch(output, names) as watch:
 
@@ -208,7 +208,7 @@ def extract_sources(
                     one.wait(timeout=0.2)
             except (KeyboardInterrupt, SystemExit) as signalled:
                 if interrupted is not None:
-                    raise  # asked twice: the lease expires by itself
+                    raise  # second signal: the lease expires by itself
                 interrupted = signalled
                 stop.set()
     if errors:
@@ -241,7 +241,7 @@ def _drain(
 
 
 def _stand_by(drain: Callable[[], bool], name: str, stop: threading.Event) -> bool:
-    """Drain; False, after a while, where another extractor has the source, or has taken it from us."""
+    """Drain; False, after a pause, if another extractor has the source, or has taken it over."""
     from cdc_core.extract.outcome import ANOTHER_HAS_IT
 
     try:
@@ -260,7 +260,7 @@ def _watch(output: Output, names: list[str]) -> AbstractContextManager[Callable[
 
 
 class _Bars:
-    """A line a source on the terminal: what is staged so far, and where in the log."""
+    """One line per source on the terminal: what is staged so far, and the position in the log."""
 
     def __init__(self, output: Output, names: list[str]) -> None:
         self._progress = Progress(

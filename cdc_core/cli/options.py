@@ -26,7 +26,7 @@ DEFAULT_PIPELINES = Path("dags/pipelines")
 
 
 def pipeline_path(name: str, folder: Path) -> Path:
-    """The file behind PIPELINE. Raises UsageError (cli.no_pipeline) with the names that exist."""
+    """The file of PIPELINE. Raises UsageError (cli.no_pipeline) with the names that exist."""
     given = Path(name)
     if given.suffix in (".yaml", ".yml") or os.sep in name:
         return given
@@ -44,20 +44,20 @@ def pipeline_path(name: str, folder: Path) -> Path:
 
 
 def load_pipeline(name: str, folder: Path) -> tuple[Path, Pipeline]:
-    """The parsed pipeline behind PIPELINE and its file."""
+    """The file of PIPELINE and the parsed pipeline."""
     path = pipeline_path(name, folder)
     return path, load(path)
 
 
 def moment_us(text: str) -> int | None:
-    """`now` -> None (the server's present position); an ISO 8601 time with a zone -> µs UTC."""
+    """`now` -> None (the server's current position); an ISO 8601 time with a zone -> µs UTC."""
     if text == "now":
         return None
     return time_us(text, "--until", "'now' or ")
 
 
 def time_us(text: str, option: str, instead: str = "") -> int:
-    """µs UTC of an ISO 8601 time with a zone. instead: what the option takes too. Raises UsageError (cli.usage)."""
+    """µs UTC of an ISO 8601 time with a zone. instead: other accepted values. Raises UsageError (cli.usage)."""
     try:
         return to_us(parse_moment(text))
     except ValueError as error:

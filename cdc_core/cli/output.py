@@ -1,4 +1,4 @@
-"""What a command answers: tables for people, one JSON document for programs.
+"""The output of a command: tables for people, one JSON document for programs.
 
 The answer goes to stdout, everything else (progress, notes, errors) to stderr, so that a pipe gets only the answer.
 With --json stdout holds exactly one document, also when the command fails.
@@ -23,7 +23,7 @@ from cdc_core.errors import LockstepError, parts_of
 from cdc_core.windows import from_us
 
 WIDE = 200
-"""Columns of a table that goes into a file or a pipe: nobody's terminal is there to be fitted."""
+"""Width of a table that goes into a file or a pipe, where there is no terminal width."""
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -44,24 +44,24 @@ class Output:
     err: Console = field(default_factory=lambda: _console(stderr=True))
 
     def answer(self, document: Mapping[str, Any], *shown: RenderableType) -> None:
-        """Print the document, or what a person sees in its place."""
+        """Print the document, or its form for people."""
         if self.as_json:
             sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n")
         else:
             self.out.print(*shown, sep="\n", crop=False)
 
     def note(self, text: str) -> None:
-        """A line beside the answer."""
+        """A line besides the answer."""
         self.err.print(Text(text, style="dim"))
 
     @property
     def animated(self) -> bool:
-        """Whether somebody watches: progress bars are for terminals."""
+        """Whether to show progress bars: only on terminals."""
         return self.err.is_terminal and not self.as_json
 
 
 def _plain(value: object) -> object:
-    """What JSON has no form for: times in ISO 8601, bytes in hexadecimal, numbers of any length as text."""
+    """Values that JSON cannot express: times in ISO 8601, bytes in hexadecimal, numbers of any length as text."""
     if isinstance(value, date | time):
         return value.isoformat()
     if isinstance(value, bytes):
@@ -70,12 +70,12 @@ def _plain(value: object) -> object:
 
 
 NARROWEST = 16
-"""A column of a table is not made narrower than this, or than its widest cell; else each row becomes a list."""
+"""Minimum width of a table's column, unless its widest cell is narrower; otherwise each row becomes a list."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """A table where the terminal has the width for it; else each row as a list of `column  value`."""
+    """A table if the terminal is wide enough; else each row as a list of `column  value`."""
 
     title: str
     columns: tuple[str, ...]
@@ -123,8 +123,8 @@ def table(
     numbers: Collection[str] = (),
     omit_empty: Collection[str] = (),
 ) -> Rows:
-    """A table; the columns `numbers` are aligned to the right, and those of `omit_empty` are left out where they hold
-    nothing but zeros and nothings."""
+    """A table; the columns `numbers` are aligned to the right, and those of `omit_empty` are left out if all cells
+    are zero or empty."""
     names, lines = list(columns), [list(row) for row in rows]
     kept = [
         at
@@ -140,7 +140,7 @@ def _holds(cell: object) -> bool:
 
 
 def shown(value: object) -> str:
-    """A cell's text: thousands are separated, nothing is a dash."""
+    """A cell's text, with thousands separators; an empty one is a dash."""
     if value is None or value == "":
         return "–"
     if isinstance(value, int) and not isinstance(value, bool):

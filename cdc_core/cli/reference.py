@@ -1,4 +1,4 @@
-"""The reference parts of docs/: generated from the commands and the models, so that they cannot lag behind.
+"""The reference parts of docs/: generated from the commands and the models, so that they stay current.
 
 `python -m cdc_core.cli.reference` writes docs/cli.md, docs/pipeline.schema.json, and the tables between the
 markers of docs/configuration.md; a contract test compares them with what this module makes.

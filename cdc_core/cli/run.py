@@ -127,7 +127,7 @@ def run(
     )
     warn_of_partial(output, extracted)
     run_id = f"{parsed.pipeline}-{'replay' if again else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
-    # What Spark printed is read when a run fails, or by whoever asked to see what happens.
+    # The output of Spark is kept if the run fails, or with --verbose.
     kept = log.isEnabledFor(logging.INFO)
     with Meta.open(parsed.meta.url) as meta, _logs(kept=kept) as logs, _spinner(output) as began:
         context = RunContext(parsed, path.absolute(), meta, open_stage(parsed.stage), logs, os.environ, began)
@@ -167,7 +167,7 @@ def _selection(
     *,
     replay: bool,
 ) -> Selection | None:
-    """What --replay and its options say; None without it. Raises UsageError (cli.usage, replay.position)."""
+    """The selection of --replay and its options; None without it. Raises UsageError (cli.usage, replay.position)."""
     from cdc_core.apply.replay import Selection, places
 
     if not replay:
@@ -185,7 +185,7 @@ def _selection(
 
 
 def _bound(texts: list[str], option: str) -> tuple[int | None, list[str]]:
-    """A time, and batches; of times at most one."""
+    """At most one time, and batches."""
     times = [text for text in texts if "/" not in text]
     if len(times) > 1:
         raise _usage(f"{option} names two times.", "give one time, or one batch for each source")
@@ -198,7 +198,7 @@ def _usage(what: str, remedy: str) -> UsageError:
 
 @contextmanager
 def _logs(*, kept: bool) -> Iterator[Path]:
-    """A directory for the output of Spark, which stays where the run fails after it has begun to print there."""
+    """A directory for the output of Spark, kept if the run fails after Spark has begun to print."""
     logs = Path(tempfile.mkdtemp(prefix="lockstep-run-"))
     try:
         yield logs

@@ -106,7 +106,7 @@ def ls(
 
 
 def _line(text: str) -> Text:
-    """A line that is never wrapped or cut: a path is there to be copied."""
+    """A line that is never wrapped or cut, so that a path can be copied."""
     return Text(text, no_wrap=True, overflow="ignore")
 
 
@@ -544,7 +544,7 @@ def sql(
     numbers = {field.name for field in answer.schema if _is_number(str(field.type))}
     cells = [[_value(value) for value in row] for row in rows]
     document = {"columns": columns, "rows": rows, "compared_with_meta": checked.compared}
-    # Bookkeeping that nobody asked for by name and that says nothing.
+    # Empty bookkeeping columns that the query does not name.
     spare = [name for name in ("_cdc_literal", "_cdc_absent") if name not in query]
     idle = [at for at, name in enumerate(columns) if name in spare and not any(row[at] for row in rows)]
     if rows and len(idle) < len(columns):
@@ -554,7 +554,7 @@ def sql(
 
 
 def _value(value: object) -> Text:
-    """A value of the answer as it is: no thousands are separated, NULL and '' are told apart, bytes are hexadecimal."""
+    """A value of the answer unchanged: no thousands separators, NULL distinct from '', bytes in hexadecimal."""
     if value is None:
         return Text("NULL", style="dim")
     return Text(f"0x{value.hex()}" if isinstance(value, bytes) else str(value))

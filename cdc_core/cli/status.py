@@ -1,4 +1,4 @@
-"""`lockstep status`: how far sources and targets of a pipeline are."""
+"""`lockstep status`: the progress of a pipeline's sources and targets."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def status(
 
 
 def health(found: Status, pipeline: Pipeline) -> tuple[Problem, ...]:
-    """What somebody should look at in a pipeline, the worst first."""
+    """The problems of a pipeline, the worst first."""
     from cdc_core.meta.health import problems
 
     sources = [one.name for one in pipeline.sources]
@@ -155,7 +155,7 @@ LEDGER_COLUMNS = (
 
 
 LEDGER_DETAILS = ("key changes", "superseded", "equal", "stale", "absent", "quarantined")
-"""Columns of a ledger that are shown where one of its rows has them."""
+"""Columns of a ledger that are shown only if one of its rows has them."""
 
 
 def ledger_table(title: str, entries: Iterable[Any]) -> Rows:

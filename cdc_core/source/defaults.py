@@ -1,9 +1,9 @@
 """What an INSERT stores in the columns that it leaves out, as the server does now: literal and implicit defaults.
 
 INFORMATION_SCHEMA cannot be trusted with them: it loses characters outside the BMP and bytes, rounds FLOAT, and MySQL
-shows a TIMESTAMP in the time zone of the session that created it. The command COM_FIELD_LIST answers with the very
-record that an INSERT starts from, on MySQL and MariaDB, reads no row, and covers the implicit defaults of NOT NULL
-columns too (https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_field_list.html).
+shows a TIMESTAMP in the time zone of the session that created it. The command COM_FIELD_LIST returns the same record
+that an INSERT starts from, on MySQL and MariaDB, reads no row, and covers the implicit defaults of NOT NULL columns too
+(https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_field_list.html).
 It must keep true that a default is exact or missing from the answer, never approximate.
 """
 

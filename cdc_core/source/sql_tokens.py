@@ -151,7 +151,7 @@ class Reader:
         return False
 
     def table(self, database: str) -> tuple[str, str] | None:
-        """A table name, qualified or in `database`; None where no name comes next, or one that cannot be told.
+        """A table name, qualified or in `database`; None where no name comes next, or an undecodable one.
 
         `.5x` and `a.5x`: a name after a dot may begin with digits, which makes it a number or a word here.
         """
