@@ -186,7 +186,7 @@ class Database:
                 where=self.name,
                 code="meta.answer",
                 remedy="check that nothing but a database answers there (a proxy in between may not pass all on); "
-                "otherwise report this as a defect of Lockstep, with the log of the task",
+                "otherwise report this as a defect in Lockstep, with the log of the task",
             ) from error
 
     def _server(self, url: URL, busy_timeout_s: float) -> Engine:

@@ -1,15 +1,24 @@
-"""Documents and the page are in plain English: words that readers had to guess at stay out (CONTRIBUTING.md)."""
+"""Documents, the page, errors and log lines are in plain English: words that readers had to guess at stay out
+(CONTRIBUTING.md)."""
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from cdc_core import errors
+
 ROOT = Path(__file__).parents[2]
 PAGE = ROOT / "plugins" / "lockstep_airflow" / "page"
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *PAGE.glob("*.html"), PAGE / "glossary.py"])
+PACKAGES = ("cdc_core", "lockstep", "plugins", "spark_jobs")
+CODE = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
+ERRORS = {one.__name__ for one in errors.SEVERITY} | {"RingClosed", "defect", "malformed"}
+LOG_METHODS = {"debug", "info", "warning", "error", "exception", "critical"}
 AVOIDED = {
     r"\bmend(s|ed|ing)?\b": "fix",
     r"\banew\b": "again",
@@ -65,6 +74,54 @@ def test_documents_use_the_words_that_readers_know(path: Path) -> None:
 @pytest.mark.parametrize("line", RIDDLES)
 def test_a_sentence_that_readers_would_have_to_guess_at_is_found(line: str) -> None:
     assert habits(line)
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_errors_and_log_lines_use_the_words_that_readers_know(path: Path) -> None:
+    found = [(line, habit) for line, text in messages(path.read_text(encoding="utf-8")) for habit in habits(text)]
+    assert [f"{path.name}:{line}: {habit}" for line, habit in found] == []
+
+
+def test_messages_are_found_in_errors_and_log_lines_however_they_are_put_together() -> None:
+    source = '''
+"""It is no file."""
+log.warning("%s: it goes on", "name")
+raise Refused(f"{name} is no {kind}" + f"table{'' if one else ' anew'}", code="a.b", remedy="mend "
+              "it" if one else FIX)
+raise faults.malformed("behind {}".format(end), where)
+parse("mend it")
+'''
+    found = {text for _, text in messages(source)}
+    assert found == {"%s: it goes on", "name", "x is no x", "tablex", "", " anew", "a.b", "mend it", "behind {}"}
+
+
+def messages(source: str) -> Iterator[tuple[int, str]]:
+    """The texts in errors and log lines, each with its line."""
+    for call in ast.walk(ast.parse(source)):
+        if isinstance(call, ast.Call) and is_message(call.func):
+            for argument in (*call.args, *(one.value for one in call.keywords)):
+                yield from texts(argument)
+
+
+def texts(node: ast.AST) -> Iterator[tuple[int, str]]:
+    """The texts in an expression; an x is in the place of each value."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield node.lineno, node.value
+        return
+    parts: list[ast.expr] = node.values if isinstance(node, ast.JoinedStr) else []
+    if parts:
+        yield node.lineno, "".join(str(part.value) if isinstance(part, ast.Constant) else "x" for part in parts)
+    for child in ast.iter_child_nodes(node):
+        if child not in parts or not isinstance(child, ast.Constant):
+            yield from texts(child)
+
+
+def is_message(function: ast.expr) -> bool:
+    """Whether a call of it makes an error or writes a log line."""
+    if isinstance(function, ast.Attribute):
+        of_log = isinstance(function.value, ast.Name) and function.value.id == "log"
+        return function.attr in (LOG_METHODS if of_log else ERRORS)
+    return isinstance(function, ast.Name) and function.id in ERRORS
 
 
 def habits(line: str) -> list[str]:
