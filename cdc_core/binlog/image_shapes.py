@@ -235,9 +235,9 @@ def _count(
         if misfit.why != scan.OK:
             event = int(events[misfit.event])
             raise malformed(
-                f"A row image of {table_map.name} does not match the table's shape at byte "
-                f"{misfit.offset - images.start[event]} "
-                f"of the {images.stop[event] - images.start[event]} bytes of images",
+                f"A row image of {table_map.name} does not match the table's shape, "
+                f"{misfit.offset - images.start[event]} bytes "
+                f"into the {images.stop[event] - images.start[event]} bytes of images",
                 images.where(event),
             )
         rows[events] = counted

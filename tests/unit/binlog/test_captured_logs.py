@@ -275,7 +275,7 @@ def test_an_unknown_event_type_has_a_name_to_report() -> None:
 def test_a_header_shorter_than_itself_is_refused() -> None:
     with pytest.raises(DataAtRisk):
         parse_header(bytes(18))
-    with pytest.raises(DataAtRisk, match="0 bytes long"):
+    with pytest.raises(DataAtRisk, match="claims a length of 0 bytes"):
         parse_header(bytes(19))
 
 
