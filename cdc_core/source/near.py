@@ -65,7 +65,7 @@ def _alike(pattern: str) -> Callable[[str], bool]:
         return lambda name: False
 
     def like(name: str) -> bool:
-        pairs = zip(wanted, wild, name.lower().split(".", 1), strict=True)
+        pairs = zip(wanted, wild, name.lower().partition(".")[::2], strict=True)
         return all(any_ or difflib.SequenceMatcher(None, one, other).ratio() >= ALIKE for one, any_, other in pairs)
 
     return like
