@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
+from cdc_core.connections import sensible
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, other_origin
@@ -41,6 +42,7 @@ class TargetVersion:
 NOTHING = TargetVersion()
 
 
+@sensible("target")
 def versions_of(
     connection: pymysql.Connection[Any],
     facts: TableFacts,
