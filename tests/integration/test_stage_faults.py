@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from cdc_core.errors import RetryLater
-from cdc_core.stage.objects import ObjectStore, open_store
+from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.s3 import MULTIPART_BYTES
+from cdc_core.stage.stores import open_store
 
 BUSY = (
     b"HTTP/1.1 503 Slow Down\r\nConnection: close\r\nContent-Type: application/xml\r\nContent-Length: 70\r\n\r\n"
