@@ -37,11 +37,9 @@ SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES
  WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED')
  ORDER BY TABLE_SCHEMA, TABLE_NAME
 """
-_VERSIONED = """
-SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_TYPE = 'SYSTEM VERSIONED' AND {where}
-"""
-_MERGE = f"""
-SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE ENGINE = '{merge_tables.ENGINE}' AND {{where}}
+_NEVER_CAPTURED = f"""
+SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM INFORMATION_SCHEMA.TABLES
+ WHERE (TABLE_TYPE = 'SYSTEM VERSIONED' OR ENGINE = '{merge_tables.ENGINE}') AND {{where}}
 """
 
 Name = tuple[str, str]
@@ -106,13 +104,11 @@ def _read(
     columns: dict[Name, list[tuple[Any, ...]]] = {}
     for row in query(connection, _COLUMNS.format(where=where), arguments):
         columns.setdefault((as_text(row[0]), as_text(row[1])), []).append(row)
-    versioned = query(connection, _VERSIONED.format(where=where), arguments) if mariadb else ()
-    found: dict[Name, tuple[TableSchema | None, str]] = {
-        name: (None, SYSTEM_VERSIONED) for row in versioned if (name := (as_text(row[0]), as_text(row[1]))) in wanted
-    }
-    for row in query(connection, _MERGE.format(where=where), arguments):
+    found: dict[Name, tuple[TableSchema | None, str]] = {}
+    for row in query(connection, _NEVER_CAPTURED.format(where=where), arguments):
         if (name := (as_text(row[0]), as_text(row[1]))) in wanted:
-            found[name] = None, merge_tables.NO_ROWS_OF_ITS_OWN
+            versioned = as_text(row[2]) == "SYSTEM VERSIONED"
+            found[name] = None, SYSTEM_VERSIONED if versioned else merge_tables.NO_ROWS_OF_ITS_OWN
     for name, rows in columns.items():
         if name not in wanted or name in found:
             continue

@@ -39,14 +39,14 @@ def merge_table(database: str, table: str) -> Refused:
 
 
 @answers("source")
-def engine_now(connection: pymysql.Connection, database: str, table: str) -> str:
-    """The engine of a table, in capital letters; "" where it is gone, broken, or the account may not see it."""
+def may_unite_tables(connection: pymysql.Connection, database: str, table: str) -> bool:
+    """Whether it is a MERGE table now, or nobody can tell: it is gone, broken, or the account may not see it."""
     rows = query(
         connection,
         "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
         (database, table),
     )
-    return _text(rows[0][0] or "").upper() if rows else ""
+    return not rows or _text(rows[0][0] or "").upper() in (ENGINE, "")
 
 
 @answers("source")
@@ -85,11 +85,11 @@ def _text(value: object) -> str:
 
 
 class MergeTables:
-    """engine: of a table now, as `engine_now`. Keys are bodies of table maps from the names on."""
+    """may_unite: see `may_unite_tables`. Keys are bodies of table maps from the names on."""
 
-    def __init__(self, captures: Callable[[str, str], bool], engine: Callable[[str, str], str]) -> None:
+    def __init__(self, captures: Callable[[str, str], bool], may_unite: Callable[[str, str], bool]) -> None:
         self._captures = captures
-        self._engine = engine
+        self._may_unite = may_unite
         self._unions: dict[Name, tuple[Name, ...]] = {}
         self._alike: dict[bytes, _Alike] = {}
         """Of tables with equal columns."""
@@ -111,14 +111,14 @@ class MergeTables:
                 judged = list(alike.keys)
         before = len(self._suspects)
         for one in judged:
-            if alike.captured - {one} and self._engine_of(one, alike) in (ENGINE, ""):
+            if alike.captured - {one} and self._is_suspect(one, alike):
                 self._suspects |= dict.fromkeys(alike.keys[one], (one, alike))
         return len(self._suspects) > before
 
-    def _engine_of(self, name: Name, alike: _Alike) -> str:
-        if name not in alike.engines:
-            alike.engines[name] = self._engine(*name)
-        return alike.engines[name]
+    def _is_suspect(self, name: Name, alike: _Alike) -> bool:
+        if name not in alike.suspect:
+            alike.suspect[name] = self._may_unite(*name)
+        return alike.suspect[name]
 
     def unites(self, key: bytes) -> frozenset[Name]:
         """The captured tables that the table of this map may unite: those of them that its statement maps too."""
@@ -159,7 +159,7 @@ class MergeTables:
         for alike in self._alike.values():
             for name in [one for one in alike.keys if wanted is None or one in wanted]:
                 gone |= alike.keys.pop(name)
-                alike.engines.pop(name, None)
+                alike.suspect.pop(name, None)
                 alike.captured.discard(name)
         for key in gone:
             self._suspects.pop(key, None)
@@ -168,11 +168,11 @@ class MergeTables:
 
 @dataclass(slots=True)
 class _Alike:
-    """Tables with equal columns: the maps of each, those that are captured, and the engines that were asked for."""
+    """Tables with equal columns: the maps of each, those that are captured, and the answers about them."""
 
     keys: dict[Name, set[bytes]] = field(default_factory=dict)
     captured: set[Name] = field(default_factory=set)
-    engines: dict[Name, str] = field(default_factory=dict)
+    suspect: dict[Name, bool] = field(default_factory=dict)
 
 
 def _shape(key: bytes) -> bytes:

@@ -35,7 +35,7 @@ from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts,
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, Place
-from cdc_core.source.merge_tables import engine_now, united_tables
+from cdc_core.source.merge_tables import may_unite_tables, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.spill import SpillableChanges
@@ -101,7 +101,7 @@ class SourceStream:
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._history = History(history, self._present, self._behind, self._defaults)
-        self._tables = tables = Tables(captures, self._known, isolated, self._history, self._engine)
+        self._tables = tables = Tables(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
@@ -346,8 +346,8 @@ class SourceStream:
                 raise
             return None
 
-    def _engine(self, database: str, table: str) -> str:
-        return engine_now(self._asked(), database, table)
+    def _may_unite(self, database: str, table: str) -> bool:
+        return may_unite_tables(self._asked(), database, table)
 
     def _defaults(self, table: TableSchema) -> Mapping[str, str | None]:
         return column_defaults(self._asked(), table)
@@ -362,7 +362,9 @@ class SourceStream:
         oldest = binlog_files(self._asked())[0].name
         begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
         past = self._assemble(
-            begin, Tables(self._captures, self._known, self._tables.isolated, self._history), past=True
+            begin,
+            Tables(self._captures, self._known, self._may_unite, self._tables.isolated, self._history),
+            past=True,
         )
         past.mariadb = self._assembler.mariadb
         past.lower_case = self._assembler.lower_case

@@ -29,16 +29,16 @@ class Tables:
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
     history: what tables were; without it they are what they are now.
-    engine: of a table now (merge_tables.engine_now).
+    may_unite: whether it may be a MERGE table (merge_tables.may_unite_tables).
     """
 
     def __init__(
         self,
         captures: Callable[[str, str], bool],
         known: Callable[[str, str], TableSchema | None],
+        may_unite: Callable[[str, str], bool],
         isolated: Mapping[str, str] | None = None,
         history: History | None = None,
-        engine: Callable[[str, str], str] = lambda database, table: "INNODB",
     ) -> None:
         self._captures = captures
         self.isolated = dict(isolated or {})
@@ -51,7 +51,10 @@ class Tables:
         self._uses: dict[bytes, MappedTable | None] = {}
         self._known: dict[Name, TableSchema | None] = {}
         self._left_out: set[bytes] = set()
-        self.merge_tables = MergeTables(captures, engine)
+        self.merge_tables = MergeTables(
+            # A definition that is known is not that of a MERGE table, which has none: no need to ask.
+            captures, lambda database, table: self._known.get((database, table)) is None and may_unite(database, table)
+        )  # fmt: skip
 
     def captures(self, database: str, table: str) -> bool:
         return self._captures(database, table) and f"{database}.{table}" not in self.isolated
@@ -84,8 +87,8 @@ class Tables:
 
     def _find(self, event: Event, mariadb: bool, place: Place | None) -> MappedTable | None:
         name = table_name(event)
-        self.generation += self.merge_tables.meet(name, event.body[8:])
         if not self.captures(*name):
+            self.generation += self.merge_tables.meet(name, event.body[8:])
             if ".".join(name) in self.isolated:
                 self._left_out.add(event.body[8:])
             return None
@@ -94,6 +97,7 @@ class Tables:
             self._known[name] = self._history.at(name, place)
         elif name not in self._known:
             self._known[name] = self._ask(*name)
+        self.generation += self.merge_tables.meet(name, event.body[8:])
         known = self._known[name]
         if known is None and table_map.names is None:
             self._ask(*name)  # it says why

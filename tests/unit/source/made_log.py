@@ -49,7 +49,7 @@ class Log:
         self.assembler = TransactionAssembler(
             "made",
             Position(0, self.file, self.offset),
-            Tables(lambda database, table: database != "other", self._known),
+            Tables(lambda database, table: database != "other", self._known, may_unite=lambda *_: False),
             CapturePolicy(
                 on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
                 on_truncate=self.on_truncate,  # type: ignore[arg-type]

@@ -44,7 +44,7 @@ class Reading:
     """Reads bytes with the fast path or without it."""
 
     def __init__(self, start: Position, *, fast: bool, block_bytes: int, on_unreadable: Policy = "stop") -> None:
-        tables = Tables(lambda database, table: database != "other", lambda database, table: None)
+        tables = Tables(lambda database, table: database != "other", lambda *_: None, may_unite=lambda *_: False)
         self.assembler = TransactionAssembler(
             "src", start, tables, CapturePolicy("record", on_unreadable=on_unreadable), effects=lambda *_: Effect(),
             prepared=lambda _: None, block_bytes=block_bytes,
