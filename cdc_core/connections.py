@@ -245,6 +245,11 @@ def shown(error: pymysql.err.MySQLError) -> str:
     return one_line(str(error.args[-1] if error.args else error))
 
 
+def quote(*names: str) -> str:
+    """A name in a statement, with the names that it is within before it: `database`.`table`."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
 def one_line(text: str) -> str:
     """Untrusted text in a form that a message may show."""
     text = "".join(char if char.isprintable() else " " for char in text)

@@ -19,8 +19,9 @@ import pyarrow as pa
 import pymysql
 from pymysql.constants import COMMAND
 
+from cdc_core.connections import quote
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.source.facts import explained, query
+from cdc_core.source.facts import as_text, explained, query
 
 _COLUMNS = """
 SELECT COLUMN_NAME, EXTRA, COLUMN_DEFAULT FROM INFORMATION_SCHEMA.COLUMNS
@@ -39,12 +40,12 @@ def column_defaults(connection: pymysql.Connection, table: TableSchema) -> Mappi
     """
     mariadb = "mariadb" in str(query(connection, "SELECT VERSION()")[0][0]).lower()
     rows = query(connection, _COLUMNS, (table.database, table.table))
-    declared = {_text(name) for name, _, default in rows if default is not None}
+    declared = {as_text(name) for name, _, default in rows if default is not None}
     literal = {
-        _text(name)
+        as_text(name)
         for name, extra, default in rows
-        if "DEFAULT_GENERATED" not in _text(extra or "").upper()
-        and (default is None or not mariadb or _LITERAL.match(_text(default)))
+        if "DEFAULT_GENERATED" not in as_text(extra or "").upper()
+        and (default is None or not mariadb or _LITERAL.match(as_text(default)))
     }
     wanted = [column for column in table.columns if not column.generated and column.name in literal]
     if mariadb:
@@ -121,12 +122,12 @@ def _evaluated(connection: pymysql.Connection, table: TableSchema, column: Colum
 
     Raises LookupError where it is not available.
     """
-    name, source = _quoted(column.name), f"{_quoted(table.database)}.{_quoted(table.table)}"
+    name, source = quote(column.name), quote(table.database, table.table)
     form = "HEX({})" if pa.types.is_binary(column.type.arrow) else _FORMS.get(column.type.base, "CAST({} AS CHAR)")
     term = form.format(f"DEFAULT(t.{name})")
     ways = [f"SELECT {term} FROM (SELECT 1 AS one) o LEFT JOIN {source} t ON 1 = 0"]
     if not column.nullable:
-        key = _quoted((*table.key, column.name)[0])
+        key = quote((*table.key, column.name)[0])
         ways += [
             f"SELECT {term} FROM {source} t LIMIT 1",
             f"SELECT {term} FROM {source} t RIGHT JOIN (SELECT 1 AS one) o ON t.{key} IS NULL LIMIT 1",
@@ -138,13 +139,5 @@ def _evaluated(connection: pymysql.Connection, table: TableSchema, column: Colum
         except pymysql.err.MySQLError:
             continue
         if rows and (column.nullable or rows[0][0] is not None):
-            return None if rows[0][0] is None else _text(rows[0][0])
+            return None if rows[0][0] is None else as_text(rows[0][0])
     raise LookupError(column.name)
-
-
-def _quoted(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

@@ -16,7 +16,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.source import merge_tables
 from cdc_core.source.capture_policy import CapturePolicy
-from cdc_core.source.facts import ServerFacts, query
+from cdc_core.source.facts import ServerFacts, as_text, query
 from cdc_core.words import counted
 
 _COLUMNS = """
@@ -149,11 +149,6 @@ def _keys(rows: Iterable[tuple[Any, ...]], wanted: frozenset[Name]) -> dict[Name
                 keys[name] = tuple(as_text(row[3]) for row in columns)
                 break
     return keys
-
-
-def as_text(value: object) -> str:
-    """MySQL 8 returns some columns of INFORMATION_SCHEMA as bytes."""
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 _CASCADES = """

@@ -102,6 +102,11 @@ class BinlogFile:
     size_bytes: int
 
 
+def as_text(value: object) -> str:
+    """MySQL 8 returns some columns of INFORMATION_SCHEMA as bytes."""
+    return value.decode() if isinstance(value, bytes) else str(value)
+
+
 def query(connection: pymysql.Connection, sql: str, arguments: Sequence[object] = ()) -> Rows:
     """The rows of a query. A connection that was lost meanwhile is opened again, once.
 

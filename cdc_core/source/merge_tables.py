@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 import pymysql
 
 from cdc_core.binlog.wire import Cursor
-from cdc_core.connections import answers
+from cdc_core.connections import answers, quote
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.source.facts import query
+from cdc_core.source.facts import as_text, query
 from cdc_core.source.statements import Statement
 
 Name = tuple[str, str]
@@ -46,7 +46,7 @@ def may_unite_tables(connection: pymysql.Connection, database: str, table: str) 
         "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
         (database, table),
     )
-    return not rows or _text(rows[0][0] or "").upper() in (ENGINE, "")
+    return not rows or as_text(rows[0][0] or "").upper() in (ENGINE, "")
 
 
 @answers("source")
@@ -56,7 +56,7 @@ def united_tables(connection: pymysql.Connection) -> dict[Name, tuple[Name, ...]
     for row in query(
         connection, f"SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE ENGINE = '{ENGINE}'"
     ):
-        name = _text(row[0]), _text(row[1])
+        name = as_text(row[0]), as_text(row[1])
         with suppress(pymysql.err.MySQLError, Refused):
             found[name] = union_of(connection, *name)
     return found
@@ -64,8 +64,7 @@ def united_tables(connection: pymysql.Connection) -> dict[Name, tuple[Name, ...]
 
 def union_of(connection: pymysql.Connection, database: str, table: str) -> tuple[Name, ...]:
     """The tables that a MERGE table unites, by its definition."""
-    named = ".".join("`" + part.replace("`", "``") + "`" for part in (database, table))
-    text = _text(query(connection, f"SHOW CREATE TABLE {named}")[0][1])
+    text = as_text(query(connection, f"SHOW CREATE TABLE {quote(database, table)}")[0][1])
     listed = re.search(r"[ ]UNION=\(((?:`(?:[^`]|``)*`[.,]?)*)\)[^\n]*\Z", text)
     parts = [] if listed is None else re.findall(r"`((?:[^`]|``)*)`(\.?)", listed[1])
     found: list[Name] = []
@@ -78,10 +77,6 @@ def union_of(connection: pymysql.Connection, database: str, table: str) -> tuple
             found.append((within, name))
             within = database
     return tuple(found)
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)
 
 
 class MergeTables:

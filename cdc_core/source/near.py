@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 import pymysql
 
 from cdc_core.connections import answers
-from cdc_core.source.facts import query
+from cdc_core.source.facts import as_text, query
 
 SHOWN = 3
 """How many tables a message names."""
@@ -26,7 +26,7 @@ SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES
 @answers("source")
 def table_names(connection: pymysql.Connection) -> list[str]:
     """All `database.table` that the account may see."""
-    return [".".join(_text(name) for name in row) for row in query(connection, _NAMES)]
+    return [".".join(as_text(name) for name in row) for row in query(connection, _NAMES)]
 
 
 def did_you_mean(pattern: str, names: Iterable[str]) -> list[str]:
@@ -69,7 +69,3 @@ def _alike(pattern: str) -> Callable[[str], bool]:
         return all(any_ or difflib.SequenceMatcher(None, one, other).ratio() >= ALIKE for one, any_, other in pairs)
 
     return like
-
-
-def _text(value: object) -> str:
-    return value.decode() if isinstance(value, bytes) else str(value)

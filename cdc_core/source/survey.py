@@ -17,13 +17,13 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import answers
+from cdc_core.connections import answers, quote
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
-from cdc_core.source.definitions import Name, as_text, read_definitions
-from cdc_core.source.facts import Grants, now_us, query
+from cdc_core.source.definitions import Name, read_definitions
+from cdc_core.source.facts import Grants, as_text, now_us, query
 
 log = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ def rows_before(table: FoundTable) -> str:
 
 def proven_empty(connection: pymysql.Connection[Any], database: str, table: str) -> bool:
     """Whether the table had no rows, committed or in progress; False where that is unknown."""
-    name = ".".join("`" + part.replace("`", "``") + "`" for part in (database, table))
+    name = quote(database, table)
     try:
         with connection.cursor() as cursor:
             cursor.execute(f"SELECT 1 FROM {name} LIMIT 1")

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from cdc_core.target.facts import TableFacts, TargetColumn, quote
+from cdc_core.connections import quote
+from cdc_core.target.facts import TableFacts, TargetColumn
 
 _CHUNK = 1000
 

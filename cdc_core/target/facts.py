@@ -15,7 +15,7 @@ from typing import Any
 
 import pymysql
 
-from cdc_core.connections import sensible
+from cdc_core.connections import quote, sensible
 from cdc_core.errors import LockstepError, Refused, combined
 from cdc_core.model.schema import TEXT_BASES, Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.model.version import VERSION_COLUMN
@@ -91,10 +91,6 @@ class TableFacts:
     @property
     def versioned(self) -> bool:
         return VERSION_COLUMN in self.by_name
-
-
-def quote(name: str) -> str:
-    return "`" + name.replace("`", "``") + "`"
 
 
 @sensible("target")

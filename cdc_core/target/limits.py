@@ -12,9 +12,10 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.connections import quote
 from cdc_core.errors import Refused
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
-from cdc_core.target.facts import TableFacts, quote
+from cdc_core.target.facts import TableFacts
 from cdc_core.target.faults import translating
 from cdc_core.target.load import TEMPORARY, Layout, column_sql, create_temporary, documents_of, target_name
 from cdc_core.target.prepare import indexable

@@ -27,14 +27,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pymysql
 
-from cdc_core.connections import SafeConnection, Server, connect, sensible
+from cdc_core.connections import SafeConnection, Server, connect, quote, sensible
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import ENDED_ORIGINS, MergedOp
 from cdc_core.model.staged import OP, lacking
 from cdc_core.model.version import VERSION_BYTES
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.enums import ambiguous, set_error_values
-from cdc_core.target.facts import TableFacts, TargetColumn, quote
+from cdc_core.target.facts import TableFacts, TargetColumn
 from cdc_core.target.faults import LOCAL_INFILE, number_of, translated
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values

@@ -24,11 +24,12 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.connections import quote
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, TEXT_BASES
-from cdc_core.target.facts import TableFacts, quote, written_columns
+from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error
 from cdc_core.target.load import TEMPORARY, LoadFile, RowState, column_sql, row_error, target_name
 from cdc_core.target.prepare import MARKS

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from cdc_core.connections import quote
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.version import VERSION_COLUMN
-from cdc_core.target.facts import TableFacts, UniqueKey, quote
+from cdc_core.target.facts import TableFacts, UniqueKey
 from cdc_core.target.load import IS_WRITTEN, TEMPORARY, Layout, target_name
 from cdc_core.target.prepare import indexable
 from cdc_core.target.versions import on_key, table_name

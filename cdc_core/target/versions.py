@@ -14,11 +14,11 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.connections import sensible
+from cdc_core.connections import quote, sensible
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, other_origin
-from cdc_core.target.facts import TableFacts, quote
+from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
 
