@@ -66,8 +66,7 @@ def check_server(
         if advice is None:
             findings.ok(f"{subject}: {name}", said.get(name, "as it should be"))
         else:
-            what, _, remedy = advice.rpartition(". ")
-            findings.warn(f"{subject}: {name}", what or remedy, remedy if what else "")
+            findings.warn(f"{subject}: {name}", advice.what, advice.remedy)
     if stored is not None and is_other_server(stored, facts):
         if len(source.connections) > 1:
             findings.ok(f"{subject}: position", f"not this server's: {stored.server} was read, up to {stored.position}")
@@ -86,8 +85,7 @@ def check_server(
     if start is not None and stored is not None:
         near = server.advise_position(facts, server.binlog_files(connection), stored)
         if near is not None:
-            what, _, remedy = near.rpartition(". ")
-            findings.warn(f"{subject}: purge", what, remedy)
+            findings.warn(f"{subject}: purge", near.what, near.remedy)
 
 
 def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:

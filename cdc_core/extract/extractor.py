@@ -382,7 +382,7 @@ class Extractor:
             return
         self._advice_due_s = time.monotonic() + ADVICE_S
 
-        def near(control: pymysql.Connection) -> str | None:
+        def near(control: pymysql.Connection) -> server.Advice | None:
             durable = self._stager.durable
             if durable.position >= self._end_of_log(control):
                 return None

@@ -7,6 +7,7 @@ refuse by the same functions. ADVICE lists what is not refused but worth a warni
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import pymysql
 
@@ -28,6 +29,7 @@ from cdc_core.source.facts import (
 __all__ = [
     "ADVICE",
     "PREFLIGHT",
+    "Advice",
     "BinlogFile",
     "ServerFacts",
     "binlog_files",
@@ -132,17 +134,28 @@ def require_all(connection: pymysql.Connection, source: Source) -> ServerFacts:
     return known
 
 
-def advise_row_metadata(server: ServerFacts) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """What is not refused but worth a warning, and what to do about it; as a text, both."""
+
+    what: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.what}. {self.remedy}"
+
+
+def advise_row_metadata(server: ServerFacts) -> Advice | None:
     if server.row_metadata == "FULL":
         return None
-    return (
+    return Advice(
         f"binlog_row_metadata is {server.row_metadata or 'not known to this server'}: names and types come from "
-        "INFORMATION_SCHEMA, and rows between two ALTERs that Lockstep did not read in time stop the source. "
-        "SET GLOBAL binlog_row_metadata = 'FULL'"
+        "INFORMATION_SCHEMA, and rows between two ALTERs that Lockstep did not read in time stop the source",
+        "SET GLOBAL binlog_row_metadata = 'FULL'",
     )
 
 
-def advise_row_image(server: ServerFacts) -> str | None:
+def advise_row_image(server: ServerFacts) -> Advice | None:
     if server.row_image == "FULL":
         return None
     known = (
@@ -151,40 +164,44 @@ def advise_row_image(server: ServerFacts) -> str | None:
     )
     if server.mariadb:
         known += "; MariaDB logs a REPLACE of an existing row without the columns that it reset to defaults"
-    return f"binlog_row_image is {server.row_image}: {known}. SET GLOBAL binlog_row_image = 'FULL'"
+    return Advice(f"binlog_row_image is {server.row_image}: {known}", "SET GLOBAL binlog_row_image = 'FULL'")
 
 
-def advise_retention(server: ServerFacts) -> str | None:
+def advise_retention(server: ServerFacts) -> Advice | None:
     if server.retention_s == 0 or server.retention_s >= 86_400:
         return None
-    return (
+    return Advice(
         f"The server keeps its log for only {server.retention_s / 3600:.1f} hours: a pipeline that is stopped for "
-        "longer needs a new full copy. SET GLOBAL binlog_expire_logs_seconds to days, not hours"
+        "longer needs a new full copy",
+        "SET GLOBAL binlog_expire_logs_seconds to days, not hours",
     )
 
 
-def advise_checksum(server: ServerFacts) -> str | None:
+def advise_checksum(server: ServerFacts) -> Advice | None:
     if server.checksum == "CRC32":
         return None
-    return "binlog_checksum is off: a damaged log is detected late or never. SET GLOBAL binlog_checksum = 'CRC32'"
+    return Advice(
+        "binlog_checksum is off: a damaged log is detected late or never", "SET GLOBAL binlog_checksum = 'CRC32'"
+    )
 
 
-def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Checkpoint) -> str | None:
+def advise_position(server: ServerFacts, files: Sequence[BinlogFile], stored: Checkpoint) -> Advice | None:
     """A warning if the server may soon purge the stored position."""
     age_s = (server.clock_us - stored.watermark_us) / 1e6
     if server.retention_s and stored.watermark_us and age_s > server.retention_s / 2:
-        return (
+        return Advice(
             f"our position is {age_s / 3600:.1f} h old, and the server keeps its log for "
-            f"{server.retention_s / 3600:.1f} h. Extract soon, or SET GLOBAL binlog_expire_logs_seconds higher"
+            f"{server.retention_s / 3600:.1f} h",
+            "Extract soon, or SET GLOBAL binlog_expire_logs_seconds higher",
         )
     if len(files) > 1 and files[0].name == stored.position.file and stored.server in ("", server.identity):
-        return (
-            f"our position is in {files[0].name}, the oldest of {len(files)} files that the server still has. Extract "
-            "soon, before it is purged"
+        return Advice(
+            f"our position is in {files[0].name}, the oldest of {len(files)} files that the server still has",
+            "Extract soon, before it is purged",
         )
     return None
 
 
-ADVICE: tuple[Callable[[ServerFacts], str | None], ...] = (
+ADVICE: tuple[Callable[[ServerFacts], Advice | None], ...] = (
     advise_row_metadata, advise_row_image, advise_retention, advise_checksum,
 )  # fmt: skip

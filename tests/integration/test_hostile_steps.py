@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from cdc_core.check import check
@@ -25,7 +26,7 @@ from cdc_core.init import Wishes, draft
 from cdc_core.meta import Meta
 from cdc_core.source.definitions import table_schemas
 from cdc_core.target.compare import outcomes
-from cdc_core.target.destination import open_destination
+from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.faults import translating
 from cdc_core.target.load import LoadFile, open_session
 from cdc_core.target.versions import versions_of
@@ -103,14 +104,19 @@ def run_extract(place: Place, environ: dict[str, str], start: str) -> list[Locks
     return []
 
 
-def run_write(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
-    """What a run does at a target: looks at it, writes, reads back."""
+def destination_and_rows(place: Place, environ: dict[str, str], start: str) -> tuple[Destination, pa.RecordBatch]:
+    """What a run does at first at a target, and what it has for it."""
     target = place.pipeline(start).target("shards")
     with place.sql.connect() as connection:
         (schema,) = table_schemas(connection, lambda d, t: (d, t) == (place.database, "t"))
     destination = open_destination(target, "t", [schema], ready=True, environ=environ)
+    return destination, record_batch([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
+
+
+def run_write(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What a run does at a target: looks at it, writes, reads back."""
+    destination, rows = destination_and_rows(place, environ, start)
     shard = destination.shards[0]
-    rows = record_batch([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
     with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout) as file:
         file.add(rows)
         write_shard(shard.server, ShardWrite("run", "t", shard.facts), file, pause=lambda _: None)
@@ -121,12 +127,8 @@ def run_write(place: Place, environ: dict[str, str], start: str) -> list[Lockste
 
 def run_filter(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
     """What the filter asks a target: the versions of touched keys, with values that the log did not carry."""
-    target = place.pipeline(start).target("shards")
-    with place.sql.connect() as connection:
-        (schema,) = table_schemas(connection, lambda d, t: (d, t) == (place.database, "t"))
-    destination = open_destination(target, "t", [schema], ready=True, environ=environ)
+    destination, rows = destination_and_rows(place, environ, start)
     shard = destination.shards[0]
-    rows = record_batch([shop("u", 1, "a", 1, 10), shop("d", 2, None, None, 10)])
     with (
         tempfile.TemporaryDirectory() as folder,
         translating("filter"),

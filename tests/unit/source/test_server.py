@@ -115,7 +115,7 @@ def test_a_position_near_to_what_is_purged_next_is_told() -> None:
     known = replace(GOOD, clock_us=100 * hour_us, retention_s=10 * 3600)
     files = [server.BinlogFile(f"binlog.00000{number}", 10) for number in (3, 4)]
 
-    def near(file: str, age_h: int, of: str = "uuid", left: int = 2) -> str | None:
+    def near(file: str, age_h: int, of: str = "uuid", left: int = 2) -> server.Advice | None:
         stored = Checkpoint(Position(0, file, 4), server=of, watermark_us=(100 - age_h) * hour_us)
         return server.advise_position(known, files[:left], stored)
 
