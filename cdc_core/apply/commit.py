@@ -140,7 +140,7 @@ def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
     paths = [found.path for found in store.list(folder) if found.path.endswith(".json")]
     if not paths:
         raise Refused(
-            f"There are no quality results for target {target!r}.",
+            f"Target {target!r} has no quality results.",
             where=folder,
             code="commit.quality_missing",
             remedy="clear the run from its quality task on",

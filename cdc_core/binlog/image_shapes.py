@@ -3,7 +3,7 @@ FULL_NODUP).
 
 An update's after image omits what did not change: the before image has it, or else the value is absent, which is not
 null. An INSERT omits what it left to a literal default; expressions are logged. The images of a delete and before an
-update must contain the key, or all columns if there is no key: otherwise it is unknown which row changed.
+update must contain the key, or all columns of a table without a key: otherwise nobody can tell which row changed.
 MariaDB omits virtual columns even where they change, so that no older value may replace an absent one.
 """
 

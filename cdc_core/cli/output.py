@@ -23,7 +23,7 @@ from cdc_core.errors import LockstepError, parts_of
 from cdc_core.windows import from_us
 
 WIDE = 200
-"""Width of a table that goes into a file or a pipe, where there is no terminal width."""
+"""Width of a table that goes into a file or a pipe, neither of which has a width of its own."""
 
 
 def _console(*, stderr: bool = False) -> Console:

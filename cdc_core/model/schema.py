@@ -260,7 +260,7 @@ class TableSchema:
 class DefinedSince:
     """What a table's definition is from the order key `seq` of its log on, until another says otherwise.
 
-    schema:   without columns if it is only known that it is no longer what it was.
+    schema:   without columns if all that is known is that the definition changed.
     defaults: what an INSERT stores in a column that it leaves out (source.defaults); None if not requested.
     gone:     no table has this name from here on: it was dropped or renamed.
     rowless:  a statement of the log made the table, and no row of it had been logged since.

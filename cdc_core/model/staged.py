@@ -109,7 +109,7 @@ class LiteralEntries:
         return found
 
     def array(self, rows: int) -> pa.MapArray:
-        """The column for this many rows: null where there is no entry."""
+        """The column for this many rows: null in rows without an entry."""
         if not len(self.row):
             return pa.nulls(rows, LITERAL_TYPE)
         order = np.argsort(self.row, kind="stable")

@@ -2,8 +2,8 @@
 
 A statement names tables, but changes others too: through views, triggers, stored functions and foreign keys. The
 server knows only their current definitions; so the log is read ahead to its end, and if a later statement drops or
-redefines what the answer depends on, there is no answer. MySQL logs with each statement the databases in which it
-changed anything, directly or not: then tables of other databases are not affected.
+redefines anything that the answer depends on, the answer is unknown. MySQL logs with each statement the databases in
+which it changed anything, directly or not: then tables of other databases are not affected.
 It must keep true that a table is left out only when it is certain that the statement did not change it.
 """
 
@@ -257,7 +257,7 @@ class _Walk:
         self._mentioned(mentions, runs, writes=statement.tables is None)
 
     def doubt(self, ahead: Statement) -> None:
-        """A later statement in the log may have removed what was no longer found."""
+        """A later statement in the log may have removed an object that is missing now."""
         if ahead.action is Action.HARMLESS:
             if not ahead.verb.startswith(("DROP ", "ALTER ", "CREATE ")) or ahead.tables == ():
                 return

@@ -177,7 +177,7 @@ def _purged(what: str, source: Source, known: ServerFacts) -> DataAtRisk:
 def _other_server(source: Source, stored: Checkpoint, known: ServerFacts) -> DataAtRisk:
     return DataAtRisk(
         f"The position is in the log of server {stored.server}, but this is {known.identity}: the same file and offset "
-        "mean another position here, and there are no GTIDs to find the right one.",
+        "mean another position here, and without GTIDs Lockstep cannot find the right one.",
         where=f"{source.name}, {stored.position}",
         code="source.other_server",
         remedy=f"point {source.connections[0]} at the server that was read before; or, if this is a standby of it, "
