@@ -83,6 +83,7 @@ class MergedColumn:
 _KEYED = "tables with a key"
 _MOVING = "tables with a key whose shard key is not part of it"
 _SHARED = "tables that several source tables feed"
+_CHAINED = "tables where rows without all values came under a new key"
 
 MERGED_COLUMNS: tuple[MergedColumn, ...] = (
     MergedColumn(
@@ -115,7 +116,7 @@ MERGED_COLUMNS: tuple[MergedColumn, ...] = (
         "older keys of a row that still lacks values, newest first, each with the version of the departure from it",
         ("spark_jobs.absent", "spark_jobs.key_changes", "spark_jobs.merge"),
         ("cdc_core.target.row_lookup", "spark_jobs.quality"),
-        "tables where rows without all values came under a new key",
+        _CHAINED,
     ),
     MergedColumn(
         ORIGIN,
@@ -213,7 +214,7 @@ def merged_schema(
         FORMER_SHARD_KEYS: pa.struct([(name, pa.list_(by_name[name])) for name in moving]),
         KEY_CHAIN: key_chain_type(row, key),
     }
-    here = {_KEYED: bool(key), _MOVING: bool(key and moving), _SHARED: shared}
+    here = {_KEYED: bool(key), _MOVING: bool(key and moving), _CHAINED: chained, _SHARED: shared}
     fields = [
         *row,
         (OP, pa.string()),
@@ -223,6 +224,6 @@ def merged_schema(
         (ROW, pa.int64()),
         (LITERAL, LITERAL_TYPE),
         *([(ABSENT, pa.string())] if key else []),
-        *[(one.name, one.type or types[one.name]) for one in MERGED_COLUMNS if here.get(one.where, chained)],
+        *[(one.name, one.type or types[one.name]) for one in MERGED_COLUMNS if here[one.where]],
     ]
     return pa.schema([field if isinstance(field, pa.Field) else pa.field(*field) for field in fields])

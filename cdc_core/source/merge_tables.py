@@ -9,6 +9,7 @@ It must keep true that no row of a captured table is changed through a MERGE tab
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
@@ -17,10 +18,12 @@ from dataclasses import dataclass, field
 import pymysql
 
 from cdc_core.binlog.wire import Cursor
-from cdc_core.connections import answers, quote
+from cdc_core.connections import answers, one_line, quote
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.source.facts import as_text, query
 from cdc_core.source.statements import Statement
+
+log = logging.getLogger(__name__)
 
 Name = tuple[str, str]
 
@@ -57,8 +60,13 @@ def united_tables(connection: pymysql.Connection) -> dict[Name, tuple[Name, ...]
         connection, f"SELECT TABLE_SCHEMA, TABLE_NAME FROM INFORMATION_SCHEMA.TABLES WHERE ENGINE = '{ENGINE}'"
     ):
         name = as_text(row[0]), as_text(row[1])
-        with suppress(pymysql.err.MySQLError, Refused):
+        try:
             found[name] = union_of(connection, *name)
+        except (pymysql.err.MySQLError, Refused) as error:
+            why = one_line(str(error))
+            log.warning(
+                "a TRUNCATE of the MERGE table %s will not be noticed: it cannot be read: %s", quote(*name), why
+            )
     return found
 
 

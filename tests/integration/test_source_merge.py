@@ -84,6 +84,18 @@ BETWEEN = {
 }
 
 
+def test_a_merge_table_that_cannot_be_read_is_named_in_the_log(
+    origin: Origin, other: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    origin.execute(MYISAM.format(f"{other}.u"), MERGE.format(f"{other}.m", f"{origin.name}.t, {other}.u"))
+    start = origin.end()
+    origin.drain(start)
+    assert "MERGE table" not in caplog.text
+    origin.execute(f"DROP TABLE {other}.u")
+    origin.drain(start)
+    assert f"a TRUNCATE of the MERGE table `{other}`.`m` will not be noticed" in caplog.text
+
+
 @pytest.mark.parametrize("then", BETWEEN)
 def test_also_where_the_merge_table_is_another_one_when_it_is_read(origin: Origin, other: str, then: str) -> None:
     origin.execute(MYISAM.format(f"{other}.u"), MERGE.format(f"{other}.m", f"{origin.name}.t, {other}.u"))
