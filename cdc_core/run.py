@@ -1,7 +1,7 @@
 """Applies staged batches to the targets without Airflow: the tasks of a DAG run, one after the other, in this process.
 
 plan -> merge -> per target: filter -> write -> quality -> commit. The code of each task is the one that Airflow runs;
-Spark applications are submitted by the same values, to the master that the pipeline names. What a run has not
+Spark's jobs are those of Airflow's tasks, in one application on the master that the pipeline names. What a run has not
 committed, because it failed or was killed, the next one takes over; it also takes over from one that is still running,
 which then ends where its next task would begin.
 """
@@ -9,9 +9,6 @@ which then ends where its next task would begin.
 from __future__ import annotations
 
 import logging
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,13 +17,13 @@ from pathlib import Path
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
-from cdc_core.apply.job_errors import error_of
-from cdc_core.apply.jobs import SparkJob, spark_job
+from cdc_core.apply.jobs import spark_job
 from cdc_core.apply.replay import Selection
+from cdc_core.apply.spark_application import SparkApplication
 from cdc_core.check.loops import require_no_loops
 from cdc_core.check.targets import require_any_target
 from cdc_core.config import Pipeline
-from cdc_core.errors import LockstepError, Refused
+from cdc_core.errors import LockstepError
 from cdc_core.meta import LedgerRow, Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.tasks import COMMIT, MERGE, TARGET_TASKS, WRITE
@@ -85,9 +82,8 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
     """Runs all tasks of a plan.
 
     The targets are asked first whether they can be written. A target that fails, then or later, does not stop the
-    others; the first error is raised when all have ended. Raises
-    what the tasks raise; Refused (check.loop); RetryLater (run.spark_ended) for a Spark application that says nothing
-    of ours.
+    others; the first error is raised when all have ended. Raises what the tasks raise; Refused (check.loop); RetryLater
+    (run.spark_ended) for a Spark application that ends without an error of Lockstep.
     """
     run_id = plan.run_id
     require_no_loops(context.pipeline, plan, context.environ)
@@ -95,24 +91,25 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
     errors: list[LockstepError] = []
     lost: list[str] = []
     failed: dict[str, LockstepError] = {}
-    if any(one.batches for one in plan.targets) and not taken_over(context.meta, plan):
-        with _noted(context, run_id):
-            failed = require_any_target(context.pipeline, plan, context.environ)
-            _merge(context, plan)
-    for name, refusal in failed.items():
-        log.error("run %s: target %s: %s", run_id, name, refusal)
-        context.meta.record_failure(run_id, str(refusal), target=name)
-        errors.append(refusal)
-    for one in plan.targets:
-        if one.batches and one.target not in failed:
-            try:
-                with _noted(context, run_id, one.target):
-                    summaries.append(_to_target(context, plan, one.target))
-            except _TakenOver as taken:
-                lost.append(str(taken))
-            except LockstepError as error:
-                log.error("run %s: target %s: %s", run_id, one.target, error)
-                errors.append(error)
+    with _application(context) as spark:
+        if any(one.batches for one in plan.targets) and not taken_over(context.meta, plan):
+            with _noted(context, run_id):
+                failed = require_any_target(context.pipeline, plan, context.environ)
+                _merge(context, spark, plan)
+        for name, refusal in failed.items():
+            log.error("run %s: target %s: %s", run_id, name, refusal)
+            context.meta.record_failure(run_id, str(refusal), target=name)
+            errors.append(refusal)
+        for one in plan.targets:
+            if one.batches and one.target not in failed:
+                try:
+                    with _noted(context, run_id, one.target):
+                        summaries.append(_to_target(context, spark, plan, one.target))
+                except _TakenOver as taken:
+                    lost.append(str(taken))
+                except LockstepError as error:
+                    log.error("run %s: target %s: %s", run_id, one.target, error)
+                    errors.append(error)
     if errors:
         raise errors[0]
     return RunResult(
@@ -122,6 +119,17 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
         tuple(summaries),
         context.meta.ledger(run_id),
         tuple(lost),
+    )
+
+
+def _application(context: RunContext) -> SparkApplication:
+    """For all jobs of the run; its output goes to a file of the log directory."""
+    name = f"lockstep-{context.pipeline.pipeline}"
+    return SparkApplication(
+        name,
+        master=context.pipeline.spark.master,
+        output=context.logs / f"{name}.log",
+        environ=context.environ,
     )
 
 
@@ -148,19 +156,19 @@ def _keep(context: RunContext, task: str, run_id: str, error: LockstepError, tar
         log.warning("%s %s: this failure could not be kept in meta: %s", task, run_id, unrecorded)
 
 
-def _merge(context: RunContext, plan: RunPlan) -> None:
+def _merge(context: RunContext, spark: SparkApplication, plan: RunPlan) -> None:
     for one in plan.merge_sets:
         if one.tables:
             _announce(context, plan.run_id, MERGE.name)
-            submit(spark_job(MERGE.name, plan.path, context.file, context.pipeline, merge_set=one.name), context)
+            spark.submit(spark_job(MERGE.name, plan.path, context.file, context.pipeline, merge_set=one.name))
 
 
-def _to_target(context: RunContext, plan: RunPlan, target: str) -> CommitSummary:
+def _to_target(context: RunContext, spark: SparkApplication, plan: RunPlan, target: str) -> CommitSummary:
     if plan.merge_set(plan.target(target).merge_set).tables:
         for task in TARGET_TASKS:
             if task.spark:
                 _begin(context, plan, target, task.name)
-                submit(spark_job(task.name, plan.path, context.file, context.pipeline, target=target), context)
+                spark.submit(spark_job(task.name, plan.path, context.file, context.pipeline, target=target))
             if task is WRITE:
                 mark_applied(context.meta, plan, target)
     _begin(context, plan, target, COMMIT.name)
@@ -177,38 +185,3 @@ def _begin(context: RunContext, plan: RunPlan, target: str, task: str) -> None:
 def _announce(context: RunContext, run_id: str, task: str) -> None:
     log.info("run %s: %s starts; the output of Spark goes to %s", run_id, task, context.logs)
     context.began(task)
-
-
-def submit(job: SparkJob, context: RunContext) -> None:
-    """Run a Spark application to its end; its output goes to a file of the log directory.
-
-    Raises the error that the application logged, or RetryLater (run.spark_ended), Refused (run.no_spark_submit).
-    """
-    # spark-submit finds its home only when it is called by name, with the environment's bin on the path.
-    bin_folder = str(Path(sys.executable).parent)
-    environ = {**context.environ, "PATH": f"{bin_folder}{os.pathsep}{context.environ.get('PATH', '')}"}
-    output = context.logs / f"{job.name}.log"
-    with output.open("ab") as file:
-        began = file.tell()
-        try:
-            process = subprocess.Popen(
-                job.command(context.pipeline.spark.master), env=environ, stdout=file, stderr=subprocess.STDOUT
-            )
-        except OSError as error:
-            raise Refused(
-                f"Cannot run spark-submit: {error.strerror}.",
-                where=bin_folder,
-                code="run.no_spark_submit",
-                remedy="install pyspark in this Python (`make setup`), and Java 17",
-            ) from None
-        try:
-            status = process.wait()
-        except BaseException:
-            process.terminate()
-            process.wait()
-            raise
-    if status != 0:
-        with output.open("rb") as file:
-            file.seek(began)
-            said = file.read().decode(errors="replace")
-        raise error_of(said, job=job.name, status=status, seen=str(output))

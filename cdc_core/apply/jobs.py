@@ -11,7 +11,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -112,6 +112,10 @@ class SparkJob:
             options += ["--packages", ",".join(self.packages), "--exclude-packages", ",".join(self.excluded)]
         return [spark_submit, *options, self.application, *self.arguments]
 
+    def hosted_by(self, application: str, name: str, *arguments: str) -> SparkJob:
+        """Another application with the settings of this job."""
+        return replace(self, name=name, application=application, arguments=arguments)
+
 
 def spark_job(
     name: str,
@@ -158,7 +162,7 @@ def spark_job(
             packages, excluded = S3_PACKAGES, S3_EXCLUDED
     return SparkJob(
         f"lockstep-{pipeline.pipeline}-{name}",
-        _application(name),
+        application_of(name),
         tuple(arguments),
         conf,
         jars,
@@ -188,7 +192,8 @@ def _s3_conf(pipeline: Pipeline) -> dict[str, str]:
     return conf
 
 
-def _application(name: str) -> str:
+def application_of(name: str) -> str:
+    """The path of spark_jobs/<name>.py. Raises UsageError (spark.not_installed)."""
     found = importlib.util.find_spec("spark_jobs")
     if found is None or not found.submodule_search_locations:
         raise UsageError(

@@ -30,7 +30,7 @@ class Case:
 
 WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
 COMMIT, WRITE = "cdc_core.apply.commit", "cdc_core.target.write"
-RUN, COMPARE = "cdc_core.run", "cdc_core.target.compare"
+SUBMIT, COMPARE = ("cdc_core.apply.spark_application", "SparkApplication.submit"), "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
 TARGET, META_SERVER, S3 = "the target server", "the meta database", "the S3 server"
 AGAIN = "the next run takes over the whole run"
@@ -63,12 +63,12 @@ CASES = (
     Case("merge", "during merge", DRIVER, "spark_jobs.merge", "merge_table", "after", AGAIN),
     Case("merge", "during merge", JVM, "spark_jobs.merge", "merge_table", "before", AGAIN, victim="parent"),
     Case("merge", "during merge", S3, "spark_jobs.merge", "merge_table", "before", AGAIN, victim="s3"),
-    Case("merge", "merged, nothing filtered", TASK, RUN, "submit", "after", AGAIN),
+    Case("merge", "merged, nothing filtered", TASK, *SUBMIT, "after", AGAIN),
     Case("filter", "during filter", WORKER, "cdc_core.target.versions", "versions_of", "before", AGAIN),
     Case("filter", "before the counts are written", DRIVER, "spark_jobs.filter", "filter_table", "after", AGAIN),
     Case("filter", "during filter", TARGET, "cdc_core.target.versions", "versions_of", "before", AGAIN,
          victim="target"),
-    Case("filter", "filtered, nothing written", TASK, RUN, "submit", "after", AGAIN, call=2),
+    Case("filter", "filtered, nothing written", TASK, *SUBMIT, "after", AGAIN, call=2),
     Case("write", "before a shard's transaction", WORKER, WRITE, "write_shard", "before", AGAIN),
     Case("write", "inside a shard's transaction", WORKER, WRITE, "ShardTransaction.verify", "before",
          "the server rolls it back; " + AGAIN),
@@ -90,7 +90,7 @@ CASES = (
     Case("quality", "while rows are read back", WORKER, COMPARE, "outcomes", "before", AGAIN),
     Case("quality", "while rows are read back", TARGET, COMPARE, "outcomes", "before", AGAIN, victim="target"),
     Case("quality", "before a result is saved", S3, "spark_jobs.quality", "_keep", "before", AGAIN, victim="s3"),
-    Case("quality", "all results saved, nothing committed", TASK, RUN, "submit", "after", AGAIN, call=4),
+    Case("quality", "all results saved, nothing committed", TASK, *SUBMIT, "after", AGAIN, call=4),
     Case("commit", "before the counts are read", S3, COMMIT, "_account", "before", AGAIN, victim="s3"),
     Case("commit", "records read, offset not committed", TASK, META, "Meta.commit_run", "before", AGAIN),
     Case("commit", "before the commit", META_SERVER, META, "Meta.commit_run", "before", AGAIN, victim="meta"),

@@ -68,12 +68,12 @@ def arm(module):
 
 
 def arm_script(module):
-    """Of spark_jobs.job: a job is a script, whose own functions exist when it calls `run`."""
+    """Of spark_jobs.job: a job's own functions exist when it calls `run`, in a script or in a module of run_jobs.py."""
     real = module.run
 
     def run(name, *rest):
         if ORDER["module"] == f"spark_jobs.{name}":
-            arm(sys.modules["__main__"])
+            arm(sys.modules.get(ORDER["module"]) or sys.modules["__main__"])
         return real(name, *rest)
 
     module.run = run

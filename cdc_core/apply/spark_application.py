@@ -1,0 +1,170 @@
+"""One Spark application for all jobs of a run: Spark starts once, instead of once for each job.
+
+spark-submit starts spark_jobs/run_jobs.py. Its driver connects to a Unix socket of this process, is sent one job at a
+time, and answers each with the job's exit status. It ends when this process closes the socket, or ends itself. After a
+job that failed, the application ends: the next job gets a new one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from cdc_core.apply.job_errors import error_of
+from cdc_core.apply.jobs import SparkJob, application_of
+from cdc_core.errors import Refused
+
+_LOOK_S = 0.1
+"""While an answer is awaited, how often to look whether spark-submit still runs."""
+_LEAVE_S = 60.0
+"""The time an application has for its own end once no job is left."""
+
+
+class SparkApplication:
+    """Runs Spark jobs one after the other, in one application as long as their settings are the same.
+
+    name: of the application. output: the file that receives its output. environ: of its driver. A context manager:
+    leaving it ends the application.
+    """
+
+    def __init__(self, name: str, *, master: str, output: Path, environ: Mapping[str, str]) -> None:
+        self._name = name
+        self._master = master
+        self._output = output
+        # spark-submit finds its home only when it is called by name, with the environment's bin on the path.
+        self._bin = str(Path(sys.executable).parent)
+        self._environ = {**environ, "PATH": f"{self._bin}{os.pathsep}{environ.get('PATH', '')}"}
+        self._driver: _Driver | None = None
+        self._settings: object = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end()
+
+    def submit(self, job: SparkJob) -> None:
+        """Run a job to its end.
+
+        Raises the error that the job reports, or RetryLater (run.spark_ended), Refused (run.no_spark_submit).
+        """
+        settings = (job.conf, job.jars, job.packages, job.excluded)
+        if self._settings != settings:
+            self._end()
+        printed = self._output.stat().st_size if self._output.exists() else 0
+        if self._driver is None:
+            self._driver, self._settings = self._start(job), settings
+        try:
+            status = self._driver.run(job)
+        except BaseException:
+            self._driver.kill()
+            raise
+        if status == 0:
+            return
+        self._end()
+        with self._output.open("rb") as file:
+            file.seek(printed)
+            said = file.read().decode(errors="replace")
+        raise error_of(said, job=job.name, status=status, seen=str(self._output))
+
+    def _end(self) -> None:
+        if self._driver is not None:
+            self._driver.end()
+        self._driver = self._settings = None
+
+    def _start(self, job: SparkJob) -> _Driver:
+        """An application with the settings of a job."""
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as private, socket.socket(socket.AF_UNIX) as listener:
+            address = str(Path(private) / "jobs")
+            listener.bind(address)
+            listener.listen(1)
+            listener.settimeout(_LOOK_S)
+            host = job.hosted_by(application_of("run_jobs"), self._name, address, str(self._output))
+            with self._output.open("ab") as file:
+                try:
+                    process = subprocess.Popen(
+                        host.command(self._master), env=self._environ, stdout=file, stderr=subprocess.STDOUT
+                    )
+                except OSError as error:
+                    raise Refused(
+                        f"Cannot run spark-submit: {error.strerror}.",
+                        where=self._bin,
+                        code="run.no_spark_submit",
+                        remedy="install pyspark in this Python (`make setup`), and Java 17",
+                    ) from None
+            try:
+                return _Driver(process, _accepted(listener, process))
+            except BaseException:
+                _stop(process)
+                raise
+
+
+@dataclass(frozen=True, slots=True)
+class _Driver:
+    """An application's driver, as its submitter sees it. orders: None if the application ended before it connected."""
+
+    process: subprocess.Popen[bytes]
+    orders: socket.socket | None
+
+    def run(self, job: SparkJob) -> int | None:
+        """The exit status of a job, or of an application that ended without an answer: None instead of 0."""
+        if self.orders is not None:
+            answer = b""
+            with suppress(ConnectionError):
+                order = {"job": Path(job.application).stem, "arguments": job.arguments}
+                self.orders.sendall(json.dumps(order).encode() + b"\n")
+                while not answer.endswith(b"\n"):
+                    try:
+                        received = self.orders.recv(64)
+                    except TimeoutError:
+                        if self.process.poll() is not None:
+                            break
+                        continue
+                    if not received:
+                        break
+                    answer += received
+            if answer.endswith(b"\n"):
+                return int(answer)
+        return self.process.wait() or None
+
+    def end(self) -> None:
+        if self.orders is not None:
+            self.orders.close()
+        try:
+            self.process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+    def kill(self) -> None:
+        if self.orders is not None:
+            self.orders.close()
+        _stop(self.process)
+
+
+def _accepted(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket.socket | None:
+    """The driver's connection; None if the process ends before there is one."""
+    while process.poll() is None:
+        try:
+            orders, _ = listener.accept()
+        except TimeoutError:
+            continue
+        orders.settimeout(_LOOK_S)
+        return orders
+    return None
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    process.wait()

@@ -1,0 +1,51 @@
+"""Runs the jobs of one run in one Spark application, as cdc_core/apply/spark_application.py orders them.
+
+Arguments: the path of the Unix socket from which orders come, and of the file for this driver's output. An order is a
+line of JSON with the name of a job and its arguments; the answer is a line with the job's exit status. No more orders:
+the application ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import socket
+import sys
+from collections.abc import Sequence
+
+from cdc_core.model.tasks import SPARK_JOBS
+from spark_jobs.job import leave
+
+
+def main(argv: Sequence[str]) -> int:
+    address, output = argv
+    _print_to(output)
+    with socket.socket(socket.AF_UNIX) as channel:
+        channel.connect(address)
+        with channel.makefile("rb") as orders:
+            for line in orders:
+                order = json.loads(line)
+                status = _run(order["job"], order["arguments"])
+                sys.stdout.flush()
+                sys.stderr.flush()
+                channel.sendall(b"%d\n" % status)
+    return 0
+
+
+def _print_to(output: str) -> None:
+    """Otherwise the JVM passes on what this driver prints, and an answer may come before the error that it is about."""
+    with open(output, "ab") as file:
+        os.dup2(file.fileno(), sys.stdout.fileno())
+        os.dup2(file.fileno(), sys.stderr.fileno())
+
+
+def _run(job: str, arguments: Sequence[str]) -> int:
+    """The exit status of a job; each is imported when it is due, as quality's libraries take seconds to load."""
+    assert job in SPARK_JOBS
+    status: int = importlib.import_module(f"spark_jobs.{job}").main(arguments)
+    return status
+
+
+if __name__ == "__main__":
+    leave(main(sys.argv[1:]))

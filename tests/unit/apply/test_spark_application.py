@@ -1,0 +1,103 @@
+"""The Spark application of `lockstep run`: its output is kept, a job's status decides, its error comes back."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc_core.apply.jobs import SparkJob
+from cdc_core.apply.spark_application import SparkApplication
+from cdc_core.errors import LockstepError, Refused, to_line
+
+ERROR = Refused("orders has no key [x].", where="shop_0.orders_00", code="target.key", remedy="ADD UNIQUE KEY (id)")
+
+
+class Script(SparkJob):
+    """A job whose application is a shell's command instead of spark-submit's."""
+
+    def command(self, master: str, *, spark_submit: str = "spark-submit") -> list[str]:
+        return ["sh", "-c", self.conf["script"], "sh", self.application, *self.arguments]
+
+
+DRIVER = f'exec {sys.executable} "$@"'
+"""The application's driver, as it is, without Spark around it."""
+
+
+def job(script: str, *arguments: str, name: str = "merge") -> SparkJob:
+    return Script(name, f"{name}.py", arguments, {"script": script}, jars=(), packages=(), excluded=(), environment=())
+
+
+def application(tmp_path: Path) -> SparkApplication:
+    environ = {"PATH": "/usr/bin:/bin"}
+    return SparkApplication("lockstep-shop", master="local[2]", output=tmp_path / "spark.log", environ=environ)
+
+
+def test_an_application_that_never_asks_for_a_job_is_told_by_its_status_and_output(tmp_path: Path) -> None:
+    with application(tmp_path) as spark:
+        with pytest.raises(LockstepError) as caught:
+            spark.submit(job(f"printf '%s\\n' '{to_line(ERROR, last=True)}'; exit 3"))
+        assert caught.value.code == "target.key"
+        for status in ("3", "0"):
+            with pytest.raises(LockstepError) as caught:
+                spark.submit(job(f"echo 'no Java' >&2; exit {status}"))
+            assert caught.value.code == "run.spark_ended", "what an earlier application printed is not this one's"
+            assert caught.value.where == str(tmp_path / "spark.log")
+    assert (tmp_path / "spark.log").read_text().splitlines()[1:] == ["no Java", "no Java"]
+
+
+def test_the_environment_of_this_python_comes_first_on_the_path(tmp_path: Path) -> None:
+    with application(tmp_path) as spark, pytest.raises(LockstepError):
+        spark.submit(job("command -v spark-submit"))
+    assert (tmp_path / "spark.log").read_text().strip().endswith("/bin/spark-submit")
+
+
+def test_a_missing_spark_submit_is_named(tmp_path: Path) -> None:
+    class Missing(SparkJob):
+        def command(self, master: str, *, spark_submit: str = "spark-submit") -> list[str]:
+            return [str(tmp_path / "none")]
+
+    made = job("")
+    missing = Missing(*(getattr(made, name) for name in SparkJob.__slots__))
+    with application(tmp_path) as spark, pytest.raises(LockstepError) as caught:
+        spark.submit(missing)
+    assert caught.value.code == "run.no_spark_submit"
+
+
+def test_the_error_of_a_job_comes_back_and_the_next_job_gets_an_application_of_its_own(tmp_path: Path) -> None:
+    """Before Spark starts: the jobs cannot read their pipeline."""
+    counted = f"echo started; {DRIVER}"
+    with application(tmp_path) as spark:
+        for name in ("merge", "filter"):
+            missing = str(tmp_path / f"{name}.yaml")
+            with pytest.raises(LockstepError) as caught:
+                spark.submit(job(counted, "--plan", "plan.json", "--pipeline", missing, name=name))
+            assert (caught.value.code, caught.value.where) == ("config.unreadable", missing)
+    assert (tmp_path / "spark.log").read_text().splitlines().count("started") == 2
+
+
+def test_a_driver_that_dies_amid_a_job_is_missed(tmp_path: Path) -> None:
+    dying = f"""exec {sys.executable} -c 'import socket, sys
+channel = socket.socket(socket.AF_UNIX)
+channel.connect(sys.argv[2])
+channel.recv(9)
+sys.exit(7)' "$@" """
+    with application(tmp_path) as spark, pytest.raises(LockstepError) as caught:
+        spark.submit(job(dying))
+    assert caught.value.code == "run.spark_ended"
+    assert "status 7" in caught.value.what
+
+
+def test_jobs_with_the_same_settings_share_an_application(tmp_path: Path) -> None:
+    answering = f"""echo started; exec {sys.executable} -c 'import socket, sys
+channel = socket.socket(socket.AF_UNIX)
+channel.connect(sys.argv[2])
+for line in channel.makefile("rb"):
+    channel.sendall(b"0\\n")' "$@" """
+    with application(tmp_path) as spark:
+        spark.submit(job(answering))
+        spark.submit(job(answering, name="filter"))
+        spark.submit(replace(job(answering), conf={"script": answering, "spark.x": "1"}))
+    assert (tmp_path / "spark.log").read_text().splitlines() == ["started"] * 2
