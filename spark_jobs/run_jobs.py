@@ -7,18 +7,16 @@ the application ends.
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import socket
 import sys
 from collections.abc import Sequence
 
-from cdc_core.model.tasks import SPARK_JOBS
 from spark_jobs.job import leave
 
 
-def main(argv: Sequence[str]) -> int:
+def host(argv: Sequence[str]) -> int:
     address, output = argv
     _print_to(output)
     with socket.socket(socket.AF_UNIX) as channel:
@@ -41,11 +39,20 @@ def _print_to(output: str) -> None:
 
 
 def _run(job: str, arguments: Sequence[str]) -> int:
-    """The exit status of a job; each is imported when it is due, as quality's libraries take seconds to load."""
-    assert job in SPARK_JOBS
-    status: int = importlib.import_module(f"spark_jobs.{job}").main(arguments)
-    return status
+    """The exit status of a job. Each is imported when it is due: the libraries of quality take seconds to load."""
+    match job:
+        case "merge":
+            from spark_jobs.merge import main
+        case "filter":
+            from spark_jobs.filter import main
+        case "write":
+            from spark_jobs.write import main
+        case "quality":
+            from spark_jobs.quality import main
+        case _:
+            raise ValueError(f"There is no Spark job {job!r}.")
+    return main(arguments)
 
 
 if __name__ == "__main__":
-    leave(main(sys.argv[1:]))
+    leave(host(sys.argv[1:]))

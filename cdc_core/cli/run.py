@@ -91,9 +91,9 @@ def run(
       lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
       lockstep run shop --requeue shop-cli-20261121T040000-4711
 
-    Runs the same code as the Airflow tasks; Spark runs on the pipeline's spark.master. Applies everything that is
-    staged and not applied yet, including batches that another run has not committed; that run then ends without them.
-    Prints the ledger, which must add up.
+    Runs the same code as the Airflow tasks, in one Spark application on the pipeline's spark.master. Applies
+    everything that is staged and not applied yet, including batches that another run has not committed; that run then
+    ends without them. Prints the ledger, which must add up.
 
     A replay applies the batches that you select, whether or not the target has applied them before. It always takes
     whole batches. It does not read the sources and moves no consume record; the versions in the target keep older
