@@ -385,7 +385,8 @@ def test_a_taken_server_id_is_refused_and_another_one_helps(shop: Any, lockstep:
 
 def test_a_copied_pipeline_file_cannot_end_the_stream_of_the_pipeline_that_runs(shop: Any, lockstep: Any) -> None:
     """The same server_id and source, another name, stage and meta: neither check nor extract takes it for its own."""
-    text = (lockstep.directory / "shop.yaml").read_text()
+    text = (lockstep.directory / "shop.yaml").read_text() + "\nlimits: {batch_age_s: 1}\n"
+    (lockstep.directory / "shop.yaml").write_text(text)
     copy = text.replace("pipeline: shop", "pipeline: copied").replace("/.lockstep/shop/", "/.lockstep/copied/")
     (lockstep.directory / "copy.yaml").write_text(copy)
     with _following(lockstep) as follower:

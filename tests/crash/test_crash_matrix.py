@@ -191,6 +191,7 @@ def test_after_a_kill_the_same_commands_end_equal(
         line.is_applied()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)

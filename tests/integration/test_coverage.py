@@ -224,6 +224,8 @@ def test_the_state_before_a_table_became_whole_is_refused(origin: Origin, make_l
 def test_a_row_that_is_logged_but_not_visible_yet_is_not_taken_for_an_empty_table(origin: Origin) -> None:
     """A transaction is written to the log before a plain read can see its rows."""
     origin.execute(ROWS.format("t"), ROWS.format("u"))
+    with origin.control.cursor() as cursor:
+        cursor.execute("SET SESSION innodb_lock_wait_timeout = 1")
     with closing(origin.sql.connect(origin.name)) as writer, writer.cursor() as cursor:
         cursor.execute("INSERT INTO t VALUES (1, 1)")  # not committed: held, as one that is being committed is
         assert not proven_empty(origin.control, origin.name, "t")
