@@ -14,7 +14,7 @@ from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.sources import check_server, check_tables
 from cdc_core.check.targets import check_target, identity
-from cdc_core.config import Pipeline
+from cdc_core.config import Pipeline, Source
 from cdc_core.connections import answers, resolve
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import TableCoverage
@@ -22,7 +22,9 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.source.server_id import replica_host
-from cdc_core.stage.objects import check_writable
+from cdc_core.stage import start as starts
+from cdc_core.stage.manifest import newest, require_continuable
+from cdc_core.stage.objects import ObjectStore, check_writable
 from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
@@ -32,8 +34,9 @@ __all__ = ["Finding", "Report", "check"]
 def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Report:
     """Check everything that the pipeline needs. `environ` replaces the process environment."""
     findings = Findings()
-    stored, covered = _meta(pipeline, findings)
-    _stage(pipeline, findings)
+    known_to_meta, covered = _meta(pipeline, findings)
+    _stage(pipeline, known_to_meta, findings)
+    stored = known_to_meta or {}
     captured: list[TableSchema] = []
     sources: set[str] = set()
     for source in pipeline.sources:
@@ -78,8 +81,10 @@ class _Known:
     identity: str
 
 
-def _meta(pipeline: Pipeline, findings: Findings) -> tuple[dict[str, _Known], dict[str, Mapping[str, TableCoverage]]]:
-    """What is stored, and the coverage of tables, by source."""
+def _meta(
+    pipeline: Pipeline, findings: Findings
+) -> tuple[dict[str, _Known] | None, dict[str, Mapping[str, TableCoverage]]]:
+    """What is stored, None where meta could not be asked, and the coverage of tables, by source."""
     covered: dict[str, Mapping[str, TableCoverage]] = {}
 
     def look() -> dict[str, _Known]:
@@ -93,16 +98,54 @@ def _meta(pipeline: Pipeline, findings: Findings) -> tuple[dict[str, _Known], di
             }
 
     stored = findings.attempt("meta", look, lambda found: f"current, with positions of {counted(len(found), 'source')}")
-    return stored or {}, covered
+    return stored, covered
 
 
-def _stage(pipeline: Pipeline, findings: Findings) -> None:
-    def probe() -> str:
+def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findings) -> None:
+    """stored: what meta knows; None where it could not be asked."""
+
+    def probe() -> ObjectStore:
         store = open_stage(pipeline.stage)
         check_writable(store)
-        return store.uri
+        return store
 
-    findings.attempt("stage", probe, lambda uri: f"{uri} can be written, with conditional writes")
+    store = findings.attempt("stage", probe, lambda found: f"{found.uri} can be written, with conditional writes")
+    if store is None or stored is None:
+        return
+    for source in pipeline.sources:
+        findings.attempt(
+            f"source {source.name}: staged batches",
+            partial(_require_continuable, pipeline, store, source.name, stored.get(source.name)),
+            lambda _: "the stage and the meta database agree",
+        )
+        if source.name in stored:
+            findings.attempt(
+                f"source {source.name}: start", partial(_warn_of_start, source, store, stored[source.name], findings)
+            )
+
+
+def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, known: _Known | None) -> None:
+    recorded = None if known is None else known.checkpoint.position
+    if recorded is None and newest(store, source) is not None:
+        # A first extractor may have started since meta was asked; it records its start before it stages anything.
+        with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+            begun = meta.checkpoint(source)
+            recorded = None if begun is None else begun.position
+    require_continuable(store, source, recorded)
+
+
+def _warn_of_start(source: Source, store: ObjectStore, known: _Known, findings: Findings) -> None:
+    """`start` counts only until a source is first extracted: a later change of it would be ignored silently."""
+    begun = starts.read(store, source.name)
+    wanted = None if isinstance(source.start, str) else source.start.position
+    if begun is None or wanted is None or (wanted.file, wanted.offset) == (begun.position.file, begun.position.offset):
+        return
+    findings.warn(
+        f"source {source.name}: start",
+        f"start: {wanted.file}:{wanted.offset} is ignored: the source was first extracted from {begun.position}, and "
+        f"continues at {known.checkpoint.position}",
+        "restore `start` in the pipeline file; to begin elsewhere, use an empty stage and a new source name",
+    )
 
 
 def _logical(pipeline: Pipeline, captured: list[TableSchema]) -> dict[str, list[TableSchema]]:

@@ -58,13 +58,13 @@ def check_server(
         findings.attempt(
             f"{subject}: {name}",
             partial(server_id_free if name == "server_id" else requirement, facts, source),
-            lambda _, name=name: said.get(name, "as it must be"),  # type: ignore[misc]
+            lambda _, name=name: said[name],  # type: ignore[misc]
         )
     for advise in server.ADVICE:
         name = advise.__name__.removeprefix("advise_").replace("_", " ")
         advice = advise(facts)
         if advice is None:
-            findings.ok(f"{subject}: {name}", said.get(name, "as it should be"))
+            findings.ok(f"{subject}: {name}", said[name])
         else:
             findings.warn(f"{subject}: {name}", advice.what, advice.remedy)
     if stored is not None and is_other_server(stored, facts):
@@ -94,8 +94,9 @@ def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:
         "binary log": "on",
         "grants": "sufficient",
         "binlog_format": facts.binlog_format,
-        "binlog_row_image": facts.row_image,
+        "row image": facts.row_image,
         "log filters": "none",
+        "replicated changes": "logged, if the server replicates any",
         "server_id": f"{source.server_id} is free",
         "row metadata": facts.row_metadata,
         "retention": f"{facts.retention_s / 86_400:.1f} days" if facts.retention_s else "for ever",
@@ -210,7 +211,9 @@ def _check_cascades(
         lambda: require_logged_cascades(
             connection, capture.captures, server.facts(connection), source=source.name, policy=policy
         ),
-        lambda found: "none changes captured rows unlogged" if not found else f"{len(found)} accepted",
+        lambda found: (
+            "no cascade changes captured rows without logging them" if not found else f"{len(found)} accepted"
+        ),
     )
     for unlogged in let_pass or ():
         findings.warn(subject, unlogged, "target and source will differ there until a re-sync")

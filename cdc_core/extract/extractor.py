@@ -25,7 +25,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.binlog.warm import is_cold, warm
 from cdc_core.config import Pipeline, Start
-from cdc_core.errors import LockstepError, Refused, RetryLater, defect
+from cdc_core.errors import LockstepError, RetryLater, defect
 from cdc_core.extract import acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
 from cdc_core.extract.lean import lean
@@ -479,23 +479,13 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
     (stage.gap, stage.start) when meta knows some that the stage has lost.
     """
     stored = meta.checkpoint(lease.source)
+    manifests.require_continuable(store, lease.source, None if stored is None else stored.position)
     if stored is None:
-        if next(iter(chain(store, lease.source)), None) is not None:
-            raise Refused(
-                f"The stage holds batches of source {lease.source!r}, but the meta database knows none of them.",
-                where=lease.source,
-                code="extract.meta_behind",
-                remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
-                "pipeline an empty stage",
-            )
         begun = starts.read(store, lease.source)
         if begun is not None:
             log.info("%s: starting where an earlier extractor began: %s", lease.source, begun.position)
             meta.advance_watermark(lease, begun)
         return begun
-    if starts.read(store, lease.source) is None:
-        raise starts.missing_start(store, lease.source)
-    manifests.require_reached(store, lease.source, manifests.newest(store, lease.source), stored.position)
     for manifest in chain(store, lease.source, after=stored.position):
         log.info("%s: adopting the batch %s, which is staged but not recorded", lease.source, manifest.batch_id)
         meta.commit_batch(lease, manifest)

@@ -47,7 +47,8 @@ def connect(
                 opened.callback(control.close)
                 known = server.facts(control)
             except RetryLater as error:
-                log.warning("%s: %s", source.name, error)
+                if len(source.connections) > 1:  # the error of a single server is raised below
+                    log.warning("%s: %s", source.name, error)
                 away.append(error)
                 continue
             found = (address, control, known)

@@ -5,7 +5,8 @@ one before ended, so the manifests of a source are one linear chain, whoever wri
 the same place one finds the name taken. Readers go by manifests and never by a listing of parts.
 
 The chain begins at the source's start (`stage.start`), or at its horizon after a purge. Callers that can ask meta check
-its end against what meta has recorded, so that a manifest lost at either end is noticed too.
+its end against what meta has recorded, so that a manifest lost at either end is noticed too. The fields that a manifest
+must have are in `model.batch`.
 """
 
 from __future__ import annotations
@@ -133,6 +134,28 @@ def require_reached(store: ObjectStore, source: str, last: Manifest | None, reco
     problem = lost_end(store, source, last, recorded)
     if problem is not None:
         raise _refusal(store, problem)
+
+
+def require_continuable(store: ObjectStore, source: str, recorded: Position | None) -> None:
+    """An extractor may continue from what meta recorded: the stage has what meta knows, and meta knows of the stage.
+
+    recorded: the position in meta, read before the stage; None where meta knows nothing of the source.
+    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none, DataAtRisk
+    (stage.gap, stage.start) when meta knows some that the stage has lost.
+    """
+    if recorded is None:
+        if next(iter(chain(store, source)), None) is not None:
+            raise Refused(
+                f"The stage holds batches of source {source!r}, but the meta database knows none of them.",
+                where=source,
+                code="extract.meta_behind",
+                remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
+                "pipeline an empty stage",
+            )
+        return
+    if starts.read(store, source) is None:
+        raise starts.missing_start(store, source)
+    require_reached(store, source, newest(store, source), recorded)
 
 
 def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: Position | None) -> Problem | None:

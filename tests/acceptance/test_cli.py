@@ -232,10 +232,36 @@ def test_a_lost_meta_database_is_rebuilt_from_the_stage(shop: Any, lockstep: Any
     shop.execute("INSERT INTO orders VALUES (4,'late',NULL,NULL)")
     refused = lockstep("extract", "shop.yaml", code=3)
     assert refused.error["code"] == "extract.meta_behind"
+    assert "extract.meta_behind" in [one["code"] for one in lockstep("check", "shop.yaml", code=3).document["findings"]]
     (rebuilt,) = lockstep("meta", "rebuild", "shop.yaml").document["sources"]
     assert rebuilt["restored"] >= 1
     lockstep("extract", "shop.yaml")
     assert exported_rows(shop, lockstep) == source_rows(shop)
+
+
+def test_check_says_that_another_start_is_ignored_once_the_source_was_extracted(shop: Any, lockstep: Any) -> None:
+    def of_start() -> list[str]:
+        findings = lockstep("check", "shop.yaml").document["findings"]
+        return [one["what"] for one in findings if (one["subject"], one["status"]) == ("source shop: start", "warn")]
+
+    file = lockstep.directory / "shop.yaml"
+    (place,) = re.findall(r"start: .*'(binlog\.\d+)', offset: \d+", file.read_text())
+    assert of_start() == []
+    lockstep("extract", "shop.yaml")
+    assert of_start() == []  # the same as before
+    file.write_text(re.sub("start: .*", f"start: {{position: {{file: {place}, offset: 4}}}}", file.read_text()))
+    (said,) = of_start()
+    assert f"{place}:4" in said
+    lockstep("extract", "shop.yaml")
+    file.write_text(re.sub("start: .*", "start: latest", file.read_text()))
+    assert of_start() == []
+
+
+def test_a_source_that_is_away_is_said_once(shop: Any, lockstep: Any) -> None:
+    lockstep.environ["SHOP"] = "mysql://nobody@127.0.0.1:1"
+    done = lockstep("extract", "shop.yaml", code=75)
+    assert done.error["code"] == "connection.unreachable"
+    assert "cannot be reached" not in done.err
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

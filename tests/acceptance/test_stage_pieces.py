@@ -63,6 +63,8 @@ def test_each_lost_piece_stops_each_reader_and_nothing_is_left_out_silently(stag
                 for command in ("extract", "ls"):
                     arguments = ("extract", "shop.yaml") if command == "extract" else ("stage", "ls", "shop.yaml")
                     assert lockstep(*arguments, code=4).error["code"] in ("stage.gap", "stage.start"), piece
+                checked = lockstep("check", "shop.yaml", code=4).document["findings"]
+                assert {one["code"] for one in checked if one["status"] == "fail"} <= {"stage.gap", "stage.start"}
     assert lockstep("stage", "sql", "shop.yaml", query).document == {
         "columns": ["count_star()"], "rows": [[3]], "compared_with_meta": True,
     }  # fmt: skip
