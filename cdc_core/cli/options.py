@@ -34,13 +34,22 @@ def pipeline_path(name: str, folder: Path) -> Path:
     if found.is_file():
         return found
     names = sorted(path.stem for path in folder.glob("*.yaml")) if folder.is_dir() else []
+    here = Path(f"{name}.yaml")
+    if here.is_file():
+        remedy = f"to use the file in this folder, write {here}"
+    elif names:
+        remedy = f"give one of {', '.join(names)}, or a path"
+    else:
+        remedy = (
+            "give the path of a YAML file, or name the folder with --pipelines or LOCKSTEP_PIPELINES; `lockstep init` "
+            "makes a pipeline"
+        )
     raise UsageError(
         f"There is no pipeline {name!r} in {folder}.",
         where=str(found),
         code="cli.no_pipeline",
-        remedy=f"give one of {', '.join(names)}, or a path" if names else "give the path of a YAML file, or name the "
-        "folder with --pipelines or LOCKSTEP_PIPELINES; `lockstep init` makes a pipeline",
-    )  # fmt: skip
+        remedy=remedy,
+    )
 
 
 def load_pipeline(name: str, folder: Path) -> tuple[Path, Pipeline]:

@@ -129,6 +129,14 @@ def test_a_name_that_is_not_there_is_answered_with_those_that_are(lockstep: Lock
     assert "shop" in error["remedy"]
 
 
+def test_a_name_whose_file_is_in_this_folder_is_answered_with_its_path(
+    lockstep: Lockstep, monkeypatch: pytest.MonkeyPatch, pipeline: Path
+) -> None:
+    monkeypatch.chdir(pipeline.parent)
+    error = json.loads(lockstep("status", pipeline.stem, "--json").out)["error"]
+    assert (error["code"], error["remedy"].split()[-1]) == ("cli.no_pipeline", pipeline.name)
+
+
 def test_a_source_or_time_that_is_not_there_is_refused_before_anything_happens(
     lockstep: Lockstep, pipeline: Path
 ) -> None:
