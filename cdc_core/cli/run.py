@@ -149,9 +149,10 @@ def run(
         nothing = "no batch is staged there" if again else "every target has taken all that is staged"
         output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
+    ledger = [ledger_table(f"ledger of {done.run_id}", (row.entry for row in done.ledgers))] if done.ledgers else []
     output.answer(
         document,
-        ledger_table(f"ledger of {done.run_id}", (row.entry for row in done.ledgers)),
+        *ledger,
         f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}"
         + (f"; output of Spark: {logs}" if kept else ""),
         *done.lost,

@@ -95,7 +95,8 @@ def ls(
     ]
     output.answer(
         document,
-        table(f"tables in {store.uri}", ("table", "rows", "files", "size"), tables, numbers=("rows", "files", "size")),
+        _line(store.uri),
+        table("tables", ("table", "rows", "files", "size"), tables, numbers=("rows", "files", "size")),
         table(
             "batches",
             ("batch", "window (UTC)", "rows", "files", "size", "ends at"),

@@ -137,11 +137,12 @@ def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
     """What the staged history of a source table lacks, in words for people."""
     if coverage is None:
         return f"nothing says what {table} of source {source} held before its first staged change"
-    count = "rows" if coverage.rows is None else f"~{coverage.rows:,} row" + ("s" if coverage.rows != 1 else "")
+    count = "seen" if coverage.rows is None else f"~{coverage.rows:,} row" + ("s" if coverage.rows != 1 else "")
     since = coverage.place
     match coverage.how:
         case How.EXISTING:
-            return f"{count} of {table} (source {source}) from before {since} are not captured"
+            # `since` is where the rows were seen, which is after the place where capture began.
+            return f"rows of {table} (source {source}) from before its capture are not captured ({count} at {since})"
         case How.LEFT_OUT:
             return f"{table} (source {source}) was not captured for a while, up to {since} or later"
         case How.ISOLATED:

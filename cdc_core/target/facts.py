@@ -233,7 +233,7 @@ def table_problems(
                 f"The table {name} does not exist on the target, or the account has no privilege to see it.",
                 where=name,
                 code="target.table",
-                remedy=f"create it there: {create_table(name, schema, key, mariadb=mariadb)}",
+                remedy=f"create it there: {create_table(name, schema, key, mariadb=mariadb)};",
             )
         ]
     found: list[LockstepError] = [*_key_problems(facts, key)] if key else []

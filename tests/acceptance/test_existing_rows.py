@@ -95,6 +95,7 @@ def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorial
         dump = dumped(source, name, user)
         run_sql(source, "UPDATE orders SET status = 'new' WHERE order_id = 2", "INSERT INTO orders VALUES (4, 'new')",
                 "DELETE FROM orders WHERE order_id = 3", database=name)  # fmt: skip
+        assert told(r"^mysql -h target -u (\w+) -p < shop.sql") == target.user
         loading = (*tool(target, "mysql", "mariadb"), *reached(target, target.user, target.password))
         subprocess.run(loading, input=dump, text=True, check=True)
 
@@ -118,6 +119,7 @@ def test_existing_rows_are_said_to_be_missing_and_reach_a_target_by_the_tutorial
 
         error = lockstep("stage", "export", "shop.yaml", f"{name}.orders", "-o", "x.parquet", code=3).error
         assert error["code"] == "stage.partial"
+        assert re.search(r"from before its capture are not captured \(~\d+ rows? at binlog", error["what"])
         count = f'SELECT count(*) FROM "{name}.orders"'
         assert lockstep("stage", "sql", "shop.yaml", count, code=3).error["code"] == "stage.partial"
         assert lockstep("stage", "sql", "shop.yaml", count, "--partial").document["rows"] == [[2]]
