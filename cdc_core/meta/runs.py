@@ -60,7 +60,7 @@ def claim(
     airflow_run_id: str | None,
     replays: bool = False,
 ) -> None:
-    """See Meta.claim."""
+    """See Meta.claim. A record that another run has not committed is taken over (`states`)."""
     now = now_us(connection)
     known = find(connection, run_id, lock=True)
     if known is not None and (known.pipeline, known.window) != (pipeline, window):
