@@ -4,30 +4,80 @@ A kernel takes arrays, bundled in named tuples, allocates nothing, and returns n
 for every access to an array in a tuple, with an atomic instruction: a third of the time of a one-row transaction.
 `_nrt=False` takes that away, as Numba's own mergesort does (numba/misc/mergesort.py, 0.68); a kernel that allocates
 does not compile under it. `error_model`: division by zero yields what NumPy yields, so no division is checked.
+
+What is on disk outlives an upgrade of Lockstep. Numba reads it again as long as the kernel's own file is unchanged,
+although the code of other modules is compiled into it; and it cannot even read its index when a named tuple in it has
+another name now. So the files of a kernel are named after every source that its module imports from its package.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba as nb
+from numba.core.caching import IndexDataCacheFile
 
 _Result = TypeVar("_Result")
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
 _UNCOUNTED = {**_OPTIONS, "_nrt": False}
+_IMPORT = re.compile(r"^ *(?:from|import) +([\w.]+)(?: +import +(?:\(([^)]*)\)|([^\n(]*)))?", re.MULTILINE)
 
 
 def kernel(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """A function that Python calls."""
-    return cast(Callable[..., _Result], nb.njit(**_UNCOUNTED)(function))
+    return _compiled(function, _UNCOUNTED)
 
 
 def inlined(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """A part of a kernel: it is inlined, so that passing many arrays costs nothing."""
-    return cast(Callable[..., _Result], nb.njit(**_UNCOUNTED, forceinline=True)(function))
+    return _compiled(function, {**_UNCOUNTED, "forceinline": True})
 
 
 def allocating(function: Callable[..., _Result]) -> Callable[..., _Result]:
     """A function that Python calls, and that allocates arrays."""
-    return cast(Callable[..., _Result], nb.njit(**_OPTIONS)(function))
+    return _compiled(function, _OPTIONS)
+
+
+def _compiled(function: Callable[..., _Result], options: dict[str, Any]) -> Callable[..., _Result]:
+    made: Any = nb.njit(**options)(function)
+    # Numba has no public way to name the files of its cache (numba/core/caching.py, 0.68). Where it compiles nothing
+    # (NUMBA_DISABLE_JIT), it returns the function.
+    kept = getattr(made, "_cache", None)
+    if kept is not None:
+        stamp = _stamp(Path(inspect.getfile(function)), function.__module__)
+        base = f"{kept._impl.filename_base}-{stamp[:16]}"
+        kept._cache_file = IndexDataCacheFile(kept.cache_path, base, stamp)  # type: ignore[no-untyped-call]
+    return cast(Callable[..., _Result], made)
+
+
+@cache
+def _stamp(file: Path, module: str) -> str:
+    """A hash of the module's source and of every source that it imports from its package, directly or not."""
+    top = file.resolve().parents[module.count(".")]
+    sources, pending = {file.resolve()}, [file.resolve()]
+    while pending:
+        new = set(_imported(pending.pop(), top)) - sources
+        sources |= new
+        pending += new
+    hashed = hashlib.sha256()
+    for source in sorted(sources):
+        hashed.update(_read(source))
+    return hashed.hexdigest()
+
+
+def _imported(file: Path, top: Path) -> Iterator[Path]:
+    for name, several, names in _IMPORT.findall(_read(file).decode()):
+        for imported in (name, *(f"{name}.{one}" for one in re.findall(r"\w+", several or names))):
+            path = top.joinpath(*imported.split("."))
+            yield from (one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file())
+
+
+@cache
+def _read(file: Path) -> bytes:
+    return file.read_bytes()

@@ -1,0 +1,76 @@
+"""What is compiled on disk is used only as long as every source that went into it is the same: an upgrade of Lockstep
+in place leaves it there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+KERNEL = """
+from cdc_core.binlog.compiled import inlined, kernel
+from product import (  # on several lines
+    sizes,
+)
+from product.parts import {name}, added
+FACTOR = sizes.FACTOR
+
+@kernel
+def price(order):
+    return added(order) * FACTOR
+"""
+PARTS = """
+from typing import NamedTuple
+from cdc_core.binlog.compiled import inlined
+
+class {name}(NamedTuple):
+    count: int
+
+@inlined
+def added(order):
+    return order.count + {more}
+"""
+PROGRAM = """
+from product import kernels
+from product.parts import {name}
+print(kernels.price({name}(3)), sum(kernels.price.stats.cache_misses.values()))
+"""
+
+
+@pytest.fixture
+def product(tmp_path: Path) -> Path:
+    (tmp_path / "product").mkdir()
+    (tmp_path / "product/__init__.py").touch()
+    return tmp_path
+
+
+def priced(product: Path, name: str = "Order", more: int = 1, factor: int = 10) -> str:
+    """The kernel's answer with these sources, and how often it was compiled."""
+    texts = {
+        "sizes": f"FACTOR = {factor}",
+        "parts": PARTS.format(name=name, more=more),
+        "kernels": KERNEL.format(name=name),
+    }
+    for module, text in texts.items():
+        (product / "product" / f"{module}.py").write_text(text)
+    environ = {**os.environ, "PYTHONPATH": f"{product}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    environ.pop("NUMBA_CACHE_DIR", None)
+    program = [sys.executable, "-c", PROGRAM.format(name=name)]
+    return subprocess.run(program, capture_output=True, text=True, check=True, env=environ).stdout.strip()
+
+
+def test_a_kernel_is_compiled_again_when_code_or_a_constant_of_another_module_changed(product: Path) -> None:
+    assert priced(product) == "40 1"
+    assert priced(product) == "40 0"
+    assert priced(product, more=2) == "50 1"
+    assert priced(product, more=2, factor=7) == "35 1"
+    assert priced(product) == "40 0"
+
+
+def test_a_named_tuple_may_get_another_name(product: Path) -> None:
+    assert priced(product, name="Order") == "40 1"
+    assert priced(product, name="Basket") == "40 1"
