@@ -29,7 +29,7 @@ from benchmarks.document import keep, machine
 from cdc_core.apply.jobs import ANYWHERE, local_conf
 from cdc_core.config import Pipeline, parse
 from cdc_core.model.merged import SHARD
-from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
+from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import ABSENT, LITERAL, OP, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.stores import open_store
@@ -259,7 +259,7 @@ def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch])
     rows = pa.Table.from_batches(batches).combine_chunks()
     placed = opened(described).shard_numbers(rows.to_batches()[0]).astype(np.int32)
     rows = rows.append_column(SHARD, pa.array(placed))
-    table = MergeTable(SCHEMA.name, ("id",), (StagedFile("merged already", rows.num_rows, SCHEMA.id, "one/0"),))
+    table = MergeTable(SCHEMA.name, ("id",), (PlannedFile("merged already", rows.num_rows, SCHEMA.id, "one/0"),))
     plan = RunPlan(
         "bench", "bench", described.stage.uri, 0, 1, (MergeSet("0", (table,)),), (TargetRun("bench", "0", ()),),
         {SCHEMA.id: SCHEMA},

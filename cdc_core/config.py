@@ -135,7 +135,7 @@ class StartPosition(_Model):
     )
 
 
-class Start(_Model):
+class StartConfig(_Model):
     """Where reading starts if nothing is stored for the source yet. Give exactly one key."""
 
     position: StartPosition | None = Field(None, description="a position in the log")
@@ -145,7 +145,7 @@ class Start(_Model):
     )
 
     @model_validator(mode="after")
-    def _exactly_one(self) -> Start:
+    def _exactly_one(self) -> StartConfig:
         if sum(value is not None for value in (self.position, self.gtid, self.timestamp)) != 1:
             raise ValueError("give exactly one of position, gtid, timestamp")
         return self
@@ -163,7 +163,7 @@ class Source(_Model):
     server_id: int = Field(
         ge=1, le=2**32 - 1, description="Lockstep's ID as a replica; no other replica may have the same"
     )
-    start: Literal["earliest", "latest"] | Start = Field(
+    start: Literal["earliest", "latest"] | StartConfig = Field(
         "latest",
         description="where to start if nothing is stored yet: earliest, latest (the moment of the first extract), or "
         "one of the keys of `start`",
@@ -235,7 +235,7 @@ class Processor(_Model):
     options: Mapping[str, Any] = Field(default_factory=dict, description="keyword arguments of the function")
 
 
-class Tables(_Model):
+class CaptureRules(_Model):
     """Which source tables, rows and columns are captured. Patterns must match the whole `database.table`."""
 
     include: tuple[Pattern, ...] = Field(
@@ -293,7 +293,7 @@ class Route(_Model):
         return self
 
 
-class Stage(_Model):
+class StageConfig(_Model):
     """Where changes, manifests and runs are stored. S3 credentials come from the environment (AWS_*)."""
 
     uri: Annotated[str, AfterValidator(_no_password)] = Field(description="file:///directory or s3://bucket/prefix")
@@ -302,13 +302,13 @@ class Stage(_Model):
     compression_level: int = Field(1, ge=1, le=22, description="zstd level of the Parquet files")
 
     @model_validator(mode="after")
-    def _scheme(self) -> Stage:
+    def _scheme(self) -> StageConfig:
         if not re.match(r"^(file:///|s3://[^/]+)", self.uri):
             raise ValueError(f"uri {self.uri!r}: must begin with file:/// or s3://bucket")
         return self
 
 
-class Meta(_Model):
+class MetaConfig(_Model):
     """The database for leases, positions, consume records and ledgers: SQLite, PostgreSQL or MySQL."""
 
     url: Annotated[str, AfterValidator(_no_password)] = Field(
@@ -570,12 +570,12 @@ class Pipeline(_Model):
         "0 * * * *", description="cron expression (UTC); its intervals are the windows of the batches"
     )
     sources: tuple[Source, ...] = Field(min_length=1, description="the servers to read")
-    tables: Tables = Field(description="which tables are captured")
+    tables: CaptureRules = Field(description="which tables are captured")
     routes: tuple[Route, ...] = Field(
         (), description="logical tables; default: each table's logical name is `database.table`"
     )
-    stage: Stage = Field(description="where staged files are stored")
-    meta: Meta = Field(description="where positions and records are stored")
+    stage: StageConfig = Field(description="where staged files are stored")
+    meta: MetaConfig = Field(description="where positions and records are stored")
     targets: tuple[Target, ...] = Field((), description="where changes are applied; may be empty")
     spark: Spark = Field(default_factory=Spark, description="how Spark runs")
     limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")

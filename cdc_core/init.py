@@ -86,7 +86,7 @@ def _catalogue(found: Iterable[FoundTable]) -> Catalogue:
 def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     """The pipeline of the wishes. Raises UsageError for impossible wishes, and what connecting raises."""
     _require_references(wishes)
-    tables = config.Tables(include=_patterns(wishes.include), exclude=_patterns(wishes.exclude))
+    tables = config.CaptureRules(include=_patterns(wishes.include), exclude=_patterns(wishes.exclude))
     address = connections.resolve(wishes.source, environ)
     with connections.connect(address, where=wishes.source) as connection:
         facts = server.facts(connection)
@@ -103,7 +103,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
             names = ", ".join(quoted(name) for name in sorted(empty))
             proven = f", empty: [{names}]" if empty else ""
             start = [
-                "    # The end of the log when this file was made; only changes after it are read.",
+                "    # The end of the log when this file was written. Only later changes are read.",
                 f"    start: {{position: {{file: {quoted(end.file)}, offset: {end.offset}{proven}}}}}",
             ]
         present = [] if catalogue.captured else table_names(connection)
@@ -203,32 +203,35 @@ def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[st
     stage = _stage_uri(wishes.stage, home, wishes.directory)
     meta = wishes.meta or f"sqlite:///{home / 'meta.db'}"
     lines = [
-        f"# Pipeline {wishes.name}, drafted by `lockstep init`. Every key: docs/configuration.md",
-        "# Next: lockstep check FILE, then lockstep extract FILE --until now",
+        f"# Pipeline {wishes.name}, written by `lockstep init`. docs/configuration.md describes every key.",
+        "# Next, run `lockstep check FILE`, then `lockstep extract FILE --until now`.",
         f"pipeline: {wishes.name}",
         "",
-        "# The windows of the batches, and the DAG's schedule: a cron expression in UTC.",
+        "# When the DAG runs: a cron expression, in UTC. It also sets the windows that batches are divided into.",
         "schedule: '0 * * * *'",
         "",
         "sources:",
         f"  - name: {wishes.name}",
-        "    # The URL with its password stays outside of this file.",
+        "    # Where to find the URL. The URL contains the password, so it is kept out of this file.",
         f"    connection: {quoted(wishes.source)}",
-        f"    # Our id as a replica; picked at random from {SERVER_IDS.start} to {SERVER_IDS.stop - 1} and unused now.",
+        "    # Lockstep connects as a replica with this id, which no other replica may use. It was chosen at random",
+        f"    # from {SERVER_IDS.start} to {SERVER_IDS.stop - 1}; no replica used it when this file was written.",
         f"    server_id: {server_id}",
         *start,
         "",
         "tables:",
-        "  # Regular expressions on the whole `database.table`. Tables that appear later and match are captured too.",
+        "  # Regular expressions that must match the whole `database.table`. They also capture matching tables that",
+        "  # are created later.",
         *_list("include", wishes.include),
     ]
     lines += _left_out(wishes.exclude, catalogue)
     lines += [
-        "  # DDL that changes rows without logging them: stop, or record it in the manifest and continue.",
+        "  # What to do when a statement changes rows without logging them, such as TRUNCATE: stop, or record it in",
+        "  # the manifest and continue.",
         "  on_unlogged_change: stop",
         "",
     ]
-    lines += ["# Captured now, with their keys:"] if catalogue.captured else ["# No table matches yet."]
+    lines += ["# Tables that match now, with their keys:"] if catalogue.captured else ["# No tables match yet."]
     for schema in catalogue.captured:
         lines.append(f"#   {_comment(schema.name)} ({_comment(', '.join(schema.key)) or 'no key'})")
     lines += ["", "stage:", f"  uri: {quoted(stage)}", "", "meta:", f"  url: {quoted(meta)}"]
@@ -264,13 +267,14 @@ def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
     if not references:
         return [
             "",
-            "# No targets: changes are staged only. Give `lockstep init` a --target, or write `targets:` here.",
+            "# No targets: changes are only staged. To apply them, write `targets:` here, or use `lockstep init` with",
+            "# --target.",
         ]
     lines = ["", "targets:"]
     for number, reference in enumerate(references, 1):
         lines += [
             f"  - name: target{number if len(references) > 1 else ''}",
-            "    # Tables of the same names must exist there, with the same columns and keys.",
+            "    # The target must have tables with the same names, columns and keys.",
             f"    connections: [{quoted(reference)}]",
             "    tables:",
         ]
@@ -279,9 +283,10 @@ def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
                 lines += [f"      # key ({_comment(', '.join(schema.key))})", f"      {quoted(schema.name)}: {{}}"]
             else:
                 lines += [
-                    "      # no key: as many copies of each row as the source has; {key: [...]} names columns instead",
+                    "      # No key: the target keeps as many copies of each row as the source has. If some columns",
+                    "      # are unique, name them instead: {key: [...]}",
                     f"      {quoted(schema.name)}: {{no_key: rows}}",
                 ]
         if not catalogue.captured:
-            lines += ["      # None matches yet; '*' takes all that come.", "      '*': {}"]
+            lines += ["      # No tables match yet; '*' stands for all that will.", "      '*': {}"]
     return lines

@@ -54,7 +54,7 @@ def block(
     *,
     source: str = "shop",
     end: Position | None = None,
-    passed: dict[str, int] | None = None,
+    left_out: dict[str, int] | None = None,
     notes: tuple[str, ...] = (),
 ) -> Block:
     """Entries of ENTRY_BYTES each, one after the other from `begin`; `end` names another file after a rotation."""
@@ -78,7 +78,7 @@ def block(
         trace_crc=np.arange(count, dtype=np.int64) + 1,
     )
     natural = Position(begin.timeline, begin.file, begin.offset + ENTRY_BYTES * count)
-    return Block(source, begin, end or natural, entries, _tables(made, source, begin, seqs), passed or {}, notes)
+    return Block(source, begin, end or natural, entries, _tables(made, source, begin, seqs), left_out or {}, notes)
 
 
 def _tables(made: Sequence[Made], source: str, begin: Position, seqs: Sequence[int]) -> tuple[TableRows, ...]:

@@ -28,7 +28,7 @@ from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlanView
-from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun, plan_path
+from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, plan_path
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.manifest import parse, require_listed
 from cdc_core.stage.objects import ObjectStore
@@ -249,18 +249,18 @@ def _merge_tables(
 
     Raises Refused (plan.absent_values), and what key_of does.
     """
-    files: dict[str, list[StagedFile]] = defaultdict(list)
+    files: dict[str, list[PlannedFile]] = defaultdict(list)
     for batch in batches:
         for file in view.files[batch.batch_id]:
             if target.table(file.table) is not None:
                 files[file.table].append(
-                    StagedFile(file.path, file.rows, file.schema_id, batch.batch_id, file.absent_rows)
+                    PlannedFile(file.path, file.rows, file.schema_id, batch.batch_id, file.absent_rows)
                 )
     return tuple(_merge_table(target, table, tuple(files[table]), schemas) for table in sorted(files))
 
 
 def _merge_table(
-    target: Target, table: str, files: tuple[StagedFile, ...], schemas: Mapping[str, TableSchema]
+    target: Target, table: str, files: tuple[PlannedFile, ...], schemas: Mapping[str, TableSchema]
 ) -> MergeTable:
     rule = target.table(table)
     assert rule is not None  # otherwise its files would not be here
@@ -277,7 +277,7 @@ def _merge_table(
     return found
 
 
-def _in_use(files: Sequence[StagedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:
+def _in_use(files: Sequence[PlannedFile], schemas: Mapping[str, TableSchema]) -> list[TableSchema]:
     return [schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in files)]
 
 

@@ -131,7 +131,7 @@ def _bit(values: _Values) -> _Decoded:
 
 def _decimal(values: _Values) -> _Decoded:
     precision, scale = values.metadata >> 8, values.metadata & 255
-    groups = decimal.groups(precision, scale)
+    groups = decimal.digit_groups(precision, scale)
     sizes, digits = np.array(groups.sizes, np.int64), np.array(groups.digits, np.int64)
     rows = len(values.offset)
     if precision <= 38:

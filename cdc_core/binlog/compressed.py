@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 import pyarrow as pa
 
 from cdc_core.binlog.events import HEADER_SIZE, LONG, LUMP, Event, EventType, Header, Rest, parse_header
-from cdc_core.binlog.wire import Cursor
+from cdc_core.binlog.wire import WireCursor
 from cdc_core.errors import DataAtRisk
 
 MAX_PLAIN_BYTES = 1 << 31
@@ -44,7 +44,7 @@ def payload_events(event: Event) -> Iterator[Event]:
     read = event.cursor()
     fields: dict[int, int] = {}
     while (kind := read.lenenc()) != 0:
-        value = Cursor(read.take(read.lenenc()), event.name, event.where)
+        value = WireCursor(read.take(read.lenenc()), event.name, event.where)
         if kind in (1, 2, 3):
             fields[kind] = value.lenenc()
             value.end()
@@ -87,7 +87,7 @@ def payload_events(event: Event) -> Iterator[Event]:
 class _Plain:
     """The plain bytes of a payload, of which `left` are still to come."""
 
-    def __init__(self, packed: Rest, left: int, place: Cursor, *, zstd: bool) -> None:
+    def __init__(self, packed: Rest, left: int, place: WireCursor, *, zstd: bool) -> None:
         if left < 0:
             raise place.error("the payload does not say how many bytes it unpacks to")
         self.left = left
@@ -145,7 +145,7 @@ def plain(event: Event) -> Event:
     return Event(header, body, event.file, event.start)
 
 
-def _inflate(read: Cursor) -> bytes:
+def _inflate(read: WireCursor) -> bytes:
     """0x80 | method << 4 (0: zlib) | n, then the plain size in n bytes big-endian, then a zlib stream."""
     first = read.u8()
     size_bytes = first & 7

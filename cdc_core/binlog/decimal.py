@@ -15,7 +15,7 @@ GROUP_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 """Bytes of a group, by its number of digits."""
 
 
-class Groups(NamedTuple):
+class DigitGroups(NamedTuple):
     """sizes, digits: bytes and decimal digits of each group. integer: how many groups come before the point."""
 
     sizes: tuple[int, ...]
@@ -23,23 +23,23 @@ class Groups(NamedTuple):
     integer: int
 
 
-def groups(precision: int, scale: int) -> Groups:
+def digit_groups(precision: int, scale: int) -> DigitGroups:
     """The groups of a DECIMAL(precision, scale)."""
     whole = precision - scale
     before = [whole % DIGITS] * bool(whole % DIGITS) + [DIGITS] * (whole // DIGITS)
     after = [DIGITS] * (scale // DIGITS) + [scale % DIGITS] * bool(scale % DIGITS)
     digits = (*before, *after)
-    return Groups(tuple(GROUP_BYTES[count] for count in digits), digits, len(before))
+    return DigitGroups(tuple(GROUP_BYTES[count] for count in digits), digits, len(before))
 
 
 def size_bytes(precision: int, scale: int) -> int:
     """Bytes of a value."""
-    return sum(groups(precision, scale).sizes)
+    return sum(digit_groups(precision, scale).sizes)
 
 
 def text(raw: bytes, precision: int, scale: int) -> str:
     """A value as the server prints it. Raises ValueError for bytes that are not of this DECIMAL."""
-    sizes, digits, integer = groups(precision, scale)
+    sizes, digits, integer = digit_groups(precision, scale)
     if len(raw) != sum(sizes):
         raise ValueError(f"{len(raw)} bytes of a DECIMAL({precision},{scale}) instead of {sum(sizes)}")
     negative = raw[0] & 0x80 == 0

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from cdc_core.binlog.wire import Cursor, malformed
+from cdc_core.binlog.wire import WireCursor, malformed
 from cdc_core.errors import DataAtRisk
 
 HEADER_SIZE = 19
@@ -166,8 +166,8 @@ class Event:
     def name(self) -> str:
         return type_name(self.header.type)
 
-    def cursor(self) -> Cursor:
-        return Cursor(self.body, self.name, self.where)
+    def cursor(self) -> WireCursor:
+        return WireCursor(self.body, self.name, self.where)
 
     def whole(self) -> Event:
         """The event with its whole body in memory."""
@@ -183,7 +183,7 @@ class Event:
 
 def parse_header(data: bytes, where: str = "") -> Header:
     """The header in the first 19 bytes of `data`."""
-    read = Cursor(data, "an event's header", where)
+    read = WireCursor(data, "an event's header", where)
     header = Header(
         timestamp=read.uint(4), type=read.u8(), server_id=read.uint(4), length=read.uint(4), log_pos=read.uint(4),
         flags=read.uint(2),
@@ -363,7 +363,7 @@ def parse_query(event: Event) -> Query:
     thread = read.uint(4)
     read.uint(4)
     database_length, error_code, status_length = read.u8(), read.uint(2), read.uint(2)
-    status = _status(Cursor(read.take(status_length), f"the status of {event.name}", event.where))
+    status = _status(WireCursor(read.take(status_length), f"the status of {event.name}", event.where))
     database = read.name(read.zero_terminated(database_length))
     microseconds = status.get(_Q_MICROSECONDS, status.get(_Q_HRNOW, b""))
     mode = status.get(_Q_SQL_MODE)
@@ -374,7 +374,7 @@ def parse_query(event: Event) -> Query:
     )  # fmt: skip
 
 
-def _status(read: Cursor) -> dict[int, bytes]:
+def _status(read: WireCursor) -> dict[int, bytes]:
     found: dict[int, bytes] = {}
     while read.left:
         code = read.u8()
@@ -472,7 +472,7 @@ def parse_heartbeat(event: Event) -> Heartbeat:
         if kind == 1:
             file = read.name(value)
         elif kind == 2:
-            offset = Cursor(value, event.name, event.where).lenenc()
+            offset = WireCursor(value, event.name, event.where).lenenc()
     return Heartbeat(file, offset)
 
 

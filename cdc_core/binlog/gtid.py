@@ -11,7 +11,7 @@ from functools import lru_cache
 from uuid import UUID
 
 from cdc_core.binlog.events import Event, EventType, XaId
-from cdc_core.binlog.wire import Cursor
+from cdc_core.binlog.wire import WireCursor
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +137,7 @@ def _parse_gtid_tagged(event: Event) -> Gtid:
     )  # fmt: skip
 
 
-def _byte(read: Cursor) -> int:
+def _byte(read: WireCursor) -> int:
     value = read.varlen()
     if value > 255:
         raise read.error(f"{value} in a uuid")

@@ -140,7 +140,7 @@ class LocatedValues:
     defaulted: by name of the column.
     """
 
-    places: scan.Places
+    places: scan.RowSpans
     absent: pa.DictionaryArray
     defaulted: Mapping[str, DefaultedRows]
     _shapes: Sequence[ImageShape]
@@ -244,7 +244,7 @@ def _count(
     return rows
 
 
-def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]) -> scan.Places:
+def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]) -> scan.RowSpans:
     extent = images.for_kernels()
     if all(shape.whole for shape in shapes):
         # Inserts, updates and deletes with all columns are found in one walk, in stream order.
@@ -270,7 +270,7 @@ def _places(schema: TableSchema, table_map: TableMap, images: RowImages, shapes:
 
 def _find_by_shape(
     schema: TableSchema, table_map: TableMap, images: RowImages, shapes: Sequence[ImageShape]
-) -> scan.Places | None:
+) -> scan.RowSpans | None:
     """As scan.find, for several shapes: a value that is not in any image has the length of a null."""
     extent, columns = images.for_kernels(), table_map.columns
     rows = _count(table_map, images, schema, shapes)
@@ -297,7 +297,7 @@ def _find_by_shape(
             same = np.flatnonzero(shape.present & ~shape.after)
             now, was = np.ix_(same, at), np.ix_(same, number[at])
             offset[now], length[now] = before_offset[was], before_length[was]
-    return scan.Places(rows, offset, length, before_offset, before_length, np.flatnonzero(update), before_end)
+    return scan.RowSpans(rows, offset, length, before_offset, before_length, np.flatnonzero(update), before_end)
 
 
 def _ask_defaults(

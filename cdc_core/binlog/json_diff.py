@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from cdc_core.binlog.json import JsonError, json_text, quoted
-from cdc_core.binlog.wire import Cursor
+from cdc_core.binlog.wire import WireCursor
 
 REPLACE, INSERT, REMOVE = range(3)
 
@@ -52,7 +52,7 @@ def patched(before: bytes, differences: bytes, where: str) -> str:
 
 
 def _read(raw: bytes, where: str) -> Iterator[tuple[int, str, Any]]:
-    read = Cursor(raw, "a difference of JSON", where)
+    read = WireCursor(raw, "a difference of JSON", where)
     while read.left:
         operation = read.u8()
         if operation > REMOVE:

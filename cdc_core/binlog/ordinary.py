@@ -44,7 +44,7 @@ DONE, UNUSUAL, OPEN, FULL = 0, 1, 2, 3
 """Why a kernel stopped: every event is taken; the next transaction is not ordinary; it is incomplete; a limit is
 reached."""
 
-TRANSACTION, PASSED = 0, 3
+TRANSACTION, UNCAPTURED = 0, 3
 """Of model.block.EntryKind."""
 
 MAP_SLOTS = 1 << 14
@@ -125,7 +125,7 @@ class GtidNames(NamedTuple):
     used: Longs
 
 
-class Limits(NamedTuple):
+class WeightLimits(NamedTuple):
     """Weights are the rough size of the result in memory, in bytes.
 
     weight: stop once the result weighs this much. entry, row: overhead of one. transaction: one that weighs this much
@@ -138,7 +138,7 @@ class Limits(NamedTuple):
     transaction: int
 
 
-class Entries(NamedTuple):
+class EntryArrays(NamedTuple):
     """Columns for what `take_transactions` finds: one element an entry of a block (model.block.Entries). The trace is
     that of its last transaction."""
 
@@ -165,7 +165,7 @@ class RowEvents(NamedTuple):
     """Columns for row events of captured tables.
 
     table: its number. start, stop: of the images in the buffer. change: INSERT, UPDATE or DELETE of rows_event.
-    ordinal: among the row events of the transaction. entry: index into Entries. offset: of the event in the file.
+    ordinal: among the row events of the transaction. entry: index into EntryArrays. offset: of the event in the file.
     """
 
     table: Longs
@@ -206,13 +206,13 @@ class RowEventsTaken(NamedTuple):
 
 @kernel
 def take_transactions(
-    events: Events, maps: KnownMaps, names: GtidNames, limits: Limits, entries: Entries, runs: GtidRuns,
+    events: Events, maps: KnownMaps, names: GtidNames, limits: WeightLimits, entries: EntryArrays, runs: GtidRuns,
     rows: RowEvents, group: int, base_seq: int, end: int, joins: bool, crc_tables: Crcs,
 ) -> TransactionsTaken:  # fmt: skip
     """Takes ordinary transactions from the first event on.
 
     group: number of the previous transaction. base_seq: the file's part of an order key. end: where the previous entry
-    ended. joins: that entry is PASSED, so that a first PASSED one will join it.
+    ended. joins: that entry is UNCAPTURED, so that a first UNCAPTURED one will join it.
     A transaction that is not taken does not affect the result.
     """
     i = events.first
@@ -231,12 +231,12 @@ def take_transactions(
             why = UNUSUAL
             break
         group += 1
-        why, j, n, passed, heavy = _transaction(events, i + 1, begun, maps, limits, rows, n_rows, n_entries, group)
+        why, j, n, dropped, heavy = _transaction(events, i + 1, begun, maps, limits, rows, n_rows, n_entries, group)
         if why != DONE:
             break
         captured = n > n_rows
         after = events.start[j - 1] + events.length[j - 1]
-        if not captured and n_entries and entries.kind[n_entries - 1] == PASSED:
+        if not captured and n_entries and entries.kind[n_entries - 1] == UNCAPTURED:
             # Neighbouring transactions without captured rows are one entry.
             e = n_entries - 1
             entries.end[e] = after
@@ -244,7 +244,7 @@ def take_transactions(
             entries.events[e] += j - i
         else:
             e = n_entries
-            entries.kind[e] = TRANSACTION if captured else PASSED
+            entries.kind[e] = TRANSACTION if captured else UNCAPTURED
             entries.begin[e] = end
             entries.end[e] = after
             entries.seq[e] = base_seq | events.start[i]
@@ -257,7 +257,7 @@ def take_transactions(
         if name >= 0:
             n_runs = _add_gtid(runs, n_runs, e, name, number, names.rows[name, 2] == 1)
         n_rows = n
-        left_out += passed
+        left_out += dropped
         weight += heavy
         end = after
         i = j
@@ -266,7 +266,7 @@ def take_transactions(
 
 @kernel
 def take_row_events(
-    events: Events, maps: KnownMaps, limits: Limits, rows: RowEvents, group: int, ordinal: int, trace: int,
+    events: Events, maps: KnownMaps, limits: WeightLimits, rows: RowEvents, group: int, ordinal: int, trace: int,
     trace_crc: int, crc_tables: Crcs,
 ) -> RowEventsTaken:  # fmt: skip
     """Takes table maps and row events of the open transaction `group` from the first event on, up to its end or until

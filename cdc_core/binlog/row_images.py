@@ -75,8 +75,8 @@ class RowImages:
             file=events[0].event.file if events else "",
         )
 
-    def for_kernels(self) -> scan.Images:
+    def for_kernels(self) -> scan.ImageSpans:
         """In the form for the kernels, which are compiled once, for a read-only buffer."""
         buffer = self.buffer.view()
         buffer.flags.writeable = False
-        return scan.Images(buffer, self.start, self.stop, self.kind)
+        return scan.ImageSpans(buffer, self.start, self.stop, self.kind)

@@ -142,7 +142,12 @@ def _check(schema: TableSchema, table_map: TableMap, images: RowImages) -> None:
 
 
 def _patched(
-    column: Column, i: int, buffer: scan.Bytes, places: scan.Places, updates: scan.Longs, where: Callable[[int], str]
+    column: Column,
+    i: int,
+    buffer: scan.Bytes,
+    places: scan.RowSpans,
+    updates: scan.Longs,
+    where: Callable[[int], str],
 ) -> tuple[scan.Ints, tuple[pa.BooleanArray, pa.StringArray]]:
     """The lengths of a JSON column without its differences; the rows with differences, and their texts."""
     row, length = places.before_row[updates], places.length[i].copy()

@@ -78,7 +78,7 @@ def value_size(code: int, metadata: int, fsp: int | None) -> tuple[int, int]:
 OK, TRUNCATED, OVERFLOW = 0, 1, 2
 
 
-class Images(NamedTuple):
+class ImageSpans(NamedTuple):
     """Row images of events: those of event e are buffer[start[e]:stop[e]]; kind: INSERT, UPDATE or DELETE."""
 
     buffer: Bytes
@@ -86,9 +86,9 @@ class Images(NamedTuple):
     stop: Longs
     kind: Bytes
 
-    def of(self, events: Longs | slice) -> Images:
+    def of(self, events: Longs | slice) -> ImageSpans:
         """Those of some events."""
-        return Images(self.buffer, self.start[events], self.stop[events], self.kind[events])
+        return ImageSpans(self.buffer, self.start[events], self.stop[events], self.kind[events])
 
 
 class Shape(NamedTuple):
@@ -197,7 +197,7 @@ def _row(images, e, at, shape, spans, before, row, update, fill):
 
 
 @kernel
-def _walk(images: Images, shape: Shape, rows: Longs, spans: ValueSpans, before: BeforeSpans, fill: bool) -> Misfit:
+def _walk(images: ImageSpans, shape: Shape, rows: Longs, spans: ValueSpans, before: BeforeSpans, fill: bool) -> Misfit:
     """All images of all events. rows: how many each event holds, written; with `fill`, spans and before too."""
     row = 0
     update = 0
@@ -231,7 +231,7 @@ def _walk(images: Images, shape: Shape, rows: Longs, spans: ValueSpans, before: 
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class RowSpans:
     """Spans of values: offset and length (-1: null), [column, row].
 
     before_*: of the before images of updates only, [column, update], with the row of each in `before_row`, and where
@@ -285,13 +285,13 @@ def _before_spans(columns: int, updates: int) -> BeforeSpans:
     return BeforeSpans(*_spans(columns, updates), np.empty(updates, np.int64), np.empty(updates, np.int64))
 
 
-def count(images: Images, shape: Shape) -> tuple[Longs, Misfit]:
+def count(images: ImageSpans, shape: Shape) -> tuple[Longs, Misfit]:
     """Rows per event, and the first bytes that do not match, if any."""
     rows = np.zeros(len(images.start), np.int64)
     return rows, _walk(images, shape, rows, _spans(0, 0), _before_spans(0, 0), False)
 
 
-def find(images: Images, shape: Shape, capacity: int) -> Places | None:
+def find(images: ImageSpans, shape: Shape, capacity: int) -> RowSpans | None:
     """The span of every value, with space for `capacity` rows; None when that is not enough, or when bytes do not
     match: `count` says which."""
     updating = images.kind == UPDATE
@@ -301,13 +301,13 @@ def find(images: Images, shape: Shape, capacity: int) -> Places | None:
     if _walk(images, shape, rows, spans, before, True).why != OK:
         return None
     total, updated = int(rows.sum()), int(rows[updating].sum())
-    return Places(
+    return RowSpans(
         rows, spans.offset[:, :total], spans.length[:, :total], before.offset[:, :updated], before.length[:, :updated],
         before.row[:updated], before.end[:updated],
     )  # fmt: skip
 
 
-def likely_rows(images: Images, shape: Shape) -> int:
+def likely_rows(images: ImageSpans, shape: Shape) -> int:
     """Estimated rows of all events, from the row sizes in the first few. Excess memory is never touched."""
     few = images.of(slice(0, 8))
     rows, _ = count(few, shape)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from cdc_core.binlog.events import Event
-from cdc_core.binlog.wire import Cursor
+from cdc_core.binlog.wire import WireCursor
 
 
 class TypeCode(IntEnum):
@@ -141,7 +141,7 @@ def parse_table_map(event: Event, *, mariadb: bool) -> TableMap:
     table = read.name(read.zero_terminated(read.u8()))
     count = read.lenenc()
     raw_types = read.take(count)
-    block = Cursor(read.take(read.lenenc()), f"the metadata of {event.name} {database}.{table}", event.where)
+    block = WireCursor(read.take(read.lenenc()), f"the metadata of {event.name} {database}.{table}", event.where)
     pairs = [_type_and_metadata(code, block) for code in raw_types]
     block.end()
     types = tuple(code for code, _ in pairs)
@@ -163,7 +163,7 @@ def parse_table_map(event: Event, *, mariadb: bool) -> TableMap:
     )  # fmt: skip
 
 
-def _type_and_metadata(code: int, read: Cursor) -> tuple[int, int]:
+def _type_and_metadata(code: int, read: WireCursor) -> tuple[int, int]:
     if code == TypeCode.STRING:
         # The first byte holds the real type; for CHAR its bits 4 and 5, inverted, are bits 8 and 9 of the length.
         first, second = read.u8(), read.u8()
@@ -193,9 +193,9 @@ class _Fields:
         self.what = what
         self.where = where
 
-    def _cursor(self, kind: int) -> Cursor | None:
+    def _cursor(self, kind: int) -> WireCursor | None:
         value = self.raw.get(kind)
-        return None if value is None else Cursor(value, f"field {kind} of {self.what}", self.where)
+        return None if value is None else WireCursor(value, f"field {kind} of {self.what}", self.where)
 
     def unsigned(self) -> tuple[bool, ...] | None:
         """A bit per numeric column, highest first."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -71,10 +73,10 @@ def _warm_fast_path() -> None:
     framing.frame(data, 0, 0, 4, True, framing.CRC_TABLES, numbers, numbers, codes, numbers, 0)
     none = ordinary.Events(data, numbers, numbers, codes, numbers, 0, 0, 4)
     maps = ordinary.KnownMaps(numbers, np.zeros(1, np.int32), numbers, data, *[numbers] * 4)
-    limits = ordinary.Limits(1, 1, 1, 1)
+    limits = ordinary.WeightLimits(1, 1, 1, 1)
     rows = ordinary.RowEvents(*[numbers] * 7)
     names = ordinary.GtidNames(np.zeros((1, 3), np.int64), numbers)
-    entries, runs = ordinary.Entries(*[numbers] * 8), ordinary.GtidRuns(*[numbers] * 4)
+    entries, runs = ordinary.EntryArrays(*[numbers] * 8), ordinary.GtidRuns(*[numbers] * 4)
     ordinary.take_transactions(none, maps, names, limits, entries, runs, rows, 0, 0, 4, False, framing.CRC_TABLES)
     ordinary.take_row_events(none, maps, limits, rows, 0, 0, 0, 0, framing.CRC_TABLES)
     ordinary.pack(data, numbers, numbers, 0, data, 0)
@@ -85,7 +87,7 @@ def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this package by name."""
     from cdc_core.binlog import addresses, kernels, temporal, wide
 
-    for module in (scan, kernels, temporal, addresses, wide, framing, gtid_text, json_kernels):
+    for module in (scan, kernels, temporal, addresses, wide, framing, ordinary, gtid_text, json_kernels):
         for name, function in vars(module).items():
             if hasattr(function, "signatures") and function.__module__ == module.__name__:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", function
@@ -104,11 +106,24 @@ def is_cold() -> bool:
     return False
 
 
+def _remove_outdated() -> None:
+    """Removes what was compiled from other sources. A process that still runs them has loaded it, or compiles again."""
+    current: dict[Path, set[str]] = defaultdict(set)
+    for _, function in kernels():
+        if function.stats.cache_path is not None:
+            current[Path(function.stats.cache_path)].add(function._cache._cache_file._index_name.removesuffix(".nbi"))
+    for directory, bases in current.items():
+        for file in [*directory.glob("*.nbi"), *directory.glob("*.nbc")]:
+            if not any(file.name.startswith(f"{base}.") for base in bases):
+                file.unlink(missing_ok=True)
+
+
 def main() -> None:
     started_s = time.monotonic()
     sys.stderr.write("compiling the binlog decoder (once; later runs take it from the cache)\n")
     warm()
     compiled = sum(len(function.stats.cache_misses) for _, function in kernels())
+    _remove_outdated()
     sys.stderr.write(f"ready after {time.monotonic() - started_s:.1f} s; {compiled} kernels were new\n")
 
 

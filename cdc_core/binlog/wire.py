@@ -19,7 +19,7 @@ def malformed(what: str, where: str) -> DataAtRisk:
     return DataAtRisk(what, where=where, code="binlog.malformed", remedy=_MALFORMED_REMEDY)
 
 
-class Cursor:
+class WireCursor:
     """Reads `data` from `at` on. `what` and `where` name the event in errors."""
 
     __slots__ = ("at", "data", "what", "where")

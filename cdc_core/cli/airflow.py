@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from cdc_core.cli.options import JsonOption
-from cdc_core.cli.output import Output
+from cdc_core.cli.output import CliOutput
 
 app = typer.Typer(
     name="airflow", help="Print what Airflow needs in addition to the installed package.", no_args_is_help=True
@@ -66,6 +66,6 @@ def dags(
     text = IMPORT_ERRORS if import_errors else DAGS
     name = "lockstep_pipeline_errors.py" if import_errors else "lockstep_pipelines.py"
     if as_json:
-        Output(as_json).answer({"file": name, "text": text})
+        CliOutput(as_json).answer({"file": name, "text": text})
     else:
         sys.stdout.write(text)

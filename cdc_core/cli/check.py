@@ -10,7 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
-from cdc_core.cli.output import Output
+from cdc_core.cli.output import CliOutput
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def check(
     """
     from cdc_core.check import check as preflight
 
-    output = Output(as_json)
+    output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
     report = preflight(parsed)
     worst = report.worst

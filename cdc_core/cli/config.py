@@ -6,7 +6,7 @@ import typer
 from rich.json import JSON
 
 from cdc_core.cli.options import JsonOption
-from cdc_core.cli.output import Output
+from cdc_core.cli.output import CliOutput
 
 app = typer.Typer(name="config", help="The pipeline file's format.", no_args_is_help=True)
 
@@ -24,5 +24,5 @@ def schema(as_json: JsonOption = False) -> None:
     from cdc_core.config import json_schema
 
     document = json_schema()
-    output = Output(as_json or not Output(as_json).out.is_terminal)
+    output = CliOutput(as_json or not CliOutput(as_json).out.is_terminal)
     output.answer(document, JSON.from_data(document))

@@ -22,7 +22,7 @@ from cdc_core.cli.options import (
     load_pipeline,
     moment_us,
 )
-from cdc_core.cli.output import Output, duration, moment, size, table
+from cdc_core.cli.output import CliOutput, duration, moment, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.windows import to_us
@@ -79,7 +79,7 @@ def extract(
     others wait; one of them takes over when the reader's lease ends (`limits.lease_s` after it died). An interrupt
     drops the uncommitted batch, which will be read again, and releases the source.
     """
-    output = Output(as_json)
+    output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
     until_us = moment_us(until)
@@ -95,7 +95,7 @@ def extract(
     accepted = _accepted(accept or [], names)
     results = extract_sources(parsed, names, until_us, output, endless=follow, accept=accepted)
     document = {"pipeline": parsed.pipeline, "sources": [describe(name, result) for name, result in results]}
-    columns = ("source", "rows", "batches", "files", "size", "position", "complete to (UTC)", "lag")
+    columns = ("source", "rows", "batches", "files", "size", "position", "complete up to (UTC)", "lag")
     rows = [
         (
             name, result.staged.rows, result.staged.batches, result.staged.files, size(result.staged.size_bytes),
@@ -107,7 +107,7 @@ def extract(
     warn_of_partial(output, results)
 
 
-def warn_of_partial(output: Output, results: list[tuple[str, DrainResult]]) -> None:
+def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -> None:
     """Notes which tables lack rows in the staged files."""
     from cdc_core.model.coverage import lacks
 
@@ -162,7 +162,7 @@ def extract_sources(
     pipeline: Pipeline,
     names: list[str],
     until_us: int | None,
-    output: Output,
+    output: CliOutput,
     *,
     endless: bool = False,
     accept: tuple[tuple[str, int], ...] = (),
@@ -253,7 +253,7 @@ def _stand_by(drain: Callable[[], bool], name: str, stop: threading.Event) -> bo
     return stop.wait(STAND_BY_S)
 
 
-def _watch(output: Output, names: list[str]) -> AbstractContextManager[Callable[[str, DrainResult], None]]:
+def _watch(output: CliOutput, names: list[str]) -> AbstractContextManager[Callable[[str, DrainResult], None]]:
     if not output.animated:
         return nullcontext(lambda name, result: None)
     return _Bars(output, names)
@@ -262,7 +262,7 @@ def _watch(output: Output, names: list[str]) -> AbstractContextManager[Callable[
 class _Bars:
     """One line per source on the terminal: what is staged so far, and the position in the log."""
 
-    def __init__(self, output: Output, names: list[str]) -> None:
+    def __init__(self, output: CliOutput, names: list[str]) -> None:
         self._progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[reached]}"),
             TimeElapsedColumn(), console=output.err, transient=True,

@@ -3,56 +3,65 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdc_core.cli.options import JsonOption
-from cdc_core.cli.output import Output, table
+from cdc_core.cli.output import CliOutput, table
 from cdc_core.errors import UsageError
+
+if TYPE_CHECKING:
+    from cdc_core.init import Draft
 
 
 def register(app: typer.Typer) -> None:
     app.command()(init)
 
 
+SourceOption = Annotated[
+    str, typer.Option("--source", metavar="env:VAR", help="Variable with the source's mysql:// URL.")
+]
+IncludeOption = Annotated[
+    list[str],
+    typer.Option("--include", metavar="REGEX", help="Tables to capture; must match the whole database.table."),
+]
+ExcludeOption = Annotated[
+    list[str] | None, typer.Option("--exclude", metavar="REGEX", help="Tables to leave out; may be repeated.")
+]
+StageOption = Annotated[
+    str | None,
+    typer.Option("--stage", metavar="URI", help="file:///directory or s3://bucket/prefix for the staged files."),
+]
+MetaOption = Annotated[
+    str | None, typer.Option("--meta", metavar="URL", help="Meta database: URL without password, or env:VAR.")
+]
+TargetOption = Annotated[
+    list[str] | None,
+    typer.Option("--target", metavar="env:VAR", help="A MySQL server to apply changes to; may be repeated."),
+]
+StartOption = Annotated[
+    str,
+    typer.Option("--start", metavar="latest|earliest", help="Start at the current position, or at the oldest log."),
+]
+FileOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--output", "-o", metavar="FILE", envvar="LOCKSTEP_INIT_OUTPUT", help="The file to write; default NAME.yaml."
+    ),
+]
+
+
 def init(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the pipeline: a-z, 0-9 and _.")],
-    source: Annotated[
-        str, typer.Option("--source", metavar="env:VAR", help="Variable with the source's mysql:// URL.")
-    ],
-    include: Annotated[
-        list[str],
-        typer.Option("--include", metavar="REGEX", help="Tables to capture; must match the whole database.table."),
-    ],
-    exclude: Annotated[
-        list[str] | None, typer.Option("--exclude", metavar="REGEX", help="Tables to leave out; may be repeated.")
-    ] = None,
-    stage: Annotated[
-        str | None,
-        typer.Option("--stage", metavar="URI", help="file:///directory or s3://bucket/prefix for the staged files."),
-    ] = None,
-    meta: Annotated[
-        str | None, typer.Option("--meta", metavar="URL", help="Meta database: URL without password, or env:VAR.")
-    ] = None,
-    target: Annotated[
-        list[str] | None,
-        typer.Option("--target", metavar="env:VAR", help="A MySQL server to apply changes to; may be repeated."),
-    ] = None,
-    start: Annotated[
-        str,
-        typer.Option("--start", metavar="latest|earliest", help="Start at the current position, or at the oldest log."),
-    ] = "latest",
-    to: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            metavar="FILE",
-            envvar="LOCKSTEP_INIT_OUTPUT",
-            help="The file to write; default NAME.yaml.",
-        ),
-    ] = None,
+    source: SourceOption,
+    include: IncludeOption,
+    exclude: ExcludeOption = None,
+    stage: StageOption = None,
+    meta: MetaOption = None,
+    target: TargetOption = None,
+    start: StartOption = "latest",
+    to: FileOption = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite FILE.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -70,7 +79,6 @@ def init(
     """
     from cdc_core.init import Wishes, draft
 
-    output = Output(as_json)
     file = to or Path(f"{name}.yaml")
     if file.exists() and not force:
         raise UsageError(
@@ -82,9 +90,15 @@ def init(
             targets=tuple(target or ()), start=start, directory=Path.cwd(),
         )
     )  # fmt: skip
+    _write(file, made.text)
+    _answer(CliOutput(as_json), name, file, made)
+
+
+def _write(file: Path, text: str) -> None:
+    """Raises UsageError (init.unwritable)."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(made.text, encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UsageError(
             f"Cannot write the pipeline file: {error.strerror}.",
@@ -92,6 +106,9 @@ def init(
             code="init.unwritable",
             remedy="choose another -o FILE",
         ) from None
+
+
+def _answer(output: CliOutput, name: str, file: Path, made: Draft) -> None:
     document = {
         "pipeline": name,
         "file": str(file),

@@ -14,7 +14,7 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
 )
-from cdc_core.cli.output import Output, table
+from cdc_core.cli.output import CliOutput, table
 
 app = typer.Typer(name="meta", help="Maintain the database of positions and records.", no_args_is_help=True)
 
@@ -34,7 +34,7 @@ def upgrade(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     with Meta.open(parsed.meta.url, upgrade=True):
-        Output(as_json).answer({"pipeline": parsed.pipeline, "current": True}, "The meta database is current.")
+        CliOutput(as_json).answer({"pipeline": parsed.pipeline, "current": True}, "The meta database is current.")
 
 
 @app.command()
@@ -77,7 +77,7 @@ def rebuild(
             require_reached(store, name, newest(store, name), stored.position if stored else None)
             done.append((name, added, str(stored.position) if stored else None))
     columns = ("source", "batches restored", "position")
-    Output(as_json).answer(
+    CliOutput(as_json).answer(
         {
             "pipeline": parsed.pipeline,
             "sources": [{"source": name, "restored": added, "position": place} for name, added, place in done],

@@ -36,7 +36,7 @@ def _console(*, stderr: bool = False) -> Console:
 
 
 @dataclass(frozen=True, slots=True)
-class Output:
+class CliOutput:
     """Where a command's answer goes. `as_json`: one JSON document instead of tables, and no progress."""
 
     as_json: bool
@@ -74,7 +74,7 @@ NARROWEST = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class FittedTable:
     """A table if the terminal is wide enough; else each row as a list of `column  value`."""
 
     title: str
@@ -122,7 +122,7 @@ def table(
     *,
     numbers: Collection[str] = (),
     omit_empty: Collection[str] = (),
-) -> Rows:
+) -> FittedTable:
     """A table; the columns `numbers` are aligned to the right, and those of `omit_empty` are left out if all cells
     are zero or empty."""
     names, lines = list(columns), [list(row) for row in rows]
@@ -132,7 +132,7 @@ def table(
         if name not in omit_empty or not lines or any(_holds(row[at]) for row in lines)
     ]
     cells = tuple(tuple(row[at] if isinstance(row[at], Text) else Text(shown(row[at])) for at in kept) for row in lines)
-    return Rows(title, tuple(names[at] for at in kept), cells, frozenset(numbers))  # type: ignore[arg-type]
+    return FittedTable(title, tuple(names[at] for at in kept), cells, frozenset(numbers))  # type: ignore[arg-type]
 
 
 def _holds(cell: object) -> bool:
@@ -174,7 +174,7 @@ def error_document(error: LockstepError) -> dict[str, Any]:
 def print_error(error: LockstepError, *, as_json: bool) -> None:
     """On stderr for people; with --json the document on stdout."""
     if as_json:
-        Output(as_json=True).answer(error_document(error))
+        CliOutput(as_json=True).answer(error_document(error))
         return
     console = _console(stderr=True)
     for one in parts_of(error):

@@ -25,7 +25,7 @@ from cdc_core.cli.options import (
     moment_us,
     time_us,
 )
-from cdc_core.cli.output import Output
+from cdc_core.cli.output import CliOutput
 from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
@@ -34,6 +34,8 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.apply.replay import Selection
+    from cdc_core.extract import DrainResult
+    from cdc_core.run import RunContext, RunResult
 
 
 log = logging.getLogger(__name__)
@@ -43,41 +45,43 @@ def register(app: typer.Typer) -> None:
     app.command()(run)
 
 
+UntilOption = Annotated[
+    str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
+]
+TargetOption = Annotated[
+    list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
+]
+StagedOption = Annotated[bool, typer.Option("--staged", help="Apply what is already staged; do not read the sources.")]
+ReplayOption = Annotated[
+    bool, typer.Option("--replay", help="Apply staged batches to one --target, again or for the first time.")
+]
+FromOption = Annotated[
+    list[str] | None,
+    typer.Option("--from", metavar="TIME|BATCH", help="Replay from the window that contains a time, or from a batch."),
+]
+ToOption = Annotated[
+    list[str] | None,
+    typer.Option("--to", metavar="TIME|BATCH", help="Replay windows up to a time, or batches up to and including one."),
+]
+TableOption = Annotated[
+    list[str] | None,
+    typer.Option("--table", metavar="NAME", help="Replay only this logical table; may be repeated."),
+]
+RequeueOption = Annotated[
+    str | None, typer.Option("--requeue", metavar="RUN", help="Replay the batches of a run that has quarantined rows.")
+]
+
+
 def run(
     pipeline: PipelineArgument,
-    until: Annotated[
-        str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
-    ] = "now",
-    target: Annotated[
-        list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
-    ] = None,
-    staged: Annotated[
-        bool, typer.Option("--staged", help="Apply what is already staged; do not read the sources.")
-    ] = False,
-    replay: Annotated[
-        bool,
-        typer.Option("--replay", help="Apply staged batches to one --target, again or for the first time."),
-    ] = False,
-    begin: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--from", metavar="TIME|BATCH", help="Replay from the window that contains a time, or from a batch."
-        ),
-    ] = None,
-    end: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--to", metavar="TIME|BATCH", help="Replay windows up to a time, or batches up to and including one."
-        ),
-    ] = None,
-    table_names: Annotated[
-        list[str] | None,
-        typer.Option("--table", metavar="NAME", help="Replay only this logical table; may be repeated."),
-    ] = None,
-    requeue: Annotated[
-        str | None,
-        typer.Option("--requeue", metavar="RUN", help="Replay the batches of a run that has quarantined rows."),
-    ] = None,
+    until: UntilOption = "now",
+    target: TargetOption = None,
+    staged: StagedOption = False,
+    replay: ReplayOption = False,
+    begin: FromOption = None,
+    end: ToOption = None,
+    table_names: TableOption = None,
+    requeue: RequeueOption = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -101,12 +105,7 @@ def run(
     is equal, stale or absent. --requeue replays a run in which a target rejected some rows (on_row_error: quarantine);
     fix the target first.
     """
-    from cdc_core.apply.replay import requeued
-    from cdc_core.meta import Meta
-    from cdc_core.run import RunContext, apply
-    from cdc_core.run import replay as apply_again
-
-    output = Output(as_json)
+    output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
     again = replay or requeue is not None
     taking = parsed.targets if again else parsed.scheduled_targets
@@ -126,16 +125,61 @@ def run(
         [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
     )
     warn_of_partial(output, extracted)
-    run_id = f"{parsed.pipeline}-{'replay' if again else 'cli'}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
-    # The output of Spark is kept if the run fails, or with --verbose.
-    kept = log.isEnabledFor(logging.INFO)
-    with Meta.open(parsed.meta.url) as meta, _logs(kept=kept) as logs, _spinner(output) as began:
-        context = RunContext(parsed, path.absolute(), meta, open_stage(parsed.stage), logs, os.environ, began)
-        if requeue is not None:
-            selection = requeued(meta, context.store, requeue, targets[0] if target else None)
-        done = apply_again(context, run_id, selection) if selection else apply(context, run_id, targets=targets)
+    with _context(parsed, path, output) as context:
+        if again:
+            done = _replay(context, selection, requeue, targets[0] if target else None)
+        else:
+            done = _apply(context, targets)
+    nothing = "no batch is staged there" if again else "every target has taken all that is staged"
+    _answer(output, parsed.pipeline, done, extracted, context.logs if _keeps_logs() else None, nothing)
+
+
+@contextmanager
+def _context(pipeline: Pipeline, path: Path, output: CliOutput) -> Iterator[RunContext]:
+    from cdc_core.meta import Meta
+    from cdc_core.run import RunContext
+
+    with Meta.open(pipeline.meta.url) as meta, _logs(kept=_keeps_logs()) as logs, _spinner(output) as began:
+        yield RunContext(pipeline, path.absolute(), meta, open_stage(pipeline.stage), logs, os.environ, began)
+
+
+def _keeps_logs() -> bool:
+    """Whether the output of Spark is kept although the run succeeded: with --verbose."""
+    return log.isEnabledFor(logging.INFO)
+
+
+def _apply(context: RunContext, targets: list[str]) -> RunResult:
+    from cdc_core.run import apply
+
+    return apply(context, _run_id(context, "cli"), targets=targets)
+
+
+def _replay(context: RunContext, selection: Selection | None, requeue: str | None, target: str | None) -> RunResult:
+    """selection: None for a requeue. target: of a requeue, if one was named."""
+    from cdc_core.apply.replay import requeued
+    from cdc_core.run import replay
+
+    if selection is None:
+        assert requeue is not None
+        selection = requeued(context.meta, context.store, requeue, target)
+    return replay(context, _run_id(context, "replay"), selection)
+
+
+def _run_id(context: RunContext, kind: str) -> str:
+    return f"{context.pipeline.pipeline}-{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
+
+
+def _answer(
+    output: CliOutput,
+    pipeline: str,
+    done: RunResult,
+    extracted: list[tuple[str, DrainResult]],
+    logs: Path | None,
+    nothing: str,
+) -> None:
+    """logs: where the output of Spark is, if it is kept. nothing: why there was nothing to apply, if so."""
     document = {
-        "pipeline": parsed.pipeline,
+        "pipeline": pipeline,
         "run_id": done.run_id,
         "extracted": [describe(name, result) for name, result in extracted],
         "batches": done.batches,
@@ -143,10 +187,9 @@ def run(
         "targets": [summary.to_json() for summary in done.summaries],
         "ledgers": [ledger_document(row.entry) for row in done.ledgers],
         "lost": list(done.lost),
-        "logs": str(logs) if kept else None,
+        "logs": str(logs) if logs else None,
     }
     if not done.summaries:
-        nothing = "no batch is staged there" if again else "every target has taken all that is staged"
         output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
     ledger = [ledger_table(f"ledger of {done.run_id}", (row.entry for row in done.ledgers))] if done.ledgers else []
@@ -154,7 +197,7 @@ def run(
         document,
         *ledger,
         f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}"
-        + (f"; output of Spark: {logs}" if kept else ""),
+        + (f"; output of Spark: {logs}" if logs else ""),
         *done.lost,
     )
 
@@ -212,7 +255,7 @@ def _logs(*, kept: bool) -> Iterator[Path]:
 
 
 @contextmanager
-def _spinner(output: Output) -> Iterator[Callable[[str], None]]:
+def _spinner(output: CliOutput) -> Iterator[Callable[[str], None]]:
     if not output.animated:
         yield lambda step: None
         return

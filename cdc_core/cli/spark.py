@@ -5,7 +5,7 @@ from __future__ import annotations
 import typer
 
 from cdc_core.cli.options import JsonOption
-from cdc_core.cli.output import Output
+from cdc_core.cli.output import CliOutput
 
 app = typer.Typer(name="spark", help="Fetch what Spark needs on the machine that submits.", no_args_is_help=True)
 
@@ -24,7 +24,7 @@ def fetch_jars(as_json: JsonOption = False) -> None:
     """
     from cdc_core.apply.spark_jars import SIZE_MB, fetch_s3_jars
 
-    output = Output(as_json)
+    output = CliOutput(as_json)
     if not as_json:
         output.note(f"looking for Spark's jars for buckets ({SIZE_MB} MB where they have to be fetched)")
     folder, fetched = fetch_s3_jars()

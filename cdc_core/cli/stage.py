@@ -19,7 +19,7 @@ from cdc_core.cli.options import (
     load_pipeline,
     time_us,
 )
-from cdc_core.cli.output import Output, moment, size, table
+from cdc_core.cli.output import CliOutput, moment, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, UsageError
 from cdc_core.stage.objects import ObjectStore
@@ -41,7 +41,7 @@ SourceOption = Annotated[
 ]
 
 
-def chains(pipeline: Pipeline, store: ObjectStore, output: Output, sources: list[str] | None = None) -> Chains:
+def chains(pipeline: Pipeline, store: ObjectStore, output: CliOutput, sources: list[str] | None = None) -> Chains:
     """All batches of the sources, verified to be chains that reach as far as meta says.
 
     Raises DataAtRisk (stage.gap and others).
@@ -70,7 +70,7 @@ def ls(
     """
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
-    output = Output(as_json)
+    output = CliOutput(as_json)
     checked = chains(parsed, store, output, source)
     found = checked.all
     document: dict[str, Any] = {
@@ -156,7 +156,7 @@ def show(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
-    output = Output(as_json)
+    output = CliOutput(as_json)
     found = chains(parsed, store, output).all
     chosen = found[-1:] if batch == "last" else [one for one in found if one.batch_id == batch]
     if not chosen:
@@ -240,7 +240,7 @@ def isolated(
         with Meta.open(parsed.meta.url) as meta, meta.holding(names[0], parsed.pipeline, default_holder(), limit_s):
             left_out.clear(store, names[0], clear)
     found = [(name, table_, why) for name in names for table_, why in left_out.isolated(store, name).items()]
-    Output(as_json).answer(
+    CliOutput(as_json).answer(
         {"pipeline": parsed.pipeline, "isolated": [{"source": s, "table": t, "why": why} for s, t, why in found]},
         table("isolated tables", ("source", "table", "why"), found) if found else "No table is isolated.",
     )
@@ -269,7 +269,7 @@ def verify(
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
-    output = Output(as_json)
+    output = CliOutput(as_json)
     recorded = recorded_ends(parsed, names, output.note)
     ends = {name: end.position for name, end in (recorded or {}).items() if end is not None}
     problems = [(name, problem) for name in names for problem in look(store, name, deep=deep, recorded=ends.get(name))]
@@ -326,7 +326,7 @@ def purge(
             code="cli.usage",
             remedy="give --older-than AGE, or `retention.keep` in the pipeline; or --seeded TARGET",
         )
-    output = Output(as_json)
+    output = CliOutput(as_json)
     with Meta.open(parsed.meta.url) as meta:
         if seeded is not None:
             added = retention.seeded(meta, open_stage(parsed.stage), parsed, seeded)
@@ -410,7 +410,7 @@ def sweep(
     ]
     title = "would be removed" if dry_run else "removed"
     columns = ("source", "files", "size", "unfinished")
-    Output(as_json).answer(document, table(title, columns, rows, numbers=("files", "size", "unfinished")))
+    CliOutput(as_json).answer(document, table(title, columns, rows, numbers=("files", "size", "unfinished")))
 
 
 def _age_us(text: str) -> int:
@@ -483,7 +483,7 @@ def export(
     """
     from cdc_core.stage.reader import export as write
 
-    output = Output(as_json)
+    output = CliOutput(as_json)
     if to.exists() and not force:
         raise UsageError(
             f"{to} exists already.", where=str(to), code="cli.exists", remedy="choose another -o FILE, or --force"
@@ -536,7 +536,7 @@ def sql(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
-    output = Output(as_json)
+    output = CliOutput(as_json)
     checked = chains(parsed, store, output)
     answer = ask(store, checked.by_source, query, partial=partial, as_of=_moment(as_of, parsed))
     columns, rows = answer.column_names, [list(row.values()) for row in answer.to_pylist()]

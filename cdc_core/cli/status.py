@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
-from cdc_core.cli.output import Output, Rows, duration, moment, size, table
+from cdc_core.cli.output import CliOutput, FittedTable, duration, moment, size, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -48,7 +48,7 @@ def status(
     answer = status_document(found, waiting) | {"ledgers": [ledger_document(one.entry) for one in found.ledgers]}
     looked = health(found, parsed)
     answer |= {"problems": [problem_document(one) for one in looked]}
-    Output(as_json).answer(answer, *(problem_lines(one) for one in looked), *_tables(found, waiting))
+    CliOutput(as_json).answer(answer, *(problem_lines(one) for one in looked), *_tables(found, waiting))
     code = next((one.exit_code for one in looked if one.exit_code), 0)
     if code:
         raise typer.Exit(code)
@@ -158,7 +158,7 @@ LEDGER_DETAILS = ("key changes", "superseded", "equal", "stale", "absent", "quar
 """Columns of a ledger that are shown only if one of its rows has them."""
 
 
-def ledger_table(title: str, entries: Iterable[Any]) -> Rows:
+def ledger_table(title: str, entries: Iterable[Any]) -> FittedTable:
     """The accounts of a run."""
     rows = [ledger_row(entry) for entry in entries]
     return table(title, LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1], omit_empty=LEDGER_DETAILS)
@@ -185,15 +185,15 @@ def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
     sources: list[tuple[object, ...]] = [
         (
             one.source, str(one.checkpoint.position), moment(one.checkpoint.watermark_us), duration(one.lag_us / 1e6),
-            one.batches, one.rows, size(one.size_bytes), one.holder or "nobody",
+            one.batches, one.rows, size(one.size_bytes), one.holder or "not running",
         )
         for one in found.sources
     ]  # fmt: skip
-    sources += [(name, "not extracted yet", "", "", 0, 0, "", "nobody") for name in waiting]
+    sources += [(name, "not extracted yet", "", "", 0, 0, "", "not running") for name in waiting]
     shown: list[RenderableType] = [
         table(
             f"{found.pipeline}: sources",
-            ("source", "position", "complete to (UTC)", "lag", "batches", "rows", "size", "read by"),
+            ("source", "position", "complete up to (UTC)", "lag", "batches", "rows", "size", "extractor"),
             sources,
             numbers=("lag", "batches", "rows", "size"),
         )
@@ -207,14 +207,14 @@ def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
             )
             for one in found.targets
         ]  # fmt: skip
-        columns = ("target", "batches to take", "rows to take", "batches taken", "last error")
-        shown.append(table("targets", columns, taken, numbers=("batches to take", "rows to take")))
+        columns = ("target", "pending batches", "pending rows", "batches by state", "last error")
+        shown.append(table("targets", columns, taken, numbers=("pending batches", "pending rows")))
     if found.runs:
         runs = [
             (one.run_id, one.state.value, " – ".join(moment(e) for e in one.window or ()), moment(one.updated_us))
             for one in found.runs
         ]
-        shown.append(table("latest runs", ("run", "state", "window (UTC)", "updated (UTC)"), runs))
+        shown.append(table("latest runs", ("run", "state", "window (UTC)", "last change (UTC)"), runs))
     if found.ledgers:
         shown.append(ledger_table("ledger of the latest run", (one.entry for one in found.ledgers)))
     return shown

@@ -24,12 +24,12 @@ import pymysql
 
 from cdc_core import connections
 from cdc_core.binlog.warm import is_cold, warm
-from cdc_core.config import Pipeline, Start
+from cdc_core.config import Pipeline, StartConfig
 from cdc_core.errors import LockstepError, RetryLater, defect
 from cdc_core.extract import acceptances, hosts
 from cdc_core.extract.coverage import CoverageLog
-from cdc_core.extract.lean import lean
-from cdc_core.extract.stager import NOTHING, Staged, Stager, chain_moved
+from cdc_core.extract.process_memory import limit_memory
+from cdc_core.extract.stager import NOTHING, Stager, StagingTotals, chain_moved
 from cdc_core.meta import Lease, Meta, RingDepth
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Position
@@ -69,7 +69,7 @@ POLL_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Effort:
+class DrainStats:
     """Waits and losses of a drain.
 
     put_waits, take_waits: of the ring. A reader that waits is faster than staging, a stager that waits faster than
@@ -90,10 +90,10 @@ class DrainResult:
     """
 
     done: bool
-    staged: Staged
+    staged: StagingTotals
     position: Position
     watermark_us: int
-    effort: Effort = Effort()
+    stats: DrainStats = DrainStats()
     partial: Mapping[str, TableCoverage] = field(default_factory=dict)
 
 
@@ -133,7 +133,7 @@ class Extractor:
         self._attached = ExitStack()
         self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
         self._stream: SourceStream | None = None
-        self._effort_before = Effort()
+        self._stats_before = DrainStats()
         self._reader_error: BaseException | None = None
         self._lease_error: LockstepError | None = None
         self._undone: set[int] = set()
@@ -173,7 +173,7 @@ class Extractor:
         opened.callback(lambda: self._attached.close())
         self._attach(NOTHING)
 
-    def _attach(self, staged: Staged) -> None:
+    def _attach(self, staged: StagingTotals) -> None:
         """Connects to a server of the source and continues from the last durable position, with totals so far."""
         self._attached.close()
         with ExitStack() as opened:
@@ -196,9 +196,9 @@ class Extractor:
             for note in notes(left_out):
                 log.warning("%s: %s", source.name, note)
             pending = acceptances.pending(self._accept, start.position, self._store, source.name)
-            effort = self._effort()
+            stats = self._drain_stats()
             # The stream counts the losses that it repairs itself; an end that reached us is one more.
-            self._effort_before = replace(effort, losses=effort.losses + (self._stream is not None))
+            self._stats_before = replace(stats, losses=stats.losses + (self._stream is not None))
             self._stream = None
             self._ring = Ring(pipeline.limits.ring_items, pipeline.limits.ring_bytes)
             if self._lease_error is not None:
@@ -209,7 +209,7 @@ class Extractor:
                 acknowledge=self._ring.ack, staged=staged, isolated=left_out, coverage=self._surveyed(start, known),
             )  # fmt: skip
             opened.callback(self._stager.abort)
-            lean()
+            limit_memory()
             if is_cold():
                 log.warning("Compiling the decoder for this machine, once: about 40 s. Later runs take it from disk.")
             warm()  # from the cache on disk; the first block would wait for it else, while the server sends
@@ -261,7 +261,7 @@ class Extractor:
     def _surveyed(self, start: Checkpoint, known: server.ServerFacts) -> CoverageLog:
         """The coverage of the source's tables; unknown ones are read from the server."""
         log_of = CoverageLog(self._meta.coverage(self._source.name), feeds=self._capture.route)
-        begin = self._source.start.position if isinstance(self._source.start, Start) else None
+        begin = self._source.start.position if isinstance(self._source.start, StartConfig) else None
         if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
             log_of.declared_empty(begin.empty, start.position, start.watermark_us)
         log_of.left_out(start.position, start.watermark_us)
@@ -455,7 +455,7 @@ class Extractor:
             self._stager.staged,
             durable.position,
             durable.watermark_us,
-            self._effort(),
+            self._drain_stats(),
             self._stager.coverage.partial if done else {},
         )
 
@@ -463,9 +463,9 @@ class Extractor:
         ring = self._ring.stats()
         return RingDepth(ring.depth_items, ring.depth_bytes, ring.high_water_items, ring.high_water_bytes)
 
-    def _effort(self) -> Effort:
-        before, ring = self._effort_before, self._ring.stats()
-        return Effort(
+    def _drain_stats(self) -> DrainStats:
+        before, ring = self._stats_before, self._ring.stats()
+        return DrainStats(
             before.put_waits + ring.put_waits,
             before.take_waits + ring.take_waits,
             before.losses + (0 if self._stream is None else self._stream.losses),

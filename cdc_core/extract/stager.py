@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class Staged:
+class StagingTotals:
     """Totals since the stager was created."""
 
     batches: int = 0
@@ -45,7 +45,7 @@ class Staged:
     size_bytes: int = 0
 
 
-NOTHING = Staged()
+NOTHING = StagingTotals()
 
 
 class Stager:
@@ -66,7 +66,7 @@ class Stager:
         start: Checkpoint,
         scratch: Path,
         acknowledge: Callable[[AckPoint], None],
-        staged: Staged = NOTHING,
+        staged: StagingTotals = NOTHING,
         isolated: Mapping[str, str] | None = None,
         coverage: CoverageLog | None = None,
     ) -> None:
@@ -229,7 +229,7 @@ class Stager:
         self._meta.commit_batch(self._lease, manifest)
         self.coverage.pending.clear()
         parts = manifest.parts
-        self.staged = Staged(
+        self.staged = StagingTotals(
             self.staged.batches + 1,
             self.staged.files + len(parts),
             self.staged.rows + manifest.rows,

@@ -32,7 +32,7 @@ class EntryKind(IntEnum):
     pieces of one event of the log have no positions of their own."""
     DDL = 2
     """A statement that changed a definition; isolated in a take where DDL isolation is on."""
-    PASSED = 3
+    UNCAPTURED = 3
     """A stretch without captured rows; may be resumed after."""
 
 
@@ -43,7 +43,7 @@ class Entries:
     kind:         uint8, an EntryKind.
     begin, end:   int64, offsets in the block's file.
     seq:          int64, order key of the transaction: of its first event, for every piece of it.
-    commit_ts_us: int64, commit time in µs UTC as the log says it; 0 for a PASSED stretch without transactions.
+    commit_ts_us: int64, commit time in µs UTC as the log says it; 0 for a UNCAPTURED stretch without transactions.
     events:       int64, binlog events in the entry.
     rows:         int64, captured rows in the entry.
     size_bytes:   int64, memory that the entry holds, for the ring's limits.
@@ -107,7 +107,7 @@ class Block:
     """See the module's docstring.
 
     begin, end: positions; `end` may name the next file (offset 4) when the block ends with a rotation.
-    passed:     row events that a named rule left out, by rule (such as "table not included"); whole block only. Events,
+    left_out:   row events that a named rule left out, by rule (such as "table not included"); whole block only. Events,
                 not rows: what is not captured is not decoded. Of rows that the sink leaves out it counts the rows.
     isolated:   source tables that are left out because they cannot be read, as of the block's end, -> since where, why.
     definitions: of source tables whose names the log does not carry, as they became known in this block.
@@ -121,7 +121,7 @@ class Block:
     end: Position
     entries: Entries
     tables: tuple[TableRows, ...] = ()
-    passed: Mapping[str, int] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     isolated: Mapping[str, str] = field(default_factory=dict)
     definitions: tuple[DefinedSince, ...] = ()
@@ -150,7 +150,7 @@ class Block:
         return Position(self.begin.timeline, self.begin.file, int(self.entries.end[entry]))
 
     def slice(self, start: int, stop: int) -> Block:
-        """Entries start..stop-1 as a block of their own. `passed` and `notes` go with the block's last entry,
+        """Entries start..stop-1 as a block of their own. `left_out` and `notes` go with the block's last entry,
         `definitions` with its first, what happened with the entry in which it did."""
         if start == 0 and stop == len(self.entries):
             return self
@@ -162,7 +162,7 @@ class Block:
             end=self.position_after(stop - 1),
             entries=self.entries.slice(start, stop),
             tables=tuple(table for table in tables if table.rows.num_rows),
-            passed=self.passed if last else {},
+            left_out=self.left_out if last else {},
             notes=self.notes if last else (),
             definitions=self.definitions if start == 0 else (),
             happened=tuple(

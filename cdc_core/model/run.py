@@ -25,7 +25,7 @@ from cdc_core.model.schema import TableSchema
 
 
 @dataclass(frozen=True, slots=True)
-class StagedFile:
+class PlannedFile:
     """A part that the run reads. `path` is relative to the stage's root. absent_rows: as in Part."""
 
     path: str
@@ -44,7 +44,7 @@ class MergeTable:
 
     table: str
     key: tuple[str, ...]
-    files: tuple[StagedFile, ...]
+    files: tuple[PlannedFile, ...]
     on_truncate: str = "stop"
     shared_keys: str = "stop"
 
@@ -181,7 +181,7 @@ class RunPlan:
                             MergeTable(
                                 table["table"],
                                 tuple(table["key"]),
-                                tuple(StagedFile(**file) for file in table["files"]),
+                                tuple(PlannedFile(**file) for file in table["files"]),
                                 table.get("on_truncate", "stop"),
                                 table.get("shared_keys", "stop"),
                             )

@@ -26,8 +26,8 @@ class PositionRange:
 
     start, end: positions before the first and after the last entry.
     last:       the boundary at `end`; acking it acks all of the take.
-    ack:        the last boundary that is a transaction end, DDL, or the end of a passed stretch: the furthest that
-                moves `resume_position`; None when the whole take is inside one open transaction.
+    ack:        the last boundary that is a transaction end, DDL, or the end of a stretch without captured rows:
+                the furthest that moves `resume_position`; None when the whole take is inside one open transaction.
     continues:  the take ends inside an open transaction (its last entry is a PART).
     """
 

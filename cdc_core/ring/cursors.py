@@ -18,7 +18,7 @@ from cdc_core.ring.boundary import AckPoint, PositionRange, Taken
 
 
 @dataclass(slots=True)
-class Held:
+class RingBlock:
     """A block in the ring; `items[i]`, `sizes[i]` are the sums over its first i entries."""
 
     block: Block
@@ -26,7 +26,7 @@ class Held:
     sizes: npt.NDArray[np.int64]
 
     @classmethod
-    def of(cls, block: Block) -> Held:
+    def of(cls, block: Block) -> RingBlock:
         entries = block.entries
         items = np.zeros(len(entries) + 1, np.int64)
         sizes = np.zeros(len(entries) + 1, np.int64)
@@ -53,7 +53,7 @@ class Held:
 
 
 @dataclass(slots=True)
-class Cursor:
+class RingCursor:
     """A boundary: `entry` entries of the `block`-th held block are before it; `item` counts since the ring's start."""
 
     block: int = 0
@@ -72,9 +72,9 @@ class Cursors:
 
     def __init__(self, *, ddl_isolation: bool) -> None:
         self._isolation = ddl_isolation
-        self._held: deque[Held] = deque()
-        self._acked = Cursor()
-        self._taken = Cursor()
+        self._held: deque[RingBlock] = deque()
+        self._acked = RingCursor()
+        self._taken = RingCursor()
         self._restart = True
         self.published = 0
         self.bytes_published = 0
@@ -108,7 +108,7 @@ class Cursors:
             return begin.timeline > latest.timeline
         return begin.number > latest.number and begin.offset == FIRST_OFFSET
 
-    def publish(self, held: Held) -> None:
+    def publish(self, held: RingBlock) -> None:
         block = held.block
         self._held.append(held)
         self.published += int(held.items[-1])
@@ -120,12 +120,12 @@ class Cursors:
         self.latest = block.end
 
     def rollback(self) -> None:
-        self._taken = Cursor(0, self._acked.entry, self._acked.item)
+        self._taken = RingCursor(0, self._acked.entry, self._acked.item)
 
     def clear(self) -> None:
         self._held.clear()
-        self._acked = Cursor(item=self.published)
-        self._taken = Cursor(item=self.published)
+        self._acked = RingCursor(item=self.published)
+        self._taken = RingCursor(item=self.published)
         self.bytes_acked = self.bytes_published
         self._restart = True
         self.latest = self.acked_position = self.resume
@@ -154,14 +154,14 @@ class Cursors:
             left_items = None if left_items is None else left_items - gained
             left_bytes = None if left_bytes is None else left_bytes - weight
             at_end = stop == held.count
-            cursor = Cursor(cursor.block + at_end, 0 if at_end else stop, cursor.item + gained)
+            cursor = RingCursor(cursor.block + at_end, 0 if at_end else stop, cursor.item + gained)
             if ends or not at_end:
                 break
         self._taken = cursor
         return Taken(tuple(blocks), PositionRange(first, blocks[-1].end, last, ack, part), items, size)
 
     def _reach(
-        self, held: Held, start: int, max_items: int | None, max_bytes: int | None, *, first: bool
+        self, held: RingBlock, start: int, max_items: int | None, max_bytes: int | None, *, first: bool
     ) -> tuple[int, bool]:
         """(the entry before which a take from `start` stops, whether DDL isolation ends the take there)."""
         stop = held.count

@@ -45,7 +45,7 @@ from cdc_core.errors import DataAtRisk, InternalError, UsageError
 from cdc_core.model.block import Block
 from cdc_core.model.position import Position
 from cdc_core.ring.boundary import AckPoint, Edge, RingStats, Taken
-from cdc_core.ring.cursors import Cursors, Held
+from cdc_core.ring.cursors import Cursors, RingBlock
 
 MEMORY_UNIT = 1024
 """Bytes that one item may weigh on average before the byte limit binds, unless `size_bytes` says otherwise."""
@@ -98,7 +98,7 @@ class Ring:
         self._bounded_bytes = mode == "both"
         self._at = Cursors(ddl_isolation=ddl_isolation)
         self._account = _Account()
-        self._waiting: Held | None = None  # the block that a put waits to publish
+        self._waiting: RingBlock | None = None  # the block that a put waits to publish
         self._closed = False
         self._error: BaseException | None = None
         self._lock = threading.Lock()
@@ -113,7 +113,7 @@ class Ring:
         Raises RingClosed (ring.closed), DataAtRisk (ring.gap) for a block that does not continue what was
         published, InternalError (ring.block) for one without entries, and the error given to `fail`.
         """
-        held = Held.of(block)
+        held = RingBlock.of(block)
         with self._lock:
             self._check_put(block)
             if not self._fits(held) and not self._wait_for_room(held, timeout_s):
@@ -307,14 +307,14 @@ class Ring:
                 remedy="start the extractor again: it resumes at the last staged position",
             )
 
-    def _fits(self, held: Held) -> bool:
+    def _fits(self, held: RingBlock) -> bool:
         if not self._at.depth_items:
             return True
         if self._at.depth_items + held.items[-1] > self.items:
             return False
         return not self._bounded_bytes or self._at.depth_bytes + int(held.sizes[-1]) <= self.size_bytes
 
-    def _wait_for_room(self, held: Held, timeout_s: float | None) -> bool:
+    def _wait_for_room(self, held: RingBlock, timeout_s: float | None) -> bool:
         if timeout_s is not None and timeout_s <= 0:
             return False
         began = time.monotonic()
@@ -329,7 +329,7 @@ class Ring:
         self._check_put(held.block)
         return self._fits(held)
 
-    def _publish(self, held: Held) -> None:
+    def _publish(self, held: RingBlock) -> None:
         account = self._account
         self._at.publish(held)
         account.oversized += int(held.items[-1]) > self.items or (

@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from cdc_core.config import Processor, Route, RowFilter, Tables
+from cdc_core.config import CaptureRules, Processor, Route, RowFilter
 from cdc_core.errors import UsageError, defect
 from cdc_core.model.block import Block, TableRows
 from cdc_core.model.condition import parse
@@ -32,7 +32,7 @@ FILTERED = "row outside tables.rows"
 Rule = TypeVar("Rule", Processor, RowFilter)
 
 
-class Step(Protocol):
+class RowRule(Protocol):
     """A rule that is applied to the rows of a table."""
 
     def apply(self, part: TableRows) -> TableRows: ...
@@ -60,7 +60,7 @@ class Capture:
     no route matches has its own name, `database.table`.
     """
 
-    tables: Tables
+    tables: CaptureRules
     routes: tuple[Route, ...] = ()
     environ: Mapping[str, str] | None = field(default=None, repr=False)
     lower_case: bool = False
@@ -68,7 +68,7 @@ class Capture:
     _decided: dict[tuple[str, str], tuple[str, ...]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
-    _steps: dict[str, tuple[Step, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _steps: dict[str, tuple[RowRule, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """For each definition, by its id: the steps for its rows."""
 
     def captures(self, database: str, table: str) -> bool:
@@ -128,8 +128,8 @@ class Capture:
                 count = len(rows)
                 rows = rows - np.bincount(part.entry, minlength=count) + np.bincount(shaped.entry, minlength=count)
             tables += [shaped if name == shaped.logical else replace(shaped, logical=name) for name in names]
-        passed = {**block.passed, FILTERED: dropped} if dropped else block.passed
-        return replace(block, tables=tuple(tables), entries=replace(block.entries, rows=rows), passed=passed)
+        left_out = {**block.left_out, FILTERED: dropped} if dropped else block.left_out
+        return replace(block, tables=tuple(tables), entries=replace(block.entries, rows=rows), left_out=left_out)
 
     def _shaped(self, part: TableRows) -> TableRows:
         before = part.schema
@@ -148,11 +148,11 @@ class Capture:
     def _masking(self) -> Masking:
         return Masking(self.tables.columns, self.environ, self.lower_case)
 
-    def _steps_of(self, schema: TableSchema) -> tuple[Step, ...]:
+    def _steps_of(self, schema: TableSchema) -> tuple[RowRule, ...]:
         def matching(rules: Sequence[Rule]) -> list[Rule]:
             return [rule for rule in rules if self._matches(rule.match, schema.name)]
 
-        steps: list[Step] = [Process(rule, function_of(rule.use)) for rule in matching(self.tables.processors)]
+        steps: list[RowRule] = [Process(rule, function_of(rule.use)) for rule in matching(self.tables.processors)]
         conditions = [rule.where for rule in matching(self.tables.rows)]
         if conditions:
             steps.append(Filter(tuple(parse(text) for text in conditions), " and ".join(conditions)))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from cdc_core.source.sql_tokens import Kind, Reader, Token
+from cdc_core.source.sql_tokens import Reader, Token, TokenKind
 
 _HARMLESS_HEADS = frozenset({
     "ENABLE", "DISABLE", "ORDER", "FORCE", "ALGORITHM", "LOCK", "AUTO_INCREMENT", "AVG_ROW_LENGTH", "CHARSET",
@@ -130,7 +130,7 @@ def _inside(read: Reader) -> list[Token]:
     depth, found = 1, []
     while not read.done:
         token = read.next()
-        if token.kind is Kind.SIGN:
+        if token.kind is TokenKind.SIGN:
             depth += (token.text == "(") - (token.text == ")")
             if depth == 0:
                 break
@@ -149,7 +149,7 @@ def _added(read: Reader) -> str:
     depth = 0
     while not read.done:
         token = read.next()
-        if token.kind is Kind.SIGN:
+        if token.kind is TokenKind.SIGN:
             depth += (token.text == "(") - (token.text == ")")
         elif depth == 0 and token.word in ("COMMENT", "AFTER", "COLLATE", "CHECK", "REFERENCES"):
             read.next()

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from cdc_core.source.sql_tokens import Kind, Reader
+from cdc_core.source.sql_tokens import Reader, TokenKind
 
 _NO_COLUMN = frozenset({
     "PRIMARY", "INDEX", "KEY", "FOREIGN", "CHECK", "CONSTRAINT", "PARTITION", "SYSTEM", "PERIOD", "UNIQUE", "FULLTEXT",
@@ -48,16 +48,16 @@ def _clause(read: Reader, found: ColumnChanges) -> None:
         return
     column = read.take("COLUMN")
     guarded = read.take("IF", "EXISTS") or read.take("IF", "NOT", "EXISTS")
-    if not column and read.peek().kind is Kind.WORD and read.peek().word in _NO_COLUMN:
+    if not column and read.peek().kind is TokenKind.WORD and read.peek().word in _NO_COLUMN:
         return
     if head == "ADD" and read.take_sign("("):
         depth, name = 1, True
         while depth and not read.done:
             token = read.next()
-            if name and not (token.kind is Kind.WORD and token.word in _NO_COLUMN):
+            if name and not (token.kind is TokenKind.WORD and token.word in _NO_COLUMN):
                 found.added.append(token.text)
             name = False
-            if token.kind is Kind.SIGN:
+            if token.kind is TokenKind.SIGN:
                 depth += (token.text == "(") - (token.text == ")")
                 name = token.text == "," and depth == 1
         return

@@ -42,12 +42,12 @@ _ENTRY_COLUMNS = ("kind", "begin", "end", "seq", "ts", "events", "name", "low", 
 class OrdinaryTransactions:
     """Whole transactions in columns, as binlog.ordinary.take_transactions finds them.
 
-    entries: a first PASSED one may join the entry before. runs: their GTIDs; of a name the text is prefixes[name].
+    entries: a first UNCAPTURED one may join the entry before. runs: their GTIDs; of a name the text is prefixes[name].
     rows: copied from, not kept; entry: for each, its index into the entries here. left_out: row events of tables that
     are not captured.
     """
 
-    entries: ordinary.Entries
+    entries: ordinary.EntryArrays
     runs: ordinary.GtidRuns
     prefixes: Sequence[str]
     rows: PendingRowEvents
@@ -80,9 +80,9 @@ class BlockBuilder:
         return bool(len(self._entries))
 
     @property
-    def in_passed(self) -> bool:
+    def in_uncaptured(self) -> bool:
         """The last entry is a stretch that a next one would join."""
-        return bool(self) and self._entries["kind"][-1] == EntryKind.PASSED
+        return bool(self) and self._entries["kind"][-1] == EntryKind.UNCAPTURED
 
     def add(
         self,
@@ -105,7 +105,7 @@ class BlockBuilder:
                 code="source.entry_order",
                 remedy="report this as a defect; nothing after this position was staged",
             )
-        if kind == EntryKind.PASSED and self.in_passed:
+        if kind == EntryKind.UNCAPTURED and self.in_uncaptured:
             self._join(end, commit_ts_us, events, [gtid] if gtid else [], trace)
         else:
             self._append(kind, end, seq=seq, commit_ts_us=commit_ts_us, events=events, gtid=gtid, trace=trace)
@@ -150,7 +150,7 @@ class BlockBuilder:
         new, runs = groups.entries, groups.runs
         named = np.bincount(runs.entry, minlength=len(new.kind))
         self._prefixes = groups.prefixes
-        if len(new.kind) and new.kind[0] == EntryKind.PASSED and self.in_passed:
+        if len(new.kind) and new.kind[0] == EntryKind.UNCAPTURED and self.in_uncaptured:
             joining = _run_texts(groups, 0, int(named[0]))
             trace = (int(new.trace[0]), int(new.trace_crc[0]))
             self._join(int(new.end[0]), int(new.commit_ts_us[0]), int(new.events[0]), joining, trace)
@@ -196,7 +196,7 @@ class BlockBuilder:
         """
         if not self and next_file:
             self._append(
-                EntryKind.PASSED, self.end, seq=self.begin.seq, commit_ts_us=0, events=0, gtid="", trace=NOT_TRACED
+                EntryKind.UNCAPTURED, self.end, seq=self.begin.seq, commit_ts_us=0, events=0, gtid="", trace=NOT_TRACED
             )
         end = Position(self.begin.timeline, next_file, 4) if next_file else Position(
             self.begin.timeline, self.begin.file, self.end

@@ -24,5 +24,5 @@ class CapturePolicy:
     on_unreadable: Literal["stop", "isolate"] = "stop"
 
     @classmethod
-    def from_config(cls, tables: config.Tables) -> CapturePolicy:
+    def from_config(cls, tables: config.CaptureRules) -> CapturePolicy:
         return cls(tables.on_unlogged_change, tables.on_truncate, tables.on_definition, tables.on_unreadable)

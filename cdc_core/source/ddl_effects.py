@@ -10,9 +10,9 @@ from typing import Literal
 
 from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.history import Place
+from cdc_core.source.history import LogPoint
 from cdc_core.source.statements import Statement
-from cdc_core.source.tables import Tables
+from cdc_core.source.tables import TableRegistry
 
 _SOME_TABLE = "lockstep_some_table"
 """A name that no pattern mentions: it is captured if all tables of a database are."""
@@ -43,22 +43,22 @@ class DdlEffect:
 
 def define_tables(
     statement: Statement,
-    tables: Tables,
-    place: Place,
+    tables: TableRegistry,
+    point: LogPoint,
     commit_ts_us: int,
     *,
     cascades_logged: bool,
     on_truncate: Literal["unlogged", "stage"],
 ) -> DdlEffect:
-    """Makes `tables` forget what the statement redefines, and returns what it did to rows. place: of the statement."""
+    """Makes `tables` forget what the statement redefines, and returns what it did to rows. point: of the statement."""
     defined = tables.of_database(statement.database) if statement.database else statement.tables
-    change = tables.change(statement, defined or (), place, commit_ts_us)
-    lived = tables.lived(statement, place)
+    change = tables.change(statement, defined or (), point, commit_ts_us)
+    lived = tables.lived(statement, point)
     cascades = statement.cascades and not cascades_logged
     united = tables.merge_tables.emptied_by(defined or ()) if statement.verb == "TRUNCATE" else ()
     # Before the definition is forgotten: the rows that it removes have the old one.
     truncated = None if cascades or united or on_truncate != "stage" else _truncated(statement, tables, lived=lived)
-    tables.redefined(defined, place, change)
+    tables.redefined(defined, point, change)
     tables.merge_tables.define(statement)
     defined = defined if defined is None else (*defined, *united)
     captured = None if defined is None else tuple(f"{d}.{t}" for d, t in defined if tables.captures(d, t))
@@ -91,7 +91,7 @@ def drops(statement: Statement) -> bool:
     return statement.verb in _DROPS
 
 
-def _truncated(statement: Statement, tables: Tables, *, lived: bool) -> TableSchema | None:
+def _truncated(statement: Statement, tables: TableRegistry, *, lived: bool) -> TableSchema | None:
     """The definition of the captured table that it empties, or creates again empty."""
     empties = statement.verb in ("TRUNCATE", "CREATE OR REPLACE TABLE") or lived
     if not empties or statement.tables is None or statement.queries:

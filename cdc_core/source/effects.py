@@ -58,25 +58,25 @@ class Effects:
         self._end = end
         self._ahead = _Ahead(ahead)
 
-    def of(self, statement: Statement, databases: frozenset[str] | None, behind: Position) -> Effect:
-        """databases: the only ones in which it changed anything, where the event says so. behind: where the next event
+    def of(self, statement: Statement, databases: frozenset[str] | None, after: Position) -> Effect:
+        """databases: the only ones in which it changed anything, where the event says so. after: where the next event
         begins. Raises what a query to the server raises.
         """
-        if self._present is None or self._known_up_to is None or not self._in_reach(behind):
+        if self._present is None or self._known_up_to is None or not self._in_reach(after):
             self._known_up_to = self._end()
             self._present = Present(self._connect, lower_case=self.lower_case)
         present = self._present
         asked = present.questions
         walk = _Walk(present, self._captures, databases)
         walk.follow(statement)
-        ahead = self._ahead.of(behind, fresh=present.questions > asked, lower_case=self.lower_case)
+        ahead = self._ahead.of(after, fresh=present.questions > asked, lower_case=self.lower_case)
         for other in ahead:
             walk.doubt(other)
         return walk.effect(statement)
 
-    def _in_reach(self, behind: Position) -> bool:
+    def _in_reach(self, after: Position) -> bool:
         known = self._known_up_to
-        return known is not None and known.timeline == behind.timeline and behind <= known
+        return known is not None and known.timeline == after.timeline and after <= known
 
 
 class Present:
@@ -381,14 +381,14 @@ class _Ahead:
         self._end: Position | None = None
         self._found: list[tuple[Position, Statement]] = []
 
-    def of(self, behind: Position, *, fresh: bool, lower_case: bool) -> Sequence[Statement]:
+    def of(self, after: Position, *, fresh: bool, lower_case: bool) -> Sequence[Statement]:
         """Those between a position and the log's end: its current end (fresh), or its end when it was last read."""
-        covered = self._begin is not None and self._end is not None and self._begin <= behind <= self._end
+        covered = self._begin is not None and self._end is not None and self._begin <= after <= self._end
         if not covered:
-            self._begin, self._end, self._found = behind, behind, []
+            self._begin, self._end, self._found = after, after, []
         if fresh or not covered:
             self._read_on(lower_case=lower_case)
-        return [statement for here, statement in self._found if here > behind]
+        return [statement for here, statement in self._found if here > after]
 
     def _read_on(self, *, lower_case: bool) -> None:
         assert self._end is not None

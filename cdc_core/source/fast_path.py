@@ -20,7 +20,7 @@ from cdc_core.model.position import file_number, order_key
 from cdc_core.source.block_builder import ENTRY_BYTES, OrdinaryTransactions
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.pending_changes import ROW_BYTES, MappedTable, PendingRowEvents
-from cdc_core.source.tables import Tables
+from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import Blocks, TransactionAssembler
 
 WAIT_BYTES = 2 << 20
@@ -108,7 +108,7 @@ class _KnownMaps:
 class FastPath:
     """Feeds an assembler the events of a framer."""
 
-    def __init__(self, assembler: TransactionAssembler, tables: Tables) -> None:
+    def __init__(self, assembler: TransactionAssembler, tables: TableRegistry) -> None:
         self._assembler = assembler
         self._tables = tables
         self._maps = _KnownMaps()
@@ -116,7 +116,7 @@ class FastPath:
         self._group = 0
         self._names = ordinary.GtidNames(np.zeros((_NAMES, 3), np.int64), np.zeros(1, np.int64))
         self._prefixes: list[str] = []
-        self._entries = ordinary.Entries(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.Entries._fields))
+        self._entries = ordinary.EntryArrays(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.EntryArrays._fields))
         self._runs = ordinary.GtidRuns(*(np.empty(_ENTRIES, np.int64) for _ in ordinary.GtidRuns._fields))
         self._rows = ordinary.RowEvents(*(np.empty(_ROWS, np.int64) for _ in ordinary.RowEvents._fields))
 
@@ -183,7 +183,7 @@ class FastPath:
             self._group,
             base,
             builder.end,
-            builder.in_passed,
+            builder.in_uncaptured,
             framing.CRC_TABLES,
         )
         self._group = found.group
@@ -191,7 +191,7 @@ class FastPath:
             return ordinary.UNUSUAL if found.why == ordinary.FULL else found.why
         for number in range(len(self._prefixes), int(self._names.used[0])):
             self._prefixes.append(_prefix(*self._names.rows[number].tolist()))
-        entries = ordinary.Entries(*(column[: found.entries] for column in self._entries))
+        entries = ordinary.EntryArrays(*(column[: found.entries] for column in self._entries))
         runs = ordinary.GtidRuns(*(column[: found.runs] for column in self._runs))
         rows = self._row_events(framer, found.rows)
         entry = self._rows.entry[: found.rows]
@@ -228,8 +228,8 @@ class FastPath:
         """Whether the first event is of these types, and what is known of table maps still holds."""
         return int(events.code[events.first]) in codes and self._generation == self._tables.generation
 
-    def _limits(self, budget: int) -> ordinary.Limits:
-        return ordinary.Limits(budget, ENTRY_BYTES, ROW_BYTES, self._assembler.block_bytes)
+    def _limits(self, budget: int) -> ordinary.WeightLimits:
+        return ordinary.WeightLimits(budget, ENTRY_BYTES, ROW_BYTES, self._assembler.block_bytes)
 
     def _row_events(self, framer: EventFramer, count: int) -> PendingRowEvents:
         rows = self._rows

@@ -29,11 +29,11 @@ _QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class LogPoint:
     """Of an event: the order key of its transaction, and the position at which the next event begins."""
 
     seq: int
-    behind: Position
+    after: Position
 
 
 AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
@@ -74,150 +74,150 @@ class History:
         found, self._new = tuple(self._new), []
         return found
 
-    def begin(self, schemas: Iterable[TableSchema], place: Place) -> None:
+    def begin(self, schemas: Iterable[TableSchema], point: LogPoint) -> None:
         """Records the current definitions, where reading begins, of tables that no later statement redefines."""
-        new = [schema for schema in schemas if self._unknown(_name(schema), place.seq)]
+        new = [schema for schema in schemas if self._unknown(_name(schema), point.seq)]
         defaults = [self._defaults_now(schema) for schema in new]
-        redefined = self._ahead.of(place.behind) if new else ()
+        redefined = self._ahead.of(point.after) if new else ()
         for schema, these in zip(new, defaults, strict=True):
             if not any(_touches(statement, _name(schema)) for statement in redefined):
                 # Where the log names columns, it is enough to record that the table exists.
                 kept = schema if self.early else TableSchema(*_name(schema), ())
-                self._learn(DefinedSince(place.seq, kept, these))
+                self._learn(DefinedSince(point.seq, kept, these))
 
-    def at(self, name: Table, place: Place) -> TableSchema | None:
-        """A table's definition at a place; None where the table no longer exists, and nothing is known.
+    def at(self, name: Table, point: LogPoint) -> TableSchema | None:
+        """A table's definition at a point; None where the table no longer exists, and nothing is known.
 
         Raises Refused (binlog.schema_mismatch) where it was redefined since, and nothing is known, and where the
         server has another definition that no statement of the log explains.
         """
-        known = self._as_of(name, place.seq)
+        known = self._as_of(name, point.seq)
         now = self._ask(*name)
         if known is not None:
-            for _, error in self.unexplained([] if now is None else [now], place):
+            for _, error in self.unexplained([] if now is None else [now], point):
                 raise error
             return known
         defaults = None if now is None else self._defaults_now(now)
-        if self._redefined_behind(name, place):
+        if self._redefined_after(name, point):
             raise Refused(
                 f"The log does not name the columns of {'.'.join(name)}, and the table was redefined after these rows, "
                 "before Lockstep read its definition.",
-                where=f"{place.behind}",
+                where=f"{point.after}",
                 code="binlog.schema_mismatch",
                 remedy=SCHEMA_REMEDY,
             )
         if now is not None:
-            self._learn(DefinedSince(place.seq, now, defaults))
+            self._learn(DefinedSince(point.seq, now, defaults))
         return now
 
-    def defaults_at(self, schema: TableSchema, place: Place, names: Sequence[str]) -> Mapping[str, str | None]:
-        """What an INSERT at a place stored in these columns, which its image leaves out.
+    def defaults_at(self, schema: TableSchema, point: LogPoint, names: Sequence[str]) -> Mapping[str, str | None]:
+        """What an INSERT at a point stored in these columns, which its image leaves out.
 
         Raises Refused (binlog.row_image) where that is unknown.
         """
         name = _name(schema)
-        last = self._last(name, place.seq)
-        known = last.defaults if last is not None and last.seq >> _TIMELINE == place.seq >> _TIMELINE else None
+        last = self._last(name, point.seq)
+        known = last.defaults if last is not None and last.seq >> _TIMELINE == point.seq >> _TIMELINE else None
         now = self._ask_defaults(schema)
-        defined_again = self._redefined_behind(name, place)
+        defined_again = self._redefined_after(name, point)
         if known is None or not set(names) <= known.keys():
             if defined_again:
                 raise _defaults_unknown(
-                    schema, names, place, "a later statement in the log redefines the table, so that the defaults of "
+                    schema, names, point, "a later statement in the log redefines the table, so that the defaults of "
                     "that time are unknown",
                 )  # fmt: skip
             known = {**now, **(known or {})}
         elif not defined_again and any(now.get(one, known[one]) != known[one] for one in names):
             why = "the server now has other defaults, but no statement in the log changed them (sql_log_bin = 0?)"
-            raise _defaults_unknown(schema, names, place, why)
+            raise _defaults_unknown(schema, names, point, why)
         lacking = [column for column in names if column not in known]
         if lacking:
-            raise _defaults_unknown(schema, lacking, place, "the server does not show the exact defaults")
+            raise _defaults_unknown(schema, lacking, point, "the server does not show the exact defaults")
         return known
 
-    def saw(self, name: Table, place: Place) -> None:
-        """Records that a row of the table was logged at a place, where the log itself names the columns."""
-        last = self._last(name, place.seq)
+    def saw(self, name: Table, point: LogPoint) -> None:
+        """Records that a row of the table was logged at a point, where the log itself names the columns."""
+        last = self._last(name, point.seq)
         if last is None or last.gone:
-            self._learn(DefinedSince(place.seq, TableSchema(*name, ())))
+            self._learn(DefinedSince(point.seq, TableSchema(*name, ())))
         elif last.rowless:
-            schema = self._as_of(name, place.seq) or TableSchema(*name, ())
-            self._learn(DefinedSince(place.seq, schema, last.defaults if schema.columns else None))
+            schema = self._as_of(name, point.seq) or TableSchema(*name, ())
+            self._learn(DefinedSince(point.seq, schema, last.defaults if schema.columns else None))
 
-    def lived(self, name: Table, place: Place, *, guarded: bool) -> bool:
-        """Whether a CREATE TABLE at a place follows rows of an earlier table of that name, which are gone.
+    def lived(self, name: Table, point: LogPoint, *, guarded: bool) -> bool:
+        """Whether a CREATE TABLE at a point follows rows of an earlier table of that name, which are gone.
 
         guarded: IF NOT EXISTS.
         """
-        last = self._last(name, place.seq - 1)
+        last = self._last(name, point.seq - 1)
         if last is None or last.rowless:
             return False
         if last.gone:
             return True
         # The log of another server may repeat what was read from the previous one.
-        return not guarded and last.seq >> _TIMELINE == place.seq >> _TIMELINE
+        return not guarded and last.seq >> _TIMELINE == point.seq >> _TIMELINE
 
-    def existed(self, name: Table, place: Place) -> bool:
-        """Whether a table of that name is known to exist just before a place."""
-        last = self._last(name, place.seq - 1)
+    def existed(self, name: Table, point: LogPoint) -> bool:
+        """Whether a table of that name is known to exist just before a point."""
+        last = self._last(name, point.seq - 1)
         return last is not None and not last.gone
 
-    def is_gone(self, name: Table, place: Place) -> bool:
-        """Whether it is known that no table has that name just before a place."""
-        last = self._last(name, place.seq - 1)
+    def is_gone(self, name: Table, point: LogPoint) -> bool:
+        """Whether it is known that no table has that name just before a point."""
+        last = self._last(name, point.seq - 1)
         return last is not None and last.gone
 
-    def dropped(self, name: Table, place: Place) -> frozenset[str]:
-        """Columns, in lower case, that the table had before a place, and that were dropped."""
+    def dropped(self, name: Table, point: LogPoint) -> frozenset[str]:
+        """Columns, in lower case, that the table had before a point, and that were dropped."""
         found: set[str] = set()
         for one in self._sorted(name):
-            if one.seq < place.seq:
+            if one.seq < point.seq:
                 found = set() if one.gone else found
                 found |= {column.lower() for column in one.dropped}
                 found -= {column.lower() for column in one.emptied}
         return frozenset(found)
 
-    def unexplained(self, now: Iterable[TableSchema], place: Place) -> list[tuple[Table, Refused]]:
-        """Tables whose definition on the server is not the one at a place, although no later statement changes it, with
+    def unexplained(self, now: Iterable[TableSchema], point: LogPoint) -> list[tuple[Table, Refused]]:
+        """Tables whose definition on the server is not the one at a point, although no later statement changes it, with
         the error to raise (binlog.schema_mismatch).
 
-        now: current definitions, read after the place was reached. A table that is gone has no more rows to misread.
+        now: current definitions, read after the point was reached. A table that is gone has no more rows to misread.
         """
         found = []
         for schema in now:
             name = _name(schema)
-            known = self._as_of(name, place.seq)
-            if known is None or _same(known, schema) or self._redefined_behind(name, place):
+            known = self._as_of(name, point.seq)
+            if known is None or _same(known, schema) or self._redefined_after(name, point):
                 continue
             # MariaDB may show what a statement does before the log has it: read the log again after the server.
             again = self._ask(*name)
-            if again is not None and not _same(known, again) and not self._redefined_behind(name, place):
-                found.append((name, _unexplained(known, again, place)))
+            if again is not None and not _same(known, again) and not self._redefined_after(name, point):
+                found.append((name, _unexplained(known, again, point)))
         return found
 
     def redefined(
-        self, names: Iterable[Table] | None, place: Place, captures: Callable[[str, str], bool], change: Change
+        self, names: Iterable[Table] | None, point: LogPoint, captures: Callable[[str, str], bool], change: Change
     ) -> None:
-        """A statement at a place defines these tables, or any (None): learns their definitions from there on, as far
+        """A statement at a point defines these tables, or any (None): learns their definitions from there on, as far
         as they are still known. For a table that is no longer captured they are not."""
         mine = [
             name
             for name in (self.names() if names is None else names)
             if (name in self._since or captures(*name))
             and name not in change.absent
-            and place.seq not in [one.seq for one in self._since.get(name, ())]
+            and point.seq not in [one.seq for one in self._since.get(name, ())]
         ]
         now = {name: self._ask(*name) for name in mine} if self.early else {}
         defaults = {name: self._defaults_now(schema) for name, schema in now.items() if schema is not None}
-        redefined = self._ahead.of(place.behind) if now else ()
+        redefined = self._ahead.of(point.after) if now else ()
         for name in mine:
             schema = now.get(name)
             gone = name in change.vacated
-            before = self._last(name, place.seq - 1)
+            before = self._last(name, point.seq - 1)
             rowless = name in change.made or (change.moves_no_rows and before is not None and before.rowless)
             certain = schema is not None and not gone and not any(_touches(one, name) for one in redefined)
             found = DefinedSince(
-                place.seq,
+                point.seq,
                 schema if schema is not None and certain else TableSchema(*name, ()),
                 defaults.get(name) if certain else None,
                 gone=gone,
@@ -231,8 +231,8 @@ class History:
     def _defaults_now(self, schema: TableSchema) -> Mapping[str, str | None] | None:
         return self._ask_defaults(schema) if self.early_defaults else None
 
-    def _redefined_behind(self, name: Table, place: Place) -> bool:
-        return any(_touches(statement, name) for statement in self._ahead.of(place.behind))
+    def _redefined_after(self, name: Table, point: LogPoint) -> bool:
+        return any(_touches(statement, name) for statement in self._ahead.of(point.after))
 
     def _unknown(self, name: Table, seq: int) -> bool:
         if self.early:
@@ -301,7 +301,7 @@ def _plain(schema: TableSchema) -> TableSchema:
     return replace(schema, columns=tuple(columns))
 
 
-def _unexplained(known: TableSchema, now: TableSchema, place: Place) -> Refused:
+def _unexplained(known: TableSchema, now: TableSchema, point: LogPoint) -> Refused:
     were, are = ([(one.name, str(one.type)) for one in schema.columns] for schema in (known, now))
     how = "its keys, NULLs, character sets or generated columns differ"
     if were != are:
@@ -309,7 +309,7 @@ def _unexplained(known: TableSchema, now: TableSchema, place: Place) -> Refused:
     return Refused(
         f"{known.name} was altered without a statement in the log (sql_log_bin = 0?): {how}. Since the log does not "
         "name columns, values could end up in the wrong columns.",
-        where=f"{place.behind}",
+        where=f"{point.after}",
         code="binlog.schema_mismatch",
         remedy=SCHEMA_REMEDY + ". Rows that were staged shortly before this position may already be wrong",
     )
@@ -319,10 +319,10 @@ def _listed(columns: Sequence[tuple[str, str]]) -> str:
     return ", ".join(f"{name} {kind}" for name, kind in columns)
 
 
-def _defaults_unknown(schema: TableSchema, names: Sequence[str], place: Place, why: str) -> Refused:
+def _defaults_unknown(schema: TableSchema, names: Sequence[str], point: LogPoint, why: str) -> Refused:
     return Refused(
         f"An INSERT left {', '.join(names)} to the defaults, and {why}.",
-        where=f"{schema.name}, {place.behind}",
+        where=f"{schema.name}, {point.after}",
         code="binlog.row_image",
         remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full sync "
         "of the table; or continue without the table: tables.on_unreadable: isolate",
@@ -339,19 +339,19 @@ class _Ahead:
         self._end: Position | None = None
         self._found: list[tuple[Position, Statement]] = []
 
-    def of(self, behind: Position) -> Sequence[Statement]:
+    def of(self, after: Position) -> Sequence[Statement]:
         """Those between a position and the log's current end."""
-        if self._begin is None or self._end is None or not self._begin <= behind <= self._end:
-            self._begin, self._end, self._found = behind, behind, []
+        if self._begin is None or self._end is None or not self._begin <= after <= self._end:
+            self._begin, self._end, self._found = after, after, []
         for event in self._events(self._end):
-            here = Position(behind.timeline, event.file, event.start + event.header.length)
+            here = Position(after.timeline, event.file, event.start + event.header.length)
             if event.start < 0 or here <= self._end:
                 continue
             self._end = here
             statement = _statement(event, lower_case=self._lower_case())
             if statement is not None:
                 self._found.append((here, statement))
-        return [statement for here, statement in self._found if here > behind]
+        return [statement for here, statement in self._found if here > after]
 
 
 def _statement(event: Event, *, lower_case: bool) -> Statement | None:

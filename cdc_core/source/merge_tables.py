@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import pymysql
 
-from cdc_core.binlog.wire import Cursor
+from cdc_core.binlog.wire import WireCursor
 from cdc_core.connections import answers, one_line, quote
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.source.facts import as_text, query
@@ -180,7 +180,7 @@ class _Alike:
 
 def _shape(key: bytes) -> bytes:
     """Types and metadata of the columns."""
-    read = Cursor(key, "a table map", "")
+    read = WireCursor(key, "a table map", "")
     with suppress(LockstepError):
         read.zero_terminated(read.u8())
         read.zero_terminated(read.u8())

@@ -32,7 +32,7 @@ class OpenGroup:
     ordinal: int = 0
     events: int = 1
     pieces: int = 0
-    without_rows: EntryKind = EntryKind.PASSED
+    without_rows: EntryKind = EntryKind.UNCAPTURED
     maps: dict[bytes, MappedTable | None] = field(default_factory=dict)
     isolated: set[bytes] = field(default_factory=set)
     keys: dict[bytes, bytes] = field(default_factory=dict)

@@ -20,7 +20,7 @@ MARIADB_CODE = "/*M!"
 """Begins a comment that MariaDB executes. To MySQL it is a comment."""
 
 
-class Kind(Enum):
+class TokenKind(Enum):
     WORD = "word"
     """A keyword or an unquoted name."""
     NAME = "name"
@@ -32,18 +32,18 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    kind: Kind
+    kind: TokenKind
     text: str
 
     @property
     def word(self) -> str:
         """Upper-case keyword; "" for anything that cannot be one."""
-        return self.text.upper() if self.kind is Kind.WORD and self.text.isascii() else ""
+        return self.text.upper() if self.kind is TokenKind.WORD and self.text.isascii() else ""
 
     @property
     def names(self) -> bool:
         """Whether it can be a name."""
-        return self.kind in (Kind.WORD, Kind.NAME)
+        return self.kind in (TokenKind.WORD, TokenKind.NAME)
 
 
 _PATTERN = re.compile(
@@ -93,24 +93,24 @@ def tokens(sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: boo
         if group in ("space", "comment", "code", "end"):
             continue
         if group == "backtick":
-            found.append(Token(Kind.NAME, quoted(text[1:-1].replace("``", "`"))))
+            found.append(Token(TokenKind.NAME, quoted(text[1:-1].replace("``", "`"))))
         elif group == "double" and sql_mode & ANSI_QUOTES:
-            found.append(Token(Kind.NAME, quoted(text[1:-1].replace('""', '"'))))
+            found.append(Token(TokenKind.NAME, quoted(text[1:-1].replace('""', '"'))))
         elif group in ("double", "single"):
-            found.append(Token(Kind.STRING, text.lstrip("nN")[1:-1]))
+            found.append(Token(TokenKind.STRING, text.lstrip("nN")[1:-1]))
         elif group == "number":
-            found.append(Token(Kind.NUMBER, text))
+            found.append(Token(TokenKind.NUMBER, text))
         elif group == "word":
-            found.append(Token(Kind.WORD, text))
+            found.append(Token(TokenKind.WORD, text))
         else:
-            found.append(Token(Kind.SIGN, text))
+            found.append(Token(TokenKind.SIGN, text))
     return found
 
 
 class Reader:
     """Walks over tokens; every read past the end gives an empty sign."""
 
-    END = Token(Kind.SIGN, "")
+    END = Token(TokenKind.SIGN, "")
 
     def __init__(self, found: list[Token]) -> None:
         self.found = found
@@ -145,7 +145,7 @@ class Reader:
 
     def take_sign(self, sign: str) -> bool:
         token = self.peek()
-        if token.kind is Kind.SIGN and token.text == sign:
+        if token.kind is TokenKind.SIGN and token.text == sign:
             self.at += 1
             return True
         return False
@@ -167,7 +167,7 @@ class Reader:
         depth = 0
         while not self.done:
             token = self.next()
-            if token.kind is Kind.SIGN:
+            if token.kind is TokenKind.SIGN:
                 depth += (token.text == "(") - (token.text == ")")
                 if token.text == "," and depth == 0:
                     cut.append([])

@@ -19,7 +19,7 @@ from cdc_core import connections
 from cdc_core.binlog.events import Event, EventType
 from cdc_core.binlog.events import format_crc as format_crc_of
 from cdc_core.binlog.gtid import parse_gtid, parse_mariadb_gtid, parse_mariadb_gtid_list, parse_previous_gtids
-from cdc_core.config import Source, Start
+from cdc_core.config import Source, StartConfig
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.position import FIRST_OFFSET, Checkpoint, Fingerprint, Position, file_number
 from cdc_core.source.dump import EndOfLog, LogReader
@@ -74,7 +74,7 @@ def find_start(
         return search.latest()
     if source.start == "earliest":
         return search.at_file(files[0].name)
-    start: Start = source.start
+    start: StartConfig = source.start
     if start.position is not None:
         return search.at_position(start.position.file, start.position.offset)
     if start.timestamp is not None:

@@ -20,16 +20,16 @@ from cdc_core.source.accepted_places import AcceptedPlaces
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.ddl_effects import DdlEffect, define_tables, drops
 from cdc_core.source.effects import Effect
-from cdc_core.source.history import Change, Place
+from cdc_core.source.history import Change, LogPoint
 from cdc_core.source.logged_statement import LoggedStatement
 from cdc_core.source.open_group import OpenGroup
 from cdc_core.source.pending_changes import Name
 from cdc_core.source.statements import Statement
-from cdc_core.source.tables import Tables
+from cdc_core.source.tables import TableRegistry
 
 log = logging.getLogger(__name__)
 
-STATEMENT_PASSED = "statement on a table not included"
+STATEMENT_LEFT_OUT = "statement on a table not included"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class StatementJudge:
     def __init__(
         self,
         source: str,
-        tables: Tables,
+        tables: TableRegistry,
         policy: CapturePolicy,
         effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
         accepted: AcceptedPlaces,
@@ -77,7 +77,7 @@ class StatementJudge:
         if statement.queries:
             self.judge_data(group, replace(logged, statement=replace(statement, tables=())), at)
         effect = define_tables(
-            statement, self._tables, Place(group.seq, at.after), group.commit_ts_us,
+            statement, self._tables, LogPoint(group.seq, at.after), group.commit_ts_us,
             cascades_logged=self.cascades_logged, on_truncate=self._policy.on_truncate,
         )  # fmt: skip
         group.happened += effect.happened
@@ -114,20 +114,20 @@ class StatementJudge:
         effect = self._effects(statement, logged.databases, at.after)
         effect = Effect(tuple({*effect.tables, *captured}), effect.unknown)
         self._isolate_or_stop(group, effect, faults.statement_dml(logged.words, at.where), at)
-        group.left_out[STATEMENT_PASSED] += 1
+        group.left_out[STATEMENT_LEFT_OUT] += 1
 
     def judge_unknown(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
-        """Passes the statement only if it names existing things and cannot refer to a captured table. Raises DataAtRisk
-        (source.unknown_statement)."""
+        """Leaves the statement out only if it names existing things and cannot refer to a captured table. Raises
+        DataAtRisk (source.unknown_statement)."""
         if self._past:
             return
         words, where = logged.words, at.where
         effect = self._effects(logged.statement, None, at.after)
         if effect.tables or effect.unknown:
             self._isolate_or_stop(group, effect, faults.unknown_statement(words, where), at)
-            self._tables.redefined(None, Place(group.seq, at.after), Change())
+            self._tables.redefined(None, LogPoint(group.seq, at.after), Change())
         else:
-            log.warning("%s: passed a statement that Lockstep does not know, at %s: %s", self._source, where, words)
+            log.warning("%s: left out a statement that Lockstep does not know, at %s: %s", self._source, where, words)
             group.notes.append(f"a statement that Lockstep does not know names no captured table, at {where}: {words}")
 
     def judge_merge_table(self, group: OpenGroup, key: bytes, united: frozenset[Name], at: EventPlace) -> None:

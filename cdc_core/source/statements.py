@@ -15,7 +15,7 @@ from itertools import pairwise
 from cdc_core.source.alter import unlogged_by_alter
 from cdc_core.source.alter_columns import ColumnChanges, column_changes
 from cdc_core.source.client_text import SWE7, charset_of, decode, hides_backquotes, is_known, lower_cased
-from cdc_core.source.sql_tokens import ANSI_QUOTES, MARIADB_CODE, Kind, Reader, Token, tokens
+from cdc_core.source.sql_tokens import ANSI_QUOTES, MARIADB_CODE, Reader, Token, TokenKind, tokens
 
 Table = tuple[str, str]
 """Database and table."""
@@ -227,7 +227,7 @@ def mentioned_in(text: str, database: str) -> Mentions:
 
 
 def _is_sign(token: Token, sign: str) -> bool:
-    return token.kind is Kind.SIGN and token.text == sign
+    return token.kind is TokenKind.SIGN and token.text == sign
 
 
 def _cascades(found: Sequence[Token]) -> bool:
@@ -267,7 +267,7 @@ def _xa(read: Reader) -> Statement:
 def _xid_part(part: list[Token]) -> str:
     if part[0].word == "X" and len(part) > 1:
         return part[1].text.lower()
-    if part[0].kind is Kind.STRING:
+    if part[0].kind is TokenKind.STRING:
         return part[0].text.encode().hex()
     return part[0].text
 
@@ -346,7 +346,7 @@ def _has_query(read: Reader) -> bool:
     depth = 0
     while not read.done:
         token = read.next()
-        if token.kind is Kind.SIGN:
+        if token.kind is TokenKind.SIGN:
             depth += (token.text == "(") - (token.text == ")")
         elif token.word == "SELECT" or (
             depth == 0 and token.word in ("TABLE", "VALUES", "WITH") and _begins_query(read, token.word)
@@ -359,7 +359,11 @@ def _begins_query(read: Reader, word: str) -> bool:
     """`TABLE t`, `VALUES ROW(...)`, `WITH x AS (...)`; not `WITH SYSTEM VERSIONING` or `WITH PARSER`."""
     after = read.peek(1)
     if word == "WITH":
-        return read.peek().word == "RECURSIVE" or after.word == "AS" or (after.kind is Kind.SIGN and after.text == "(")
+        return (
+            read.peek().word == "RECURSIVE"
+            or after.word == "AS"
+            or (after.kind is TokenKind.SIGN and after.text == "(")
+        )
     return True
 
 
@@ -587,12 +591,14 @@ def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mo
     if any(reading != readings[0] for reading in readings[1:]):
         return f"{statement.verb} …"
     for token in readings[0]:
-        if token.kind is Kind.SIGN and token.text in _QUOTES:
+        if token.kind is TokenKind.SIGN and token.text in _QUOTES:
             # An unterminated quote: from the first one on, it is unknown where strings begin and end.
             words[words.index("?") if "?" in words else len(words) :] = ["…"]
             break
-        hidden = token.kind in (Kind.STRING, Kind.NUMBER) or (token.kind is Kind.WORD and token.text[0].isdigit())
-        if token.kind is Kind.STRING and words and words[-1].lower() in _INTRODUCERS:
+        hidden = token.kind in (TokenKind.STRING, TokenKind.NUMBER) or (
+            token.kind is TokenKind.WORD and token.text[0].isdigit()
+        )
+        if token.kind is TokenKind.STRING and words and words[-1].lower() in _INTRODUCERS:
             words.pop()  # x'4142', b'01'
         words.append("?" if hidden else token.text)
         length += len(words[-1]) + 1

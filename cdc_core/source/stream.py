@@ -34,13 +34,13 @@ from cdc_core.source.effects import Effects
 from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts, lower_case_names, query
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.gtid_sets import GtidSet
-from cdc_core.source.history import History, Place
+from cdc_core.source.history import History, LogPoint
 from cdc_core.source.merge_tables import may_unite_tables, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
 from cdc_core.source.spill import SpillableChanges
 from cdc_core.source.start import Search, require_available
-from cdc_core.source.tables import Tables
+from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import TransactionAssembler
 
 log = logging.getLogger(__name__)
@@ -101,7 +101,7 @@ class SourceStream:
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
         self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
         self._history = History(history, self._present, self._behind, self._defaults)
-        self._tables = tables = Tables(captures, self._known, self._may_unite, isolated, self._history)
+        self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
         self._feeding: Iterator[Block] = iter(())
@@ -140,13 +140,13 @@ class SourceStream:
         self._names_logged = metadata == "FULL"
         history.early = metadata != "FULL" or history.early_defaults
         # Just before the start: the statement at the start may define a table.
-        place = Place(self._start.seq - 1, self._start)
+        point = LogPoint(self._start.seq - 1, self._start)
         if history.early:
-            history.begin(table_schemas(control, self._tables.captures), place)
+            history.begin(table_schemas(control, self._tables.captures), point)
             return
         with suppress(RetryLater):  # names that are not read now come with the rows of their tables
             if self._start.file == end_position(control, self._start.timeline).file:
-                history.begin(table_schemas(control, self._tables.captures), place)
+                history.begin(table_schemas(control, self._tables.captures), point)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -213,9 +213,9 @@ class SourceStream:
         if self._names_logged or time.monotonic() < self._verify_s:
             return
         self._verify_s = time.monotonic() + VERIFY_S
-        place = self._assembler.place
+        point = self._assembler.log_point
         now = table_schemas(self._asked(), self._tables.captures)
-        for name, error in self._history.unexplained(now, place):
+        for name, error in self._history.unexplained(now, point):
             self._assembler.leave_out(name, error)
 
     def _at_fence(self) -> bool:
@@ -316,7 +316,7 @@ class SourceStream:
         log.info("%s: reconnected, continuing from %s", self._source.name, place)
         return reader
 
-    def _assemble(self, begin: Position, tables: Tables, *, past: bool = False) -> TransactionAssembler:
+    def _assemble(self, begin: Position, tables: TableRegistry, *, past: bool = False) -> TransactionAssembler:
         # What is past was judged when it was first read.
         policy = replace(self._policy, on_unlogged_change="record") if past else self._policy
         return TransactionAssembler(
@@ -363,7 +363,7 @@ class SourceStream:
         begin = Position(self._start.timeline, oldest, FIRST_OFFSET)
         past = self._assemble(
             begin,
-            Tables(self._captures, self._known, self._may_unite, self._tables.isolated, self._history),
+            TableRegistry(self._captures, self._known, self._may_unite, self._tables.isolated, self._history),
             past=True,
         )
         past.mariadb = self._assembler.mariadb

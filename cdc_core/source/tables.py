@@ -16,7 +16,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import system_versioned
-from cdc_core.source.history import Change, History, Place
+from cdc_core.source.history import Change, History, LogPoint
 from cdc_core.source.merge_tables import MergeTables
 from cdc_core.source.pending_changes import MappedTable
 from cdc_core.source.statements import Statement
@@ -24,7 +24,7 @@ from cdc_core.source.statements import Statement
 Name = tuple[str, str]
 
 
-class Tables:
+class TableRegistry:
     """captures: whether a table is captured. known: its current definition in INFORMATION_SCHEMA.
 
     isolated: tables that are left out because they cannot be read, `database.table` -> since where, and why.
@@ -69,23 +69,23 @@ class Tables:
         """Whether a TABLE_MAP with this body, for which `use` returned None, is of an isolated table."""
         return event_body[8:] in self._left_out
 
-    def use(self, event: Event, *, mariadb: bool, place: Place | None = None) -> MappedTable | None:
+    def use(self, event: Event, *, mariadb: bool, point: LogPoint | None = None) -> MappedTable | None:
         """The captured table that a TABLE_MAP event describes; None for one that is not captured.
 
-        place: of the event, for the history. Raises Refused (binlog.schema_mismatch, schema.reserved_column, ...).
+        point: of the event, for the history. Raises Refused (binlog.schema_mismatch, schema.reserved_column, ...).
         """
         key = event.body[8:]  # after table id and flags
         try:
             return self._uses[key]
         except KeyError:
-            found = self._uses[key] = self._find(event, mariadb, place)
+            found = self._uses[key] = self._find(event, mariadb, point)
             return found
 
     def known_use(self, body: bytes) -> MappedTable | None:
         """What `use` returned for a TABLE_MAP with this body."""
         return self._uses[body[8:]]
 
-    def _find(self, event: Event, mariadb: bool, place: Place | None) -> MappedTable | None:
+    def _find(self, event: Event, mariadb: bool, point: LogPoint | None) -> MappedTable | None:
         name = table_name(event)
         if not self.captures(*name):
             self.generation += self.merge_tables.meet(name, event.body[8:])
@@ -93,8 +93,8 @@ class Tables:
                 self._left_out.add(event.body[8:])
             return None
         table_map = parse_table_map(event, mariadb=mariadb)
-        if table_map.names is None and self._history is not None and place is not None:
-            self._known[name] = self._history.at(name, place)
+        if table_map.names is None and self._history is not None and point is not None:
+            self._known[name] = self._history.at(name, point)
         elif name not in self._known:
             self._known[name] = self._ask(*name)
         self.generation += self.merge_tables.meet(name, event.body[8:])
@@ -105,22 +105,22 @@ class Tables:
             raise system_versioned(*name)
         schema = schema_of(table_map, known, mariadb=mariadb)
         require_unreserved(schema)
-        if self._history is not None and place is not None:
-            self._history.saw(name, place)
-        return MappedTable(schema, table_map, self._defaults_of(schema, place))
+        if self._history is not None and point is not None:
+            self._history.saw(name, point)
+        return MappedTable(schema, table_map, self._defaults_of(schema, point))
 
     def _defaults_of(
-        self, schema: TableSchema, place: Place | None
+        self, schema: TableSchema, point: LogPoint | None
     ) -> Callable[[Sequence[str]], Mapping[str, str | None]] | None:
         """Reads each column's default once: it is valid until the table is forgotten after its next DDL."""
         history = self._history
-        if history is None or place is None:
+        if history is None or point is None:
             return None
         known: dict[str, str | None] = {}
 
         def defaults(names: Sequence[str]) -> Mapping[str, str | None]:
             if not set(names) <= known.keys():
-                known.update(history.defaults_at(schema, place, names))
+                known.update(history.defaults_at(schema, point, names))
             return known
 
         return defaults
@@ -141,19 +141,19 @@ class Tables:
         known = () if self._history is None else self._history.names()
         return tuple(dict.fromkeys(name for name in (*self._known, *known) if name[0] == database))
 
-    def change(self, statement: Statement, names: Sequence[Name], place: Place, ts_us: int) -> Change:
-        """What a statement at a place does to captured tables besides defining them. names: those it touches."""
+    def change(self, statement: Statement, names: Sequence[Name], point: LogPoint, ts_us: int) -> Change:
+        """What a statement at a point does to captured tables besides defining them. names: those it touches."""
         history = self._history
         if history is None:
             return Change()
         left = statement.vacates if not statement.database else names
         vacated = frozenset(
             name for name in left
-            if not (statement.guarded or statement.database) or history.existed(name, place) or name in self._known
+            if not (statement.guarded or statement.database) or history.existed(name, point) or name in self._known
         )  # fmt: skip
         moves_no_rows = not statement.unlogged
         if statement.columns is None or not names:
-            made = names if statement.verb == "CREATE TABLE" and self._makes(statement, place) else ()
+            made = names if statement.verb == "CREATE TABLE" and self._makes(statement, point) else ()
             return Change(
                 vacated, frozenset(left) - vacated, ts_us=ts_us, made=frozenset(made), moves_no_rows=moves_no_rows
             )
@@ -164,17 +164,17 @@ class Tables:
             *columns.dropped,
             *(one for one in columns.perhaps_dropped if there is None or one.lower() in there),
         )
-        before = history.dropped(name, place) | {one.lower() for one in dropped}
+        before = history.dropped(name, point) | {one.lower() for one in dropped}
         emptied = tuple(one for one in columns.added if one.lower() in before)
         return Change(vacated, frozenset(), {name: dropped}, {name: emptied}, ts_us, moves_no_rows=moves_no_rows)
 
-    def _makes(self, statement: Statement, place: Place) -> bool:
+    def _makes(self, statement: Statement, point: LogPoint) -> bool:
         """Whether a CREATE TABLE has certainly made a table, without a row, and without rows of an earlier one."""
-        if statement.unlogged or not statement.tables or self._history is None or self.lived(statement, place):
+        if statement.unlogged or not statement.tables or self._history is None or self.lived(statement, point):
             return False
-        return not statement.guarded or self._history.is_gone(statement.tables[0], place)
+        return not statement.guarded or self._history.is_gone(statement.tables[0], point)
 
-    def lived(self, statement: Statement, place: Place) -> bool:
+    def lived(self, statement: Statement, point: LogPoint) -> bool:
         """Whether a CREATE TABLE comes after rows of an earlier table of that name."""
         if (
             self._history is None
@@ -182,13 +182,13 @@ class Tables:
             or not statement.tables
         ):
             return False
-        return self._history.lived(statement.tables[0], place, guarded=statement.guarded)
+        return self._history.lived(statement.tables[0], point, guarded=statement.guarded)
 
-    def redefined(self, names: Iterable[Name] | None, place: Place, change: Change) -> None:
-        """A statement at a place has defined these tables again, or any (None)."""
+    def redefined(self, names: Iterable[Name] | None, point: LogPoint, change: Change) -> None:
+        """A statement at a point has defined these tables again, or any (None)."""
         self.forget(names)
         if self._history is not None:
-            self._history.redefined(names, place, self.captures, change)
+            self._history.redefined(names, point, self.captures, change)
 
     def learned(self) -> tuple[DefinedSince, ...]:
         """What the history learned since the last call."""

@@ -2,11 +2,11 @@
 
 `transaction_grammar` says which events a group consists of, and where each event leads; the methods here are its steps.
 What each group turns into:
-  committed                -> TRANSACTION; without captured rows DDL, or PASSED
-  a statement by itself    -> DDL, or PASSED without captured tables
-  rolled back              -> PASSED: what it held never happened
-  XA PREPARE               -> PASSED; its rows are kept by xid until the XA COMMIT or XA ROLLBACK of that xid, a group
-                              of its own: they are part of that one's entry
+  committed                -> TRANSACTION; without captured rows DDL, or UNCAPTURED
+  a statement by itself    -> DDL, or UNCAPTURED without captured tables
+  rolled back              -> UNCAPTURED: what it held never happened
+  XA PREPARE               -> UNCAPTURED; its rows are kept by xid until the XA COMMIT or XA ROLLBACK of that xid, a
+                              group of its own: they are part of that one's entry
 SAVEPOINT and ROLLBACK TO cut back the rows of an open group. A group that grows too large leaves in pieces (PART); the
 part of it that may still be undone waits in files. Pieces that come out of one event (a payload, a commit of what was
 in files) have no positions of their own: they end where that event begins, so that all but the first have no bytes.
@@ -49,7 +49,7 @@ from cdc_core.source.block_builder import (
 )
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
-from cdc_core.source.history import Place
+from cdc_core.source.history import LogPoint
 from cdc_core.source.logged_statement import NO_STATEMENT, QUERIES, LoggedStatement, read_statement
 from cdc_core.source.open_group import OpenGroup
 from cdc_core.source.pending_changes import (
@@ -63,7 +63,7 @@ from cdc_core.source.pending_changes import (
 from cdc_core.source.spill import SpillableChanges, SpillFiles
 from cdc_core.source.statement_judge import EventPlace, StatementJudge
 from cdc_core.source.statements import Action, Statement
-from cdc_core.source.tables import Tables
+from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_grammar import GRAMMAR, GroupState, Mark, Meaning, Step
 
 log = logging.getLogger(__name__)
@@ -102,7 +102,7 @@ class TransactionAssembler:
         self,
         source: str,
         begin: Position,
-        tables: Tables,
+        tables: TableRegistry,
         policy: CapturePolicy,
         *,
         effects: Callable[[Statement, frozenset[str] | None, Position], Effect],
@@ -366,7 +366,9 @@ class TransactionAssembler:
 
     def _add_entry(self, event: Event, logged: LoggedStatement) -> Iterable[Block]:
         """For an event outside of groups."""
-        self.builder.add(EntryKind.PASSED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace)
+        self.builder.add(
+            EntryKind.UNCAPTURED, self._end, seq=self._seq(event), commit_ts_us=0, events=1, trace=self.trace
+        )
         return ()
 
     # Groups
@@ -394,7 +396,7 @@ class TransactionAssembler:
         return self._begin(event, opening, gtid.text, 0)
 
     def _finish(self, group: OpenGroup, kind: EntryKind) -> Iterable[Block]:
-        """Ends the group with an entry; one without captured rows is DDL or PASSED."""
+        """Ends the group with an entry; one without captured rows is DDL or UNCAPTURED."""
         self._group = None
         rows = group.rows.pop_memory()
         if kind == EntryKind.TRANSACTION and not rows and not group.pieces:
@@ -405,7 +407,7 @@ class TransactionAssembler:
     def _drop(self, group: OpenGroup) -> Iterable[Block]:
         """Ends the group: its changes never happened, or have not happened yet."""
         group.rows.truncate(0)
-        return self._finish(group, EntryKind.PASSED)
+        return self._finish(group, EntryKind.UNCAPTURED)
 
     def _commit(self, event: Event, logged: LoggedStatement) -> Blocks:
         """Ends the group; changes in files leave first, in pieces."""
@@ -474,7 +476,7 @@ class TransactionAssembler:
             group.maps[table_id] = None
             return ()
         try:
-            table = self._tables.use(event, mariadb=self.mariadb, place=self._place_in(group))
+            table = self._tables.use(event, mariadb=self.mariadb, point=self._point_in(group))
         except (DataAtRisk, Refused) as error:
             if not self.judge.isolates(table_name(event), error, self._start_of(group)):
                 raise
@@ -590,7 +592,7 @@ class TransactionAssembler:
 
     def leave_out(self, name: Name, error: LockstepError) -> None:
         """Isolates a table from here on, or raises the error, as the pipeline says."""
-        if not self.judge.isolates(name, error, f"{self.place.behind}"):
+        if not self.judge.isolates(name, error, f"{self.log_point.after}"):
             raise error
 
     @property
@@ -598,12 +600,12 @@ class TransactionAssembler:
         return Position(self.builder.begin.timeline, self._file, self._end)
 
     @property
-    def place(self) -> Place:
+    def log_point(self) -> LogPoint:
         """After the last event that was fed."""
-        return Place(self._after.seq, self._after)
+        return LogPoint(self._after.seq, self._after)
 
-    def _place_in(self, group: OpenGroup) -> Place:
-        return Place(group.seq, self._after)
+    def _point_in(self, group: OpenGroup) -> LogPoint:
+        return LogPoint(group.seq, self._after)
 
     def _start_of(self, group: OpenGroup) -> str:
         return f"{Position(self.builder.begin.timeline, self._file, group.start)}"

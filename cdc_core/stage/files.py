@@ -1,7 +1,7 @@
 """A stage in a local directory.
 
 Every file is written under a temporary name, fsynced, and linked or renamed into place; then its directory is
-fsynced. It may assume a POSIX file system with hard links. Only an Output is written under its final name from the
+fsynced. It may assume a POSIX file system with hard links. Only a PartOutput is written under its final name from the
 start (no reader looks there before a manifest names it), which saves a second copy.
 """
 
@@ -269,7 +269,7 @@ Writing = Callable[[str], AbstractContextManager[None]]
 
 
 class FileOutput:
-    """An Output that grows in its final place."""
+    """A PartOutput that grows in its final place."""
 
     def __init__(self, store: FileStore, path: str, descriptor: int, writing: Writing) -> None:
         self._store = store

@@ -52,7 +52,7 @@ class Committed:
 
 
 @dataclass(frozen=True, slots=True)
-class Problem:
+class ChainProblem:
     """A finding of `verify`: `code` as the errors have it, `path` in the stage."""
 
     code: str
@@ -158,7 +158,7 @@ def require_continuable(store: ObjectStore, source: str, recorded: Position | No
     require_reached(store, source, newest(store, source), recorded)
 
 
-def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: Position | None) -> Problem | None:
+def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: Position | None) -> ChainProblem | None:
     """See `require_reached`; None for a chain that reaches as far."""
     if recorded is None:
         return None
@@ -168,12 +168,12 @@ def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: P
         start = starts.read(store, source)
         if start is None:
             lost = starts.missing_start(store, source)
-            return Problem(lost.code, start_path(source), lost.what)
+            return ChainProblem(lost.code, start_path(source), lost.what)
         end = start.position
     if end >= recorded:
         return None
     what = f"The stage ends at {end}; the meta database has recorded staged batches up to {recorded}."
-    return Problem("stage.gap", manifests_prefix(source), what)
+    return ChainProblem("stage.gap", manifests_prefix(source), what)
 
 
 def require_listed(store: ObjectStore, source: str, begins: Iterable[Position]) -> None:
@@ -190,7 +190,9 @@ def require_listed(store: ObjectStore, source: str, begins: Iterable[Position]) 
             raise missing(path, store.uri)
 
 
-def verify(store: ObjectStore, source: str, *, deep: bool = False, recorded: Position | None = None) -> list[Problem]:
+def verify(
+    store: ObjectStore, source: str, *, deep: bool = False, recorded: Position | None = None
+) -> list[ChainProblem]:
     """What is wrong with a source's staged batches: links of the chain, files, sizes; `deep`: sha256 and rows too.
 
     recorded: up to where meta had them before.
@@ -202,7 +204,7 @@ def verify(store: ObjectStore, source: str, *, deep: bool = False, recorded: Pos
         try:
             manifest = parse(store.get(info.path), info.path, store.uri)
         except (DataAtRisk, Refused) as error:
-            problems.append(Problem(error.code, info.path, error.what))
+            problems.append(ChainProblem(error.code, info.path, error.what))
             whole = False
             continue
         last = manifest
@@ -213,7 +215,7 @@ def verify(store: ObjectStore, source: str, *, deep: bool = False, recorded: Pos
         for key, schema in manifest.schemas.items():
             if schema.id != key:
                 what = f"The definition {key} of {schema.name} does not match its id."
-                problems.append(Problem("stage.manifest", info.path, what))
+                problems.append(ChainProblem("stage.manifest", info.path, what))
         for part in manifest.parts:
             problems += _check_part(store, manifest, part, deep=deep)
     if whole and (problem := lost_end(store, source, last, recorded)) not in (None, *problems):
@@ -272,7 +274,7 @@ def _is_left(leftover: Leftover, source: str, live_epoch: int) -> bool:
     return name is None or (name.source == source and name.epoch < live_epoch)
 
 
-def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position | None, list[Problem]]:
+def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position | None, list[ChainProblem]]:
     """The manifests that count, where the first must begin, and what is wrong with either end of the list.
 
     What is listed first was put after the start, and deleted only after the horizon had moved.
@@ -282,18 +284,18 @@ def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position
     start = starts.read(store, source)
     problems = []
     if start is None and (infos or horizon is not None):
-        problems.append(Problem("stage.start", start_path(source), starts.missing_start(store, source).what))
+        problems.append(ChainProblem("stage.start", start_path(source), starts.missing_start(store, source).what))
     if horizon is None:
         return infos, None if start is None else start.position, problems
     first = manifest_path(source, horizon.position)
     infos = [info for info in infos if info.path >= first]
     if not infos:
         what = f"Nothing is staged from the horizon {horizon} on, where the purge left the newest batch."
-        problems.append(Problem("stage.gap", manifests_prefix(source), what))
+        problems.append(ChainProblem("stage.gap", manifests_prefix(source), what))
     return infos, horizon.position, problems
 
 
-def _refusal(store: ObjectStore, problem: Problem) -> DataAtRisk:
+def _refusal(store: ObjectStore, problem: ChainProblem) -> DataAtRisk:
     return DataAtRisk(
         problem.what,
         where=f"{store.uri} {problem.path}",
@@ -329,28 +331,28 @@ def _from(store: ObjectStore, source: str, place: Position) -> Iterator[ObjectIn
     return (info for info in store.list(manifests_prefix(source)) if info.path >= first)
 
 
-def _link(end: Position | None, path: str, manifest: Manifest) -> Problem | None:
+def _link(end: Position | None, path: str, manifest: Manifest) -> ChainProblem | None:
     """What is wrong with a manifest's place after a batch that ended at `end`."""
     begin, stop = manifest.begin.position, manifest.end.position
     if path != manifest_path(manifest.source, begin):
-        return Problem("stage.fork", path, f"{path} holds the manifest of another place: {manifest.batch_id}.")
+        return ChainProblem("stage.fork", path, f"{path} holds the manifest of another place: {manifest.batch_id}.")
     if stop <= begin:
-        return Problem("stage.fork", path, f"The batch at {begin} ends at {stop}: before it begins.")
+        return ChainProblem("stage.fork", path, f"The batch at {begin} ends at {stop}: before it begins.")
     if end is None or begin == end:
         return None
     if begin < end:
-        return Problem("stage.fork", path, f"A batch begins at {begin}, inside the one that ends at {end}.")
-    return Problem("stage.gap", path, f"Nothing is staged from {end} to {begin}.")
+        return ChainProblem("stage.fork", path, f"A batch begins at {begin}, inside the one that ends at {end}.")
+    return ChainProblem("stage.gap", path, f"Nothing is staged from {end} to {begin}.")
 
 
-def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: bool) -> list[Problem]:
+def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: bool) -> list[ChainProblem]:
     info = store.stat(part.path)
     batch = manifest.batch_id
     if info is None:
-        return [Problem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")]
+        return [ChainProblem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")]
     if info.size_bytes != part.size_bytes:
         what = f"The part has {info.size_bytes} bytes; batch {batch} says {part.size_bytes}."
-        return [Problem("stage.damaged", part.path, what)]
+        return [ChainProblem("stage.damaged", part.path, what)]
     if not deep:
         return []
     with store.open_input(part.path) as file:
@@ -358,12 +360,12 @@ def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: boo
         while data := file.read(_CHUNK):
             digest.update(data)
         if digest.hexdigest() != part.sha256:
-            return [Problem("stage.damaged", part.path, f"The part's sha256 is not what batch {batch} says.")]
+            return [ChainProblem("stage.damaged", part.path, f"The part's sha256 is not what batch {batch} says.")]
         file.seek(0)
         try:
             rows = pq.ParquetFile(file).metadata.num_rows
         except pa_lib.ArrowException as error:
-            return [Problem("stage.damaged", part.path, f"The part is not a Parquet file: {error}")]
+            return [ChainProblem("stage.damaged", part.path, f"The part is not a Parquet file: {error}")]
     if rows != part.rows:
-        return [Problem("stage.damaged", part.path, f"The part has {rows} rows; batch {batch} says {part.rows}.")]
+        return [ChainProblem("stage.damaged", part.path, f"The part has {rows} rows; batch {batch} says {part.rows}.")]
     return []

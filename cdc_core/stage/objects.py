@@ -1,7 +1,7 @@
 """The store of a stage: the small interface that a directory and a bucket share, and the probe that both must pass.
 
 Paths are relative to the stage's root, with '/' between segments. A path is visible whole or not at all (except an
-Output: no reader may look for it before its manifest names it), and what a call has put is durable when it returns.
+PartOutput: no reader may look for it before its manifest names it), and what a call has put is durable when it returns.
 
 Errors of every store: RetryLater (stage.unwritable, stage.unreachable), Refused (stage.denied, stage.no_bucket,
 stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), InternalError (stage.path).
@@ -27,7 +27,7 @@ class ObjectInfo:
     modified: float
 
 
-class Output(Protocol):
+class PartOutput(Protocol):
     """A file being written. It counts only after `publish`; `discard` leaves nothing of it, before or after."""
 
     def write(self, data: bytes | memoryview) -> int: ...
@@ -74,7 +74,7 @@ class ObjectStore(Protocol):
     def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
         """Copies a local file of any size; False, with `if_absent`, when the path exists."""
 
-    def open_output(self, paths: Iterable[str], scratch: Path) -> Output:
+    def open_output(self, paths: Iterable[str], scratch: Path) -> PartOutput:
         """A file to be written under the first free of `paths`; `scratch` is a local directory for what needs one."""
 
     def settle(self, paths: Sequence[str]) -> None:

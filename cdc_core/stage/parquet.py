@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, FILE, GTID, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
-from cdc_core.stage.objects import Output
+from cdc_core.stage.objects import PartOutput
 
 ROW_GROUP_ROWS = 122_880
 """DuckDB's own row group; a Spark task reads several."""
@@ -53,7 +53,7 @@ class PartFile:
         self,
         schema: pa.Schema,
         key: tuple[str, ...],
-        open_output: Callable[[], Output],
+        open_output: Callable[[], PartOutput],
         level: int,
         group_bytes: int = ROW_GROUP_BYTES,
     ) -> None:
@@ -65,7 +65,7 @@ class PartFile:
         self._pending: list[pa.RecordBatch] = []
         self._weights: list[npt.NDArray[np.int64]] = []
         self._pending_rows = 0
-        self._output: Output | None = None
+        self._output: PartOutput | None = None
         self._sink: _HashingSink | None = None
         self._writer: pq.ParquetWriter | None = None
         self.pending_bytes = 0
@@ -246,7 +246,7 @@ def _with_statistics(schema: pa.Schema, key: tuple[str, ...]) -> list[str]:
 class _HashingSink:
     """The file object that the Parquet writer writes to: buffers, hashes, passes on."""
 
-    def __init__(self, output: Output) -> None:
+    def __init__(self, output: PartOutput) -> None:
         self._output = output
         self._hash = hashlib.sha256()
         self._buffer = bytearray()

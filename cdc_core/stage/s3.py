@@ -325,7 +325,7 @@ class _Upload:
 
 
 class S3Output:
-    """An Output that grows in a scratch file; a large one is uploaded while it grows."""
+    """A PartOutput that grows in a scratch file; a large one is uploaded while it grows."""
 
     def __init__(self, store: S3Store, paths: Iterable[str], scratch: Path) -> None:
         from tempfile import NamedTemporaryFile

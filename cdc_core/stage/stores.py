@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cdc_core.config import Stage
+from cdc_core.config import StageConfig
 from cdc_core.stage.files import FileStore
 from cdc_core.stage.objects import ObjectStore
 
@@ -19,6 +19,6 @@ def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us
     return FileStore(uri)
 
 
-def open_stage(stage: Stage) -> ObjectStore:
+def open_stage(stage: StageConfig) -> ObjectStore:
     """The store of a pipeline's stage."""
     return open_store(stage.uri, s3_endpoint=stage.s3_endpoint, s3_region=stage.s3_region)

@@ -31,7 +31,7 @@ from cdc_core.model.staged import ABSENT, OP, SEQ, staged_schema
 from cdc_core.stage.keychange import key_changes
 from cdc_core.stage.layout import PartName, manifest_path, part_path
 from cdc_core.stage.manifest import parse
-from cdc_core.stage.objects import ObjectStore, Output
+from cdc_core.stage.objects import ObjectStore, PartOutput
 from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
 
 log = logging.getLogger(__name__)
@@ -243,7 +243,7 @@ class BatchWriter:
         if part is None:
             arrow, number = staged_schema(rows.schema), len(self._parts)
 
-            def open_output() -> Output:
+            def open_output() -> PartOutput:
                 return self._store.open_output(self._names(rows.logical, number), self._scratch)
 
             group_bytes = min(ROW_GROUP_BYTES, self._row_group_buffer_bytes // 2)
@@ -284,7 +284,7 @@ class BatchWriter:
     def _account(self, block: Block) -> None:
         entries = block.entries
         self._events += int(entries.events.sum())
-        self._left_out.update(block.passed)
+        self._left_out.update(block.left_out)
         self._notes |= dict.fromkeys(block.notes)
         self._definitions += block.definitions
         whole = np.flatnonzero(entries.kind != EntryKind.PART)

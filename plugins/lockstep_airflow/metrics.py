@@ -44,15 +44,15 @@ def committed(pipeline: str, summary: CommitSummary) -> None:
 
 
 def _totals(result: DrainResult) -> dict[str, int]:
-    staged, effort = result.staged, result.effort
+    staged, stats = result.staged, result.stats
     return {
         "batches_staged": staged.batches,
         "rows_staged": staged.rows,
         "events_staged": staged.events,
         "bytes_staged": staged.size_bytes,
-        "ring_put_waits": effort.put_waits,
-        "ring_take_waits": effort.take_waits,
-        "source_retries": effort.losses,
+        "ring_put_waits": stats.put_waits,
+        "ring_take_waits": stats.take_waits,
+        "source_retries": stats.losses,
     }
 
 

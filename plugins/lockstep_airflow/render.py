@@ -21,7 +21,7 @@ from lockstep_airflow.operators import (
     SweepOperator,
 )
 from lockstep_airflow.sensor import ExtractSensor
-from lockstep_airflow.specs import PLAN, DagSpec, Kind, TaskSpec
+from lockstep_airflow.specs import PLAN, DagSpec, TaskKind, TaskSpec
 from lockstep_airflow.window import (
     ACCEPT,
     DRY_RUN,
@@ -76,7 +76,7 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
     common: dict[str, Any] = {key: value for key, value in place.items() if value is not None}
     common |= {"task_id": task.name, "doc_md": task.doc}
     match task.kind:
-        case Kind.EXTRACT:
+        case TaskKind.EXTRACT:
             return ExtractSensor.partial(
                 file=spec.file,
                 mode=spec.airflow.sensor,
@@ -85,17 +85,17 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
                 map_index_template="{{ task.source }}",
                 **common,
             ).expand(source=list(task.sources))
-        case Kind.PLAN:
+        case TaskKind.PLAN:
             return PlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
-        case Kind.REPLAN:
+        case TaskKind.REPLAN:
             return ReplayPlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
-        case Kind.PURGE:
+        case TaskKind.PURGE:
             return PurgeOperator(file=spec.file, **common)
-        case Kind.SWEEP:
+        case TaskKind.SWEEP:
             return SweepOperator(file=spec.file, **common)
-        case Kind.READMIT:
+        case TaskKind.READMIT:
             return ReadmitOperator(file=spec.file, **common)
-        case Kind.SPARK:
+        case TaskKind.SPARK:
             return SparkJobOperator(
                 file=spec.file,
                 job=task.job,
@@ -104,7 +104,7 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
                 connection=spec.spark_connection,
                 **common,
             )
-        case Kind.COMMIT:
+        case TaskKind.COMMIT:
             alias = asset_alias(spec.pipeline, task.target)
             return CommitOperator(
                 file=spec.file, target=task.target, plan_task=PLAN, outlets=[AssetAlias(alias)], **common
@@ -233,20 +233,20 @@ def _readmit_params(spec: DagSpec) -> dict[str, Param]:
 
 
 _PARAMS = {
-    Kind.EXTRACT: _params,
-    Kind.REPLAN: _replay_params,
-    Kind.PURGE: _purge_params,
-    Kind.READMIT: _readmit_params,
+    TaskKind.EXTRACT: _params,
+    TaskKind.REPLAN: _replay_params,
+    TaskKind.PURGE: _purge_params,
+    TaskKind.READMIT: _readmit_params,
 }
 """The trigger form of a DAG, by its first task."""
 
 
 def _about(spec: DagSpec) -> str:
-    if spec.tasks[0].kind is Kind.PURGE:
+    if spec.tasks[0].kind is TaskKind.PURGE:
         return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."
-    if spec.tasks[0].kind is Kind.READMIT:
+    if spec.tasks[0].kind is TaskKind.READMIT:
         return f"Pipeline `{spec.pipeline}`: {spec.tasks[0].doc} Triggered by hand."
-    if spec.tasks[0].kind is Kind.REPLAN:
+    if spec.tasks[0].kind is TaskKind.REPLAN:
         return (
             f"Pipeline `{spec.pipeline}`: {spec.description}. Triggered by hand.\n\n"
             "Reads staged files only, no source. No older change overwrites a newer row, so a replay into a target "

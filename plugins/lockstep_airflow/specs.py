@@ -29,7 +29,7 @@ PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lock
 """Tags: Airflow's list of DAGs shows the pipelines alone by the first of them."""
 
 
-class Kind(StrEnum):
+class TaskKind(StrEnum):
     """What a task does; render.py has an operator for each."""
 
     EXTRACT = "extract"
@@ -62,7 +62,7 @@ class TaskSpec:
     doc:      what the task does, shown in Airflow's UI.
     """
 
-    kind: Kind
+    kind: TaskKind
     name: str
     upstream: tuple[str, ...]
     doc: str
@@ -130,7 +130,7 @@ def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     targets = tuple(target.name for target in pipeline.scheduled_targets)
     tasks = [
         TaskSpec(
-            Kind.EXTRACT,
+            TaskKind.EXTRACT,
             EXTRACT,
             (),
             "Reads the source's binlog up to the end of the window and stages it. A window that is already staged "
@@ -141,7 +141,7 @@ def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     if targets:
         tasks += [
             TaskSpec(
-                Kind.PLAN,
+                TaskKind.PLAN,
                 PLAN,
                 (EXTRACT,),
                 "Chooses the staged batches of the window, and earlier ones not applied yet, for each target.",
@@ -158,7 +158,7 @@ def replay_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     """The DAG `cdc_<pipeline>_replay`: staged batches to a target again, or to a new one, without the sources."""
     targets = tuple(target.name for target in pipeline.targets)
     doc = "Chooses the staged batches that the trigger form names, whether the target has taken them before or not."
-    tasks = [TaskSpec(Kind.REPLAN, PLAN, (), doc), _merge_task()]
+    tasks = [TaskSpec(TaskKind.REPLAN, PLAN, (), doc), _merge_task()]
     for target in targets:
         tasks += _target_tasks(target)
     description = f"Staged changes of {pipeline.pipeline} again, to one of {', '.join(targets)}"
@@ -170,7 +170,7 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
     doc = "Removes staged batches that are older than retention.keep and that every target has committed."
     dag_id = f"{dag_id_of(pipeline.pipeline)}_retention"
     swept = "Removes files that killed extractions left on the stage and that no batch lists."
-    tasks = [TaskSpec(Kind.PURGE, PURGE, (), doc), TaskSpec(Kind.SWEEP, SWEEP, (PURGE,), swept)]
+    tasks = [TaskSpec(TaskKind.PURGE, PURGE, (), doc), TaskSpec(TaskKind.SWEEP, SWEEP, (PURGE,), swept)]
     return _spec(
         pipeline, file, dag_id, f"Purge of {pipeline.pipeline}'s staged history", schedule, (), tasks, HOUSEKEEPING
     )
@@ -180,7 +180,7 @@ def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     """The DAG `cdc_<pipeline>_readmit`, of a pipeline that isolates tables."""
     sources = tuple(source.name for source in pipeline.sources)
     doc = "Captures an isolated table again, from the next extraction on. Copy the table again first."
-    tasks = [TaskSpec(Kind.READMIT, READMIT, (), doc, sources=sources)]
+    tasks = [TaskSpec(TaskKind.READMIT, READMIT, (), doc, sources=sources)]
     description = f"Readmit isolated tables of {pipeline.pipeline}"
     return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks, BY_HAND)
 
@@ -210,13 +210,13 @@ def _spec(
 
 
 def _merge_task() -> TaskSpec:
-    return TaskSpec(Kind.SPARK, MERGE.name, (PLAN,), MERGE.doc, job=MERGE.name)
+    return TaskSpec(TaskKind.SPARK, MERGE.name, (PLAN,), MERGE.doc, job=MERGE.name)
 
 
 def _target_tasks(target: str) -> list[TaskSpec]:
     tasks, before = [], MERGE.name
     for task in TARGET_TASKS:
-        kind, job = (Kind.SPARK, task.name) if task.spark else (Kind.COMMIT, "")
+        kind, job = (TaskKind.SPARK, task.name) if task.spark else (TaskKind.COMMIT, "")
         tasks.append(TaskSpec(kind, task.name, (before,), task.doc, job=job, target=target))
         before = tasks[-1].task_id
     return tasks

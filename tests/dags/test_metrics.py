@@ -26,15 +26,15 @@ from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 from cdc_core.apply.commit import CommitSummary
 from cdc_core.model.run import LedgerEntry
-from cdc_core.extract import DrainResult, Effort, Staged
+from cdc_core.extract import DrainResult, DrainStats, StagingTotals
 from cdc_core.model.position import Position
 from lockstep_airflow import metrics
 
 stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=False)
 
-def drain(rows, **effort):
-    staged = Staged(batches=1, files=2, rows=rows, events=2 * rows, size_bytes=100 * rows)
-    return DrainResult(True, staged, Position(0, "binlog.000007", 1234), 0, Effort(**effort))
+def drain(rows, **stats):
+    staged = StagingTotals(batches=1, files=2, rows=rows, events=2 * rows, size_bytes=100 * rows)
+    return DrainResult(True, staged, Position(0, "binlog.000007", 1234), 0, DrainStats(**stats))
 """
 
 

@@ -18,7 +18,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 import cdc_core.extract
 from cdc_core import config
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
-from cdc_core.extract import DrainResult, Staged
+from cdc_core.extract import DrainResult, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.windows import CLOCK_TOLERANCE_US
@@ -66,7 +66,7 @@ def extraction(monkeypatch: pytest.MonkeyPatch) -> Extraction:
             answer = record.answers.pop(0)
             if isinstance(answer, LockstepError):
                 raise answer
-            return DrainResult(answer, Staged(batches=1, files=2, rows=3, events=4), POSITION, 99)
+            return DrainResult(answer, StagingTotals(batches=1, files=2, rows=3, events=4), POSITION, 99)
 
     monkeypatch.setattr(cdc_core.extract, "Extractor", StandIn)
     monkeypatch.setenv("AIRFLOW_CONN_SOURCE_DB", "mysql://u:p@127.0.0.1:1/")

@@ -12,7 +12,7 @@ import pytest
 
 from cdc_core import config
 from cdc_core.windows import Windows, from_us, to_us
-from lockstep_airflow.specs import Kind, dag_spec, dag_specs
+from lockstep_airflow.specs import TaskKind, dag_spec, dag_specs
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_a_pipeline_without_targets_only_stages(write_pipeline: Callable[..., Pa
     file = write_pipeline("shop")
     file.write_text(file.read_text().partition("targets:")[0])
     spec = dag_spec(config.load(file), file)
-    assert [task.kind for task in spec.tasks] == [Kind.EXTRACT]
+    assert [task.kind for task in spec.tasks] == [TaskKind.EXTRACT]
 
 
 def test_a_replay_only_target_is_in_the_replay_dag_alone(write_pipeline: Callable[..., Path]) -> None:
@@ -53,7 +53,7 @@ def test_a_replay_only_target_is_in_the_replay_dag_alone(write_pipeline: Callabl
     file.write_text(file.read_text() + second)
     line, replay = dag_specs(config.load(file), file)
     assert (line.targets, replay.targets) == (("main",), ("main", "new"))
-    assert [task.kind for task in replay.tasks][:2] == [Kind.REPLAN, Kind.SPARK]
+    assert [task.kind for task in replay.tasks][:2] == [TaskKind.REPLAN, TaskKind.SPARK]
     dag = render(replay)
     assert (dag.dag_id, dag.get_task("to_new.filter").upstream_task_ids) == ("cdc_shop_replay", {"merge"})
     assert dag.params.get_param("target").schema["enum"] == ["main", "new"]

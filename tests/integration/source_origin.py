@@ -14,7 +14,7 @@ from typing import Any
 import pymysql
 
 from cdc_core import connections
-from cdc_core.config import Source, Tables
+from cdc_core.config import CaptureRules, Source
 from cdc_core.model.block import Block
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince
@@ -95,7 +95,7 @@ class Origin:
         replica_host: str = "lockstep-origin",
         **source: Any,
     ) -> SourceStream:
-        capture = Capture(Tables(include=tuple(include) or (rf"{self.name}\..*",)))
+        capture = Capture(CaptureRules(include=tuple(include) or (rf"{self.name}\..*",)))
         return SourceStream(
             self.source(**source),
             server=address or self.address(),

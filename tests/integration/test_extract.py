@@ -420,8 +420,8 @@ def test_a_transaction_cut_off_after_pieces_of_it_were_staged_is_read_again_and_
             result = extractor.drain()
     assert result.done
     assert result.staged.rows == 20001
-    assert result.effort.losses >= 2
-    assert result.effort.put_waits > 0
+    assert result.stats.losses >= 2
+    assert result.stats.put_waits > 0
     assert line.ids() == list(range(20001))
     assert manifests.verify(line.store, "shop", deep=True) == []
 

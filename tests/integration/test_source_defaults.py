@@ -241,7 +241,7 @@ def test_a_table_is_left_out_from_the_transaction_that_cannot_be_read_and_not_be
         for block in blocks for part in block.tables for row in part.rows.to_pylist()
     ]  # fmt: skip
     assert sorted(found) == [("c", 1), ("c", 2), ("c", 7), ("c", 8), ("u", 1), ("u", 2)]
-    assert sum(block.passed.get("table isolated", 0) for block in blocks) == 4
+    assert sum(block.left_out.get("table isolated", 0) for block in blocks) == 4
     assert blocks[-1].isolated[f"{origin.name}.t"].startswith(f"since {here}: ")
 
 

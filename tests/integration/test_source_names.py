@@ -14,7 +14,7 @@ import pytest
 from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.events import EventType, parse_query
 from cdc_core.binlog.text import decode as decoded
-from cdc_core.config import Columns, Tables
+from cdc_core.config import CaptureRules, Columns
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
@@ -274,7 +274,7 @@ def test_a_definition_in_other_letters_ends_what_was_known_without_names_in_the_
 
 
 def test_patterns_have_no_case_where_the_servers_names_have_none() -> None:
-    tables = Tables(include=(r"Shop\.Orders.*",), exclude=(r"shop\.orders_OLD",))
+    tables = CaptureRules(include=(r"Shop\.Orders.*",), exclude=(r"shop\.orders_OLD",))
     exact, lowered = Capture(tables), Capture(tables, lower_case=True)
     assert not exact.captures("shop", "orders")
     assert lowered.captures("shop", "orders")
@@ -285,5 +285,5 @@ def test_a_masked_column_is_masked_in_whatever_letters_the_pattern_is() -> None:
     columns = Columns(mask=(r"Shop\.User\.email",), salt="env:SALT")
     text = parse_column_type("varchar(9)", charset="utf8mb4", collation="utf8mb4_bin")
     schema = TableSchema("shop", "user", (Column("email", text, nullable=True, key_part=None, generated=False),))
-    capture = Capture(Tables(include=(".*",), columns=columns), environ={"SALT": "x"}, lower_case=True)
+    capture = Capture(CaptureRules(include=(".*",), columns=columns), environ={"SALT": "x"}, lower_case=True)
     assert capture.shape(schema).column("email").type.length == 64

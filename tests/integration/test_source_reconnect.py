@@ -56,7 +56,7 @@ def assert_equal(origin: Origin, start: Checkpoint, blocks: list[Block]) -> None
     assert changes_of(blocks) == changes_of(plain)
     for block in plain:
         assert block.source == "origin"
-    assert sum(sum(block.passed.values()) for block in blocks) == sum(sum(block.passed.values()) for block in plain)
+    assert sum(sum(block.left_out.values()) for block in blocks) == sum(sum(block.left_out.values()) for block in plain)
 
 
 def test_a_connection_that_is_cut_again_and_again_loses_and_repeats_nothing(origin: Origin, proxy: TcpProxy) -> None:

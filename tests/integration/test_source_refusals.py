@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import pytest
 
 from cdc_core import connections
-from cdc_core.config import Start, StartPosition
+from cdc_core.config import StartConfig, StartPosition
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.source import server, server_id
@@ -275,7 +275,7 @@ def test_a_statement_on_tables_that_are_not_captured_passes_but_not_through_a_tr
         # With the events that say what LAST_INSERT_ID, RAND and a variable were.
         run("SET SESSION binlog_format = STATEMENT", "SET @x = 5", "INSERT INTO quiet (v) VALUES (RAND() + @x)")
     blocks = origin.drain(start, include=include)
-    assert sum(block.passed.get("statement on a table not included", 0) for block in blocks) == 1
+    assert sum(block.left_out.get("statement on a table not included", 0) for block in blocks) == 1
     origin.execute("CREATE TRIGGER into_t AFTER INSERT ON quiet FOR EACH ROW INSERT INTO t VALUES (new.id, 'trigger')")
     start = origin.end()
     with origin.session() as run:
@@ -338,7 +338,7 @@ def test_a_start_inside_a_transaction_stops_instead_of_losing_rows(origin: Origi
     file, offset = inside_of_a_transaction(origin)
     inside = Checkpoint(Position(0, file, offset))
     error_of(DataAtRisk, "source.inside_transaction", lambda: origin.drain(inside))
-    start = Start(position=StartPosition(file=file, offset=offset))
+    start = StartConfig(position=StartPosition(file=file, offset=offset))
     error_of(
         DataAtRisk, "source.bad_position",
         lambda: find_start(origin.source(start=start), origin.control, None, server=origin.address()),
@@ -364,7 +364,7 @@ def test_a_position_between_two_events_stops(origin: Origin) -> None:
 
 def test_a_start_by_position_gtid_and_time_is_where_it_should_be(origin: Origin) -> None:
     def start(**where: Any) -> Checkpoint:
-        asked = origin.source(start=Start(**where))
+        asked = origin.source(start=StartConfig(**where))
         return find_start(asked, origin.control, None, server=origin.address())
 
     origin.execute("INSERT INTO t VALUES (1, 'a')")
@@ -394,7 +394,7 @@ def test_earliest_is_the_oldest_file_and_reads_to_the_end(origin: Origin) -> Non
     origin.execute("FLUSH BINARY LOGS", "INSERT INTO t VALUES (2, 'b')")
     found = find_start(origin.source(start="earliest"), origin.control, None, server=origin.address())
     assert found.position == Position(0, binlog_files(origin.control)[0].name, 4)
-    first = find_start(origin.source(start=Start(gtid="")), origin.control, None, server=origin.address())
+    first = find_start(origin.source(start=StartConfig(gtid="")), origin.control, None, server=origin.address())
     assert first.position.file == found.position.file
     for start in (found, first):
         rows = [row["id"] for b in origin.drain(start) for part in b.tables for row in part.rows.to_pylist()]
@@ -455,9 +455,9 @@ def test_a_purged_position_is_refused_with_how_much_is_missing_and_never_started
     assert newest in error.what
     error_of(DataAtRisk, "source.purged", lambda: origin.drain(stored))
     for start in (
-        Start(position=StartPosition(file=stored.position.file, offset=stored.position.offset)),
-        Start(gtid=gtid),
-        Start(timestamp="2020-01-01T00:00:00Z"),
+        StartConfig(position=StartPosition(file=stored.position.file, offset=stored.position.offset)),
+        StartConfig(gtid=gtid),
+        StartConfig(timestamp="2020-01-01T00:00:00Z"),
     ):
         error_of(DataAtRisk, "source.purged", lambda start=start: find_start(
             origin.source(start=start), origin.control, None, server=origin.address()))  # fmt: skip

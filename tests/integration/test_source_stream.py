@@ -38,7 +38,7 @@ def test_a_mixed_workload_replayed_is_what_the_tables_hold(origin: Origin) -> No
     tables = replay(blocks)
     for table in ("customer", "item"):
         assert in_order(tables[table]) == in_order(origin.rows(table))
-    assert sum(block.passed.get("table not included", 0) for block in blocks) == 2
+    assert sum(block.left_out.get("table not included", 0) for block in blocks) == 2
     assert {part.schema.table for block in blocks for part in block.tables} == {"customer", "item"}
 
 
@@ -323,7 +323,7 @@ def test_an_isolated_table_leaves_its_neighbours_in_the_same_transactions_whole(
     assert set(tables) == {"customer", "item"}
     for table in ("customer", "item"):
         assert in_order(tables[table]) == in_order(origin.rows(table))
-    assert sum(block.passed.get("table isolated", 0) for block in blocks) == 25
+    assert sum(block.left_out.get("table isolated", 0) for block in blocks) == 25
     assert list(blocks[-1].isolated) == [f"{origin.name}.odd"]
     assert_partition(blocks, start.position, origin.end().position)
 

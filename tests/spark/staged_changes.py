@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from cdc_core.model.merged import KEY_CHAIN, merged_schema
 from cdc_core.model.position import order_key
-from cdc_core.model.run import MergeSet, MergeTable, RunPlan, StagedFile, TargetRun
+from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import absent_text, staged_schema
 from cdc_core.stage.layout import PartName, part_path
@@ -63,7 +63,7 @@ class Stage:
     """A stage in a directory, and the plan of a run over what was put there."""
 
     root: Path
-    files: dict[str, list[StagedFile]] = field(default_factory=dict)
+    files: dict[str, list[PlannedFile]] = field(default_factory=dict)
     schemas: dict[str, TableSchema] = field(default_factory=dict)
     made: int = 0
 
@@ -82,7 +82,7 @@ class Stage:
         place.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(staged_table(schema, changes), place, compression="zstd")
         self.files.setdefault(table, []).append(
-            StagedFile(path, len(changes), schema.id, batch, sum(bool(change.absent) for change in changes))
+            PlannedFile(path, len(changes), schema.id, batch, sum(bool(change.absent) for change in changes))
         )
 
     def plan(

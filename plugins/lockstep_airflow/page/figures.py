@@ -215,7 +215,7 @@ def _batch(one: BatchRow) -> dict[str, Any]:
     }
 
 
-def account_document(account: Account, stage: config.Stage) -> dict[str, Any]:
+def account_document(account: Account, stage: config.StageConfig) -> dict[str, Any]:
     """A run, and by target the sums of its ledgers, the ledgers, and the path of the report of its checks; no sums for
     a target that it has not committed."""
     targets = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 TERMS = {
     "lag": "Time since the moment up to which all changes are staged. An idle source has no lag.",
-    "complete to": "Every change committed before this time is staged (the watermark).",
+    "complete up to": "Every change committed before this time is staged (the watermark).",
     "to commit": "Staged batches and rows that a target has not committed yet.",
     "window": "An interval of the pipeline's schedule. Each batch belongs to exactly one.",
     "batch": "A range of the source's log, made of whole transactions, staged in one step.",

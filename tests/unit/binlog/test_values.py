@@ -43,7 +43,7 @@ def column_of(kind: ColumnType, code: int, metadata: int, values: Sequence[bytes
 
 def decimal_bytes(value: Decimal, precision: int, scale: int) -> bytes:
     """The layout of reference manuals, done digit by digit: the decoder's opposite."""
-    sizes, digits, _ = decimal.groups(precision, scale)
+    sizes, digits, _ = decimal.digit_groups(precision, scale)
     number = abs(int(value.scaleb(scale)))
     text = f"{number:0{precision}d}"
     out, at = b"", 0
@@ -92,7 +92,7 @@ def test_the_decimal_of_the_reference_is_these_bytes() -> None:
 
 @pytest.mark.parametrize(("precision", "scale"), [(9, 0), (40, 0), (10, 2), (65, 30)])
 def test_a_decimal_with_more_in_a_group_than_its_digits_stops(precision: int, scale: int) -> None:
-    _, digits, _ = decimal.groups(precision, scale)
+    _, digits, _ = decimal.digit_groups(precision, scale)
     raw = b"\xff" * len(decimal_bytes(Decimal(0), precision, scale))
     assert sum(digits) == precision
     kind = ColumnType("decimal", precision=precision, scale=scale)

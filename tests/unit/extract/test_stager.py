@@ -10,7 +10,7 @@ import pytest
 
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import RetryLater
-from cdc_core.extract.stager import Staged, Stager
+from cdc_core.extract.stager import Stager, StagingTotals
 from cdc_core.meta import Meta
 from cdc_core.model.block import EntryKind
 from cdc_core.model.position import Checkpoint, Position
@@ -26,7 +26,7 @@ NOON = 1_795_000_020_000_000 // MINUTE * MINUTE
 LATER = NOON + 600 * MINUTE
 START = Position(0, "binlog.000001", 4)
 TABLE = TableSchema("shop", "t", (Column("id", parse_column_type("int"), nullable=False, key_part=1),))
-PART, PASSED = EntryKind.PART, EntryKind.PASSED
+PART, UNCAPTURED = EntryKind.PART, EntryKind.UNCAPTURED
 
 
 def row(key: int) -> Change:
@@ -133,7 +133,8 @@ def test_a_commit_time_ahead_of_the_servers_clock_counts_as_now(house):
 
 def test_a_stretch_without_rows_waits_for_the_next_windows_batch(house):
     house.stager.add(
-        block([Made(kind=PASSED, ts=NOON), Made([row(1)], ts=NOON + MINUTE)], START, passed={"rule": 3}), now_us=LATER
+        block([Made(kind=UNCAPTURED, ts=NOON), Made([row(1)], ts=NOON + MINUTE)], START, left_out={"rule": 3}),
+        now_us=LATER,
     )
     house.stager.commit()
     (batch,) = house.batches
@@ -144,14 +145,14 @@ def test_a_stretch_without_rows_waits_for_the_next_windows_batch(house):
 
 
 def test_a_batch_without_rows_still_stands_in_the_chain_when_the_position_moved(house):
-    house.stager.add(block([Made(kind=PASSED)], START), now_us=LATER)
+    house.stager.add(block([Made(kind=UNCAPTURED)], START), now_us=LATER)
     manifest = house.stager.commit(watermark_us=NOON + MINUTE)
     assert manifest.parts == ()
     assert house.meta.checkpoint("shop") == Checkpoint(at(1), watermark_us=NOON + MINUTE)
 
 
 def test_a_batch_without_rows_belongs_to_the_window_that_its_end_completes(house):
-    house.stager.add(block([Made(kind=PASSED)], START), now_us=LATER)
+    house.stager.add(block([Made(kind=UNCAPTURED)], START), now_us=LATER)
     manifest = house.stager.commit(watermark_us=NOON + 5 * MINUTE)
     assert (manifest.window_start_us, manifest.window_end_us) == (NOON + 4 * MINUTE, NOON + 5 * MINUTE)
 
@@ -194,7 +195,7 @@ def test_what_was_staged_is_counted_over_all_batches(house):
     second = house.stager.commit()
     size = sum(part.size_bytes for batch in (first, second) for part in batch.parts)
     events = first.events + second.events
-    assert house.stager.staged == Staged(batches=2, files=2, rows=3, events=events, size_bytes=size)
+    assert house.stager.staged == StagingTotals(batches=2, files=2, rows=3, events=events, size_bytes=size)
 
 
 def test_a_batch_closes_when_its_files_are_large(tmp_path):

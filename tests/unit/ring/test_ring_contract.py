@@ -14,7 +14,7 @@ from cdc_core.ring import MEMORY_UNIT, AckPoint, Edge, Ring, RingClosed
 from tests.made_blocks import ENTRY_BYTES, Made, block
 
 START = Position(0, "binlog.000001", 4)
-PART, DDL, PASSED = EntryKind.PART, EntryKind.DDL, EntryKind.PASSED
+PART, DDL, UNCAPTURED = EntryKind.PART, EntryKind.DDL, EntryKind.UNCAPTURED
 
 
 def at(entries: int, file: str = "binlog.000001") -> Position:
@@ -54,7 +54,7 @@ def test_the_byte_limit_is_one_memory_unit_for_each_item_unless_given():
 
 def test_an_item_is_a_row_or_an_entry_end():
     ring = Ring(64)
-    ring.put(block([Made(rows=3), Made(rows=0, kind=PASSED), Made(rows=5)], START))
+    ring.put(block([Made(rows=3), Made(rows=0, kind=UNCAPTURED), Made(rows=5)], START))
     assert ring.stats().published == 3 + 1 + 0 + 1 + 5 + 1
 
 
@@ -199,7 +199,7 @@ def test_ack_of_an_unknown_position_is_refused_and_moves_nothing(wrong):
 def test_the_boundary_behind_a_rotation_is_named_in_the_next_file():
     ring = Ring(64)
     following = Position(0, "binlog.000002", 4)
-    ring.put(block([Made(rows=1, ts=7), Made(kind=PASSED, rows=0)], START, end=following))
+    ring.put(block([Made(rows=1, ts=7), Made(kind=UNCAPTURED, rows=0)], START, end=following))
     ring.put(transactions(1, following))
     taken = ring.take(max_items=3)
     assert taken.range.last == AckPoint("binlog.000002", 4, 0)

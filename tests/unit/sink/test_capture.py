@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cdc_core.config import Route, Tables
+from cdc_core.config import CaptureRules, Route
 from cdc_core.errors import InternalError, Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
@@ -19,14 +19,14 @@ def schema(table: str, *columns: str) -> TableSchema:
 
 
 def test_a_pattern_matches_the_whole_name_only() -> None:
-    capture = Capture(Tables(include=(r"shop\.orders",)))
+    capture = Capture(CaptureRules(include=(r"shop\.orders",)))
     assert capture.captures("shop", "orders")
     assert not capture.captures("shop", "orders_old")
     assert not capture.captures("myshop", "orders")
 
 
 def test_what_is_excluded_is_not_captured_though_it_is_included() -> None:
-    capture = Capture(Tables(include=(r"shop\..*",), exclude=(r".*\.tmp_.*",)))
+    capture = Capture(CaptureRules(include=(r"shop\..*",), exclude=(r".*\.tmp_.*",)))
     assert capture.captures("shop", "orders")
     assert not capture.captures("shop", "tmp_orders")
     assert capture.route("shop", "tmp_orders") == ()
@@ -35,27 +35,27 @@ def test_what_is_excluded_is_not_captured_though_it_is_included() -> None:
 @pytest.mark.parametrize("name", sorted(SYSTEM_SCHEMAS))
 @pytest.mark.parametrize("pattern", [".*", r".*\..*", r"[a-z_]+\..+", r"(mysql|sys)\..*"])
 def test_a_system_schema_is_not_captured_by_a_pattern_that_does_not_name_it(name: str, pattern: str) -> None:
-    assert not Capture(Tables(include=(pattern,))).captures(name, "user")
+    assert not Capture(CaptureRules(include=(pattern,))).captures(name, "user")
 
 
 @pytest.mark.parametrize("pattern", [r"mysql\.user", r"^mysql\..*", r"mysql[.].*"])
 def test_a_system_schema_is_captured_by_a_pattern_that_names_it(pattern: str) -> None:
-    capture = Capture(Tables(include=(".*", pattern)))
+    capture = Capture(CaptureRules(include=(".*", pattern)))
     assert capture.captures("mysql", "user")
     assert not capture.captures("sys", "user")
 
 
 @pytest.mark.parametrize("name", ["_lockstep_ledger", "_lockstep_tombstone_orders", "_LOCKSTEP_MARK"])
 def test_what_lockstep_keeps_in_a_target_that_is_a_source_is_not_captured(name: str) -> None:
-    assert not Capture(Tables(include=(r"shop\..*",))).captures("shop", name)
+    assert not Capture(CaptureRules(include=(r"shop\..*",))).captures("shop", name)
 
 
 def test_a_table_without_a_route_has_its_own_name() -> None:
-    assert Capture(Tables(include=(r"shop\..*",))).route("shop", "orders") == ("shop.orders",)
+    assert Capture(CaptureRules(include=(r"shop\..*",))).route("shop", "orders") == ("shop.orders",)
 
 
 def test_several_tables_may_become_one_logical_table() -> None:
-    capture = Capture(Tables(include=(r"shop\..*",)), (Route(match=r"shop\.orders_\d+", to="shop.orders"),))
+    capture = Capture(CaptureRules(include=(r"shop\..*",)), (Route(match=r"shop\.orders_\d+", to="shop.orders"),))
     assert {capture.route("shop", f"orders_{i}") for i in range(4)} == {("shop.orders",)}
     assert capture.route("shop", "customers") == ("shop.customers",)
 
@@ -64,16 +64,16 @@ def test_one_table_may_feed_several_logical_tables_in_the_order_of_the_routes_wi
     routes = (
         Route(match=r"shop\.orders", to="b"), Route(match=r".*\.orders", to="a"), Route(match=r"shop\..*", to="b"),
     )  # fmt: skip
-    assert Capture(Tables(include=(".*",)), routes).route("shop", "orders") == ("b", "a")
+    assert Capture(CaptureRules(include=(".*",)), routes).route("shop", "orders") == ("b", "a")
 
 
 def test_a_route_takes_groups_of_its_pattern() -> None:
     routes = (Route(match=r"shop_(\d+)\.(?P<table>\w+)", to=r"all.\g<table>_of_\1"),)
-    assert Capture(Tables(include=(".*",)), routes).route("shop_7", "orders") == ("all.orders_of_7",)
+    assert Capture(CaptureRules(include=(".*",)), routes).route("shop_7", "orders") == ("all.orders_of_7",)
 
 
 def test_a_route_to_an_empty_name_is_an_error_of_the_pipeline_file() -> None:
-    capture = Capture(Tables(include=(".*",)), (Route(match=r"shop\.orders(.*)", to=r"\1"),))
+    capture = Capture(CaptureRules(include=(".*",)), (Route(match=r"shop\.orders(.*)", to=r"\1"),))
     with pytest.raises(UsageError) as raised:
         capture.route("shop", "orders")
     assert raised.value.code == "sink.empty_route"
@@ -81,7 +81,7 @@ def test_a_route_to_an_empty_name_is_an_error_of_the_pipeline_file() -> None:
 
 def test_apply_names_the_rows_once_per_route_and_changes_nothing_else() -> None:
     routes = (Route(match=r"shop\.orders_\d", to="orders"), Route(match=r"shop\.orders_0", to="first"))
-    capture = Capture(Tables(include=(r"shop\..*",)), routes)
+    capture = Capture(CaptureRules(include=(r"shop\..*",)), routes)
     made = block(
         [Made([Change(schema("orders_0"), "c", {"id": 1})]), Made([Change(schema("orders_1"), "c", {"id": 2})])], BEGIN
     )
@@ -94,7 +94,7 @@ def test_apply_names_the_rows_once_per_route_and_changes_nothing_else() -> None:
 
 @pytest.mark.parametrize("name", ["_CDC_seq", "_before", "_cdc_shard", "_cdc_class", "_Cdc_Key0"])
 def test_a_captured_table_with_a_reserved_column_name_is_refused(name: str) -> None:
-    capture = Capture(Tables(include=(r"shop\..*",)))
+    capture = Capture(CaptureRules(include=(r"shop\..*",)))
     made = block([Made([Change(schema("orders"), "c", {"id": 1})])], BEGIN)
     taken = TableSchema("shop", "orders", (Column("id", ColumnType("int")), Column(name, ColumnType("int"))))
     object.__setattr__(made.tables[0], "schema", taken)
@@ -104,7 +104,7 @@ def test_a_captured_table_with_a_reserved_column_name_is_refused(name: str) -> N
 
 
 def test_rows_of_a_table_that_is_not_captured_are_a_defect_and_never_dropped_in_silence() -> None:
-    capture = Capture(Tables(include=(r"shop\.customers",)))
+    capture = Capture(CaptureRules(include=(r"shop\.customers",)))
     with pytest.raises(InternalError) as raised:
         capture.apply(block([Made([Change(schema("orders"), "c", {"id": 1})])], BEGIN))
     assert raised.value.code == "sink.not_captured"

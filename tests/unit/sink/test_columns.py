@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core.config import Columns, Route, Tables
+from cdc_core.config import CaptureRules, Columns, Route
 from cdc_core.errors import Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
@@ -44,7 +44,9 @@ def hashed(text: str | bytes) -> str:
 def capture(exclude: str = "", mask: str = "", environ: dict[str, str] | None = None) -> Capture:
     patterns = {name: (rf"shop\.people\.({text})",) for name, text in (("exclude", exclude), ("mask", mask)) if text}
     columns = Columns(salt="env:SALT", **patterns)
-    return Capture(Tables(include=(".*",), columns=columns), environ={"SALT": SALT} if environ is None else environ)
+    return Capture(
+        CaptureRules(include=(".*",), columns=columns), environ={"SALT": SALT} if environ is None else environ
+    )
 
 
 def rows(rule: Capture, *changes: Change) -> list[dict[str, Any]]:
@@ -98,7 +100,7 @@ def test_equal_values_have_equal_hashes_in_every_block_and_row() -> None:
 
 def test_a_table_of_which_no_pattern_matches_goes_on_as_it_is() -> None:
     rule = Capture(
-        Tables(include=(".*",), columns=Columns(exclude=(r"shop\.others\..*",))), (Route(match=".*", to="all"),)
+        CaptureRules(include=(".*",), columns=Columns(exclude=(r"shop\.others\..*",))), (Route(match=".*", to="all"),)
     )
     assert rule.shape(PEOPLE) is PEOPLE
     assert rows(rule, Change(PEOPLE, "c", ROW))[0]["note"] == "n"

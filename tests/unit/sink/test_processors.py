@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from cdc_core.config import Processor, RowFilter, Tables
+from cdc_core.config import CaptureRules, Processor, RowFilter
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
@@ -72,7 +72,7 @@ def use(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Capture]]:
         monkeypatch.setattr(EntryPoint, "load", lambda self: functions[self.name])
         options = rules.pop("options", {})
         used = tuple(Processor(match=r"shop\..*", use=name, options=options) for name in names)
-        return Capture(Tables(include=(".*",), processors=used, **rules))
+        return Capture(CaptureRules(include=(".*",), processors=used, **rules))
 
     return made
 
@@ -132,7 +132,7 @@ def test_a_processor_never_sees_a_value_that_the_log_does_not_carry(use: Callabl
 
 
 def test_a_processor_that_is_not_installed_is_an_error_of_the_pipeline_with_those_that_are() -> None:
-    capture = Capture(Tables(include=(".*",), processors=(Processor(match=".*", use="nothing"),)))
+    capture = Capture(CaptureRules(include=(".*",), processors=(Processor(match=".*", use="nothing"),)))
     with pytest.raises(UsageError, match="'nothing' is not installed") as raised:
         capture.shape(ITEMS)
     assert raised.value.code == "sink.processor_unknown"

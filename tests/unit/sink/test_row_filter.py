@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core.config import RowFilter, Tables
+from cdc_core.config import CaptureRules, RowFilter
 from cdc_core.errors import DataAtRisk, UsageError
 from cdc_core.model.block import Block
 from cdc_core.model.condition import parse
@@ -36,7 +36,7 @@ ROW: dict[str, Any] = dict.fromkeys(TYPES) | {
 
 def filtered(where: str | tuple[str, ...], *entries: list[Change]) -> Block:
     rules = tuple(RowFilter(match=r"shop\.orders", where=one) for one in ([where] if isinstance(where, str) else where))
-    capture = Capture(Tables(include=(".*",), rows=rules))
+    capture = Capture(CaptureRules(include=(".*",), rows=rules))
     return capture.apply(block([Made(changes) for changes in entries], BEGIN))
 
 
@@ -86,7 +86,7 @@ def test_one_side_decides_where_the_other_is_unknown() -> None:
 def test_a_condition_that_does_not_fit_the_table_is_told_at_first_sight_even_before_a_row(
     where: str, says: str
 ) -> None:
-    capture = Capture(Tables(include=(".*",), rows=(RowFilter(match=".*", where=where),)))
+    capture = Capture(CaptureRules(include=(".*",), rows=(RowFilter(match=".*", where=where),)))
     for attempt in (lambda: capture.shape(ORDERS), lambda: capture.apply(block([Made([insert()])], BEGIN))):
         with pytest.raises(UsageError, match=r"does not fit shop\.orders") as raised:
             attempt()
@@ -146,7 +146,7 @@ def test_all_conditions_that_match_a_table_must_be_met() -> None:
 
 def test_rows_left_out_are_counted_and_the_entries_know_what_is_left() -> None:
     made = filtered("n == 5", [insert(), insert(n=1), insert(n=2)], [insert(n=1)], [insert(id=2)])
-    assert made.passed == {FILTERED: 3}
+    assert made.left_out == {FILTERED: 3}
     assert made.entries.rows.tolist() == [1, 0, 1]
     assert made.tables[0].entry.tolist() == [0, 2]
 

@@ -15,14 +15,14 @@ from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
 from cdc_core.source.spill import SpillableChanges
 from cdc_core.source.statements import Statement
-from cdc_core.source.tables import Tables
+from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import TransactionAssembler
 
 STANDALONE, XA_PREPARED, XA_COMPLETED = 1, 64, 128
 SECOND = 1_700_000_000
 
 
-def named_only(statement: Statement, databases: frozenset[str] | None, behind: Position) -> Effect:
+def named_only(statement: Statement, databases: frozenset[str] | None, after: Position) -> Effect:
     """What a statement may change where there are neither views nor triggers, routines and foreign keys."""
     return Effect(unknown="it does not say" if statement.tables is None else "")
 
@@ -49,7 +49,7 @@ class Log:
         self.assembler = TransactionAssembler(
             "made",
             Position(0, self.file, self.offset),
-            Tables(lambda database, table: database != "other", self._known, may_unite=lambda *_: False),
+            TableRegistry(lambda database, table: database != "other", self._known, may_unite=lambda *_: False),
             CapturePolicy(
                 on_unlogged_change=self.on_unlogged_change,  # type: ignore[arg-type]
                 on_truncate=self.on_truncate,  # type: ignore[arg-type]

@@ -22,7 +22,7 @@ from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.effects import Effect
 from cdc_core.source.event_framer import EventFramer
 from cdc_core.source.fast_path import FastPath
-from cdc_core.source.tables import Tables
+from cdc_core.source.tables import TableRegistry
 from cdc_core.source.transaction_assembler import Blocks, TransactionAssembler
 from tests.unit.binlog.reading import raw_events
 from tests.unit.source.made_wire import Wire, event, format_description, ok, rotate
@@ -44,7 +44,7 @@ class Reading:
     """Reads bytes with the fast path or without it."""
 
     def __init__(self, start: Position, *, fast: bool, block_bytes: int, on_unreadable: Policy = "stop") -> None:
-        tables = Tables(lambda database, table: database != "other", lambda *_: None, may_unite=lambda *_: False)
+        tables = TableRegistry(lambda database, table: database != "other", lambda *_: None, may_unite=lambda *_: False)
         self.assembler = TransactionAssembler(
             "src", start, tables, CapturePolicy("record", on_unreadable=on_unreadable), effects=lambda *_: Effect(),
             prepared=lambda _: None, block_bytes=block_bytes,
@@ -93,7 +93,7 @@ def told(blocks: Sequence[Block]) -> list[object]:
     """All that blocks say, as things that can be compared with ==."""
     return [
         (
-            block.source, block.begin, block.end, dict(block.passed), block.notes,
+            block.source, block.begin, block.end, dict(block.left_out), block.notes,
             [column.tolist() for column in (
                 block.entries.kind, block.entries.begin, block.entries.end, block.entries.seq,
                 block.entries.commit_ts_us, block.entries.events, block.entries.rows, block.entries.size_bytes,
@@ -317,7 +317,7 @@ def test_transactions_side_by_side_of_which_nothing_is_captured_are_told_by_all_
     of_others = [("transaction", {"sid": sid}, [("x", 0, 1, True)], "xid") for sid in (0, 0, 1, 1, 0)]
     reading = compare(written([*ORDINARY, *of_others, *ORDINARY], mariadb=mariadb, checksum=True), [])
     [block] = reading.blocks
-    assert block.entries.kind.tolist().count(EntryKind.PASSED) == 1
+    assert block.entries.kind.tolist().count(EntryKind.UNCAPTURED) == 1
 
 
 @pytest.mark.parametrize("mariadb", [False, True])
@@ -379,7 +379,7 @@ def test_a_table_isolated_in_a_transaction_leaves_it_whole_whoever_read_its_rows
         reading = compare(wire.data, [], on_unreadable="isolate")
     [block] = reading.blocks
     assert [(part.logical, part.rows.num_rows) for part in block.tables] == [("db.u", 20)]
-    assert block.passed == {"table isolated": 5}
+    assert block.left_out == {"table isolated": 5}
 
 
 @pytest.mark.parametrize("server", ["mysql", "mariadb"])

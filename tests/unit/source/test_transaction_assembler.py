@@ -69,7 +69,7 @@ def test_row_numbers_count_row_events_of_all_tables_and_rows_within_them() -> No
     log.commit()
     (block,) = log.blocks()
     assert block.tables[0].rows.column("_cdc_row").to_pylist() == [0, 1, 2 << 24, (2 << 24) + 1]
-    assert block.passed == {"table not included": 1}
+    assert block.left_out == {"table not included": 1}
 
 
 def test_stretches_without_captured_rows_are_one_entry_with_the_gtids_in_them() -> None:
@@ -79,7 +79,7 @@ def test_stretches_without_captured_rows_are_one_entry_with_the_gtids_in_them() 
     log.transaction(2, database="other")
     log.transaction(3)
     (block,) = log.blocks()
-    assert kinds([block]) == [EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert kinds([block]) == [EntryKind.UNCAPTURED, EntryKind.TRANSACTION]
     assert block.entries.gtid.to_pylist() == ["0-1-2", "0-1-3"]
     assert block.entries.commit_ts_us[0] == SECOND * 1_000_000
     assert block.entries.events[0] == 9
@@ -112,7 +112,7 @@ def test_a_rolled_back_group_is_passed_and_its_rows_never_happened() -> None:
     log.query("ROLLBACK")
     log.transaction(2)
     blocks = log.blocks()
-    assert kinds(blocks) == [EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert kinds(blocks) == [EntryKind.UNCAPTURED, EntryKind.TRANSACTION]
     assert [v for b in blocks for t in b.tables for v in t.rows.column("id").to_pylist()] == [2]
 
 
@@ -163,7 +163,7 @@ def test_xa_rows_come_at_the_place_of_the_commit_under_their_own_file_and_place(
     log.query(f"XA COMMIT {XID}")
     blocks = log.blocks()
     assert_partition(blocks)
-    assert kinds(blocks) == [EntryKind.PASSED, EntryKind.TRANSACTION, EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert kinds(blocks) == [EntryKind.UNCAPTURED, EntryKind.TRANSACTION, EntryKind.UNCAPTURED, EntryKind.TRANSACTION]
     row = blocks[-1].tables[0].rows.to_pylist()[0]
     assert (row["id"], row["_cdc_file"], row["_cdc_pos"]) == (1, "binlog.000001", place)
     assert row["_cdc_seq"] == Position(0, "binlog.000002", start).seq
@@ -219,7 +219,7 @@ def test_a_group_that_is_read_again_after_a_loss_is_counted_once() -> None:
         one.commit()
     blocks, (all_in_one,) = [before, *log.blocks()], whole.blocks()
     assert_partition(blocks)
-    assert [block.passed for block in blocks] == [{}, {NOT_INCLUDED: 1}]
+    assert [block.left_out for block in blocks] == [{}, {NOT_INCLUDED: 1}]
     assert blocks[-1].entries.events.tolist() == all_in_one.entries.events[1:].tolist()
     rows = [row for block in blocks for table in block.tables for row in table.rows.to_pylist()]
     assert rows == all_in_one.tables[0].rows.to_pylist()
@@ -243,7 +243,7 @@ def test_what_is_not_captured_is_not_even_parsed() -> None:
     log.commit()
     (block,) = log.blocks()
     assert [row["id"] for table in block.tables for row in table.rows.to_pylist()] == [1]
-    assert block.passed == {NOT_INCLUDED: 2}
+    assert block.left_out == {NOT_INCLUDED: 2}
 
 
 def test_a_row_that_cannot_be_decoded_isolates_its_table_and_no_other() -> None:
@@ -270,7 +270,7 @@ def test_a_row_that_cannot_be_decoded_isolates_its_table_and_no_other() -> None:
     assert sorted(rows) == [("db.bad", 3), ("db.t", 1), ("db.t", 2), ("db.t", 5), ("db.t", 7)]
     assert list(block.isolated) == list(after.isolated) == ["db.bad"]
     assert block.isolated["db.bad"].startswith(f"since binlog.000001:{begin}: ")
-    assert (block.passed, after.passed) == ({ISOLATED: 1}, {ISOLATED: 1})
+    assert (block.left_out, after.left_out) == ({ISOLATED: 1}, {ISOLATED: 1})
     assert_partition([block, after])
 
 
@@ -332,7 +332,7 @@ def test_what_is_undone_after_pieces_of_it_have_left_stops_and_is_left_out_when_
     log.transaction(5)
     blocks = log.blocks()
     assert_partition(blocks)
-    assert kinds(blocks) == [EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert kinds(blocks) == [EntryKind.UNCAPTURED, EntryKind.TRANSACTION]
     assert [v for b in blocks for t in b.tables for v in t.rows.column("id").to_pylist()] == [5]
 
 
@@ -461,7 +461,7 @@ def test_a_file_that_ends_in_a_transaction_never_committed_it() -> None:
     log.transaction(3)
     blocks = log.blocks()
     assert_partition(blocks)
-    assert kinds(blocks) == [EntryKind.TRANSACTION, EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert kinds(blocks) == [EntryKind.TRANSACTION, EntryKind.UNCAPTURED, EntryKind.TRANSACTION]
     assert [v for b in blocks for t in b.tables for v in t.rows.column("id").to_pylist()] == [1, 3]
 
 
@@ -538,7 +538,7 @@ def test_dml_as_a_statement_on_a_table_that_is_not_captured_is_passed_unless_it_
     log.query("UPDATE other.x SET a = 1")
     log.commit()
     (block,) = log.blocks()
-    assert (kinds([block]), block.passed) == ([EntryKind.PASSED], {"statement on a table not included": 1})
+    assert (kinds([block]), block.left_out) == ([EntryKind.UNCAPTURED], {"statement on a table not included": 1})
     log = Log(effects=lambda *_: Effect((("db", "t"),)))
     log.gtid()
     refused("source.statement_dml", log, lambda: log.query("UPDATE other.x SET a = 1"))
@@ -575,7 +575,7 @@ def test_ddl_of_other_tables_is_passed_and_forgets_nothing() -> None:
     log.ddl("CREATE USER x")
     log.transaction(2)
     (block,) = log.blocks()
-    assert kinds([block]) == [EntryKind.TRANSACTION, EntryKind.PASSED, EntryKind.TRANSACTION]
+    assert kinds([block]) == [EntryKind.TRANSACTION, EntryKind.UNCAPTURED, EntryKind.TRANSACTION]
     assert len(block.tables) == 1
     assert log.asked == [("db", "t")]
 
@@ -605,7 +605,7 @@ def test_a_truncate_is_a_change_of_its_own_where_the_pipeline_says_so() -> None:
     first, second = log.blocks()
     assert [kinds([block]) for block in (first, second)] == [
         [EntryKind.TRANSACTION, EntryKind.DDL],
-        [EntryKind.PASSED],
+        [EntryKind.UNCAPTURED],
     ]
     (rows, truncate), entries = first.tables, first.entries
     assert truncate.schema == rows.schema

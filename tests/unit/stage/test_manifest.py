@@ -17,7 +17,7 @@ from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
-from cdc_core.stage.manifest import Problem, chain, commit, read, sweep, verify
+from cdc_core.stage.manifest import ChainProblem, chain, commit, read, sweep, verify
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.made_blocks import Change, Made, block
@@ -164,7 +164,7 @@ def test_verify_lists_every_problem_at_once(store):
         ("stage.manifest", fourth.path),
         ("stage.gap", fifth.path),
     }
-    assert all(isinstance(problem, Problem) and problem.what for problem in problems)
+    assert all(isinstance(problem, ChainProblem) and problem.what for problem in problems)
 
 
 def test_only_a_deep_verify_finds_one_changed_byte(store):

@@ -75,10 +75,12 @@ def test_a_manifest_tells_what_the_batch_holds(store, begin):
     moved = Change(ORDERS, "u", {"id": 9, "note": None}, {"id": 1, "note": "n"})
     writer = begin()
     writer.add(
-        block([Made([insert(1), Change(ITEMS, "c", {"sku": "a"})]), Made(kind=EntryKind.PASSED)], START, notes=("x",))
+        block(
+            [Made([insert(1), Change(ITEMS, "c", {"sku": "a"})]), Made(kind=EntryKind.UNCAPTURED)], START, notes=("x",)
+        )
     )
     writer.add(
-        block([Made([moved, insert(2)]), Made([Change(ITEMS, "d", {"sku": "a"})])], at(2), passed={"filtered": 3})
+        block([Made([moved, insert(2)]), Made([Change(ITEMS, "d", {"sku": "a"})])], at(2), left_out={"filtered": 3})
     )
     assert writer.rows == 5
     assert writer.position == at(4)
@@ -244,7 +246,7 @@ def test_tables_of_one_logical_table_and_definitions_of_one_table_get_parts_of_t
 
 def test_a_batch_without_rows_is_a_manifest_without_parts(begin, tmp_path):
     writer = begin()
-    writer.add(block([Made(kind=EntryKind.PASSED)], START))
+    writer.add(block([Made(kind=EntryKind.UNCAPTURED)], START))
     manifest = writer.finish(Checkpoint(at(1)))
     assert (manifest.parts, manifest.rows) == ((), 0)
     assert begin(at(1)).finish(Checkpoint(at(5))).end.position == at(5)

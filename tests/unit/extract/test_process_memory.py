@@ -8,14 +8,14 @@ import sys
 SCRIPT = """
 import sys
 import pyarrow as pa
-from cdc_core.extract.lean import lean
-lean()
+from cdc_core.extract.process_memory import limit_memory
+limit_memory()
 pa.array([1])
 assert "pandas" not in sys.modules
 assert pa.table({"a": [1]}).to_pandas()["a"].tolist() == [1]
 import pandas as pd
 assert pa.array(pd.Series([1, None])).to_pylist() == [1.0, None]
-lean()
+limit_memory()
 """
 
 

@@ -22,7 +22,7 @@ class _NoPandas:
         return None
 
 
-def lean() -> None:
+def limit_memory() -> None:
     """For the extractor's process, before it reads: no pandas, and one allocator for the buffers of NumPy and Arrow:
     each of two allocators would keep its own peak."""
     without_pandas()
