@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from cdc_core.binlog.compiled import kernel
+from cdc_core.binlog.compiled import inlined, kernel
 
 # mypy: disable-error-code="no-untyped-def, assignment, operator, arg-type, call-overload"
 
@@ -166,6 +166,111 @@ def _decimal(buf, at, end, out, to):
     return to if at == end else _DECLINED
 
 
+@inlined
+def _opened(buf, at, end, kind, stack, depth):
+    """Enters an object or array; whether it is within its bounds."""
+    if depth >= MAX_DEPTH:
+        return False
+    width = 4 if kind in (_LARGE_OBJECT, _LARGE_ARRAY) else 2
+    if at + 2 * width > end:
+        return False
+    count = np.int64(_little(buf, at, width))
+    size = np.int64(_little(buf, at + width, width))
+    entry = width + 1 + (width + 2 if kind <= _LARGE_OBJECT else 0)
+    if at + size > end or 2 * width + count * entry > size:
+        return False
+    stack[depth, 0] = at
+    stack[depth, 1] = at + size
+    stack[depth, 2] = kind
+    stack[depth, 3] = count
+    stack[depth, 4] = 0
+    return True
+
+
+@inlined
+def _literal(buf, at, end, out, to, words):
+    """null, true or false; returns where it ends, or -1."""
+    if at >= end or buf[at] > 2:
+        return _DECLINED
+    first = 0 if buf[at] == 0 else (5 if buf[at] == 1 else 10)
+    for k in range(5 if buf[at] == 2 else 4):
+        out[to] = words[first + k]
+        to += 1
+    return to
+
+
+@inlined
+def _number(buf, at, end, kind, out, to, bits, floats, tens):
+    """An integer or a double; returns where it ends, or -1."""
+    size = np.int64(2 if kind <= _UINT16 else (4 if kind <= _UINT32 else 8))
+    if at + size > end:
+        return _DECLINED
+    number = _little(buf, at, size)
+    if kind == _DOUBLE:
+        bits[0] = number
+        return _double(out, to, floats[0], tens)
+    top = np.uint64(1) << np.uint64(8 * size - 1)
+    if kind in (_INT16, _INT32, _INT64) and number & top:
+        out[to] = 45
+        to += 1
+        number = top - (number & (top - np.uint64(1)))
+    return _digits(out, to, number, 1)
+
+
+@inlined
+def _length(buf, at, end):
+    """The variable-length number at `at`: seven bits a byte, least first. Returns it, or -1, and where it ends."""
+    size = np.int64(0)
+    shift = 0
+    while at < end and shift <= 28:
+        size |= np.int64(buf[at] & 127) << shift
+        shift += 7
+        at += 1
+        if buf[at - 1] < 128:
+            return size, at
+    return np.int64(_DECLINED), at
+
+
+@inlined
+def _next_member(buf, stack, top, out, to, left, hexes):
+    """Writes what precedes the next member of the container at the stack's top: a comma, and its key in an object.
+    Returns the value's kind and place (-1 if it is not valid), where the text ends, and the byte budget left."""
+    begin = stack[top, 0]
+    outer = stack[top, 2]
+    count = stack[top, 3]
+    n = stack[top, 4]
+    stack[top, 4] = n + 1
+    large = outer in (_LARGE_OBJECT, _LARGE_ARRAY)
+    width = 4 if large else 2
+    values = 2 * width
+    if n:
+        if to + 2 > out.shape[0]:
+            return np.int64(0), np.int64(_DECLINED), to, left
+        out[to] = 44
+        out[to + 1] = 32
+        to += 2
+    if outer <= _LARGE_OBJECT:
+        place = begin + values + n * (width + 2)
+        key = begin + np.int64(_little(buf, place, width))
+        size = np.int64(_little(buf, place + width, 2))
+        left -= size
+        if left < 0 or key + size > stack[top, 1] or to + 6 * size + _NUMBER_SIZE > out.shape[0]:
+            return np.int64(0), np.int64(_DECLINED), to, left
+        to = _quoted(buf, key, size, out, to, hexes)
+        out[to] = 58
+        out[to + 1] = 32
+        to += 2
+        values += count * (width + 2)
+    place = begin + values + n * (width + 1)
+    kind = np.int64(buf[place])
+    if kind in (_LITERAL, _INT16, _UINT16) or (large and kind in (_INT32, _UINT32)):
+        return kind, place + 1, to, left  # small values are in the table of values itself
+    at = np.int64(_little(buf, place + 1, width))
+    if at < values + count * (width + 1):
+        return np.int64(0), np.int64(_DECLINED), to, left
+    return kind, begin + at, to, left
+
+
 @kernel
 def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words):
     """One document from buf[start:stop] to out[to:]; where its text ends, or -1.
@@ -184,73 +289,28 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
         if left < 0 or to + _NUMBER_SIZE > size_out:
             return _DECLINED
         if kind <= _LARGE_ARRAY:
-            if depth >= MAX_DEPTH:
+            if not _opened(buf, at, end, kind, stack, depth):
                 return _DECLINED
-            width = 4 if kind in (_LARGE_OBJECT, _LARGE_ARRAY) else 2
-            if at + 2 * width > end:
-                return _DECLINED
-            count = np.int64(_little(buf, at, width))
-            size = np.int64(_little(buf, at + width, width))
-            entry = width + 1 + (width + 2 if kind <= _LARGE_OBJECT else 0)
-            if at + size > end or 2 * width + count * entry > size:
-                return _DECLINED
-            stack[depth, 0] = at
-            stack[depth, 1] = at + size
-            stack[depth, 2] = kind
-            stack[depth, 3] = count
-            stack[depth, 4] = 0
             depth += 1
             out[to] = 123 if kind <= _LARGE_OBJECT else 91
             to += 1
         elif kind == _LITERAL:
-            if at >= end or buf[at] > 2:
-                return _DECLINED
-            first = 0 if buf[at] == 0 else (5 if buf[at] == 1 else 10)
-            for k in range(5 if buf[at] == 2 else 4):
-                out[to] = words[first + k]
-                to += 1
+            to = _literal(buf, at, end, out, to, words)
         elif kind <= _DOUBLE:
-            size = np.int64(2 if kind <= _UINT16 else (4 if kind <= _UINT32 else 8))
-            if at + size > end:
-                return _DECLINED
-            number = _little(buf, at, size)
-            if kind == _DOUBLE:
-                bits[0] = number
-                to = _double(out, to, floats[0], tens)
-                if to < 0:
-                    return _DECLINED
-            else:
-                top = np.uint64(1) << np.uint64(8 * size - 1)
-                if kind in (_INT16, _INT32, _INT64) and number & top:
-                    out[to] = 45
-                    to += 1
-                    number = top - (number & (top - np.uint64(1)))
-                to = _digits(out, to, number, 1)
+            to = _number(buf, at, end, kind, out, to, bits, floats, tens)
         elif kind in (_STRING, _OPAQUE):
             if kind == _OPAQUE:
                 if at >= end or buf[at] != _DECIMAL:
                     return _DECLINED
                 at += 1
-            size = np.int64(0)
-            shift = 0
-            while True:
-                if at >= end or shift > 28:
-                    return _DECLINED
-                size |= np.int64(buf[at] & 127) << shift
-                shift += 7
-                at += 1
-                if buf[at - 1] < 128:
-                    break
+            size, at = _length(buf, at, end)
             left -= size
-            if left < 0 or at + size > end or to + 6 * size + _NUMBER_SIZE > size_out:
+            if size < 0 or left < 0 or at + size > end or to + 6 * size + _NUMBER_SIZE > size_out:
                 return _DECLINED
-            if kind == _STRING:
-                to = _quoted(buf, at, size, out, to, hexes)
-            else:
-                to = _decimal(buf, at, at + size, out, to)
-                if to < 0:
-                    return _DECLINED
+            to = _quoted(buf, at, size, out, to, hexes) if kind == _STRING else _decimal(buf, at, at + size, out, to)
         else:
+            return _DECLINED
+        if to < 0:
             return _DECLINED
         # The next member: of the innermost container that has one left.
         while depth and stack[depth - 1, 4] == stack[depth - 1, 3]:
@@ -261,42 +321,10 @@ def _document(buf, start, stop, out, to, stack, bits, floats, tens, hexes, words
             to += 1
         if not depth:
             return to
-        begin = stack[depth - 1, 0]
+        kind, at, to, left = _next_member(buf, stack, depth - 1, out, to, left, hexes)
+        if at < 0:
+            return _DECLINED
         end = stack[depth - 1, 1]
-        outer = stack[depth - 1, 2]
-        count = stack[depth - 1, 3]
-        n = stack[depth - 1, 4]
-        stack[depth - 1, 4] = n + 1
-        large = outer in (_LARGE_OBJECT, _LARGE_ARRAY)
-        width = 4 if large else 2
-        values = 2 * width
-        if n:
-            if to + 2 > size_out:
-                return _DECLINED
-            out[to] = 44
-            out[to + 1] = 32
-            to += 2
-        if outer <= _LARGE_OBJECT:
-            place = begin + values + n * (width + 2)
-            key = begin + np.int64(_little(buf, place, width))
-            size = np.int64(_little(buf, place + width, 2))
-            left -= size
-            if left < 0 or key + size > end or to + 6 * size + _NUMBER_SIZE > size_out:
-                return _DECLINED
-            to = _quoted(buf, key, size, out, to, hexes)
-            out[to] = 58
-            out[to + 1] = 32
-            to += 2
-            values += count * (width + 2)
-        place = begin + values + n * (width + 1)
-        kind = np.int64(buf[place])
-        if kind in (_LITERAL, _INT16, _UINT16) or (large and kind in (_INT32, _UINT32)):
-            at = place + 1
-        else:
-            at = np.int64(_little(buf, place + 1, width))
-            if at < values + count * (width + 1):
-                return _DECLINED
-            at += begin
 
 
 @kernel
