@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import duckdb
 import pyarrow as pa
@@ -38,6 +39,7 @@ from cdc_core.stage.fold import (
     text,
 )
 from cdc_core.stage.horizon import missing_of, require_whole
+from cdc_core.stage.manifest import require_undamaged
 from cdc_core.stage.objects import ObjectStore, missing
 from cdc_core.stage.unify import (
     StagedPart,
@@ -70,7 +72,7 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
     schema = unified_schema(table, _definitions(parts))
     tables = []
     for one in parts:
-        with store.open_input(one.part.path) as file:
+        with _damage_is_named(store, manifests, table), store.open_input(one.part.path) as file:
             tables.append(align(pq.ParquetFile(file).read(), schema))
     return pa.concat_tables(tables)
 
@@ -148,13 +150,31 @@ def change_batches(
         if until is not None and one.part.path not in up_to:
             continue
         with store.open_input(one.part.path) as file:
-            for batch in pq.ParquetFile(file).iter_batches(rows):
+            for batch in _batches(store, manifests, table, file, rows):
                 aligned = align(pa.Table.from_batches([batch]), schema)
                 if until is not None:
                     aligned = aligned.filter(until.expression)
                 if since is not None and one.part.path in before:
                     aligned = aligned.filter(~since.expression)
                 yield from aligned.to_batches()
+
+
+def _batches(
+    store: ObjectStore, manifests: Sequence[Manifest], table: str, file: BinaryIO, rows: int
+) -> Iterator[pa.RecordBatch]:
+    with _damage_is_named(store, manifests, table):
+        yield from pq.ParquetFile(file).iter_batches(rows)
+
+
+@contextmanager
+def _damage_is_named(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> Iterator[None]:
+    """A file that cannot be read is compared with its manifest: neither Arrow nor DuckDB has an error of its own for a
+    damaged file. Raises DataAtRisk (stage.damaged, stage.missing)."""
+    try:
+        yield
+    except (duckdb.Error, pa.ArrowException, OSError):
+        require_undamaged(store, manifests, table)
+        raise
 
 
 def _paths(manifests: Sequence[Manifest], moment: AsOf | None) -> frozenset[str]:
@@ -290,6 +310,9 @@ def sql(
         except duckdb.Error as error:
             if (refused := _refused(str(error))) is not None:
                 raise refused from None
+            if not isinstance(error, _OF_THE_QUERY):
+                for table in named or tables:
+                    require_undamaged(store, manifests, table)
             names = ", ".join(quoted(view_names[table][0]) for table in tables)
             alike = [f"{quoted(view_names[table][0])} for {table}" for table in tables if view_names[table][0] != table]
             hint = f"; DuckDB ignores letter case, so write {', '.join(alike)}" if alike else ""
@@ -301,6 +324,8 @@ def sql(
             ) from None
 
 
+_OF_THE_QUERY = duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.PermissionException
+"""Errors that DuckDB raises before it reads a row."""
 _COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
 
 
@@ -452,7 +477,7 @@ def _fold(
     every = _definitions(parts)
     condition = "true" if as_of is None else as_of.condition
     emptied = emptied_columns(manifests, as_of)
-    with _local_files(store, parts, condition, emptied) as groups:
+    with _damage_is_named(store, manifests, table), _local_files(store, parts, condition, emptied) as groups:
         if key is None:
             chosen = key_of(table, definitions, groups)
         else:

@@ -19,8 +19,8 @@ import cdc_core
 from cdc_core.binlog.warm import warm
 from cdc_core.cli import main
 
-# Two that do something when imported, and the one that loads DuckDB, which reports frozen objects as leaks at exit.
-_LEFT = {"__main__", "migrations", "reader"}
+# Two that do something when imported, and those that load DuckDB, which reports frozen objects as leaks at exit.
+_LEFT = {"__main__", "migrations", "reader", "staged"}
 
 
 def load() -> None:
@@ -28,6 +28,7 @@ def load() -> None:
         if not _LEFT & set(module.name.split(".")):
             importlib.import_module(module.name)
     warm()
+    assert "duckdb" not in sys.modules, "it would print its leaks at the end of each command"
     gc.freeze()  # else the collector of each child would copy this process's memory by writing to it
     assert threading.active_count() == 1, f"a fork would lose threads: {threading.enumerate()}"
 

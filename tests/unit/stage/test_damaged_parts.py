@@ -1,0 +1,54 @@
+"""A staged part that is not what its manifest says: each way to read it names the file, as `stage verify` does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.batch import Manifest
+from cdc_core.stage import reader
+from cdc_core.stage.stores import open_store
+from tests.made_blocks import Made
+from tests.unit.stage.test_reader import insert, stage
+
+TABLE = "shop.orders"
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "empty": lambda data: b"",
+    "other bytes": lambda data: b"x" * len(data),
+    "pages": lambda data: data[:4] + bytes(255 - byte for byte in data[4 : len(data) // 2]) + data[len(data) // 2 :],
+    "footer": lambda data: data[:-200] + bytes(255 - byte for byte in data[-200:-8]) + data[-8:],
+}
+READERS: dict[str, Callable[[Any, list[Manifest], Path], object]] = {
+    "changes": lambda store, chain, out: reader.changes(store, chain, TABLE),
+    "change_batches": lambda store, chain, out: list(reader.change_batches(store, chain, TABLE)),
+    "table_state": lambda store, chain, out: reader.table_state(store, chain, TABLE),
+    "state_batches": lambda store, chain, out: list(reader.state_batches(store, chain, TABLE)),
+    "by_key_batches": lambda store, chain, out: list(reader.by_key_batches(store, chain, TABLE)),
+    "export": lambda store, chain, out: reader.export(store, chain, TABLE, out),
+    "sql": lambda store, chain, out: reader.sql(store, {"shop": chain}, "SELECT * FROM shop.orders"),
+    "sql of changes": lambda store, chain, out: reader.sql(
+        store, {"shop": chain}, "SELECT note FROM shop.orders_changes"
+    ),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("name", READERS)
+def test_a_damaged_part_is_named_by_each_way_to_read_it(name: str, damage: str, tmp_path: Path) -> None:
+    store = open_store(f"file://{tmp_path}/stage")
+    chain = stage(store, [Made([insert(number, f"note {number}") for number in range(2000)])], [Made([insert(-1)])])
+    part = chain[0].parts[0]
+    file = store.local_path(part.path)
+    assert file is not None
+    file.chmod(0o600)
+    file.write_bytes(DAMAGES[damage](file.read_bytes()))
+    with pytest.raises(DataAtRisk) as caught:
+        READERS[name](store, chain, tmp_path / "out.parquet")
+    assert caught.value.code == "stage.damaged"
+    assert part.path in caught.value.where
+    assert not (tmp_path / "out.parquet").exists()
