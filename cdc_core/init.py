@@ -288,5 +288,5 @@ def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
                     f"      {quoted(schema.name)}: {{no_key: rows}}",
                 ]
         if not catalogue.captured:
-            lines += ["      # No tables match yet; '*' stands for all that will.", "      '*': {}"]
+            lines += ["      # No tables match yet; '*' covers all that will.", "      '*': {}"]
     return lines

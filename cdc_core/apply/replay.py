@@ -3,7 +3,7 @@
 It takes what it is told to, consumed or not, and neither asks the sources nor needs or moves a consume record. That
 is safe whatever the target holds and whoever else writes to it, for the target's guard lets no older change overwrite
 a newer row: into a target that has it all a replay changes nothing (every row of its ledger is equal, stale or
-absent), into an empty one it builds the tables anew.
+absent), into an empty one it builds the tables from the beginning.
 
 Whole batches are taken: those that reach into the window, or from one position to another.
 

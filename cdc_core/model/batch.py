@@ -107,7 +107,7 @@ class Manifest:
 
     @property
     def path(self) -> str:
-        """Where the manifest lies on the stage."""
+        """The path of the manifest on the stage."""
         return f"manifests/{self.batch_id}.json"
 
     @property

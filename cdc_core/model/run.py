@@ -1,6 +1,6 @@
 """A run: one pass of staged batches to the targets. The plan is written once; every task of the run reads it.
 
-Files of a run lie under `runs/<run id>/` of the stage:
+The files of a run are under `runs/<run id>/` on the stage:
 
     plan.json                                     RunPlan
     merged/set=<n>/cdc_table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
@@ -84,7 +84,7 @@ def run_root(run_id: str) -> str:
 
 
 def plan_path(run_id: str) -> str:
-    """Where the plan of a run lies on the stage."""
+    """The path of a run's plan on the stage."""
     return f"{run_root(run_id)}/{PLAN}"
 
 
