@@ -18,7 +18,7 @@ from pyspark.sql import DataFrame
 
 from cdc_core.apply.suites import read_suite, refused
 from cdc_core.config import Suite
-from expectations import merged, staged, target
+from lockstep_expectations import merged, staged, target
 
 GOOD = target.GOOD
 SUITES = {"staged": staged.suite, "merged": merged.suite, "target": target.suite}

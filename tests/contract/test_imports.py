@@ -85,7 +85,7 @@ def test_architecture_md_has_the_table_of_imports() -> None:
 def test_the_map_names_every_package(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
     folders = sorted(path.parent.relative_to(ROOT).as_posix() for path in (ROOT / "cdc_core").glob("*/__init__.py"))
-    others = ["lockstep", "spark_jobs", "plugins/lockstep_airflow", "expectations"]
+    others = ["lockstep", "spark_jobs", "plugins/lockstep_airflow", "expectations/lockstep_expectations"]
     assert [name for name in [*folders, *others] if f"`{name}`" not in text] == []
 
 
@@ -113,12 +113,18 @@ def test_packages_import_only_what_lies_before_them() -> None:
 @pytest.mark.parametrize(
     ("folder", "others"),
     [
-        ("cdc_core", {"airflow", "pyspark", "spark_jobs", "lockstep_airflow", "plugins", "expectations", "examples"}),
+        (
+            "cdc_core",
+            {"airflow", "pyspark", "spark_jobs", "lockstep_airflow", "plugins", "lockstep_expectations", "examples"},
+        ),
         ("spark_jobs", {"airflow", "lockstep_airflow", "plugins", "examples"}),
-        ("plugins", {"pyspark", "spark_jobs", "expectations", "examples"}),
-        ("lockstep", {"airflow", "pyspark", "spark_jobs", "lockstep_airflow", "plugins", "expectations", "examples"}),
+        ("plugins", {"pyspark", "spark_jobs", "lockstep_expectations", "examples"}),
+        (
+            "lockstep",
+            {"airflow", "pyspark", "spark_jobs", "lockstep_airflow", "plugins", "lockstep_expectations", "examples"},
+        ),
         ("expectations", {"airflow", "lockstep_airflow", "plugins", "spark_jobs", "examples"}),
-        ("dags", {"pyspark", "spark_jobs", "expectations", "examples"}),
+        ("dags", {"pyspark", "spark_jobs", "lockstep_expectations", "examples"}),
     ],
 )
 def test_the_core_knows_neither_airflow_nor_spark_and_plugin_and_jobs_not_each_other(

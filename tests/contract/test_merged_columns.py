@@ -19,7 +19,7 @@ HOME = "cdc_core.model.merged"
 def modules() -> dict[str, Path]:
     """Every module of the product by its dotted name."""
     found = {}
-    for folder in ("cdc_core", "spark_jobs", "expectations", "plugins/lockstep_airflow"):
+    for folder in ("cdc_core", "spark_jobs", "expectations/lockstep_expectations", "plugins/lockstep_airflow"):
         for path in (ROOT / folder).rglob("*.py"):
             found[".".join(path.relative_to(ROOT).with_suffix("").parts)] = path
     return found

@@ -15,12 +15,18 @@ from hatchling.builders.sdist import SdistBuilder
 from hatchling.builders.wheel import WheelBuilder
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = {"lockstep", "cdc_core", "spark_jobs", "expectations", "lockstep_airflow"}
+PACKAGES = {"lockstep", "cdc_core", "spark_jobs", "lockstep_expectations", "lockstep_airflow"}
+FOLDERS = ("lockstep", "cdc_core", "spark_jobs", "expectations/lockstep_expectations", "plugins/lockstep_airflow")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def packed(builder: type[WheelBuilder] | type[SdistBuilder]) -> set[str]:
     return {one.distribution_path for one in builder(str(ROOT)).recurse_included_files()}
+
+
+def installed(name: str) -> str:
+    """The path in site-packages of a file of the repository."""
+    return name.removeprefix("expectations/").removeprefix("plugins/")
 
 
 def in_repository(*folders: str) -> set[str]:
@@ -33,8 +39,11 @@ def in_repository(*folders: str) -> set[str]:
 
 
 def test_the_wheel_has_every_file_of_its_packages_and_nothing_else() -> None:
-    files = in_repository("lockstep", "cdc_core", "spark_jobs", "expectations", "plugins/lockstep_airflow")
-    assert packed(WheelBuilder) == {name.removeprefix("plugins/") for name in files}
+    assert packed(WheelBuilder) == {installed(name) for name in in_repository(*FOLDERS)}
+
+
+def test_the_wheel_takes_no_name_that_anyone_else_would() -> None:
+    assert {name.split("/")[0] for name in packed(WheelBuilder)} == PACKAGES
 
 
 @pytest.mark.parametrize(
@@ -48,7 +57,7 @@ def test_the_wheel_has_every_file_of_its_packages_and_nothing_else() -> None:
         "cdc_core/cli/airflow.py",
         "lockstep_airflow/page/",
         "lockstep_airflow/plugin.py",
-        "expectations/",
+        "lockstep_expectations/",
         "spark_jobs/merge.py",
     ],
 )
@@ -57,11 +66,10 @@ def test_the_wheel_has_what_a_run_needs(kind: str) -> None:
 
 
 def test_every_data_file_of_a_package_is_packed() -> None:
-    folders = ("lockstep", "cdc_core", "spark_jobs", "expectations", "plugins/lockstep_airflow")
-    data = {name for name in in_repository(*folders) if not name.endswith(".py")}
+    data = {name for name in in_repository(*FOLDERS) if not name.endswith(".py")}
     suffixes = {Path(name).suffix for name in data}
     assert {".typed", ".html"} <= suffixes
-    assert {name.removeprefix("plugins/") for name in data} <= packed(WheelBuilder)
+    assert {installed(name) for name in data} <= packed(WheelBuilder)
 
 
 def test_the_source_distribution_has_the_documents_and_all_that_make_needs() -> None:
@@ -95,7 +103,7 @@ def test_each_tool_looks_at_the_same_packages() -> None:
     assert set(PROJECT["tool"]["ruff"]["lint"]["isort"]["known-first-party"]) == checked
     hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text(encoding="utf-8"))["repos"][0]["hooks"]
     (mypy,) = (hook for hook in hooks if hook["id"] == "mypy")
-    folders = checked - {"lockstep_airflow"} | {"plugins"}
+    folders = checked - {"lockstep_airflow", "lockstep_expectations"} | {"plugins", "expectations"}
     assert set(mypy["files"].removeprefix("^(").partition(")")[0].split("|")) == folders
     linted = (ROOT / "Makefile").read_text(encoding="utf-8").partition("LINTED := $(wildcard ")[2].partition(")")[0]
     assert folders <= set(linted.split())

@@ -72,7 +72,7 @@ class Line:
         environ["META"] = self.target.url.replace("mysql://", "mysql+pymysql://") + "/meta"
         if self.bucket is not None:
             environ |= {"AWS_ACCESS_KEY_ID": self.bucket.access_key, "AWS_SECRET_ACCESS_KEY": self.bucket.secret_key}
-        paths = [str(ROOT), str(ROOT / "plugins")]
+        paths = [str(ROOT), str(ROOT / "expectations"), str(ROOT / "plugins")]
         if case is not None:
             servers = {"target": self.target, "meta": self.target, "s3": self.bucket}
             victim = case.victim if case.victim not in servers else str(servers[case.victim].pid)
