@@ -27,7 +27,7 @@ from cdc_core.apply.retention import require_seeded, require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
-from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlanView
+from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, plan_path
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.manifest import parse, require_listed
@@ -142,15 +142,7 @@ def _plan(
         plan = composed(pipeline, window, run_id, targets, view, open_, schemas)
     require_counted_once(meta, store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
-    meta.claim(
-        run_id,
-        pipeline.pipeline,
-        window,
-        claims,
-        plan_path=plan.path,
-        plan_sha256=sha256(plan),
-        airflow_run_id=airflow_run_id,
-    )
+    meta.claim(PlannedRun(run_id, pipeline.pipeline, window, plan.path, sha256(plan), airflow_run_id), claims)
     store.put(plan.path, plan.to_bytes())
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""

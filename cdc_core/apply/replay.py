@@ -26,7 +26,7 @@ from cdc_core.apply.retention import require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import Refused, UsageError
-from cdc_core.meta import BatchRow, Meta, PlanView, RunState
+from cdc_core.meta import BatchRow, Meta, PlannedRun, PlanView, RunState
 from cdc_core.model.position import order_key
 from cdc_core.model.run import RunPlan
 from cdc_core.stage import horizon as horizons
@@ -153,15 +153,12 @@ def plan(
     _require_tables(made, selection)
     _require_no_change_between(meta, made, view)
     require_counted_once(meta, store, view, made)
+    replays = bool(made.target(target.name).batches)
     meta.claim(
-        run_id,
-        pipeline.pipeline,
-        selection.window,
+        PlannedRun(
+            run_id, pipeline.pipeline, selection.window, made.path, sha256(made), airflow_run_id, replays=replays
+        ),
         (),
-        plan_path=made.path,
-        plan_sha256=sha256(made),
-        airflow_run_id=airflow_run_id,
-        replays=bool(made.target(target.name).batches),
     )
     store.put(made.path, made.to_bytes())
     log.info("run %s: replay of %d batches to %s", run_id, len(made.target(target.name).batches), target.name)

@@ -1,5 +1,7 @@
 """`Meta`: every question and every move of the meta database, one transaction each.
 
+Here is where transactions begin and what callers must know; the SQL is in the functions of leases, batches, runs and
+views, which take a connection, so that one transaction can use several of them.
 May assume nothing about concurrent users: extractors, tasks of several runs, the command line.
 Keeps true: a call that raises has moved nothing; frozen values go in and come out.
 """
@@ -23,6 +25,7 @@ from cdc_core.meta.rows import (
     FileRow,
     Lease,
     LedgerRow,
+    PlannedRun,
     RecordRow,
     RingDepth,
     RunRow,
@@ -212,37 +215,12 @@ class Meta:
     ) -> PlanView:
         return self._database.read(lambda c: views.plan_view(c, run_id, sources, targets, window))
 
-    def claim(
-        self,
-        run_id: str,
-        pipeline: str,
-        window: tuple[int, int] | None,
-        claims: Sequence[Claim],
-        *,
-        plan_path: str,
-        plan_sha256: str,
-        airflow_run_id: str | None = None,
-        replays: bool = False,
-    ) -> None:
+    def claim(self, run: PlannedRun, claims: Sequence[Claim]) -> None:
         """Register a run, and make it the owner of these records: new ones STAGED, others in the state they have.
-
-        replays: the run has work without owning any record; it is PLANNED until its ledger is closed.
 
         Raises RetryLater (meta.consumed) when one of them is committed, Refused (meta.run_differs).
         """
-        self._database.write(
-            lambda c: runs.claim(
-                c,
-                run_id,
-                pipeline,
-                window,
-                claims,
-                plan_path=plan_path,
-                plan_sha256=plan_sha256,
-                airflow_run_id=airflow_run_id,
-                replays=replays,
-            )
-        )
+        self._database.write(lambda c: runs.claim(c, run, claims))
 
     def run(self, run_id: str) -> RunRow | None:
         return self._database.read(lambda c: runs.find(c, run_id))

@@ -28,6 +28,22 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True)
+class PlannedRun:
+    """A run as its plan is: window None for a run from the command line; `plan_path` is on the stage.
+
+    replays: the run has work without owning any record; it is PLANNED until its ledger is closed.
+    """
+
+    run_id: str
+    pipeline: str
+    window: tuple[int, int] | None
+    plan_path: str
+    plan_sha256: str
+    airflow_run_id: str | None = None
+    replays: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class RingDepth:
     """What an extractor's ring holds (changes and transaction ends, bytes), and the most since it was opened."""
 

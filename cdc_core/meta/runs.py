@@ -17,7 +17,7 @@ from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, 
 from cdc_core.errors import Refused, RetryLater, defect
 from cdc_core.meta import failures, tables
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, RecordRow, RunRow
+from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, PlannedRun, RecordRow, RunRow
 from cdc_core.meta.states import RecordState, RunState, before, run_may_move
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -48,64 +48,51 @@ def records(
     return tuple(found)
 
 
-def claim(
-    connection: Connection,
-    run_id: str,
-    pipeline: str,
-    window: tuple[int, int] | None,
-    claims: Sequence[Claim],
-    *,
-    plan_path: str,
-    plan_sha256: str,
-    airflow_run_id: str | None,
-    replays: bool = False,
-) -> None:
+def claim(connection: Connection, run: PlannedRun, claims: Sequence[Claim]) -> None:
     """See Meta.claim. A record that another run has not committed is taken over (`states`)."""
     now = now_us(connection)
-    known = find(connection, run_id, lock=True)
-    if known is not None and (known.pipeline, known.window) != (pipeline, window):
+    known = find(connection, run.run_id, lock=True)
+    if known is not None and (known.pipeline, known.window) != (run.pipeline, run.window):
         raise Refused(
-            f"The run {run_id!r} exists for pipeline {known.pipeline!r} and window {known.window}, "
-            f"not for {pipeline!r} and {window}.",
-            where=run_id,
+            f"The run {run.run_id!r} exists for pipeline {known.pipeline!r} and window {known.window}, "
+            f"not for {run.pipeline!r} and {run.window}.",
+            where=run.run_id,
             code="meta.run_differs",
             remedy="use another run id for another window",
         )
-    state = RunState.PLANNED if claims or replays else RunState.COMMITTED
+    state = RunState.PLANNED if claims or run.replays else RunState.COMMITTED
     if known is None:
-        start, end = window or (None, None)
+        start, end = run.window or (None, None)
         connection.execute(
             insert(_run).values(
-                run_id=run_id,
-                pipeline=pipeline,
+                run_id=run.run_id,
+                pipeline=run.pipeline,
                 window_start_us=start,
                 window_end_us=end,
                 state=state,
-                plan_path=plan_path,
-                plan_sha256=plan_sha256,
-                airflow_run_id=airflow_run_id,
+                plan_path=run.plan_path,
+                plan_sha256=run.plan_sha256,
+                airflow_run_id=run.airflow_run_id,
                 created_us=now,
                 updated_us=now,
             )
         )
     else:
-        _move_run(connection, known, state, now, plan_path=plan_path, plan_sha256=plan_sha256, last_error=None)
-    if not replays:
-        failures.clear(connection, pipeline, failures.PLAN, "")
+        _move_run(connection, known, state, now, plan_path=run.plan_path, plan_sha256=run.plan_sha256, last_error=None)
+    if not run.replays:
+        failures.clear(connection, run.pipeline, failures.PLAN, "")
     for target in sorted({one.target for one in claims}):
-        _claim_records(connection, run_id, pipeline, target, [one for one in claims if one.target == target], now)
+        _claim_records(connection, run, target, [one for one in claims if one.target == target], now)
 
 
-def _claim_records(
-    connection: Connection, run_id: str, pipeline: str, target: str, claims: Sequence[Claim], now: int
-) -> None:
+def _claim_records(connection: Connection, run: PlannedRun, target: str, claims: Sequence[Claim], now: int) -> None:
     ids = sorted({one.batch_id for one in claims})
     known = {(row.batch_id, row.table): row for row in records(connection, target, ids, lock=True)}
     done = next((row for row in known.values() if row.state.consumed), None)
     if done is not None:
         raise RetryLater(
             f"The run {done.run_id!r} committed the batch {done.batch_id} for {target!r} while this run was planned.",
-            where=run_id,
+            where=run.run_id,
             code="meta.consumed",
             remedy="nothing has moved; plan again",
         )
@@ -119,13 +106,13 @@ def _claim_records(
                     "target": target,
                     "batch_id": one.batch_id,
                     "table_name": one.table,
-                    "pipeline": pipeline,
+                    "pipeline": run.pipeline,
                     "source": one.source,
                     "begin_seq": one.begin_seq,
                     "row_count": one.rows,
                     "taken": one.taken,
                     "state": RecordState.STAGED,
-                    "run_id": run_id,
+                    "run_id": run.run_id,
                     "attempts": 1,
                     "created_us": now,
                     "updated_us": now,
@@ -143,7 +130,7 @@ def _claim_records(
                 or_(*(_record.c.state == state for state in UNCONSUMED)),  # no IN list in an executemany
             )
             .values(
-                run_id=run_id,
+                run_id=run.run_id,
                 attempts=_record.c.attempts + 1,
                 taken=bindparam("is_taken"),
                 last_error=None,

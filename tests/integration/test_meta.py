@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from sqlalchemy import UniqueConstraint, create_engine, inspect, make_url, text
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater
-from cdc_core.meta import Claim, Lease, Meta, RecordState, RingDepth, RunState, batches, tables
+from cdc_core.meta import Claim, Lease, Meta, PlannedRun, RecordState, RingDepth, RunState, batches, tables
 from cdc_core.meta.database import parse
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
@@ -391,7 +391,7 @@ def claims(numbers: list[int], target: str = "t") -> list[Claim]:
 
 
 def claim(meta: Meta, run_id: str, numbers: list[int], target: str = "t") -> None:
-    meta.claim(run_id, "line", None, claims(numbers, target), plan_path=f"runs/{run_id}", plan_sha256="0")
+    meta.claim(PlannedRun(run_id, "line", None, f"runs/{run_id}", "0"), claims(numbers, target))
 
 
 def entry(run_id: str, target: str = "t") -> LedgerEntry:
@@ -508,7 +508,7 @@ def test_a_committed_batch_is_never_claimed_again(meta: Meta, database_url: str)
 
 def test_a_run_id_stands_for_one_window_of_one_pipeline(meta: Meta) -> None:
     claim(meta, "a", [])
-    error = refusal(lambda: meta.claim("a", "line", (0, 1), [], plan_path="", plan_sha256=""))
+    error = refusal(lambda: meta.claim(PlannedRun("a", "line", (0, 1), "", ""), []))
     assert (type(error), error.code) == (Refused, "meta.run_differs")
 
 
@@ -687,7 +687,7 @@ def test_names_that_differ_in_case_only_are_two_tables(meta: Meta) -> None:
     """MySQL's default collation would take them for one."""
     meta.commit_batch(lease_of(meta), manifest(0, tables={"shop.Orders": 1, "shop.orders": 2}))
     both = [replace(one, table=name) for name in ("shop.Orders", "shop.orders") for one in claims([0])]
-    meta.claim("a", "line", None, both, plan_path="", plan_sha256="")
+    meta.claim(PlannedRun("a", "line", None, "", ""), both)
     assert [record.table for record in meta.records("t", IDS)] == ["shop.Orders", "shop.orders"]
 
 
