@@ -48,10 +48,15 @@ class ImageShape:
     present: Bools
     after: Bools
 
-    @property
-    def known(self) -> Bools:
+    def unchanged(self, schema: TableSchema) -> Bools:
+        """Columns that an after image omits because they did not change: the before image has their value. A virtual
+        column of MariaDB may have changed, as row images omit it either way."""
+        found: Bools = self.present & ~self.after & np.array([column.logged for column in schema.columns])
+        return found
+
+    def known(self, schema: TableSchema) -> Bools:
         """Columns whose value after the change is in some image."""
-        found: Bools = self.present | self.after
+        found: Bools = self.after | self.unchanged(schema)
         return found
 
     @property
@@ -66,11 +71,11 @@ class ImageShape:
         """Columns that take their default: the log does not have their values."""
         if self.kind != INSERT:
             return []
-        return [column.name for column in _lacking(schema, self.known) if not column.generated]
+        return [column.name for column in _lacking(schema, self.known(schema)) if not column.generated]
 
     def absent(self, schema: TableSchema) -> str | None:
         """The columns without a value, as `_cdc_absent` names them."""
-        after = _lacking(schema, self.known)
+        after = _lacking(schema, self.known(schema))
         if self.kind == INSERT:
             after = [column for column in after if column.generated]
         before = _lacking(schema, self.present) if self.kind == UPDATE else []
@@ -79,7 +84,7 @@ class ImageShape:
     def require_identity(self, schema: TableSchema, where: str) -> None:
         """Raises Refused (binlog.row_image) if an image does not identify its row."""
         if self.kind == INSERT:
-            needed, there = set(schema.key), self.known
+            needed, there = set(schema.key), self.known(schema)
         else:
             needed = set(schema.key) or {column.name for column in schema.columns if not column.generated}
             there = self.present
@@ -293,8 +298,7 @@ def _find_by_shape(
             was = np.ix_(np.flatnonzero(shape.present), number[at])
             before_offset[was], before_length[was] = found.before_offset, found.before_length
             before_end[number[at]] = found.before_end
-            # What the after image omits has not changed: the before image's value is also the one after the change.
-            same = np.flatnonzero(shape.present & ~shape.after)
+            same = np.flatnonzero(shape.unchanged(schema))
             now, was = np.ix_(same, at), np.ix_(same, number[at])
             offset[now], length[now] = before_offset[was], before_length[was]
     return scan.RowSpans(rows, offset, length, before_offset, before_length, np.flatnonzero(update), before_end)

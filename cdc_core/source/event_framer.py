@@ -42,7 +42,7 @@ before it."""
 
 _LONGEST_PACKET = LONG
 _START_ENCRYPTION_SIZE = 64
-"""At least. MariaDB does not send this event of an encrypted file, which comes after FORMAT_DESCRIPTION."""
+"""At least. Not every MariaDB sends this event of an encrypted file, which comes after FORMAT_DESCRIPTION."""
 _HEARTBEATS = frozenset({EventType.HEARTBEAT, EventType.HEARTBEAT_V2})
 _HEADER = struct.Struct("<IBIIIH")
 _PACKET_HEAD = 4 + 1 + HEADER_SIZE
@@ -77,6 +77,9 @@ class EventFramer:
         self._format: FormatDescription | None = None
         self._format_crc = 0
         self._after_format = False
+        self._repeats_head = False
+        """A dump that begins inside a file sends the file's first events too: FORMAT_DESCRIPTION and, in an encrypted
+        file of MariaDB, START_ENCRYPTION. They have no position there."""
         self._long: LongEvent | None = None
         self._failed: LockstepError | None = None
 
@@ -136,7 +139,7 @@ class EventFramer:
         before = self.offset
         self.offset = self.buffer.frame(before, checked=known.checksum)
         if self.offset > before:
-            self._after_format = False
+            self._after_format = self._repeats_head = False
         return len(self.buffer)
 
     @property
@@ -276,19 +279,22 @@ class EventFramer:
             self._format_crc = format_crc(event)
             self._after_format = True
             self._proof.compare_format(self.file, self._format_crc)
+            self._repeats_head = not takes_place
             if not takes_place:
                 return None
             self.offset += header.length
             return self._passed(event)
         if self._format is None:
             raise faults.protocol(f"{type_name(code)} comes before any FORMAT_DESCRIPTION", self.where)
+        if code == EventType.MARIADB_START_ENCRYPTION and header.log_pos == 0 and self._repeats_head:
+            return None
         start = self._place(header.log_pos, header.length, code)
         if long is not None:
             event = long.event(checksum=self._format.checksum, file=self.file, start=start)
         else:
             event = split_event(data, checksum=self._format.checksum, file=self.file, start=start)
         self.offset = start + header.length
-        self._after_format = False
+        self._after_format = self._repeats_head = False
         return self._passed(event)
 
     def _passed(self, event: Event) -> Event | None:

@@ -99,6 +99,30 @@ def test_events_that_do_not_say_where_they_end_are_counted() -> None:
     assert [one.start for one in read(START, wire)] == [1000, 1042, 1068]
 
 
+KEY_OF_FILE = bytes.fromhex("0101000000e34480b947079246284b07ca")
+"""START_ENCRYPTION of MariaDB 11.4: scheme, key version, nonce."""
+
+
+@pytest.mark.parametrize("offset", [4, 1000])
+@pytest.mark.parametrize("sent", [True, False])
+def test_an_encrypted_file_is_read_from_any_position(offset: int, sent: bool) -> None:
+    """MariaDB sends START_ENCRYPTION, or skips it, at its position; a dump that begins later has it without one."""
+    begin = Position(0, START.file, offset)
+    wire = Wire(begin, mariadb=True)
+    at = wire.at + (40 if offset == 4 else 0)
+    if offset == 4 and sent:
+        wire.send(164, KEY_OF_FILE)
+    elif sent:
+        wire.raw(ok(event(164, KEY_OF_FILE, flags=0x80)))
+    wire.send(162, b"g" * 19, gap=at - wire.at).send(16, b"xid")
+    assert [(one.header.type, one.start) for one in read(begin, wire)[-2:]] == [(162, at), (16, at + 42)]
+
+
+def test_an_event_that_tells_no_position_is_skipped_only_where_a_dump_begins() -> None:
+    wire = Wire(START, mariadb=True).send(162, b"g" * 19).send(164, KEY_OF_FILE, says=False).send(16, b"xid")
+    assert [one.start for one in read(START, wire)] == [1000, 1042, 1082]
+
+
 def test_a_log_without_checksums_is_read() -> None:
     wire = Wire(START, checksum=False).send(16, b"x").send(16, b"y")
     assert [one.body for one in read(START, wire)] == [b"x", b"y"]
