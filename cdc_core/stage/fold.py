@@ -384,7 +384,7 @@ def _fill_sql(folded: Folded, last: str, keys: Sequence[str], new_keys: str, old
         return " AND ".join([f"{one}._cdc_source = {other}._cdc_source", *terms])
 
     values = ", ".join(
-        f"arg_max({{'v': _lockstep_h.{quoted(field.name)}, 'l': _lockstep_h._cdc_literal[{text(field.name)}]}}, "
+        f"arg_max({{'v': _lockstep_h.{quoted(field.name)}{'::VARCHAR' if _float(field.type) else ''}, 'l': _lockstep_h._cdc_literal[{text(field.name)}]}}, "
         f"_lockstep_h.place) FILTER (NOT list_contains(_lockstep_h.lacks, {text(field.name)})) AS f{number}"
         for number, field in _fillable(folded)
     )
@@ -421,11 +421,21 @@ filled AS (
   GROUP BY _lockstep_w.last, _lockstep_w._cdc_source)"""
 
 
+def _float(kind: pa.DataType) -> str:
+    """DuckDB's name of a type of floating-point numbers, else "". Its arg_max makes a -0.0 inside a structure 0.0, but not
+    the text of one, which is exact."""
+    if pa.types.is_list(kind):
+        return one + "[]" if (one := _float(kind.value_type)) else ""
+    return {pa.float32(): "FLOAT", pa.float64(): "DOUBLE"}.get(kind, "")
+
+
 def _shown(number: int, field: pa.Field) -> str:
     """A fillable column of the state: filled where the last change lacks it."""
     name = quoted(field.name)
     lacks = f"list_contains({_ABSENT_LIST.format(of='_lockstep_c.')}, {text(field.name)})"
-    return f"CASE WHEN {lacks} THEN _lockstep_f.f{number}.v ELSE _lockstep_c.{name} END AS {name}"
+    kind = _float(field.type)
+    older = f"_lockstep_f.f{number}.v{'::' + kind if kind else ''}"
+    return f"CASE WHEN {lacks} THEN {older} ELSE _lockstep_c.{name} END AS {name}"
 
 
 def _filled_literal(folded: Folded) -> str:

@@ -94,6 +94,26 @@ def test_the_last_change_of_each_key_is_its_state(store):
     assert state.schema.field("id").metadata[b"key_part"] == b"1"
 
 
+def test_a_value_of_an_older_change_is_exact(store):
+    numbers = {
+        "d": [-0.0, 5e-324, 0.1, -1.7976931348623157e308],
+        "f": [-0.0, 1e-45, 16777216.0, -3.4028234663852886e38],
+    }
+    vector = ColumnType("vector", length=4)
+    columns = (ID, Column("d", ColumnType("double")), Column("f", ColumnType("float")), Column("v", vector), NOTE)
+    schema = TableSchema("shop", "orders", columns)
+    full = [
+        {"id": n, "d": d, "f": f, "v": numbers["f"], "note": "n"} for n, (d, f) in enumerate(zip(*numbers.values()))
+    ]
+    lacking = {"d": None, "f": None, "v": None, "note": "m"}
+    later = [Change(schema, "u", {"id": n} | lacking, {"id": n} | lacking, absent=("d", "f", "v")) for n in range(4)]
+    batches = stage(store, [Made([Change(schema, "c", row) for row in full])], [Made(later)])
+    exact = changes(store, batches, "shop.orders").select(["id", "d", "f", "v"]).to_pylist()[:4]
+    assert str(exact[0]["d"]) == "-0.0"
+    found = rows(table_state(store, batches, "shop.orders"), "id", "d", "f", "v", "note")
+    assert repr(found) == repr([(*row.values(), "m") for row in exact])
+
+
 def test_the_order_of_manifests_does_not_matter_to_the_state(store):
     batches = stage(store, [Made([insert(1)])], [Made([update((1, "n"), (1, "x"))])], [Made([delete(1), insert(2)])])
     for order in (batches, batches[::-1]):
