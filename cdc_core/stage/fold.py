@@ -384,7 +384,8 @@ def _fill_sql(folded: Folded, last: str, keys: Sequence[str], new_keys: str, old
         return " AND ".join([f"{one}._cdc_source = {other}._cdc_source", *terms])
 
     values = ", ".join(
-        f"arg_max({{'v': _lockstep_h.{quoted(field.name)}{'::VARCHAR' if _float(field.type) else ''}, 'l': _lockstep_h._cdc_literal[{text(field.name)}]}}, "
+        f"arg_max({{'v': _lockstep_h.{quoted(field.name)}{'::VARCHAR' if _float(field.type) else ''}, "
+        f"'l': _lockstep_h._cdc_literal[{text(field.name)}]}}, "
         f"_lockstep_h.place) FILTER (NOT list_contains(_lockstep_h.lacks, {text(field.name)})) AS f{number}"
         for number, field in _fillable(folded)
     )
@@ -422,8 +423,10 @@ filled AS (
 
 
 def _float(kind: pa.DataType) -> str:
-    """DuckDB's name of a type of floating-point numbers, else "". Its arg_max makes a -0.0 inside a structure 0.0, but not
-    the text of one, which is exact."""
+    """DuckDB's name of a type of floating-point numbers, else "".
+
+    Its arg_max changes a -0.0 inside a structure to 0.0. The text of a number is exact, and stays as it is.
+    """
     if pa.types.is_list(kind):
         return one + "[]" if (one := _float(kind.value_type)) else ""
     return {pa.float32(): "FLOAT", pa.float64(): "DOUBLE"}.get(kind, "")

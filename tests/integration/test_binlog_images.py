@@ -167,7 +167,7 @@ def test_a_before_image_gives_what_the_after_image_leaves_out(server: SqlServer,
 
 @pytest.mark.parametrize("key", ["PRIMARY KEY", ""])
 def test_a_generated_column_is_what_the_server_computes_or_absent(server: SqlServer, database: str, key: str) -> None:
-    """MariaDB leaves a virtual column out of an after image even if it changed; then its before image is out of date."""
+    """MariaDB leaves a virtual column out of an after image even if it changed: the before image has its old value."""
     mariadb = "mariadb" in type(server).__name__.lower()
     computed = "s INT AS (i + 1) STORED, v VARCHAR(20) AS (CONCAT('v', i)) VIRTUAL, x INT AS (i * 2) VIRTUAL, KEY (x)"
     for image in ["MINIMAL", "NOBLOB", *(["FULL_NODUP"] if mariadb else [])]:

@@ -103,7 +103,8 @@ def test_a_value_of_an_older_change_is_exact(store):
     columns = (ID, Column("d", ColumnType("double")), Column("f", ColumnType("float")), Column("v", vector), NOTE)
     schema = TableSchema("shop", "orders", columns)
     full = [
-        {"id": n, "d": d, "f": f, "v": numbers["f"], "note": "n"} for n, (d, f) in enumerate(zip(*numbers.values()))
+        {"id": n, "d": d, "f": f, "v": numbers["f"], "note": "n"}
+        for n, (d, f) in enumerate(zip(*numbers.values(), strict=True))
     ]
     lacking = {"d": None, "f": None, "v": None, "note": "m"}
     later = [Change(schema, "u", {"id": n} | lacking, {"id": n} | lacking, absent=("d", "f", "v")) for n in range(4)]
