@@ -58,11 +58,19 @@ def parts_of(manifests: Iterable[Manifest], table: str) -> list[StagedPart]:
 
 def emptied_columns(manifests: Iterable[Manifest], as_of: AsOf | None) -> dict[tuple[str, str], dict[str, int]]:
     """By source and source table: columns, in small letters, that were dropped and added again, and the order key from
-    which on their values hold."""
+    which on their values hold.
+
+    A batch may also know the definition after a statement that stopped the source right after the batch: what that
+    statement did to values does not hold yet.
+    """
     found: dict[tuple[str, str], dict[str, int]] = {}
-    for manifest in manifests:
+    batches = list(manifests)
+    end: dict[str, int] = {}
+    for manifest in batches:
+        end[manifest.source] = max(manifest.end.position.seq, end.get(manifest.source, 0))
+    for manifest in batches:
         for one in manifest.definitions:
-            if as_of is None or as_of.includes(one.seq, one.ts_us):
+            if one.seq < end[manifest.source] and (as_of is None or as_of.includes(one.seq, one.ts_us)):
                 columns = found.setdefault((manifest.source, one.schema.name), {})
                 columns.update({name.lower(): max(one.seq, columns.get(name.lower(), 0)) for name in one.emptied})
     return found

@@ -20,7 +20,7 @@ from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.stage.reader import changes
+from cdc_core.stage.reader import changes, table_state
 from cdc_core.stage.stores import open_store
 from tests.integration.source_origin import Origin
 
@@ -134,6 +134,20 @@ def test_an_accepted_event_is_passed_and_noted_and_what_is_after_it_is_staged(
     assert len(line.notes) == 1
     assert line.ids() == [1, 2]
     assert line.covered == {f"{line.origin.name}.t": How.UNLOGGED, f"{line.origin.name}.u": How.CREATED}
+
+
+def test_a_statement_does_nothing_to_values_before_it_is_accepted(line: Line) -> None:
+    """The batch before it knows the new definition already, as it may not be known later."""
+    line.origin.execute("ALTER TABLE t RENAME COLUMN v TO w, ADD COLUMN v INT", "INSERT INTO u VALUES (9)")
+    place = line.stopped_at()
+
+    def values() -> list[dict[str, int | None]]:
+        batches = list(manifests.chain(line.store, "main"))
+        return table_state(line.store, batches, "t", partial=True).select(["id", "v"]).to_pylist()
+
+    assert values() == [{"id": 1, "v": 1}]
+    line.drain(place)
+    assert values() == [{"id": 1, "v": None}]
 
 
 def test_one_acceptance_is_for_one_event(line: Line) -> None:
