@@ -280,3 +280,23 @@ def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypat
     for step in (steps // 3,):
         outcome = attempt(COMMANDS[name], place, start, step, harm)
         assert outcome.wrong == "", f"{step} {outcome.met}"
+
+
+def run_look(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What a run asks of a target before it does anything there."""
+    destination_and_rows(place, environ, start)
+    return []
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "fewer columns",
+        *(pytest.param(one, marks=pytest.mark.matrix) for one in ("no rows", "nulls", "more columns", "ok")),
+    ],
+)
+def test_an_answer_of_another_shape_is_named_at_every_step_of_the_look_at_a_target(place: Place, harm: str) -> None:
+    start = begin(place)
+    steps = attempt(run_look, place, start, None).steps
+    outcomes = [attempt(run_look, place, start, step, harm) for step in range(steps)]
+    assert [f"{one.met}: {one.wrong}" for one in outcomes if one.wrong] == []

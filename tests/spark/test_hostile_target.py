@@ -1,4 +1,4 @@
-"""The Spark tasks against a target that does harm at one step: one clear error, nothing given away, nothing half done."""
+"""The Spark tasks against a target that does harm at one step: one clear error, nothing given away or half done."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ class Hostile:
 
 @pytest.fixture
 def hostile(
-    line: Line,
+    line: Line,  # noqa: F811
     mariadb_target: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
