@@ -134,7 +134,7 @@ def test_nothing_that_a_run_writes_says_or_shows_has_a_password_or_a_masked_valu
     (shop.folder / "secret").unlink()
     files = list(written(shop.folder))
     names = [name for name, _ in files]
-    for part in ("events/", "report.html", "own-0.json", "lockstep-shop-quality.log", "rows"):
+    for part in ("events/", "report.html", "own-0.json", "lockstep-shop.log", "rows"):
         assert any(part in name for name in names), part
     assert any(b"unexpected" in text for name, text in files if name.endswith("own-0.json"))
     places = [*files, *shop.tables(), ("said", (ran.out + ran.err).encode()), ("ps", "\n".join(lines).encode())]
