@@ -20,7 +20,10 @@ class FakePostgres(Listener):
 
     def serve(self, client: socket.socket) -> None:
         while True:
-            size, kind = struct.unpack("!II", client.recv(8, socket.MSG_WAITALL))
+            head = client.recv(8, socket.MSG_WAITALL)
+            if len(head) < 8:
+                return
+            size, kind = struct.unpack("!II", head)
             if kind not in (_TLS, _GSS):
                 break
             client.sendall(b"N")
