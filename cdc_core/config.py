@@ -14,19 +14,22 @@ from difflib import get_close_matches
 from pathlib import Path
 from string import Formatter
 from typing import Annotated, Any, Literal, get_args
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from cdc_core.errors import UsageError
 from cdc_core.model import condition
-from cdc_core.model.reference import same_variable
+from cdc_core.model.reference import ENVIRONMENT, same_variable, secret_options
 from cdc_core.windows import Windows, age_us, parse_moment
 from cdc_core.words import counted
 
 MIB = 1 << 20
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
+_URL_LOGIN = re.compile(r"//\S*@")
+_NEVER_SHOWN = ("salt", "s3_endpoint", "url")
+"""Keys whose value may be a secret in the wrong form."""
 
 
 def _name(value: str) -> str:
@@ -50,7 +53,7 @@ def _connection(value: str) -> str:
 
 
 def _environment(value: str) -> str:
-    if not re.match(r"^env:[A-Za-z_]\w*$", value):
+    if not ENVIRONMENT.match(value):
         raise ValueError("must be env:VARIABLE; never the value itself")
     return value
 
@@ -100,12 +103,47 @@ def _template(value: str) -> str:
 
 def _no_password(value: str) -> str:
     try:
-        password = urlsplit(value).password
+        parts = urlsplit(value)
+        password = parts.password or secret_options(dict(parse_qsl(parts.query, keep_blank_values=True)))
     except ValueError:
         password = None
     if password:
         raise ValueError("holds a password: put the whole URL into an environment variable and write env:VARIABLE")
     return value
+
+
+def _meta_url(value: str) -> str:
+    if value.startswith("env:"):
+        return _environment(value)
+    return _no_password(value)
+
+
+def _endpoint(value: str) -> str:
+    try:
+        parts = urlsplit(value)
+        known = parts.scheme in ("http", "https") and parts.hostname and (parts.port or True)
+    except ValueError:
+        known = False
+    if not known or "@" in value or parts.query or parts.fragment:
+        raise ValueError(
+            "must be http://host:port or https://host:port, without a login; credentials come from AWS_ACCESS_KEY_ID "
+            "and AWS_SECRET_ACCESS_KEY"
+        )
+    return value
+
+
+_SECRET_SETTING = re.compile(r"(?i)(secret|secret[._]?key|access[._]?key|password|token|passphrase)$|account[._]key")
+
+
+def _no_secrets(settings: Mapping[str, str]) -> Mapping[str, str]:
+    """Settings become arguments of spark-submit, which every account of the host can list."""
+    for name, value in settings.items():
+        if _SECRET_SETTING.search(name) or _URL_LOGIN.search(value):
+            raise ValueError(
+                f"{name} holds a secret, and settings are arguments of spark-submit, which everybody on the host can "
+                "read: put it into spark-defaults.conf, or into the environment of the tasks"
+            )
+    return settings
 
 
 Name = Annotated[str, AfterValidator(_name)]
@@ -297,7 +335,9 @@ class StageConfig(_Model):
     """Where changes, manifests and runs are stored. S3 credentials come from the environment (AWS_*)."""
 
     uri: Annotated[str, AfterValidator(_no_password)] = Field(description="file:///directory or s3://bucket/prefix")
-    s3_endpoint: str | None = Field(None, description="URL of an S3 server other than Amazon's")
+    s3_endpoint: Annotated[str, AfterValidator(_endpoint)] | None = Field(
+        None, description="URL of an S3 server other than Amazon's"
+    )
     s3_region: str = Field("us-east-1", description="region of the bucket")
     compression_level: int = Field(1, ge=1, le=22, description="zstd level of the Parquet files")
 
@@ -311,7 +351,7 @@ class StageConfig(_Model):
 class MetaConfig(_Model):
     """The database for leases, positions, consume records and ledgers: SQLite, PostgreSQL or MySQL."""
 
-    url: Annotated[str, AfterValidator(_no_password)] = Field(
+    url: Annotated[str, AfterValidator(_meta_url)] = Field(
         description="SQLAlchemy URL without a password, or env:VARIABLE that holds one"
     )
 
@@ -464,7 +504,9 @@ class Spark(_Model):
 
     connection: str = Field("spark_default", description="Airflow connection ID of the Spark cluster")
     master: str = Field("local[*]", description="Spark master for `lockstep run`")
-    conf: Mapping[str, str] = Field(default_factory=dict, description="Spark settings by name")
+    conf: Annotated[Mapping[str, str], AfterValidator(_no_secrets)] = Field(
+        default_factory=dict, description="Spark settings by name, none of them a secret"
+    )
 
 
 class Limits(_Model):
@@ -596,15 +638,19 @@ class Pipeline(_Model):
         for connection, server_id in replicas:
             if replicas.count((connection, server_id)) > 1:
                 raise ValueError(f"sources: two read {connection} as server_id {server_id}: give each its own")
-        references = [one for source in self.sources for one in source.connections]
-        references += [one for target in self.targets for one in target.connections]
-        references += [self.tables.columns.salt] if self.tables.columns.salt else []
-        if (same := same_variable(references)) is not None:
+        if (same := same_variable(self.references)) is not None:
             raise ValueError(
                 f"{same[0]} and {same[1]} are both read from the variable {same[2]}: rename one, for letters' case and "
                 "signs do not tell names apart"
             )
         return self
+
+    @property
+    def references(self) -> tuple[str, ...]:
+        """Every server that the pipeline names, and the salt of its masks, once."""
+        named = [one for source in self.sources for one in source.connections]
+        named += [one for target in self.targets for one in target.connections]
+        return tuple(dict.fromkeys([*named, *filter(None, [self.tables.columns.salt])]))
 
     @property
     def windows(self) -> Windows:
@@ -665,9 +711,6 @@ def parse(text: str, *, where: str) -> Pipeline:
         ) from None
 
 
-_URL_LOGIN = re.compile(r"//\S*@")
-
-
 def _without_secrets(text: str) -> str:
     """A URL in the wrong key may contain a password: never repeat it."""
     return _URL_LOGIN.sub("//***@", text)
@@ -697,6 +740,8 @@ def _explain(problem: dict[str, Any]) -> str:
     path = ".".join(str(part) for part in problem["loc"] if "[" not in str(part)) or "(top level)"
     value = problem.get("input")
     shown = "" if isinstance(value, dict | list | BaseModel) or value is None else f" (got {value!r})"
+    if path.rpartition(".")[2] in _NEVER_SHOWN:
+        shown = ""
     message = str(problem["msg"]).removeprefix("Value error, ")
     if problem["type"] == "extra_forbidden":
         message, shown = f"there is no such key{_nearest(problem['loc'])}", ""

@@ -19,6 +19,7 @@ from cdc_core import tls
 from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.reference import variable_of
 from cdc_core.mysql_client import SafeConnection
+from cdc_core.tls import is_loopback
 
 __all__ = [
     "READ_TIMEOUT_S",
@@ -26,6 +27,7 @@ __all__ = [
     "Server",
     "answers",
     "connect",
+    "is_loopback",
     "one_line",
     "open_connection",
     "parse_options",
@@ -38,6 +40,7 @@ __all__ = [
 
 SCHEMES = ("mysql", "mariadb")
 TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
+_OPTIONS = frozenset({tls.MODE, *tls.TEXTS, *tls.SWITCHES, *TIMEOUTS})
 CONNECT_TIMEOUT_S = 10.0
 READ_TIMEOUT_S = WRITE_TIMEOUT_S = 60.0
 """How long a server may send nothing within an answer, or accept nothing."""
@@ -106,8 +109,16 @@ def parse_url(url: str, *, where: str) -> Server:
             code="connection.url",
             remedy="use this form, with special characters of user and password percent-encoded",
         )
+    options = parse_qsl(parts.query, keep_blank_values=True)
+    if "@" in parts.query and {name for name, _ in options} - _OPTIONS:
+        raise UsageError(
+            "The connection's URL has an @ after its first ?: the password probably contains both.",
+            where=where,
+            code="connection.url",
+            remedy="percent-encode these characters in the password: @ is %40, ? is %3F, & is %26, % is %25",
+        )
     host = parts.hostname
-    protected, timeouts = parse_options(parse_qsl(parts.query, keep_blank_values=True), host=host, where=where)
+    protected, timeouts = parse_options(options, host=host, where=where)
     return Server(host, port, unquote(parts.username), unquote(parts.password or ""), protected, timeouts)
 
 

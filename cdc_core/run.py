@@ -17,12 +17,13 @@ from pathlib import Path
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
-from cdc_core.apply.jobs import spark_job
+from cdc_core.apply.jobs import environ_for, spark_job
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.spark_application import SparkApplication
 from cdc_core.check.loops import require_no_loops
 from cdc_core.check.targets import require_any_target
 from cdc_core.config import Pipeline
+from cdc_core.connections import variable_of
 from cdc_core.errors import LockstepError
 from cdc_core.meta import LedgerRow, Meta
 from cdc_core.model.run import RunPlan
@@ -125,11 +126,12 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
 def _application(context: RunContext) -> SparkApplication:
     """For all jobs of the run; its output goes to a file of the log directory."""
     name = f"lockstep-{context.pipeline.pipeline}"
+    references = [one for target in context.pipeline.targets for one in target.connections]
     return SparkApplication(
         name,
         master=context.pipeline.spark.master,
         output=context.logs / f"{name}.log",
-        environ=context.environ,
+        environ=environ_for(context.pipeline, context.environ, {variable_of(one) for one in references}),
     )
 
 

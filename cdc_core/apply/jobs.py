@@ -10,7 +10,7 @@ import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -82,6 +82,14 @@ def local_conf() -> dict[str, str]:
     if archive.exists():
         conf["spark.driver.extraJavaOptions"] += f" -XX:SharedArchiveFile={archive} -Xshare:auto"
     return conf
+
+
+def environ_for(pipeline: Pipeline, environ: Mapping[str, str], needed: Collection[str]) -> dict[str, str]:
+    """The environment of Spark: of the pipeline's logins, and the salt, only the variables that are needed."""
+    named = {variable_of(reference) for reference in pipeline.references}
+    if pipeline.meta.url.startswith("env:"):
+        named.add(variable_of(pipeline.meta.url))
+    return {name: value for name, value in environ.items() if name not in named or name in needed}
 
 
 @dataclass(frozen=True, slots=True)

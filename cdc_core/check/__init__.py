@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from urllib.parse import urlsplit
 
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.sources import check_server, check_tables
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline, Source
-from cdc_core.connections import answers, resolve
+from cdc_core.connections import answers, is_loopback, resolve
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Checkpoint
@@ -110,6 +111,14 @@ def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findi
         return store
 
     store = findings.attempt("stage", probe, lambda found: f"{found.uri} can be written, with conditional writes")
+    endpoint = urlsplit(pipeline.stage.s3_endpoint or "")
+    if endpoint.scheme == "http" and not is_loopback(endpoint.hostname or ""):
+        findings.warn(
+            "stage",
+            f"{endpoint.geturl()} is reached in plain text: anyone in between can read and change all rows, and use a "
+            "session's token",
+            "give the server TLS and write s3_endpoint: https://...",
+        )
     if store is None or stored is None:
         return
     for source in pipeline.sources:

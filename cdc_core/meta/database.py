@@ -22,11 +22,13 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, pool, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
 
-from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, open_connection, parse_options
+from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, defect
+from cdc_core.meta import postgres
 from cdc_core.meta.lock_holders import holders_of
+from cdc_core.model.reference import ENVIRONMENT, secret_options
 
 log = logging.getLogger(__name__)
 
@@ -49,6 +51,8 @@ _CLOCK: Mapping[str, str] = {
 }
 _ATTEMPTS = 5
 _TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
+_MYSQL_OPTIONS = ("charset", "unix_socket")
+"""What a MySQL URL may say besides TLS and time-outs. Any other option would be ignored, or weaken the connection."""
 _STATEMENT_S = 3600.0
 """Lockstep's statements take milliseconds; a migration of large tables takes longer."""
 _DEADLOCKS = frozenset({1205, 1213, "40001", "40P01", "55P03"})
@@ -60,6 +64,8 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
     where, literal = "meta.url", not url.startswith("env:")
     if not literal:
         variable = where = url.removeprefix("env:")
+        if not ENVIRONMENT.match(url):
+            raise _bad_url("The name after env: is not that of a variable.", "meta.url", "write env:VARIABLE")
         url = (os.environ if environ is None else environ).get(variable, "")
         if not url:
             raise UsageError(
@@ -74,7 +80,7 @@ def parse(url: str, environ: Mapping[str, str] | None = None) -> URL:
         parsed = None
     if parsed is None or parsed.drivername.partition("+")[0] not in _DRIVERS or not parsed.database:
         raise _bad_url("The URL of the meta database cannot be used.", where, f"write it as {_FORMS}")
-    if literal and parsed.password is not None:
+    if literal and (parsed.password is not None or secret_options(parsed.query)):
         raise _bad_url(
             "The pipeline file has the password of the meta database in its URL.",
             where,
@@ -124,9 +130,11 @@ class Database:
 
     def __init__(self, url: URL, *, busy_timeout_s: float, answer_timeout_s: float | None = None) -> None:
         self._answer_s = answer_timeout_s
-        self._password = url.password
-        self.name = url.render_as_string(hide_password=True)
+        # Options may hold passwords too: none is shown.
+        self._secrets = [str(one) for one in (url.password, *secret_options(url.query).values()) if one]
+        self.name = url.set(query={}).render_as_string(hide_password=True)
         self.is_sqlite = url.get_backend_name() == "sqlite"
+        self._postgres = url.get_backend_name() == "postgresql"
         self._file = url.database or "" if self.is_sqlite else ""
         try:
             self._engine = self._sqlite(url, busy_timeout_s) if self.is_sqlite else self._server(url, busy_timeout_s)
@@ -181,7 +189,7 @@ class Database:
         except _MISREAD as error:
             if self.is_sqlite:
                 raise
-            raise InternalError(
+            raise Refused(
                 f"The meta database's answer cannot be understood: {type(error).__name__}: {self._safe(error)}.",
                 where=self.name,
                 code="meta.answer",
@@ -200,11 +208,19 @@ class Database:
                 answer_ms = int(self._answer_s * 1000)
                 options["options"] += f" -c statement_timeout={answer_ms}"
                 options |= {"connect_timeout": max(2, int(self._answer_s)), "tcp_user_timeout": answer_ms}
-            return self._pooled(url, options)
+            options |= postgres.login_options(url.host, url.query)
+            engine = self._pooled(url, options)
+            answer_s = self._answer_s or seconds + READ_TIMEOUT_S
+
+            @event.listens_for(engine, "do_connect")
+            def _open(_dialect: object, _record: object, given: Any, chosen: dict[str, Any]) -> Any:
+                return postgres.connect(answer_s, given, chosen)
+
+            return engine
         return self._mysql(url, seconds)
 
     def _mysql(self, url: URL, lock_wait_s: int) -> Engine:
-        given = {name: text for name, text in url.query.items() if name.startswith("ssl_") or name in _TIMEOUTS}
+        given = {name: text for name, text in url.query.items() if name not in _MYSQL_OPTIONS}
         protected, timeouts = parse_options(
             ((name, text) for name, texts in given.items() for text in ([texts] if isinstance(texts, str) else texts)),
             host=url.host or "localhost",
@@ -262,7 +278,9 @@ class Database:
 
     def _safe(self, error: object) -> str:
         shown = " ".join(str(error).split())
-        return shown.replace(self._password, "***") if self._password else shown
+        for secret in self._secrets:
+            shown = shown.replace(secret, "***")
+        return one_line(shown)
 
     def _refused(self, code: str, why: str) -> Refused:
         return Refused(
@@ -278,6 +296,8 @@ class Database:
         why = self._safe(original)
         if self.is_sqlite:
             return self._sqlite_error(why)
+        if self._postgres and (refused := postgres.refusal(why, self.name)) is not None:
+            return refused
         mysql_number = original.args[0] if original is not None and original.args else None
         number = getattr(original, "sqlstate", None) or mysql_number
         if write and (number in _DEADLOCKS or isinstance(error, IntegrityError)):
@@ -345,7 +365,7 @@ class _Collision(Exception):
     """A deadlock or a race for the same new row: the transaction left nothing and may run again."""
 
 
-_MISREAD = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
+_MISREAD = (ArithmeticError, AssertionError, AttributeError, LookupError, SQLAlchemyError, TypeError, ValueError)
 """What reading an answer ends with that lacks the rows, columns or values that were asked for."""
 
 

@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+ENVIRONMENT = re.compile(r"^env:[A-Za-z_]\w*$")
+"""A reference to an environment variable."""
+_SECRET = re.compile(r"(?i)pass(word|wd|phrase)|secret|token|access[._]?key")
+
+
+def secret_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of a URL's options whose value is secret, by their names."""
+    return {name: value for name, value in options.items() if _SECRET.search(name)}
 
 
 def variable_of(reference: str) -> str:

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.config import Sharding, Target, TargetTable
-from cdc_core.connections import Server, connect, resolve
+from cdc_core.connections import Server, connect, resolve, sensible
 from cdc_core.errors import LockstepError, Refused, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.facts import (
@@ -120,7 +120,7 @@ def open_destination(
             continue
         server = resolve(reference, environ)
         try:
-            with connect(server, where=reference) as connection:
+            with sensible(reference), connect(server, where=reference) as connection:
                 with connection.cursor() as cursor:
                     set_session(cursor)
                 require_server(connection, where=f"{reference} ({server})")
@@ -170,6 +170,7 @@ def _prepared(target: Target, shards: Sequence[Shard]) -> list[Shard]:
             server = mine[0].server
             with (
                 translating(f"{reference} ({server})"),
+                sensible(reference),
                 connect(server, where=reference, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S) as connection,
             ):
                 with connection.cursor() as cursor:

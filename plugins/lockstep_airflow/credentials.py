@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qsl, quote, unquote, urlencode, urlsplit
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 TYPES = ("mysql", "mariadb")
 TIMEOUTS = ("connect_timeout", "read_timeout", "write_timeout")
+_MEANT = re.compile(r"(?i)ssl|tls|time_?out|socket")
+"""Extras that are about what Lockstep takes from a connection; any other, such as `charset`, changes nothing here."""
 _PROVIDER_SSL = {"ca": "ssl_ca", "cert": "ssl_cert", "key": "ssl_key"}
 """Extras under `ssl`, as Airflow's MySQL connections have them."""
 
@@ -51,17 +54,9 @@ def environment(pipeline: Pipeline) -> dict[str, str]:
     Raises UsageError (airflow.connection) for a connection that Airflow does not have, or of another kind.
     """
     environ = dict(os.environ)
-    for reference in references(pipeline):
+    for reference in pipeline.references:
         environ.update(_variable(reference))
     return environ
-
-
-def references(pipeline: Pipeline) -> Iterable[str]:
-    """Every server that a pipeline names, and the salt of its masks, once."""
-    named = [connection for source in pipeline.sources for connection in source.connections]
-    named += [connection for target in pipeline.targets for connection in target.connections]
-    salt = pipeline.tables.columns.salt
-    return dict.fromkeys([*named, salt] if salt else named)
 
 
 def _variable(reference: str) -> Mapping[str, str]:
@@ -113,6 +108,15 @@ def _options(extra: Mapping[str, Any], where: str) -> dict[str, str]:
     Raises UsageError (airflow.connection) for extras that would otherwise be ignored silently.
     """
     options = {key: _text(value) for key, value in extra.items() if key.startswith("ssl_") or key in TIMEOUTS}
+    for key in extra:
+        if key not in options and key != "ssl" and _MEANT.search(key):
+            raise UsageError(
+                f"The Airflow connection has the extra {key!r}, which Lockstep does not know.",
+                where=where,
+                code="airflow.connection",
+                remedy="write ssl_mode, ssl_ca, ssl_cert, ssl_key, ssl_verify_cert, ssl_verify_identity or a time-out "
+                "(connect_timeout, read_timeout, write_timeout), in small letters; a socket cannot be used",
+            )
     nested = extra.get("ssl", {})
     if isinstance(nested, str):
         try:

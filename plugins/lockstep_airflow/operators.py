@@ -310,6 +310,8 @@ class SparkJobOperator(_RunOperator):
 
     def execute(self, context: Context) -> None:
         with self.planned(context, f"{self.job} {self.target}".strip()) as (pipeline, meta, _, plan):
+            from cdc_core.apply.jobs import environ_for
+
             local = self._is_local()
             environ = environment(pipeline)
             if self.job == FILTER.name:
@@ -317,7 +319,7 @@ class SparkJobOperator(_RunOperator):
 
                 require_target(pipeline, plan, self.target, environ)
             for job in self._jobs(pipeline, plan, local=local):
-                self._submit(job, environ)
+                self._submit(job, environ_for(pipeline, environ, job.environment))
             if self.job == WRITE.name:
                 from cdc_core.apply.commit import mark_applied
 

@@ -76,7 +76,10 @@ def test_extras_of_tls_mean_what_the_urls_options_do(
 @pytest.mark.parametrize(
     "extra",
     ['{"ssl_mode": "MAYBE"}', '{"ssl_mode": "VERIFY_CA"}', '{"ssl": {"capath": "/x"}}', '{"ssl": true}',
-     '{"ssl": "ca"}', '{"ssl_ca": "/a", "ssl": {"ca": "/b"}}', '{"ssl_capath": "/x"}'],
+     '{"ssl_mode": null}', '{"sslmode": "VERIFY_IDENTITY"}', '{"ssl-mode": "REQUIRED"}', '{"SSL_MODE": "REQUIRED"}',
+     '{"sslMode": "REQUIRED"}', '{"Ssl": {"ca": "/ca.pem"}}', '{"tls": true}', '{"use_ssl": true}', '{"requireSSL": 1}',
+     '{"unix_socket": "/x"}', '{"timeout": 3}', '{"ssl": "ca"}',
+     '{"ssl_ca": "/a", "ssl": {"ca": "/b"}}', '{"ssl_capath": "/x"}'],
 )  # fmt: skip
 def test_extras_of_tls_that_would_be_left_out_are_refused(
     pipeline: Any, monkeypatch: pytest.MonkeyPatch, extra: str

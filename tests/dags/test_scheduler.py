@@ -7,6 +7,7 @@ starts by itself.
 
 from __future__ import annotations
 
+import json
 import os
 import random
 import signal
@@ -94,6 +95,7 @@ class Line:
     target: Any
     server: Any
     folder: Path
+    target_password: str
 
     def sell(self, transactions: int, *, day: datetime | None = None) -> None:
         """Business on a day that is over, or now."""
@@ -105,6 +107,10 @@ class Line:
         """A connection in Airflow."""
         login = {"login": server.user, "password": server.password}
         self.airflow.set_connection(connection_id, host=server.host, port=server.port, **login)
+
+    def log_of_all(self, run: Run) -> str:
+        """The logs of a run's tasks, as Airflow shows them."""
+        return "".join(run.log_of(task) for task in (EXTRACT, PLAN, *TO_TARGET))
 
     def open_source(self) -> None:
         self.connect("shop_source", self.server)
@@ -181,7 +187,7 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
     ):
         create_tables(source, target)
         airflow = AirflowServer(port, home, log, environment)
-        line = Line(process, airflow, Shop(source, SEED), source, target, server, folder)
+        line = Line(process, airflow, Shop(source, SEED), source, target, server, folder, mariadb_target.password)
         for sale in range(DAYS * SALES_A_DAY):
             line.sell(TRANSACTIONS_A_DAY // SALES_A_DAY, day=midnight(DAYS) + sale * timedelta(days=1) / SALES_A_DAY)
         write_pipeline(line, "shop", 7001, ALL_TABLES)
@@ -360,6 +366,23 @@ def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(
         if view["url_route"] == "lockstep"
     )
     assert (view["href"], view["destination"]) == ("lockstep/", "nav")
+
+
+def test_no_password_is_in_what_airflow_keeps_of_a_run(line: Line, scheduled: Run, airflow_database: str) -> None:
+    """Logs, XCom, rendered templates, and the page."""
+    passwords = (line.server.password, line.target_password)
+    kept = [json.dumps(line.airflow.call("GET", "/lockstep/status.json")), line.log_of_all(scheduled)]
+    kept += [
+        file.read_text(errors="replace") for file in line.folder.rglob("*") if file.is_file() and file.suffix == ".log"
+    ]
+    engine = create_engine(airflow_database)
+    with engine.connect() as connection:
+        names = connection.execute(text("SELECT tablename FROM pg_tables WHERE schemaname = 'public'")).scalars().all()
+        # `connection` is where Airflow keeps them, encrypted if it has a key.
+        kept += [str(connection.execute(text(f'TABLE "{name}"')).all()) for name in names if name != "connection"]
+    engine.dispose()
+    assert any(scheduled.run_id in one for one in kept)
+    assert [place for place, one in enumerate(kept) if any(password in one for password in passwords)] == []
 
 
 def test_a_killed_worker_is_missed_by_its_heartbeat_and_the_next_try_reads_on_under_an_epoch_of_its_own(

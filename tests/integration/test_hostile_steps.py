@@ -11,6 +11,7 @@ import tempfile
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,11 +21,13 @@ import pytest
 
 from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
-from cdc_core.errors import LockstepError
+from cdc_core.errors import LockstepError, UsageError
 from cdc_core.extract import Extractor
 from cdc_core.init import Wishes, draft
 from cdc_core.meta import Meta
 from cdc_core.source.definitions import table_schemas
+from cdc_core.stage import isolated
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, open_destination
 from cdc_core.target.faults import translating
@@ -140,14 +143,18 @@ def run_filter(place: Place, environ: dict[str, str], start: str) -> list[Lockst
     return []
 
 
-def run_meta(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
-    """What an extractor, a plan and the page ask of a meta database."""
+def hostile_meta(place: Place, environ: dict[str, str]) -> Meta:
     database = f"{place.database}_meta"
     place.query(f"CREATE DATABASE IF NOT EXISTS {database}")
     direct = f"mysql://{place.sql.user}:{place.sql.password}@127.0.0.1:{place.sql.port}/{database}"
     Meta.open("env:META", environ={"META": direct}, upgrade=True).close()
     url = environ["DB"].replace("/?", f"/{database}?")
-    with Meta.open("env:META", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2) as meta:
+    return Meta.open("env:META", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2)
+
+
+def run_meta(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What an extractor, a plan and the page ask of a meta database."""
+    with hostile_meta(place, environ) as meta:
         lease = meta.acquire_lease("shop", "shop", "test", 60)
         meta.renew_lease(lease, 60)
         meta.checkpoint("shop")
@@ -159,10 +166,24 @@ def run_meta(place: Place, environ: dict[str, str], start: str) -> list[Lockstep
     return []
 
 
+def run_readmit(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What readmitting a table, `lockstep status` and a run that fails ask of a meta database."""
+    store = open_stage(place.pipeline(start).stage)
+    with hostile_meta(place, environ) as meta:
+        source = f"s{uuid.uuid4().hex}"
+        with suppress(UsageError), meta.holding(source, "shop", "test", 60):
+            isolated.clear(store, source, "shop.none")
+        meta.failed("shop", "readmit", "", UsageError("what", code="stage.not_isolated", remedy="do it"))
+        meta.record_failure("run", "why")
+        meta.status("shop", ["shards"])
+        meta.ledger("run")
+    return []
+
+
 Command = Callable[[Place, dict[str, str], str], list[LockstepError]]
 COMMANDS: dict[str, Command] = {
     "check": run_check, "init": run_init, "extract": run_extract, "write": run_write,
-    "filter": run_filter, "meta": run_meta,
+    "filter": run_filter, "meta": run_meta, "readmit": run_readmit,
 }  # fmt: skip
 
 
@@ -259,3 +280,23 @@ def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypat
     for step in (steps // 3,):
         outcome = attempt(COMMANDS[name], place, start, step, harm)
         assert outcome.wrong == "", f"{step} {outcome.met}"
+
+
+def run_look(place: Place, environ: dict[str, str], start: str) -> list[LockstepError]:
+    """What a run asks of a target before it does anything there."""
+    destination_and_rows(place, environ, start)
+    return []
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        "fewer columns",
+        *(pytest.param(one, marks=pytest.mark.matrix) for one in ("no rows", "nulls", "more columns", "ok")),
+    ],
+)
+def test_an_answer_of_another_shape_is_named_at_every_step_of_the_look_at_a_target(place: Place, harm: str) -> None:
+    start = begin(place)
+    steps = attempt(run_look, place, start, None).steps
+    outcomes = [attempt(run_look, place, start, step, harm) for step in range(steps)]
+    assert [f"{one.met}: {one.wrong}" for one in outcomes if one.wrong] == []

@@ -220,3 +220,43 @@ def test_one_server_may_be_source_and_target() -> None:
     data = yaml.safe_load(changed("sources.0.connection", "airflow:shop"))
     data["targets"] = [{"name": "t", "connections": ["airflow:shop"], "tables": {"orders": {}}}]
     assert parse(yaml.safe_dump(data), where="shop.yaml").targets[0].connections == ("airflow:shop",)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("url: ", "url: 'mysql://u@h/db?password=s3cret' #"),
+        ("url: ", "url: 'postgresql://h/db?user=u&sslpassword=s3cret' #"),
+        ("url: ", "url: 'env:mysql://u:s3cret@h/db' #"),
+        ("stage: {", "stage: {s3_endpoint: 'http://key:s3cret@h:9000', "),
+        ("stage: {", "stage: {s3_endpoint: s3cret, "),
+        ("stage: {", "stage: {s3_endpoint: 'https://h/?k=s3cret', "),
+        ("tables:", "spark: {conf: {spark.hadoop.fs.s3a.secret.key: s3cret}}\ntables:"),
+        ("tables:", "spark: {conf: {spark.hadoop.fs.s3a.bucket.b.access.key: s3cret}}\ntables:"),
+        ("tables:", "spark: {conf: {spark.authenticate.secret: s3cret}}\ntables:"),
+        ("tables:", "spark: {conf: {spark.executorEnv.DB: 'mysql://u:s3cret@h'}}\ntables:"),
+    ],
+)
+def test_a_secret_in_any_place_of_the_file_is_refused_and_not_repeated(before: str, after: str) -> None:
+    text = (
+        "pipeline: shop\nsources: [{name: a, connection: env:A, server_id: 1}]\ntables: {include: [x]}\n"
+        "stage: {uri: 's3://b/p'}\nmeta:\n  url: sqlite:////m.db\n"
+    )
+    parse(text, where="x.yaml")
+    assert before in text
+    with pytest.raises(UsageError) as caught:
+        parse(text.replace(before, after, 1), where="x.yaml")
+    assert caught.value.code == "config.invalid"
+    assert "s3cret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("salt", ["s3cret", "env:s3cret-", "airflow:s3cret", "{x: s3cret}"])
+def test_a_salt_in_the_file_is_refused_and_not_repeated(salt: str) -> None:
+    text = (
+        f"pipeline: shop\nsources: [{{name: a, connection: env:A, server_id: 1}}]\ntables: {{include: [x], columns: "
+        f"{{mask: [y], salt: {salt}}}}}\nstage: {{uri: 's3://b/p'}}\nmeta: {{url: 'sqlite:////m.db'}}\n"
+    )
+    with pytest.raises(UsageError) as caught:
+        parse(text, where="x.yaml")
+    assert caught.value.code == "config.invalid"
+    assert "s3cret" not in str(caught.value)

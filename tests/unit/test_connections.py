@@ -42,6 +42,9 @@ def test_neither_text_nor_repr_of_a_server_shows_its_secrets() -> None:
         ("u:pass@h", "connection.url"),
         ("mysql://u:[pass@h", "connection.url"),
         ("mysql://u:pass#x@h", "connection.url"),
+        ("mysql://u:x@y?pass@h/", "connection.url"),
+        ("mysql://u:x@y?pass&z@h/", "connection.url"),
+        ("mysql://u:x@y?pass=1@h/", "connection.url"),
         ("mysql://u:pass@h/?ssl_verify_cert=maybe", "connection.option"),
         ("mysql://u:pass@h/?timeout=3", "connection.option"),
     ],
@@ -51,6 +54,7 @@ def test_a_wrong_url_is_refused_without_repeating_it(url: str, code: str) -> Non
         parse_url(url, where="env:X")
     assert caught.value.code == code
     assert "pass@" not in str(caught.value)
+    assert "pass" not in caught.value.what.replace("password", "")
 
 
 def test_an_airflow_connection_is_read_from_its_variable() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cdc_core.apply.jobs import class_archive, s3_jars, spark_job
-from cdc_core.config import Pipeline, parse
+from cdc_core.apply.jobs import class_archive, environ_for, s3_jars, spark_job
+from cdc_core.config import MetaConfig, Pipeline, parse
 from cdc_core.errors import UsageError
 from cdc_core.model.tasks import SPARK_JOBS
 
@@ -16,7 +16,7 @@ def pipeline(uri: str = "file:///stage", extra: str = "") -> Pipeline:
     return parse(
         f"""
 pipeline: shop
-sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
+sources: [{{name: one, connection: "env:SHOP", server_id: 9}}]
 tables: {{include: ['shop\\..*']}}
 stage: {{uri: "{uri}"{extra}}}
 meta: {{url: "sqlite:////m.db"}}
@@ -34,6 +34,9 @@ def test_a_job_names_a_file_that_exists_and_the_variables_its_driver_needs(name:
     assert Path(job.application).is_file()
     assert job.arguments[:4] == ("--plan", "runs/r/plan.json", "--pipeline", "p.yaml")
     assert job.environment == (() if name == "merge" else ("T0", "LOCKSTEP_CONN_T1"))
+    secrets = {"SHOP": "a", "SHOP_META": "b", "T0": "c", "LOCKSTEP_CONN_T1": "d"}
+    made = pipeline().model_copy(update={"meta": MetaConfig(url="env:SHOP_META")})
+    assert environ_for(made, {"HOME": "/", **secrets}, job.environment).keys() == {"HOME", *job.environment}
     assert job.packages == ()
     assert job.conf["spark.driver.memory"] == "3g"
 

@@ -1,0 +1,112 @@
+"""The extract task against a source that does harm at one step: Airflow gets one clear failure, and no secret."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException
+
+from cdc_core import config
+from cdc_core.meta import Meta
+from lockstep_airflow.sensor import ExtractSensor
+from tests.hostile_server import FakeServer, Login, Meddler
+
+GIVE_UP_S = 120
+CONTENT = "the content of a file of ours"
+QUICK = "connect_timeout=2&read_timeout=2&write_timeout=2"
+HARMS = ["silence", "cut", "nonsense", "fewer columns", "file", "denied"]
+
+
+class Task:
+    """The sensor of a pipeline over a real server."""
+
+    def __init__(self, file: Path, server: Any, patch: pytest.MonkeyPatch, secret: Path) -> None:
+        text = file.read_text().replace("read_timeout_s: 10", "read_timeout_s: 2, reconnect_s: 0.1")
+        file.write_text(text.replace("heartbeat_s: 1,", "heartbeat_s: 0.5,"))
+        self.file, self.server, self.patch, self.secret = file, server, patch, secret
+
+    def execute(self, port: int, mode: str, options: str = "") -> BaseException | None:
+        """One try of the task; what it raised."""
+        extra = f"{QUICK}{options}"
+        self.patch.setenv(
+            "AIRFLOW_CONN_SOURCE_DB", f"mysql://{self.server.user}:{self.server.password}@127.0.0.1:{port}/?{extra}"
+        )
+        self.patch.setenv("AIRFLOW_CONN_TARGET_DB", "mysql://u:p@127.0.0.1:1/")
+        ended: list[BaseException | None] = []
+
+        def work() -> None:
+            task = ExtractSensor(task_id="extract", file=str(self.file), source="shop_db", mode=mode, poke_interval=0)
+            try:
+                task.poke(_context())
+                ended.append(None)
+            except BaseException as error:  # noqa: BLE001 - looked at by the tests
+                ended.append(error)
+            finally:
+                task._close()
+
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        thread.join(GIVE_UP_S)
+        assert ended, "hangs"
+        assert not [name for name in os.environ if name.startswith("LOCKSTEP_CONN_")]
+        return ended[0]
+
+    def wrong(self, step: int, harm: str, mode: str) -> str:
+        with Meddler(self.server.port, step, harm, self.secret) as meddler:
+            error = self.execute(meddler.port, mode)
+            received, where = bytes(meddler.received), f"{harm} at {step} {str(meddler.met)[:80]!r}: "
+            if meddler.met is None:
+                return f"{where}nothing was harmed"
+        if error is not None and (not isinstance(error, AirflowException) or "internal." in str(error)):
+            return f"{where}{type(error).__name__} {str(error)[:300]}"
+        return f"{where}sent a file" if CONTENT.encode() in received else ""
+
+    def kept(self) -> str:
+        """The failure that meta keeps for the page, and all else in its file."""
+        with Meta.open(config.load(self.file).meta.url) as meta:
+            shown = str(meta.status("shop", ["main"]))
+        path = Path(config.load(self.file).meta.url.removeprefix("sqlite:///"))
+        return shown + "".join(one.read_bytes().decode("latin-1") for one in path.parent.glob(f"{path.name}*"))
+
+
+def _context() -> Any:
+    five, six = (datetime(2026, 11, 21, hour, tzinfo=UTC) for hour in (5, 6))
+    ti = SimpleNamespace(dag_id="cdc_shop", run_id="r", task_id="extract", map_index=0, try_number=2)
+    run = SimpleNamespace(run_after=six, start_date=six, run_id="r", run_type="scheduled", logical_date=five)
+    return {"ti": ti, "dag_run": run, "params": {}, "data_interval_start": five, "data_interval_end": six}
+
+
+@pytest.fixture
+def task(write_pipeline: Callable[..., Path], mariadb: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Task:
+    secret = tmp_path / "secret"
+    secret.write_text(CONTENT)
+    return Task(write_pipeline("shop"), mariadb, monkeypatch, secret)
+
+
+@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+def test_a_source_may_do_harm_at_any_step_of_the_extract_task(
+    task: Task, mode: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    harms = HARMS[::2] if mode == "poke" else HARMS[1::2]
+    assert [bad for step, harm in zip((4, 9, 14), harms, strict=True) if (bad := task.wrong(step, harm, mode))] == []
+    for text in (caplog.text, task.kept()):
+        assert task.server.password not in text
+        assert CONTENT not in text
+
+
+@pytest.mark.parametrize("asks", ["", "mysql_clear_password"])
+def test_a_source_that_takes_tls_away_learns_nothing_from_the_extract_task(task: Task, asks: str) -> None:
+    with FakeServer(Login(asks=asks)) as server:
+        error = task.execute(server.port, "poke", "&ssl_mode=REQUIRED")
+        assert "connection.tls_missing" in str(error)
+        assert not server.received
+    assert "connection.tls_missing" in task.kept()

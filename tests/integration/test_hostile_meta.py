@@ -1,0 +1,127 @@
+"""A meta database that means harm: it gets no password, and nobody waits for ever."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from cdc_core.config import parse
+from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.meta import Meta
+from examples.sandbox.tls import CERTIFICATE, write_certificate
+from tests.hostile_postgres import FakePostgres
+from tests.hostile_server import FakeServer, Login
+from tests.refusals import refusal
+from tests.tcp_proxy import TcpProxy
+
+PASSWORD = "Pa55-w0rd-of-the-account"
+AWAY, HERE = "0.0.0.0", "127.0.0.1"
+
+
+def refused(url: str) -> LockstepError:
+    error = refusal(lambda: Meta.open("env:META", environ={"META": url}, busy_timeout_s=1, answer_timeout_s=2))
+    assert PASSWORD not in str(error)
+    assert str(error).isprintable()
+    return error
+
+
+@pytest.mark.parametrize("asks", ["", "mysql_clear_password"])
+@pytest.mark.parametrize("options", ["ssl_mode=REQUIRED", "ssl_ca={ca}", "ssl_mode=VERIFY_CA&ssl_ca={ca}"])
+def test_a_mysql_that_takes_tls_away_learns_nothing(tmp_path: Path, options: str, asks: str) -> None:
+    write_certificate(tmp_path)
+    with FakeServer(Login(asks=asks)) as server:
+        url = f"mysql://meta:{PASSWORD}@{AWAY}:{server.port}/m?{options.format(ca=tmp_path / CERTIFICATE)}"
+        assert refused(url).code == "connection.tls_missing"
+        assert not server.received
+
+
+@pytest.mark.parametrize("asks", ["mysql_clear_password", "dialog", "sha256_password"])
+def test_a_mysql_that_asks_for_the_password_itself_does_not_get_it(asks: str) -> None:
+    with FakeServer(Login(asks=asks, prompt=b"\x02Password: " if asks == "dialog" else b"")) as server:
+        assert refused(f"mysql://meta:{PASSWORD}@{AWAY}:{server.port}/m").code == "connection.password_withheld"
+        assert not server.knows(PASSWORD)
+
+
+@pytest.mark.parametrize("options", ["", "?sslmode=prefer", "?sslmode=allow", "?sslmode=disable"])
+def test_a_postgresql_that_asks_for_the_password_itself_does_not_get_it(options: str) -> None:
+    with FakePostgres() as server:
+        error = refused(f"postgresql://meta:{PASSWORD}@{AWAY}:{server.port}/m{options}")
+        assert error.code == "connection.password_withheld"
+        assert PASSWORD.encode() not in server.received
+
+
+def test_a_postgresql_may_be_allowed_to_ask_for_the_password_itself() -> None:
+    """Where nothing can be in between, or the URL says so; and the hostile server would see a password that is sent."""
+    for host, options in ((HERE, ""), (AWAY, "?require_auth=password")):
+        with FakePostgres() as server:
+            error = refused(f"postgresql://meta:{PASSWORD}@{host}:{server.port}/m{options}")
+            assert error.code == "meta.denied"
+            assert PASSWORD.encode() in server.received
+
+
+@pytest.mark.parametrize("options", ["sslmode=require", "sslmode=verify-full&sslrootcert={ca}"])
+def test_a_postgresql_that_takes_tls_away_learns_nothing(tmp_path: Path, options: str) -> None:
+    write_certificate(tmp_path)
+    with FakePostgres() as server:
+        url = f"postgresql://meta:{PASSWORD}@{AWAY}:{server.port}/m?{options.format(ca=tmp_path / CERTIFICATE)}"
+        assert refused(url).code == "connection.tls_missing"
+        assert not server.received
+
+
+def test_a_postgresql_that_says_nothing_after_the_login_is_left() -> None:
+    with FakePostgres(silent=True) as server:
+        error = refused(f"postgresql://meta:{PASSWORD}@{HERE}:{server.port}/m")
+        assert error.code == "meta.unreachable"
+
+
+def test_a_postgresql_that_falls_silent_in_the_middle_is_left_and_asked_again_later(postgres: object) -> None:
+    url = str(postgres.url())  # type: ignore[attr-defined]
+    with TcpProxy(postgres.port) as proxy:  # type: ignore[attr-defined]
+        through = url.replace(f":{postgres.port}/", f":{proxy.port}/")  # type: ignore[attr-defined]
+        with Meta.open(
+            "env:META", environ={"META": through}, upgrade=True, busy_timeout_s=1, answer_timeout_s=2
+        ) as meta:
+            before = meta.now_us()
+            proxy.stall()
+            error = refusal(meta.now_us)
+            assert isinstance(error, RetryLater)
+            assert error.code == "meta.unreachable"
+            proxy.flow()
+            assert meta.now_us() > before
+
+
+PIPELINE = """
+pipeline: shop
+sources: [{{name: shop, connection: env:A, server_id: 9}}]
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "file:///tmp/x"}}
+meta: {{url: "{meta}"}}
+"""
+SECRETS = ("password=", "passwd=", "sslpassword=", "ssl_key_password=", "passphrase=")
+
+
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("kind", ["mysql", "postgresql"])
+def test_no_option_of_a_url_is_repeated(kind: str, name: str) -> None:
+    """A password may be written as an option, too."""
+    refused(f"{kind}://u@127.0.0.1:1/db?{name}{PASSWORD}")
+    text = PIPELINE.format(meta=f"{kind}://u@127.0.0.1/db?{name}{PASSWORD}")
+    error = refusal(lambda: parse(text, where="shop.yaml"))
+    assert error.code == "config.invalid"
+    assert PASSWORD not in str(error)
+
+
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        ("mysql://u@127.0.0.1:1/db?sslmode=verify-full", "connection.option"),
+        ("mysql://u@127.0.0.1:1/db?ssl=true", "connection.option"),
+        ("mysql://u@127.0.0.1:1/db?local_infile=1", "connection.option"),
+        ("mysql://u@127.0.0.1:1/db?ssl_mode=REQUIRED&ssl_mode=DISABLED", "connection.option"),
+        ("postgresql://u@127.0.0.1:1/db?ssl_mode=REQUIRED", "meta.url"),
+        ("postgresql://u@127.0.0.1:1/db?sslmode=VERIFY_FULL", "meta.url"),
+    ],
+)
+def test_an_option_that_would_be_left_out_is_refused(url: str, code: str) -> None:
+    assert refused(url).code == code

@@ -1,0 +1,35 @@
+"""`check` warns of a bucket that is reached in plain text."""
+
+from __future__ import annotations
+
+import pytest
+
+from cdc_core.check import check
+from cdc_core.config import parse
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "warned"),
+    [
+        ("http://0.0.0.0:9", True),
+        ("https://0.0.0.0:9", False),
+        ("http://127.0.0.1:9", False),
+        ("http://[::1]:9", False),
+    ],
+)
+def test_a_bucket_in_plain_text_beyond_loopback_is_warned_of(
+    endpoint: str, warned: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setattr("cdc_core.check.check_writable", lambda store: None)
+    pipeline = parse(
+        f"""
+        pipeline: shop
+        sources: [{{name: a, connection: "env:A", server_id: 1}}]
+        tables: {{include: [x]}}
+        stage: {{uri: "s3://b/p", s3_endpoint: "{endpoint}"}}
+        meta: {{url: "sqlite:///{tmp_path}/m.db"}}
+        """,
+        where="x",
+    )
+    found = [one for one in check(pipeline, environ={}).findings if one.subject == "stage" and one.status == "warn"]
+    assert ["plain text" in one.what for one in found] == [True] * warned
