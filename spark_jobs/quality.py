@@ -26,7 +26,7 @@ from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import KEY_CHAIN, SHARD
-from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path
+from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
 from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
@@ -120,6 +120,8 @@ def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
 def check(job: Job) -> None:
     """Runs the three suites and the pipeline's own. Raises DataAtRisk (quality.failed) after all have run and their
     results are kept, UsageError (quality.suite)."""
+    folder = job.plan.quality_folder(job.target.name)
+    job.clear(folder)
     tables = [table for table in job.tables() if table.files]
     counts = counts_from_bytes(job.store.get(counts_path(job.plan.merged_folder(job.merge_set.name))), MergeCounts)
     winners = {one.table: one.winners for one in counts}
@@ -141,8 +143,6 @@ def check(job: Job) -> None:
         }
         from spark_jobs.suite_runner import GOOD, SUITES, judge
 
-    folder = job.plan.quality_folder(job.target.name)
-    job.clear(folder)
     verdicts: dict[str, dict[str, Any]] = {}
     for stage, frame in frames.items():
         if frame is None:
@@ -156,14 +156,15 @@ def check(job: Job) -> None:
     for name, verdict in _own_verdicts(job, tables, winners):
         verdicts[name] = verdict
         _keep(job, folder, name, verdict)
-    job.store.put(f"{folder}/report.html", page(job.plan.run_id, job.target.name, verdicts).encode())
+    # Comes last: without the report, no verdict counts.
+    job.store.put(quality_report(folder), page(job.plan.run_id, job.target.name, verdicts).encode())
     failed = [name for name, verdict in verdicts.items() if not verdict["success"]]
     if failed:
         raise DataAtRisk(
             f"Rows fail the expectations of {', '.join(failed)}.",
             where=f"run {job.plan.run_id}, target {job.target.name}",
             code="quality.failed",
-            remedy=f"read {job.store.location(folder)}/report.html, or {failed[0]}.json beside it; the consume records "
+            remedy=f"read {job.store.location(quality_report(folder))}, or {failed[0]}.json beside it; the consume records "
             "have not moved",
         )
 

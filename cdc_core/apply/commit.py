@@ -26,6 +26,7 @@ from cdc_core.model.run import (
     WriteCounts,
     counts_from_bytes,
     counts_path,
+    quality_report,
 )
 from cdc_core.stage.objects import ObjectStore
 
@@ -135,12 +136,13 @@ def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
 
 
 def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:
-    """Requires at least one result, and `"success": true` in each. What to check is up to the suites."""
+    """Requires the report, which is written last, at least one result, and `"success": true` in each."""
     folder = f"{plan.quality_folder(target)}/"
-    paths = [found.path for found in store.list(folder) if found.path.endswith(".json")]
-    if not paths:
+    found = [one.path for one in store.list(folder)]
+    paths = [path for path in found if path.endswith(".json")]
+    if not paths or quality_report(plan.quality_folder(target)) not in found:
         raise Refused(
-            f"Target {target!r} has no quality results.",
+            f"Target {target!r} has no quality results, or not all of them: their report is missing.",
             where=folder,
             code="commit.quality_missing",
             remedy="clear the run from its quality task on",

@@ -26,6 +26,8 @@ from cdc_core.errors import Refused
 
 _LOOK_S = 0.1
 """While an answer is awaited, how often to look whether spark-submit still runs."""
+_SHORT = "/tmp"
+"""The path of a Unix socket has at most 107 bytes (unix(7)); TMPDIR may be any."""
 _LEAVE_S = 60.0
 """The time an application has for its own end once no job is left."""
 
@@ -86,7 +88,10 @@ class SparkApplication:
 
     def _start(self, job: SparkJob) -> _Driver:
         """An application with the settings of a job."""
-        with tempfile.TemporaryDirectory(prefix="lockstep-") as private, socket.socket(socket.AF_UNIX) as listener:
+        with (
+            tempfile.TemporaryDirectory(prefix="lockstep-", dir=_SHORT) as private,
+            socket.socket(socket.AF_UNIX) as listener,
+        ):
             address = str(Path(private) / "jobs")
             listener.bind(address)
             listener.listen(1)

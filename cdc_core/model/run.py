@@ -8,9 +8,10 @@ The files of a run are under `runs/<run id>/` on the stage:
     rejected/target=<t>/cdc_table=<table>/*.parquet   what will not, with `_cdc_reason`
     rejected/quarantine/target=<t>/cdc_table=<table>/*.parquet   what the target did not take, with `_cdc_reason`
     written/target=<t>/counts.json                what each shard's transaction did
-    quality/target=<t>/*.json                     results of the expectations
+    quality/target=<t>/*.json                     results of the expectations, and quality/target=<t>/report.html
 
-A task that runs again replaces its own folder and nothing else.
+A task deletes its `counts.json` (quality: `report.html`) first and writes it last: without it, nothing in its folder
+counts. A task that runs again replaces its own folder and nothing else.
 """
 
 from __future__ import annotations
@@ -89,8 +90,13 @@ def plan_path(run_id: str) -> str:
 
 
 def quality_folder(run_id: str, target: str) -> str:
-    """The verdicts of a target's suites, and report.html, which shows them."""
+    """The verdicts of a target's suites, and the report, which shows them."""
     return f"{run_root(run_id)}/quality/target={target}"
+
+
+def quality_report(folder: str) -> str:
+    """The report in a quality folder. It is written last: without it, no verdict in the folder counts."""
+    return f"{folder}/report.html"
 
 
 def counts_path(folder: str) -> str:

@@ -21,7 +21,7 @@ from cdc_core.cli.status import health, ledger_document, problem_document, run_d
 from cdc_core.errors import InternalError, LockstepError
 from cdc_core.meta import Meta, RecordState, RunState
 from cdc_core.meta.health import retention_left_s
-from cdc_core.model.run import quality_folder
+from cdc_core.model.run import quality_folder, quality_report
 from cdc_core.windows import to_us
 from lockstep_airflow.page import airflow_state
 from lockstep_airflow.pipelines import read_folder
@@ -227,7 +227,7 @@ def account_document(account: Account, stage: config.StageConfig) -> dict[str, A
                 "sums": _sums(rows) if rows else None,
                 "adds_up": not any(row.entry.problems() for row in rows) if rows else None,
                 "ledgers": [ledger_document(row.entry) for row in rows],
-                "report": f"{stage.uri.rstrip('/')}/{quality_folder(account.run.run_id, target)}/report.html",
+                "report": f"{stage.uri.rstrip('/')}/{quality_report(quality_folder(account.run.run_id, target))}",
             }
         )
     return run_document(account.run) | {"targets": targets}

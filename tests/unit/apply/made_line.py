@@ -18,6 +18,7 @@ from cdc_core.model.run import (
     WriteCounts,
     counts_path,
     counts_to_bytes,
+    quality_report,
 )
 from cdc_core.stage import start as starts
 from cdc_core.stage.objects import ObjectStore
@@ -97,6 +98,8 @@ class Line:
         results = altered.get("quality", {"target.json": {"success": True}})
         for name, result in results.items():
             self.store.put(f"{run.quality_folder(target)}/{name}", json.dumps(result).encode())
+        if altered.get("reported", True):
+            self.store.put(quality_report(run.quality_folder(target)), b"<html>")
         commit.mark_applied(self.meta, run, target)
 
     def put_counts(

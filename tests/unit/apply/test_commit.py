@@ -83,6 +83,11 @@ def test_quality_that_failed_or_is_missing_moves_nothing(line: Line) -> None:
     assert (type(error), error.code) == (Refused, "commit.quality_missing")
 
 
+def test_quality_that_was_killed_between_two_results_moves_nothing(line: Line) -> None:
+    error = refused(line, quality={"a.json": {"success": True}}, reported=False)
+    assert (type(error), error.code) == (Refused, "commit.quality_missing")
+
+
 @pytest.mark.parametrize("result", [{}, {"success": "yes"}, {"success": 1}, [], None])
 def test_a_quality_result_that_does_not_say_true_is_no_success(line: Line, result: object) -> None:
     assert refused(line, quality={"a.json": result}).code in ("commit.quality_failed", "commit.unreadable")
