@@ -85,6 +85,10 @@ _VARIABLES = (
     "sql_safe_updates = 0",
     "sql_select_limit = 18446744073709551615",
     "sql_big_selects = 1",
+    # COMMIT must not end the connection (RELEASE), nor begin another transaction (CHAIN).
+    "completion_type = 0",
+    # The rows that warnings are about are found by the text `at row N`.
+    "lc_messages = 'en_US'",
 )
 SESSION = (
     # `init_connect` or the server's defaults may have changed the connection's charset and collation.
@@ -101,6 +105,10 @@ _SESSION_WHERE_KNOWN = (
     "SET SESSION explicit_defaults_for_timestamp = 1",
     "SET SESSION check_constraint_checks = 1",
     "SET SESSION max_statement_time = 0",
+    # With another one, the name of the file that LOAD DATA LOCAL asks for is converted, and is not ours any more.
+    "SET SESSION character_set_filesystem = binary",
+    # MariaDB: an algorithm that a statement does not allow is an error.
+    "SET SESSION alter_algorithm = 'DEFAULT'",
 )
 _NOT_SETTABLE = frozenset({1193, 1227, 1229, 1238})
 """No such variable, no privilege, global only, read only."""
