@@ -205,7 +205,7 @@ class ShardTransaction:
         self._loaded = ", ".join([*(f"_l.{name}" for name in names), "_l._v"])
 
     def run(self) -> WriteCounts:
-        twins = settle_twins(self.cursor, self.facts, self.key)
+        twins = settle_twins(self.cursor, self.facts, self.key, self.file.key_widths)
         if self.file.truncates:
             _truncate(self.cursor, self.facts)
         state, special = self._state_sql()
@@ -471,7 +471,8 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
         *([update] if changes else []),
         f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'_l.{name}' for name in names)} "
         f"FROM {TEMPORARY} _l LEFT JOIN {table} r ON {same} "
-        f"WHERE {chosen} AND r.{target_name(facts, key[0])} IS NULL",
+        # COALESCE, because servers find '0000-00-00' in a NOT NULL column by IS NULL.
+        f"WHERE {chosen} AND COALESCE(r.{target_name(facts, key[0])}) IS NULL",
     ]
 
 
