@@ -311,6 +311,7 @@ def sql(
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
             return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
         except duckdb.Error as error:
+            _require_there(files)
             if (refused := _refused(str(error))) is not None:
                 raise refused from None
             if not isinstance(error, _OF_THE_QUERY):
@@ -528,10 +529,26 @@ def _local_files(
             of = one.source if (one.source, one.schema.name) in emptied else ""
             groups.setdefault((one.schema.id, of), (one.schema, []))[1].append(str(local))
         require_intact(store, in_place)
-        yield tuple(
-            FileGroup(schema, tuple(files), condition, emptied.get((source, schema.name), {}))
-            for (_, source), (schema, files) in groups.items()
-        )
+        try:
+            yield tuple(
+                FileGroup(schema, tuple(files), condition, emptied.get((source, schema.name), {}))
+                for (_, source), (schema, files) in groups.items()
+            )
+        except duckdb.Error:
+            _require_there([file for _, files in groups.values() for file in files])
+            raise
+
+
+def _require_there(files: Sequence[str]) -> None:
+    """Raises RetryLater (stage.removed) for a file that DuckDB did not find because it was removed under the reader."""
+    for file in files:
+        if not os.path.exists(file):
+            raise RetryLater(
+                "A staged file was removed while it was read.",
+                where=file,
+                code="stage.removed",
+                remedy="read again: after a purge, readers begin at the new horizon, or say what is missing",
+            )
 
 
 def _views(

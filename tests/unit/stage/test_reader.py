@@ -22,6 +22,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf, parse_position
+from cdc_core.stage.intact import require_intact
 from cdc_core.stage.reader import (
     by_key_batches,
     change_batches,
@@ -316,6 +317,29 @@ def test_every_reader_refuses_a_part_whose_bytes_have_changed(store, tmp_path, h
     store.put(first.path, whole)
     for read in read_all.values():
         read()
+
+
+def test_a_file_that_a_purge_removes_under_a_reader_is_worth_another_read(store, tmp_path, monkeypatch):
+    batches = stage(store, [Made([insert(1)])], [Made([insert(2)])])
+    whole = store.get(batches[0].parts[0].path)
+
+    def purged(store, parts):
+        require_intact(store, parts)
+        store.delete(batches[0].parts[0].path)
+
+    monkeypatch.setattr("cdc_core.stage.reader.require_intact", purged)
+    for read in (
+        lambda: table_state(store, batches, "shop.orders"),
+        lambda: list(by_key_batches(store, batches, "shop.orders")),
+        lambda: export(store, batches, "shop.orders", tmp_path / "out.parquet"),
+        lambda: sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"'),
+        lambda: sql(store, {"one": batches}, 'SELECT * FROM "shop.orders"'),
+    ):
+        store.put(batches[0].parts[0].path, whole)
+        with pytest.raises(RetryLater) as caught:
+            read()
+        assert caught.value.code == "stage.removed"
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_an_export_holds_the_state_in_one_file(store, tmp_path):
