@@ -64,7 +64,7 @@ def require_hash(store: ObjectStore, part: StagedBytes, sha256: str) -> None:
 def damaged(store: ObjectStore, part: StagedBytes, how: str) -> DataAtRisk:
     return DataAtRisk(
         f"The staged file {part.path} {how}.",
-        where=store.uri,
+        where=f"{store.uri} {part.path}",
         code="stage.damaged",
         remedy="restore the file from a backup of the stage, else copy its table again; `lockstep stage verify --deep` "
         "lists every such file",
