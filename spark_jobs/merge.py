@@ -50,6 +50,7 @@ from cdc_core.model.staged import (
     UPDATE,
 )
 from cdc_core.model.version import ORIGIN_BYTES
+from cdc_core.stage.intact import require_intact
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -359,8 +360,13 @@ def moving_keys(job: Job, table: MergeTable) -> list[str]:
 
 
 def merge(job: Job) -> None:
-    """Merges a set; writes counts.json last, and only then does the set count as merged."""
-    require_unpurged(job.store, [file.batch_id for table in job.merge_set.tables for file in table.files])
+    """Merges a set; writes counts.json last, and only then does the set count as merged.
+
+    Raises DataAtRisk (stage.missing, stage.damaged) for a file that is not as it was staged, before any row is used.
+    """
+    files = [file for table in job.merge_set.tables for file in table.files]
+    require_unpurged(job.store, [file.batch_id for file in files])
+    require_intact(job.store, files)
     job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
     tables = [table for table in job.merge_set.tables if table.files]
     size_shuffles(job.spark, max((table.rows for table in tables), default=0))

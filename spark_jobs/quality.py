@@ -91,7 +91,9 @@ def _comparer(destination: Destination) -> Work:
                 for number in np.unique(shards):
                     rows = batch.take(pa.array(np.flatnonzero(shards == number)))
                     shard = destination.shards[number]
-                    found = outcomes(sessions.of(shard), shard.facts, rows, destination.layout, scratch=Path(scratch))
+                    found = outcomes(
+                        sessions.of(shard), shard.facts, rows, destination.layout_of(shard), scratch=Path(scratch)
+                    )
                     yield pa.record_batch(
                         {
                             _TABLE: pa.array([destination.logical] * rows.num_rows),

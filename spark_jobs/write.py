@@ -88,7 +88,8 @@ def _writer(
                     shards = np.asarray(batch.column(SHARD))
                     for number in np.unique(shards):
                         if number not in files:
-                            files[number] = stack.enter_context(LoadFile(scratch, destination.layout))
+                            layout = destination.layout_of(destination.shards[number])
+                            files[number] = stack.enter_context(LoadFile(scratch, layout))
                         files[number].add(batch.filter(pa.array(shards == number)))
             for number, file in sorted(files.items()):
                 shard = destination.shards[number]

@@ -246,7 +246,15 @@ def _merge_tables(
         for file in view.files[batch.batch_id]:
             if target.table(file.table) is not None:
                 files[file.table].append(
-                    PlannedFile(file.path, file.rows, file.schema_id, batch.batch_id, file.absent_rows)
+                    PlannedFile(
+                        path=file.path,
+                        rows=file.rows,
+                        schema_id=file.schema_id,
+                        batch_id=batch.batch_id,
+                        size_bytes=file.size_bytes,
+                        sha256=file.sha256,
+                        absent_rows=file.absent_rows,
+                    )
                 )
     return tuple(_merge_table(target, table, tuple(files[table]), schemas) for table in sorted(files))
 

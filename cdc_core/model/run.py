@@ -27,12 +27,14 @@ from cdc_core.model.schema import TableSchema
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A part that the run reads. `path` is relative to the stage's root. absent_rows: as in Part."""
+    """A part that the run reads. `path` is relative to the stage's root. The others are as in Part."""
 
     path: str
     rows: int
     schema_id: str
     batch_id: str
+    size_bytes: int
+    sha256: str
     absent_rows: int = 0
 
 

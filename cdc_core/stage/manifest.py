@@ -11,7 +11,6 @@ must have are in `model.batch`.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
@@ -26,6 +25,7 @@ from cdc_core.model.batch import Manifest, Part, UnknownVersion
 from cdc_core.model.position import Position
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
+from cdc_core.stage.intact import digest
 from cdc_core.stage.layout import CHANGES, manifest_path, manifests_prefix, parse_part, start_path, table_prefix
 from cdc_core.stage.objects import Leftover, ObjectInfo, ObjectStore, missing
 from cdc_core.stage.unreadable import other_version
@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 
 _AT_ONCE = 16
 """Manifests fetched at once: a bucket takes some milliseconds to answer each."""
-_CHUNK = 1 << 20
 SWEPT_AFTER_S = 86_400.0
 """Age of what a sweep removes: more than clocks differ, and more than the life of any concurrent writer's task."""
 
@@ -364,10 +363,7 @@ def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: boo
     if not deep:
         return []
     with store.open_input(part.path) as file:
-        digest = hashlib.sha256()
-        while data := file.read(_CHUNK):
-            digest.update(data)
-        if digest.hexdigest() != part.sha256:
+        if digest(file) != part.sha256:
             return [ChainProblem("stage.damaged", part.path, f"The part's sha256 is not what batch {batch} says.")]
         file.seek(0)
         try:

@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from cdc_core.errors import Refused, RetryLater, UsageError
-from cdc_core.model.batch import Manifest
+from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
@@ -39,8 +39,9 @@ from cdc_core.stage.fold import (
     text,
 )
 from cdc_core.stage.horizon import missing_of, require_whole
+from cdc_core.stage.intact import digest, require_hash, require_intact
 from cdc_core.stage.manifest import require_undamaged
-from cdc_core.stage.objects import ObjectStore, missing
+from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.unify import (
     StagedPart,
     align,
@@ -72,6 +73,7 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
     schema = unified_schema(table, _definitions(parts))
     tables = []
     for one in parts:
+        require_intact(store, [one.part])
         with _damage_is_named(store, manifests, table), store.open_input(one.part.path) as file:
             tables.append(align(pq.ParquetFile(file).read(), schema))
     return pa.concat_tables(tables)
@@ -149,6 +151,7 @@ def change_batches(
     for one in parts:
         if until is not None and one.part.path not in up_to:
             continue
+        require_intact(store, [one.part])
         with store.open_input(one.part.path) as file:
             for batch in _batches(store, manifests, table, file, rows):
                 aligned = align(pa.Table.from_batches([batch]), schema)
@@ -308,6 +311,7 @@ def sql(
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
             return pa.table({}) if relation is None else relation.to_arrow_table()  # not all statements answer
         except duckdb.Error as error:
+            _require_there(files)
             if (refused := _refused(str(error))) is not None:
                 raise refused from None
             if not isinstance(error, _OF_THE_QUERY):
@@ -510,21 +514,41 @@ def _local_files(
 ) -> Iterator[tuple[FileGroup, ...]]:
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         groups: dict[tuple[str, str], tuple[TableSchema, list[str]]] = {}
+        in_place: list[Part] = []
         for number, one in enumerate(parts):
             local = store.local_path(one.part.path)
             if local is None:
                 local = Path(scratch) / f"{number}.parquet"
                 with store.open_input(one.part.path) as source, local.open("wb") as copy:
                     shutil.copyfileobj(source, copy, 1 << 20)
-            elif not local.exists():
-                raise missing(one.part.path, store.uri)
+                with local.open("rb") as copy:
+                    require_hash(store, one.part, digest(copy))
+            else:
+                in_place.append(one.part)
             # Two sources may have tables of one definition, and order keys of their own.
             of = one.source if (one.source, one.schema.name) in emptied else ""
             groups.setdefault((one.schema.id, of), (one.schema, []))[1].append(str(local))
-        yield tuple(
-            FileGroup(schema, tuple(files), condition, emptied.get((source, schema.name), {}))
-            for (_, source), (schema, files) in groups.items()
-        )
+        require_intact(store, in_place)
+        try:
+            yield tuple(
+                FileGroup(schema, tuple(files), condition, emptied.get((source, schema.name), {}))
+                for (_, source), (schema, files) in groups.items()
+            )
+        except duckdb.Error:
+            _require_there([file for _, files in groups.values() for file in files])
+            raise
+
+
+def _require_there(files: Sequence[str]) -> None:
+    """Raises RetryLater (stage.removed) for a file that DuckDB did not find because it was removed under the reader."""
+    for file in files:
+        if not os.path.exists(file):
+            raise RetryLater(
+                "A staged file was removed while it was read.",
+                where=file,
+                code="stage.removed",
+                remedy="read again: after a purge, readers begin at the new horizon, or say what is missing",
+            )
 
 
 def _views(

@@ -40,16 +40,18 @@ _ALTER_S = 86_400
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """One physical table on its server."""
+    """One physical table on its server. columns: whose values go to it. The shards of a table may differ in the columns
+    that are generated, missing there if they are generated on the source, or JSON."""
 
     table: ShardTable
     server: Server
     facts: TableFacts
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """See the module's docstring. columns: what is written, key columns included, as the rows name them. key: () if
+    """See the module's docstring. columns: those of all shards, key columns included, as the rows name them. key: () if
     rows have none, and are identified by all of their columns. shared: several source tables may feed the table, and
     must not share keys."""
 
@@ -61,11 +63,9 @@ class Destination:
     shards: tuple[Shard, ...]
     shared: bool = False
 
-    @property
-    def layout(self) -> Layout:
-        return Layout(
-            self.key, self.columns, shared=self.shared, documents=documents_of(self.shards[0].facts, self.columns)
-        )
+    def layout_of(self, shard: Shard) -> Layout:
+        documents = documents_of(shard.facts, shard.columns)
+        return Layout(self.key, shard.columns, shared=self.shared, documents=documents)
 
     @property
     def quarantine(self) -> bool:
@@ -125,7 +125,7 @@ def open_destination(
                     set_session(cursor)
                 require_server(connection, where=f"{reference} ({server})")
                 found = _inspect(connection, mine, demands, reference, problems)
-                shards += [Shard(place, server, facts) for place, facts in found]
+                shards += [Shard(place, server, facts, _loaded(facts, schemas)) for place, facts in found]
         except LockstepError as error:
             problems.append(error)
         except pymysql.err.MySQLError as error:
@@ -134,9 +134,7 @@ def open_destination(
         raise combined(problems)
     if ready:
         shards = _prepared(target, shards)
-    columns: dict[str, None] = {}
-    for schema in schemas:
-        columns |= dict.fromkeys(loaded_columns(shards[0].facts, schema))
+    columns = dict.fromkeys(name for shard in shards for name in shard.columns)
     return Destination(
         target.name,
         logical,
@@ -146,6 +144,10 @@ def open_destination(
         tuple(sorted(shards, key=lambda shard: shard.table.shard)),
         shared,
     )
+
+
+def _loaded(facts: TableFacts, schemas: Sequence[TableSchema]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(name for schema in schemas for name in loaded_columns(facts, schema)))
 
 
 def _require_shard_key(sharding: Sharding, target: str, logical: str, schemas: Sequence[TableSchema]) -> None:
@@ -239,8 +241,9 @@ def _inspect(
             facts = found[place.table]
             _collect(problems, require_store, connection, facts)
             if granted and facts in sound and not demands.ready:
-                names = dict.fromkeys(name for schema in demands.schemas for name in loaded_columns(facts, schema))
-                _collect(problems, require_room, connection, facts, tuple(names), shared=demands.shared)
+                _collect(
+                    problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=demands.shared
+                )
             yield place, facts
 
 

@@ -16,7 +16,8 @@ May assume that temporary tables cannot be read twice in a statement (MySQL).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from cdc_core.errors import DataAtRisk
@@ -38,6 +39,17 @@ _COLLATED = TEXT_BASES | {"enum", "set"}
 def spelled_apart(facts: TableFacts, key: Sequence[str]) -> bool:
     """Whether keys that are equal in the table may differ in staged rows."""
     return any(facts.by_name[name.lower()].type.base not in _ONE_SPELLING for name in key)
+
+
+def padded_apart(facts: TableFacts, widths: Mapping[str, tuple[int, int]]) -> bool:
+    """Whether loaded keys may have become equal because a BINARY column pads them: their own column was widened.
+
+    widths: as in LoadFile.key_widths.
+    """
+    return any(
+        shortest < longest and facts.by_name[name.lower()].type.base == "binary"
+        for name, (shortest, longest) in widths.items()
+    )
 
 
 def coarser(source: ColumnType, target: ColumnType) -> bool:
@@ -84,12 +96,14 @@ def same_spelling(facts: TableFacts, key: Sequence[str], left: str, right: str) 
     return " AND ".join(f"{_bytes_of(facts, name, left)} = {_bytes_of(facts, name, right)}" for name in collated) or "1"
 
 
-def settle_twins(cursor: Any, facts: TableFacts, key: Sequence[str]) -> bool:
+def settle_twins(
+    cursor: Any, facts: TableFacts, key: Sequence[str], widths: Mapping[str, tuple[int, int]] = MappingProxyType({})
+) -> bool:
     """Marks all but one of the loaded rows with equal keys as stale; whether there were any. TWINS then has them.
 
-    Raises DataAtRisk (target.key_collapse).
+    widths: as in LoadFile.key_widths. Raises DataAtRisk (target.key_collapse).
     """
-    if not spelled_apart(facts, key):
+    if not (spelled_apart(facts, key) or padded_apart(facts, widths)):
         return False
     names = ", ".join(f"_l.{target_name(facts, name)}" for name in key)
     there = " AND ".join(f"_l.{target_name(facts, name)} IS NOT NULL" for name in key)

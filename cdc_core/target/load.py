@@ -85,6 +85,10 @@ _VARIABLES = (
     "sql_safe_updates = 0",
     "sql_select_limit = 18446744073709551615",
     "sql_big_selects = 1",
+    # COMMIT must not end the connection (RELEASE), nor begin another transaction (CHAIN).
+    "completion_type = 0",
+    # The rows that warnings are about are found by the text `at row N`.
+    "lc_messages = 'en_US'",
 )
 SESSION = (
     # `init_connect` or the server's defaults may have changed the connection's charset and collation.
@@ -101,6 +105,10 @@ _SESSION_WHERE_KNOWN = (
     "SET SESSION explicit_defaults_for_timestamp = 1",
     "SET SESSION check_constraint_checks = 1",
     "SET SESSION max_statement_time = 0",
+    # With another one, the name of the file that LOAD DATA LOCAL asks for is converted, and is not ours any more.
+    "SET SESSION character_set_filesystem = binary",
+    # MariaDB: an algorithm that a statement does not allow is an error.
+    "SET SESSION alter_algorithm = 'DEFAULT'",
 )
 _NOT_SETTABLE = frozenset({1193, 1227, 1229, 1238})
 """No such variable, no privilege, global only, read only."""
@@ -166,6 +174,7 @@ class LoadFile:
     binary: the columns that travel as hex, known from the first batch.
     absent: the columns that some row lacks. truncates: some row is one.
     decimals: by column, for each set of numbers in JSON columns that only a DECIMAL holds, the `_j` of its rows.
+    key_widths: by binary column of the key, the shortest and the longest value in bytes.
     error_values: by column, the numbers of the rows whose '' is the error value of an ENUM (target.enums).
     """
 
@@ -178,6 +187,7 @@ class LoadFile:
         self.truncates = False
         self.decimals: dict[tuple[tuple[str, tuple[Number, ...]], ...], int] = {}
         self.error_values: dict[str, list[int]] = {}
+        self.key_widths: dict[str, tuple[int, int]] = {}
         self._file = self.path.open("wb")
 
     def __enter__(self) -> LoadFile:
@@ -199,6 +209,7 @@ class LoadFile:
         self.truncates |= bool(
             pc.any(pc.is_in(ops, pa.array([MergedOp.TRUNCATE, MergedOp.TRUNCATE_UNCOUNTED]))).as_py()
         )
+        self._measure_key(batch)
         fields = [escaped(keys), ops, version_hex(batch), self._flags(batch)]
         if self.layout.shared:
             # An earlier run, whose write is being completed, may have had no origins.
@@ -221,6 +232,14 @@ class LoadFile:
         self.binary = frozenset(name for name in self.layout.columns if is_bytes(batch.schema.field(name).type))
         self._file.write(joined(fields))
         self.rows += batch.num_rows
+
+    def _measure_key(self, batch: pa.RecordBatch) -> None:
+        for name in self.layout.key:
+            column = batch.column(name)
+            if pa.types.is_binary(column.type) and column.null_count < len(column):
+                found = pc.min_max(pc.binary_length(column)).as_py()
+                shortest, longest = self.key_widths.get(name, (found["min"], found["max"]))
+                self.key_widths[name] = min(shortest, found["min"]), max(longest, found["max"])
 
     def _flags(self, batch: pa.RecordBatch) -> pa.StringArray:
         index, sets = lacking(batch)

@@ -12,6 +12,7 @@ of these places still has the row, then, has the values that no change of the ru
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
@@ -22,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from cdc_core.model.merged import KEY_CHAIN, SHARD_UNKNOWN, MergedOp
-from cdc_core.model.staged import ABSENT, LITERAL, OP, lacking
+from cdc_core.model.staged import ABSENT, LITERAL, OP, absent_text, lacking
 from cdc_core.model.version import newer_or_equal
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.load import absent_values
@@ -135,7 +136,7 @@ def _held(
                 freshness=None,
                 scratch=scratch,
                 tolerant=destination.quarantine,
-                columns=columns,
+                columns={name: as_hex for name, as_hex in columns.items() if name in shard.columns},
             )
             for at, one in zip(here, part, strict=True):
                 if one != TargetVersion():
@@ -163,13 +164,14 @@ def _versions(rows: pa.RecordBatch) -> list[bytes]:
 
 
 def _filled(rows: pa.RecordBatch, fills: Mapping[int, Mapping[str, str | None]]) -> pa.RecordBatch:
-    """The rows with these values: texts as literals; a null is a null that is not absent."""
+    """The rows with these values: texts as literals; a null is a null that is not absent. Values of columns that the
+    other shard does not have stay absent."""
     if not fills:
         return rows
     literals, absent = rows.column(LITERAL).to_pylist(), rows.column(ABSENT).to_pylist()
     for at, values in fills.items():
         literals[at] = [*(literals[at] or []), *((name, text) for name, text in values.items() if text is not None)]
-        absent[at] = None
+        absent[at] = absent_text(name for name in json.loads(absent[at]) if name not in values)
     for name, values_of in ((LITERAL, literals), (ABSENT, absent)):
         place = rows.schema.get_field_index(name)
         rows = rows.set_column(place, rows.schema.field(place), pa.array(values_of, rows.schema.field(place).type))

@@ -205,7 +205,7 @@ class ShardTransaction:
         self._loaded = ", ".join([*(f"_l.{name}" for name in names), "_l._v"])
 
     def run(self) -> WriteCounts:
-        twins = settle_twins(self.cursor, self.facts, self.key)
+        twins = settle_twins(self.cursor, self.facts, self.key, self.file.key_widths)
         if self.file.truncates:
             _truncate(self.cursor, self.facts)
         state, special = self._state_sql()
@@ -280,7 +280,7 @@ class ShardTransaction:
         if self.facts.coarser:
             require_own_rows(self.cursor, self.facts, self.key, twins=twins)
         if self.file.absent:
-            _require_complete(self.cursor, self.facts)
+            _require_complete(self.cursor, self.facts, self.file)
 
     def delete(self, states: States) -> None:
         """Removes rows, and leaves tombstones."""
@@ -383,10 +383,14 @@ def _literal(version: bytes) -> str:
     return f"X'{bytes(version).hex()}'"
 
 
-def _require_complete(cursor: Any, facts: TableFacts) -> None:
+def _require_complete(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
+    """What the table computes itself is not lacking. Raises DataAtRisk (target.absent_values)."""
+    lacking = [is_absent(file.layout, name) for name in written_columns(facts, sorted(file.absent))]
+    if not lacking:
+        return
     cursor.execute(
-        f"SELECT _k, COUNT(*) OVER () FROM {TEMPORARY} WHERE _o = '{UPSERT}' AND _s = {NEW} AND _a IS NOT NULL "
-        "ORDER BY _n LIMIT 1"
+        f"SELECT _k, COUNT(*) OVER () FROM {TEMPORARY} _l WHERE _o = '{UPSERT}' AND _s = {NEW} AND _a IS NOT NULL "
+        f"AND ({' OR '.join(lacking)}) ORDER BY _n LIMIT 1"
     )
     row = cursor.fetchone()
     if row:
@@ -467,7 +471,8 @@ def _upsert_beside(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
         *([update] if changes else []),
         f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'_l.{name}' for name in names)} "
         f"FROM {TEMPORARY} _l LEFT JOIN {table} r ON {same} "
-        f"WHERE {chosen} AND r.{target_name(facts, key[0])} IS NULL",
+        # COALESCE, because servers find '0000-00-00' in a NOT NULL column by IS NULL.
+        f"WHERE {chosen} AND COALESCE(r.{target_name(facts, key[0])}) IS NULL",
     ]
 
 

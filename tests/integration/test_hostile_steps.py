@@ -120,11 +120,11 @@ def run_write(place: Place, environ: dict[str, str], start: str) -> list[Lockste
     """What a run does at a target: looks at it, writes, reads back."""
     destination, rows = destination_and_rows(place, environ, start)
     shard = destination.shards[0]
-    with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout) as file:
+    with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
         file.add(rows)
         write_shard(shard.server, ShardWrite("run", "t", shard.facts), file, pause=lambda _: None)
         with translating("read back"), open_session(shard.server, place.database, where="read back") as connection:
-            outcomes(connection, shard.facts, rows, destination.layout, scratch=Path(folder))
+            outcomes(connection, shard.facts, rows, destination.layout_of(shard), scratch=Path(folder))
     return []
 
 

@@ -533,3 +533,24 @@ def test_a_row_that_came_under_an_equal_key_by_the_change_that_left_the_shard_st
         assert table.write([row("d", "X", 2)]).stale == 1
         assert table.everything() == before
         assert table.rows("k, v") == [("x", 2)]
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_keys_of_both_widths_of_a_widened_binary_column_are_one_row(server: Any, store: str) -> None:
+    columns = {"k": pa.binary(), "v": pa.int32()}
+    short, long = b"a\0\0\0", b"a\0\0\0\0\0"
+
+    def row(op: str, k: bytes, v: int) -> Winner:
+        return Winner(op, {"k": k, "v": v}, (v, v, 0, "one"))
+
+    definition = "CREATE TABLE {name} (k BINARY(6) PRIMARY KEY, v INT)"
+    with target_table(server, definition, columns, ("k",), store=store) as table:
+        for batch, left in (
+            ([row("u", short, 1), row("u", long, 2)], [(long, 2)]),
+            ([row("u", short, 3), row("d", long, 4)], []),
+            ([row("d", short, 5), row("u", long, 6)], [(long, 6)]),
+        ):
+            for _ in range(2):
+                counts = table.write(batch)
+                assert (counts.written + counts.absent, counts.stale) == (1, 1)
+                assert table.rows("k, v") == left

@@ -59,7 +59,7 @@ def odd(request: pytest.FixtureRequest) -> Iterator[Table]:
 def arrived(odd: Table, left_at: int) -> tuple[Destination, LocatedRows]:
     """Row 1 came under the key 2 by a change of (`left_at`, 0) that said nothing else."""
     place = ShardTable(0, odd.facts.database, odd.facts.table, 0)
-    shards = (Shard(place, odd.server, odd.facts),)
+    shards = (Shard(place, odd.server, odd.facts, tuple(odd.columns)),)
     destination = Destination("t", "shop.odd", TargetTable(), ("id",), tuple(odd.columns), shards)
     rows = record_batch([Winner("u", {"id": 2}, (9, 9, 0, "one"), absent=list(ODD))], odd.columns)
     link = {"id": 1, "_cdc_ts": left_at, "_cdc_source": "one", "_cdc_seq": left_at, "_cdc_row": 0}
@@ -78,7 +78,10 @@ def unequal(odd: Table) -> list[str]:
 def test_values_of_every_type_come_along_to_the_new_key(odd: Table) -> None:
     destination, settled = arrived(odd, 8)
     assert settled.rows.column("_cdc_absent").to_pylist() == [None]
-    with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout) as file:
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        LoadFile(Path(folder), destination.layout_of(destination.shards[0])) as file,
+    ):
         file.add(settled.rows)
         write_shard(odd.server, ShardWrite("run", "shop.odd", odd.facts), file)
     assert unequal(odd) == []

@@ -37,6 +37,13 @@ HOSTILE = {
     "sql_require_primary_key": "1",
     "check_constraint_checks": "0",
     "innodb_lock_wait_timeout": "1",
+    "lc_messages": "'de_DE'",
+    "alter_algorithm": "'NOCOPY'",
+    "character_set_filesystem": "utf16",
+    "completion_type": "2",
+    "group_concat_max_len": "4",
+    "big_tables": "1",
+    "autocommit": "0",
 }
 
 
@@ -74,7 +81,10 @@ def test_a_hostile_server_gets_the_same_rows(server: Any) -> None:
         swapped = [shop("u", 1, "c\\2", 1, 2), shop("u", 2, "c\\1", 2, 2), shop("d", 5, None, None, 2)]
         assert table.write(swapped).written == 3
         assert table.write(first[4:]).stale == 1
-        assert table.rows() == [(1, "c\\2", 1), (2, "c\\1", 2), (3, "c\\3", 3), (4, "c\\4", 4)]
+        too_long = [shop("u", 6, "much too long for this column", 6, 3), shop("u", 7, "c7", 7, 3)]
+        counts = table.write(too_long, quarantine=True)
+        assert (counts.written, counts.quarantined) == (1, 1)
+        assert table.rows() == [(1, "c\\2", 1), (2, "c\\1", 2), (3, "c\\3", 3), (4, "c\\4", 4), (7, "c7", 7)]
 
 
 def test_a_value_that_does_not_fit_is_refused_even_where_the_server_keeps_no_warnings(server: Any) -> None:

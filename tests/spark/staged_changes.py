@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -81,8 +82,11 @@ class Stage:
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(staged_table(schema, changes), place, compression="zstd")
+        data = place.read_bytes()
+        absent = sum(bool(change.absent) for change in changes)
+        sha256 = hashlib.sha256(data).hexdigest()
         self.files.setdefault(table, []).append(
-            PlannedFile(path, len(changes), schema.id, batch, sum(bool(change.absent) for change in changes))
+            PlannedFile(path, len(changes), schema.id, batch, len(data), sha256, absent)
         )
 
     def plan(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -143,16 +144,32 @@ def test_a_truncate_is_refused_and_leaves_no_counts(
 
 def test_a_file_with_other_rows_than_its_manifest_says_is_data_at_risk(spark: SparkSession, tmp_path: Path) -> None:
     stage = Stage(tmp_path)
+    stage.add("shop.items", ITEMS, [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)])
+    (file,) = stage.files["shop.items"]
+    stage.files["shop.items"] = [replace(file, rows=4)]
+    with pytest.raises(DataAtRisk) as caught:
+        merged(spark, stage, ["a", "b"])
+    assert caught.value.code == "spark.rows_differ"
+
+
+def test_a_staged_file_with_other_bytes_is_refused_before_any_of_its_rows_is_merged(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path)
     changes = [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)]
     stage.add("shop.items", ITEMS, changes)
     place = tmp_path / stage.files["shop.items"][0].path
     whole = place.read_bytes()
-    short = Stage(tmp_path)
-    short.add("shop.items", ITEMS, changes[:4])
-    assert place.read_bytes() != whole
-    with pytest.raises(DataAtRisk) as caught:
-        merged(spark, stage, ["a", "b"])
-    assert caught.value.code == "spark.rows_differ"
+    Stage(tmp_path).add("shop.items", ITEMS, [replace(one, row=one.row | {"n": 2}) for one in changes])
+    other = place.read_bytes()
+    for data in (other, bytes([whole[0], whole[1] ^ 1, *whole[2:]]), whole[:-1], b""):
+        place.write_bytes(data)
+        with pytest.raises(DataAtRisk) as caught:
+            merged(spark, stage, ["a", "b"])
+        assert caught.value.code == "stage.damaged"
+        assert list(tmp_path.rglob("merged/**/*.parquet")) == []
+    place.write_bytes(whole)
+    assert len(merged(spark, stage, ["a", "b"])[0]) == 5
 
 
 def test_times_and_literals_go_through_unchanged(spark: SparkSession, tmp_path: Path) -> None:

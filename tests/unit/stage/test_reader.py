@@ -22,7 +22,16 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf, parse_position
-from cdc_core.stage.reader import by_key_batches, changes, export, sql, table_state
+from cdc_core.stage.intact import require_intact
+from cdc_core.stage.reader import (
+    by_key_batches,
+    change_batches,
+    changes,
+    export,
+    sql,
+    state_batches,
+    table_state,
+)
 from cdc_core.stage.stores import open_store
 from cdc_core.stage.writer import BatchWriter
 from tests.history_model import COLUMNS, KEY, NAMES, History, Unknown, histories, nets, winners
@@ -275,6 +284,62 @@ def test_a_part_that_is_gone_is_data_at_risk(store):
         with pytest.raises(DataAtRisk) as caught:
             read(store, batches, "shop.orders")
         assert caught.value.code == "stage.missing"
+
+
+@pytest.mark.parametrize("how", ["a bit", "truncated", "another batch"])
+def test_every_reader_refuses_a_part_whose_bytes_have_changed(store, tmp_path, how):
+    batches = stage(store, [Made([insert(n) for n in range(100)])], [Made([insert(n) for n in range(100, 200)])])
+    first, second = (batch.parts[0] for batch in batches)
+    whole = store.get(first.path)
+    read_all = {
+        "changes": lambda: changes(store, batches, "shop.orders"),
+        "batches of changes": lambda: list(change_batches(store, batches, "shop.orders")),
+        "changes by key": lambda: list(by_key_batches(store, batches, "shop.orders")),
+        "state": lambda: table_state(store, batches, "shop.orders"),
+        "batches of the state": lambda: list(state_batches(store, batches, "shop.orders")),
+        "export": lambda: export(store, batches, "shop.orders", tmp_path / "out.parquet"),
+        "sql": lambda: sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"'),
+    }
+    step = max(len(whole) // 7, 1)
+    kinds = {
+        "a bit": [whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :] for at in range(0, len(whole), step)],
+        "truncated": [b"", whole[:-1], whole + b"\0"],
+        "another batch": [store.get(second.path)],
+    }
+    for data in kinds[how]:
+        store.put(first.path, data)
+        for name, read in read_all.items():
+            with pytest.raises(DataAtRisk) as caught:
+                read()
+            assert caught.value.code == "stage.damaged", name
+            assert first.path in caught.value.what
+    assert not (tmp_path / "out.parquet").exists()
+    store.put(first.path, whole)
+    for read in read_all.values():
+        read()
+
+
+def test_a_file_that_a_purge_removes_under_a_reader_is_worth_another_read(store, tmp_path, monkeypatch):
+    batches = stage(store, [Made([insert(1)])], [Made([insert(2)])])
+    whole = store.get(batches[0].parts[0].path)
+
+    def purged(store, parts):
+        require_intact(store, parts)
+        store.delete(batches[0].parts[0].path)
+
+    monkeypatch.setattr("cdc_core.stage.reader.require_intact", purged)
+    for read in (
+        lambda: table_state(store, batches, "shop.orders"),
+        lambda: list(by_key_batches(store, batches, "shop.orders")),
+        lambda: export(store, batches, "shop.orders", tmp_path / "out.parquet"),
+        lambda: sql(store, {"one": batches}, 'SELECT count(*) FROM "shop.orders_changes"'),
+        lambda: sql(store, {"one": batches}, 'SELECT * FROM "shop.orders"'),
+    ):
+        store.put(batches[0].parts[0].path, whole)
+        with pytest.raises(RetryLater) as caught:
+            read()
+        assert caught.value.code == "stage.removed"
+    assert not (tmp_path / "out.parquet").exists()
 
 
 def test_an_export_holds_the_state_in_one_file(store, tmp_path):

@@ -1,0 +1,150 @@
+"""Shards of one table whose definitions differ: each row has the source's values, whichever shard it is in."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.config import Sharding, Target, TargetTable
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.merged import SHARD_UNKNOWN
+from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.target.compare import outcomes
+from cdc_core.target.destination import Destination, Sessions, open_destination
+from cdc_core.target.load import LoadFile
+from cdc_core.target.row_lookup import locate_rows
+from cdc_core.target.write import ShardWrite, write_shard
+from tests.target_rows import Winner, record_batch
+
+TYPES = {"id": "bigint", "a": "int", "g": "int", "doc": "json"}
+COLUMNS = {name: parse_column_type(kind).arrow for name, kind in TYPES.items()}
+SCHEMA = TableSchema(
+    "shop",
+    "t",
+    tuple(
+        Column(name, parse_column_type(kind), nullable=name != "id", key_part=1 if name == "id" else None,
+               generated=name == "g")
+        for name, kind in TYPES.items()
+    ),
+)  # fmt: skip
+GENERATED = {
+    "missing": "CREATE TABLE {name} (id BIGINT PRIMARY KEY, a INT, doc JSON)",
+    "plain": "CREATE TABLE {name} (id BIGINT PRIMARY KEY, a INT, g INT, doc JSON)",
+    "generated": "CREATE TABLE {name} (id BIGINT PRIMARY KEY, a INT, g INT AS (a + 1) STORED, doc JSON)",
+    "of another type": "CREATE TABLE {name} (id BIGINT PRIMARY KEY, a INT, g VARCHAR(9) AS (a + 1) STORED, doc JSON)",
+}
+DOC = '{"d": 12345678901234567890.123456789, "n": -1.50}'
+
+
+@pytest.fixture
+def databases(mysql9: Any, mariadb_target: Any) -> Iterator[Any]:
+    """One on each of the two servers."""
+    name = f"t_{uuid.uuid4().hex[:10]}"
+    servers = (mysql9, mariadb_target)
+    connections = [server.connect(autocommit=True) for server in servers]
+    for connection in connections:
+        with connection.cursor() as cursor:
+            cursor.execute("SET GLOBAL local_infile = ON")
+            cursor.execute(f"CREATE DATABASE {name}_0")
+            cursor.execute(f"CREATE DATABASE {name}_1")
+    yield name, servers, connections
+    for connection in connections:
+        with connection.cursor() as cursor:
+            cursor.execute(f"DROP DATABASE {name}_0")
+            cursor.execute(f"DROP DATABASE {name}_1")
+        connection.close()
+
+
+def opened(databases: Any, definitions: Sequence[str], order: Sequence[int], key: str) -> Destination:
+    """Shard n is in the database n, on the server order[n]; made by definitions[n]."""
+    name, servers, connections = databases
+    for number, definition in enumerate(definitions):
+        with connections[order[number]].cursor() as cursor:
+            cursor.execute(f"DROP TABLE IF EXISTS {name}_{number}.t")
+            cursor.execute(f"DROP TABLE IF EXISTS {name}_{number}._lockstep_tombstone_t")
+            cursor.execute(definition.format(name=f"{name}_{number}.t"))
+    rule = TargetTable(
+        database=name + "_{d}",
+        table="t",
+        sharding=Sharding(key=key, function="mod", databases=2, tables=1),
+    )
+    target = Target(name="shards", connections=["env:S0", "env:S1"], tables={"shop.t": rule})
+    environ = {f"S{number}": servers[at].url for number, at in enumerate(order)}
+    return open_destination(target, "shop.t", [SCHEMA], ready=True, environ=environ)
+
+
+def write(destination: Destination, rows: pa.RecordBatch, shards: Sequence[int]) -> list[str]:
+    """As the jobs do: the rows to their shards, then what a read back says."""
+    found = []
+    for number, shard in enumerate(destination.shards):
+        mine = rows.take(pa.array([at for at, of in enumerate(shards) if of == number], pa.int64()))
+        with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
+            file.add(mine)
+            write_shard(shard.server, ShardWrite("run", "shop.t", shard.facts), file)
+            with Sessions(destination) as sessions:
+                layout = destination.layout_of(shard)
+                found += outcomes(sessions.of(shard), shard.facts, mine, layout, scratch=Path(folder))
+    return found
+
+
+def rows_of(databases: Any, order: Sequence[int], columns: str = "*") -> list[tuple[Any, ...]]:
+    name, _, connections = databases
+    found: list[tuple[Any, ...]] = []
+    for number, at in enumerate(order):
+        with connections[at].cursor() as cursor:
+            cursor.execute(f"SELECT {columns} FROM {name}_{number}.t")
+            found += cursor.fetchall()
+    return sorted(found)
+
+
+def rows(*values: dict[str, Any], seq: int = 1, absent: tuple[str, ...] = ()) -> pa.RecordBatch:
+    return record_batch([Winner("u", one, (seq, seq, 0, "one"), absent=absent) for one in values], COLUMNS)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0)])
+def test_each_shard_takes_the_columns_and_the_json_that_it_has(databases: Any, order: tuple[int, int]) -> None:
+    for first, one in GENERATED.items():
+        for second, other in GENERATED.items():
+            destination = opened(databases, [one, other], order, "id")
+            given = rows(*({"id": at, "a": at * 10, "g": at * 10 + 1, "doc": DOC} for at in (1, 2)))
+            assert write(destination, given, [1, 0]) == ["same", "same"]
+            shown = rows_of(databases, order, "id, a, CAST(doc AS CHAR)")
+            assert shown == [(1, 10, DOC), (2, 20, DOC)], (first, second)
+            for kind, number, at in ((first, 0, 2), (second, 1, 1)):
+                if kind != "missing":
+                    (row,) = rows_of_shard(databases, order, number)
+                    assert int(row[0]) == at * 10 + 1, (first, second)
+
+
+def rows_of_shard(databases: Any, order: Sequence[int], number: int) -> list[tuple[Any, ...]]:
+    name, _, connections = databases
+    with connections[order[number]].cursor() as cursor:
+        cursor.execute(f"SELECT g FROM {name}_{number}.t")
+        return list(cursor.fetchall())
+
+
+@pytest.mark.parametrize("second", ["plain", "generated"])
+def test_a_row_that_moves_lacks_what_its_former_shard_does_not_have(databases: Any, second: str) -> None:
+    """A value is never null just because the shard that the row leaves has no such column."""
+    order = (0, 0)
+    destination = opened(databases, [GENERATED["missing"], GENERATED[second]], order, "a")
+    write(destination, rows({"id": 1, "a": 2, "g": 3, "doc": DOC}), [0])
+    moved = rows({"id": 1, "a": 5}, seq=2, absent=("g", "doc"))
+    moved = moved.append_column(SHARD_UNKNOWN, pa.array([True]))
+    with tempfile.TemporaryDirectory() as scratch, Sessions(destination) as sessions:
+        located = locate_rows(destination, sessions, Path(scratch), moved)
+    assert (located.shards.tolist(), list(located.left)) == ([1], [(0, 0)])
+    if second == "generated":
+        assert write(destination, located.rows, [1]) == ["same"]
+        assert rows_of_shard(databases, order, 1) == [(6,)]
+        return
+    with pytest.raises(DataAtRisk) as caught:
+        write(destination, located.rows, [1])
+    assert caught.value.code == "target.absent_values"
+    assert rows_of_shard(databases, order, 1) == []
