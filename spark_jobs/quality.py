@@ -166,8 +166,8 @@ def check(job: Job) -> None:
             f"Rows fail the expectations of {', '.join(failed)}.",
             where=f"run {job.plan.run_id}, target {job.target.name}",
             code="quality.failed",
-            remedy=f"read {job.store.location(quality_report(folder))}, or {failed[0]}.json beside it; the consume records "
-            "have not moved",
+            remedy=f"read {job.store.location(quality_report(folder))}, or {failed[0]}.json beside it; the consume "
+            "records have not moved",
         )
 
 
