@@ -1,8 +1,8 @@
 """Every error that Lockstep raises on purpose: one class per way to recover.
 
 The message of an error says what happened, where, and what to do next. `code` is a stable dotted name
-(`source.purged`) that `docs/errors.md` explains; `exit_code` is what the command line returns and what the
-Airflow tasks decide by: only `RetryLater` is worth an automatic retry.
+(`source.purged`) that `docs/errors.md` explains; `exit_code` is what the command line returns. Airflow's tasks
+retry `RetryLater` and nothing else (lockstep_airflow/failures.py).
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ below or is refused, that a CA is always verified, and that only DISABLED and PR
   VERIFY_IDENTITY  refused                     verified      verified
 
 Without `ssl_mode` the other options decide (`tls_of`); without any, PREFERRED, and DISABLED on loopback, where nothing
-is in between.
+is in between. When a server may have the password itself: `_may_have_password` in cdc_core/mysql_client.py.
 """
 
 from __future__ import annotations

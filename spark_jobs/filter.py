@@ -43,7 +43,7 @@ from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried, found
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.session import size_shuffles
-from spark_jobs.takeover import end_writes
+from spark_jobs.unfinished_writes import end_writes
 
 Batches = Iterable[pa.RecordBatch]
 

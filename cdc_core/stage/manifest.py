@@ -294,14 +294,6 @@ def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position
     return infos, horizon.position, problems
 
 
-def require_undamaged(store: ObjectStore, manifests: Iterable[Manifest], table: str) -> None:
-    """Raises DataAtRisk (stage.missing, stage.damaged) for a part of the table that is not what its manifest says."""
-    for manifest in manifests:
-        for part in manifest.parts:
-            for problem in _check_part(store, manifest, part, deep=True) if part.table == table else ():
-                raise _refusal(store, problem)
-
-
 def _refusal(store: ObjectStore, problem: ChainProblem) -> DataAtRisk:
     return DataAtRisk(
         problem.what,

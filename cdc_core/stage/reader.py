@@ -15,7 +15,6 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import duckdb
 import pyarrow as pa
@@ -40,7 +39,6 @@ from cdc_core.stage.fold import (
 )
 from cdc_core.stage.horizon import missing_of, require_whole
 from cdc_core.stage.intact import digest, require_hash, require_intact
-from cdc_core.stage.manifest import require_undamaged
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.unify import (
     StagedPart,
@@ -74,7 +72,7 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
     tables = []
     for one in parts:
         require_intact(store, [one.part])
-        with _damage_is_named(store, manifests, table), store.open_input(one.part.path) as file:
+        with store.open_input(one.part.path) as file:
             tables.append(align(pq.ParquetFile(file).read(), schema))
     return pa.concat_tables(tables)
 
@@ -153,31 +151,13 @@ def change_batches(
             continue
         require_intact(store, [one.part])
         with store.open_input(one.part.path) as file:
-            for batch in _batches(store, manifests, table, file, rows):
+            for batch in pq.ParquetFile(file).iter_batches(rows):
                 aligned = align(pa.Table.from_batches([batch]), schema)
                 if until is not None:
                     aligned = aligned.filter(until.expression)
                 if since is not None and one.part.path in before:
                     aligned = aligned.filter(~since.expression)
                 yield from aligned.to_batches()
-
-
-def _batches(
-    store: ObjectStore, manifests: Sequence[Manifest], table: str, file: BinaryIO, rows: int
-) -> Iterator[pa.RecordBatch]:
-    with _damage_is_named(store, manifests, table):
-        yield from pq.ParquetFile(file).iter_batches(rows)
-
-
-@contextmanager
-def _damage_is_named(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> Iterator[None]:
-    """A file that cannot be read is compared with its manifest: neither Arrow nor DuckDB has an error of its own for a
-    damaged file. Raises DataAtRisk (stage.damaged, stage.missing)."""
-    try:
-        yield
-    except (duckdb.Error, pa.ArrowException, OSError):
-        require_undamaged(store, manifests, table)
-        raise
 
 
 def _paths(manifests: Sequence[Manifest], moment: AsOf | None) -> frozenset[str]:
@@ -314,9 +294,6 @@ def sql(
             _require_there(files)
             if (refused := _refused(str(error))) is not None:
                 raise refused from None
-            if not isinstance(error, _OF_THE_QUERY):
-                for table in named or tables:
-                    require_undamaged(store, manifests, table)
             names = ", ".join(quoted(view_names[table][0]) for table in tables)
             alike = [f"{quoted(view_names[table][0])} for {table}" for table in tables if view_names[table][0] != table]
             hint = f"; DuckDB ignores letter case, so write {', '.join(alike)}" if alike else ""
@@ -328,8 +305,6 @@ def sql(
             ) from None
 
 
-_OF_THE_QUERY = duckdb.BinderException, duckdb.CatalogException, duckdb.ParserException, duckdb.PermissionException
-"""Errors that DuckDB raises before it reads a row."""
 _COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
 
 
@@ -481,7 +456,7 @@ def _fold(
     every = _definitions(parts)
     condition = "true" if as_of is None else as_of.condition
     emptied = emptied_columns(manifests, as_of)
-    with _damage_is_named(store, manifests, table), _local_files(store, parts, condition, emptied) as groups:
+    with _local_files(store, parts, condition, emptied) as groups:
         if key is None:
             chosen = key_of(table, definitions, groups)
         else:
