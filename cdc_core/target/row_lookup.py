@@ -89,7 +89,9 @@ def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, row
         if at in unplaced:
             shards[at] = found[0] if found else (buried or [0])[0]
         if found and not deletes[at] and not (mine and found[0] == shards[at]):
-            fills[at] = {name: value for name, value in found[1].values.items() if name in absent[at]}
+            known = {name: value for name, value in found[1].values.items() if name in absent[at]}
+            if known:
+                fills[at] = known
         if at in unknown:
             # If no shard has a deleted row, each needs its tombstone: an older change may still reach any of them.
             nowhere = deletes[at] and at in unplaced and not standing
