@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import create_engine, text
 
 from cdc_core.config import parse
 from cdc_core.errors import LockstepError, RetryLater
@@ -75,10 +77,13 @@ def test_a_postgresql_that_says_nothing_after_the_login_is_left() -> None:
         assert error.code == "meta.unreachable"
 
 
-def test_a_postgresql_that_falls_silent_in_the_middle_is_left_and_asked_again_later(postgres: object) -> None:
-    url = str(postgres.url())  # type: ignore[attr-defined]
-    with TcpProxy(postgres.port) as proxy:  # type: ignore[attr-defined]
-        through = url.replace(f":{postgres.port}/", f":{proxy.port}/")  # type: ignore[attr-defined]
+def test_a_postgresql_that_falls_silent_in_the_middle_is_left_and_asked_again_later(postgres: Any) -> None:
+    engine = create_engine(postgres.url(), isolation_level="AUTOCOMMIT")
+    with engine.connect() as connection:
+        connection.execute(text("CREATE DATABASE silent"))
+    engine.dispose()
+    with TcpProxy(postgres.port) as proxy:
+        through = str(postgres.url("silent")).replace(f":{postgres.port}/", f":{proxy.port}/")
         with Meta.open(
             "env:META", environ={"META": through}, upgrade=True, busy_timeout_s=1, answer_timeout_s=2
         ) as meta:
