@@ -235,7 +235,15 @@ def begin(place: Place) -> str:
     return f"{{position: {{file: {file}, offset: {size}}}}}"
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+PLACES = [
+    pytest.param(flavor, name, marks=[pytest.mark.matrix] * (flavor == "mysql9" and name in ("extract", "check")))
+    for flavor in ("mariadb", "mysql9")
+    for name in COMMANDS
+]
+"""Reading asks the same of both servers, and takes minutes on MySQL."""
+
+
+@pytest.mark.parametrize(("place", "name"), PLACES, indirect=["place"])
 def test_a_server_may_do_harm_at_any_step(place: Place, name: str) -> None:
     """Some five steps, spread over the session, each with another harm."""
     start = begin(place)
@@ -270,7 +278,7 @@ def test_every_step_may_do_every_harm(place: Place, name: str, harm: str) -> Non
 @pytest.mark.parametrize(
     "harm", ["silence", *(pytest.param(one, marks=pytest.mark.matrix) for one in ("drip", "endless rows"))]
 )
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize(("place", "name"), PLACES, indirect=["place"])
 def test_no_command_waits_for_ever(place: Place, name: str, harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("cdc_core.connections.STATEMENT_TIMEOUT_S", 2.0)
     monkeypatch.setattr("cdc_core.mysql_client.MAX_RESULT_BYTES", 1 << 20)

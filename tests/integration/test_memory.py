@@ -111,7 +111,7 @@ def insert(table: str, rows: int = ROWS) -> str:
     return f"INSERT INTO {table} SELECT * FROM (SELECT {number} id, {text}, '' FROM {joined}) n WHERE id <= {rows}"
 
 
-@pytest.mark.parametrize("table", ["t", "other"])
+@pytest.mark.parametrize("table", ["t", pytest.param("other", marks=pytest.mark.matrix)])
 def test_a_compressed_transaction_larger_than_memory_takes_no_more_than_any(
     line: Line, run: Callable[..., object], table: str
 ) -> None:

@@ -70,8 +70,13 @@ if step != "never":
 sys.exit(main())
 """
 STEPS = (
-    "between two parts", "before the manifest", "manifest put", "before meta", "meta recorded", "acknowledged"
-)  # fmt: skip
+    pytest.param("between two parts", marks=pytest.mark.matrix),
+    pytest.param("before the manifest", marks=pytest.mark.matrix),
+    "manifest put",
+    pytest.param("before meta", marks=pytest.mark.matrix),
+    "meta recorded",
+    pytest.param("acknowledged", marks=pytest.mark.matrix),
+)
 RECORDED = ("meta recorded", "acknowledged")
 
 
