@@ -178,6 +178,10 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
         **os.environ,
         **airflow_environment(home, folder / "pipelines", {}, port=port, database=airflow_database),
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(MISSED_S),
+        # A scheduler that was killed may leave tasks queued: they are looked for every five minutes otherwise.
+        "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "120",
+        "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT_CHECK_INTERVAL": "20",
     }
     with (
         MariaDb.start(server_id=70) as server,
