@@ -9,23 +9,21 @@ It must keep true that a table is left out only when it is certain that the stat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Generator, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
 
 import pymysql
 
-from cdc_core.binlog.compressed import plain
-from cdc_core.binlog.events import Event, EventType, parse_query
+from cdc_core.binlog.events import Event
 from cdc_core.connections import answers
 from cdc_core.model.position import Position
 from cdc_core.source import merge_tables
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
-from cdc_core.source.statements import Action, Mentions, Statement, Table, classify, mentioned_in
+from cdc_core.source.later_statements import LaterStatements, statement_of
+from cdc_core.source.statements import Action, Mentions, Statement, Table, mentioned_in
 
-_QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
 _REMOVES = frozenset({"ALTER TABLE", "DROP TABLE", "RENAME TABLE", "CREATE OR REPLACE TABLE", "DROP DATABASE"})
 _SYSTEM = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
 
@@ -46,7 +44,7 @@ class Effects:
         self,
         captures: Callable[[str, str], bool],
         connect: Callable[[], pymysql.Connection],
-        ahead: Callable[[Position], Iterator[Event]],
+        ahead: Callable[[Position], Generator[Event]],
         end: Callable[[], Position],
     ) -> None:
         self.lower_case = False
@@ -56,7 +54,7 @@ class Effects:
         self._known_up_to: Position | None = None
         """Where the log ended when the server was first asked for its current definitions."""
         self._end = end
-        self._ahead = _Ahead(ahead)
+        self._ahead = LaterStatements(ahead, self._doubtful)
 
     def of(self, statement: Statement, databases: frozenset[str] | None, after: Position) -> Effect:
         """databases: the only ones in which it changed anything, where the event says so. after: where the next event
@@ -69,10 +67,15 @@ class Effects:
         asked = present.questions
         walk = _Walk(present, self._captures, databases)
         walk.follow(statement)
-        ahead = self._ahead.of(after, fresh=present.questions > asked, lower_case=self.lower_case)
+        ahead = self._ahead.of(after, fresh=present.questions > asked)
         for other in ahead:
             walk.doubt(other)
         return walk.effect(statement)
+
+    def _doubtful(self, event: Event) -> Statement | None:
+        """The statement of an event, if it may define or drop anything."""
+        found = statement_of(event, lower_case=self.lower_case, heed_temporary=False)
+        return found if found is not None and _defines(found) else None
 
     def _in_reach(self, after: Position) -> bool:
         known = self._known_up_to
@@ -370,46 +373,6 @@ class _Walk:
             return
         mentions = mentioned_in(definition, view[0])
         self._mentioned(mentions, mentions.calls, writes=writes)
-
-
-class _Ahead:
-    """Later statements that define something, in a stretch of the log that grows with it: none is read twice."""
-
-    def __init__(self, events: Callable[[Position], Iterator[Event]]) -> None:
-        self._events = events
-        self._begin: Position | None = None
-        self._end: Position | None = None
-        self._found: list[tuple[Position, Statement]] = []
-
-    def of(self, after: Position, *, fresh: bool, lower_case: bool) -> Sequence[Statement]:
-        """Those between a position and the log's end: its current end (fresh), or its end when it was last read."""
-        covered = self._begin is not None and self._end is not None and self._begin <= after <= self._end
-        if not covered:
-            self._begin, self._end, self._found = after, after, []
-        if fresh or not covered:
-            self._read_on(lower_case=lower_case)
-        return [statement for here, statement in self._found if here > after]
-
-    def _read_on(self, *, lower_case: bool) -> None:
-        assert self._end is not None
-        timeline, begin = self._end.timeline, self._end
-        events: Any = self._events(begin)
-        with closing(events):
-            for event in events:
-                if event.start < 0:
-                    continue
-                here = Position(timeline, event.file, event.start + event.header.length)
-                if here <= begin:
-                    continue
-                self._end = here
-                if event.header.type in _QUERIES and not event.body.endswith(b"\0BEGIN"):
-                    found = parse_query(plain(event))
-                    statement = classify(
-                        found.sql, found.database, client_collation=found.client_collation, sql_mode=found.sql_mode,
-                        lower_case=lower_case,
-                    )  # fmt: skip
-                    if _defines(statement):
-                        self._found.append((here, statement))
 
 
 def _defines(statement: Statement) -> bool:

@@ -14,18 +14,16 @@ It must keep true that a definition or a default is never given for a position u
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.definition import SCHEMA_REMEDY
-from cdc_core.binlog.events import Event, EventType, parse_query
+from cdc_core.binlog.events import Event
 from cdc_core.errors import Refused
 from cdc_core.model.position import FILE_BITS, OFFSET_BITS, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.source.statements import Action, Statement, Table, classify
-
-_QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
+from cdc_core.source.later_statements import LaterStatements, statement_of
+from cdc_core.source.statements import Action, Statement, Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +49,7 @@ class History:
         self,
         known: Iterable[DefinedSince],
         ask: Callable[[str, str], TableSchema | None],
-        events: Callable[[Position], Iterator[Event]],
+        events: Callable[[Position], Generator[Event]],
         ask_defaults: AskDefaults = lambda schema: {},
     ) -> None:
         self._ask = ask
@@ -60,7 +58,7 @@ class History:
         self.early_defaults = False
         self.lower_case = False
         """Whether the server compares names of tables in lower case."""
-        self._ahead = _Ahead(events, lambda: self.lower_case)
+        self._ahead = LaterStatements(events, self._defining)
         self._since: dict[Table, list[DefinedSince]] = {}
         self._new: list[DefinedSince] = []
         for one in known:
@@ -231,6 +229,11 @@ class History:
     def _defaults_now(self, schema: TableSchema) -> Mapping[str, str | None] | None:
         return self._ask_defaults(schema) if self.early_defaults else None
 
+    def _defining(self, event: Event) -> Statement | None:
+        """The statement of an event, if it may define a table that is not temporary."""
+        found = statement_of(event, lower_case=self.lower_case, heed_temporary=True)
+        return found if found is not None and found.action in (Action.DEFINITION, Action.UNKNOWN) else None
+
     def _redefined_after(self, name: Table, point: LogPoint) -> bool:
         return any(_touches(statement, name) for statement in self._ahead.of(point.after))
 
@@ -327,43 +330,6 @@ def _defaults_unknown(schema: TableSchema, names: Sequence[str], point: LogPoint
         remedy="SET GLOBAL binlog_row_image = FULL on the source, then start after this transaction with a full sync "
         "of the table; or continue without the table: tables.on_unreadable: isolate",
     )
-
-
-class _Ahead:
-    """Later statements that define tables, in a stretch of the log that grows with it: none is read twice."""
-
-    def __init__(self, events: Callable[[Position], Iterator[Event]], lower_case: Callable[[], bool]) -> None:
-        self._events = events
-        self._lower_case = lower_case
-        self._begin: Position | None = None
-        self._end: Position | None = None
-        self._found: list[tuple[Position, Statement]] = []
-
-    def of(self, after: Position) -> Sequence[Statement]:
-        """Those between a position and the log's current end."""
-        if self._begin is None or self._end is None or not self._begin <= after <= self._end:
-            self._begin, self._end, self._found = after, after, []
-        for event in self._events(self._end):
-            here = Position(after.timeline, event.file, event.start + event.header.length)
-            if event.start < 0 or here <= self._end:
-                continue
-            self._end = here
-            statement = _statement(event, lower_case=self._lower_case())
-            if statement is not None:
-                self._found.append((here, statement))
-        return [statement for here, statement in self._found if here > after]
-
-
-def _statement(event: Event, *, lower_case: bool) -> Statement | None:
-    """The statement of an event, if it defines anything."""
-    if event.header.type not in _QUERIES or event.body.endswith(b"\0BEGIN"):
-        return None
-    query = parse_query(plain(event))
-    found = classify(
-        query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
-        lower_case=lower_case, temporary=bool(event.header.flags & 0x04),
-    )  # fmt: skip
-    return found if found.action in (Action.DEFINITION, Action.UNKNOWN) else None
 
 
 def _touches(statement: Statement, name: Table) -> bool:

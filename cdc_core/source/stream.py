@@ -99,8 +99,8 @@ class SourceStream:
         self._undone = undone
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
-        self._effects = Effects(captures, self._asked, self._behind, self._end_of_log)
-        self._history = History(history, self._present, self._behind, self._defaults)
+        self._effects = Effects(captures, self._asked, self._events_after, self._end_of_log)
+        self._history = History(history, self._present, self._events_after, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
@@ -368,7 +368,7 @@ class SourceStream:
         )
         past.mariadb = self._assembler.mariadb
         past.lower_case = self._assembler.lower_case
-        with closing(self._behind(begin)) as events:
+        with closing(self._events_after(begin)) as events:
             for event in events:
                 if event.start >= 0 and Position(begin.timeline, event.file, event.start) >= self._start:
                     break
@@ -377,7 +377,7 @@ class SourceStream:
                 past.discard()
         return past.prepared
 
-    def _behind(self, begin: Position) -> Generator[Event]:
+    def _events_after(self, begin: Position) -> Generator[Event]:
         """A temporary reader of the log: its events from a position to its current end."""
         source = self._source
         log.info("%s: reading ahead in the log from %s to its end", source.name, begin)

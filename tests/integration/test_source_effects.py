@@ -172,7 +172,10 @@ def test_an_unknown_statement_concerns_what_it_names_and_all_where_it_names_noth
     here = origin.end().position
     stream = origin.stream(origin.end())
     effects = Effects(
-        lambda database, table: database == c, lambda: origin.control, stream._behind, lambda: origin.end().position
+        lambda database, table: database == c,
+        lambda: origin.control,
+        stream._events_after,
+        lambda: origin.end().position,
     )
     statement = classify(sql.format(c=c, o=o).encode(), o)
     found = effects.of(statement, None, here)

@@ -1,0 +1,61 @@
+"""Statements that the log holds after a position: what the server has now may come from one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator, Sequence
+from contextlib import closing
+
+from cdc_core.binlog.compressed import plain
+from cdc_core.binlog.events import Event, EventType, parse_query
+from cdc_core.model.position import Position
+from cdc_core.source.statements import Statement, classify
+
+_QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED})
+_TEMPORARY = 0x04
+"""The event's flag (LOG_EVENT_THREAD_SPECIFIC_F): the statement uses temporary tables."""
+
+
+class LaterStatements:
+    """Reads the log ahead, in a stretch that grows with it: no event is read twice.
+
+    events: of the log, from a position up to its current end. select: the statement of an event, if it matters.
+    """
+
+    def __init__(
+        self, events: Callable[[Position], Generator[Event]], select: Callable[[Event], Statement | None]
+    ) -> None:
+        self._events = events
+        self._select = select
+        self._begin: Position | None = None
+        self._end: Position | None = None
+        self._found: list[tuple[Position, Statement]] = []
+
+    def of(self, after: Position, *, fresh: bool = True) -> Sequence[Statement]:
+        """Those between a position and the log's end: its current end (fresh), or its end when it was last read."""
+        if self._begin is None or self._end is None or not self._begin <= after <= self._end:
+            self._begin, self._end, self._found, fresh = after, after, [], True
+        if fresh:
+            self._read_on(self._end)
+        return [statement for here, statement in self._found if here > after]
+
+    def _read_on(self, begin: Position) -> None:
+        with closing(self._events(begin)) as events:
+            for event in events:
+                here = Position(begin.timeline, event.file, event.start + event.header.length)
+                if event.start < 0 or here <= begin:
+                    continue
+                self._end = here
+                statement = self._select(event)
+                if statement is not None:
+                    self._found.append((here, statement))
+
+
+def statement_of(event: Event, *, lower_case: bool, heed_temporary: bool) -> Statement | None:
+    """The statement of an event, if it has one. heed_temporary: `classify` is told where the event says `temporary`."""
+    if event.header.type not in _QUERIES or event.body.endswith(b"\0BEGIN"):
+        return None
+    query = parse_query(plain(event))
+    return classify(
+        query.sql, query.database, client_collation=query.client_collation, sql_mode=query.sql_mode,
+        lower_case=lower_case, temporary=heed_temporary and bool(event.header.flags & _TEMPORARY),
+    )  # fmt: skip
