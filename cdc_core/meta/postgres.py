@@ -28,10 +28,11 @@ def login_options(host: str | None, query: Mapping[str, Any]) -> dict[str, str]:
     from psycopg import pq
 
     host = str(query.get("host") or host or os.environ.get("PGHOST") or "")
-    local = not host or host.startswith(("/", "@")) or is_loopback(host)
+    elsewhere = {"hostaddr", "service"} & query.keys() or {"PGHOSTADDR", "PGSERVICE"} & os.environ.keys()
+    local = not elsewhere and (not host or host.startswith(("/", "@")) or is_loopback(host))
     said = "require_auth" in query or "PGREQUIREAUTH" in os.environ
     mode = query.get("sslmode") or os.environ.get("PGSSLMODE")
-    if said or (local and "hostaddr" not in query) or mode in _VERIFYING or pq.version() < _REQUIRE_AUTH_SINCE:
+    if said or local or mode in _VERIFYING or pq.version() < _REQUIRE_AUTH_SINCE:
         return {}
     return {"require_auth": "!password"}
 

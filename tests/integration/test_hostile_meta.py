@@ -62,6 +62,23 @@ def test_a_postgresql_may_be_allowed_to_ask_for_the_password_itself() -> None:
             assert PASSWORD.encode() in server.received
 
 
+@pytest.mark.parametrize("by", ["hostaddr", "PGHOSTADDR", "service", "PGSERVICE"])
+def test_a_postgresql_that_is_named_elsewhere_is_not_taken_for_a_local_one(
+    tmp_path: Path, by: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with FakePostgres() as server:
+        services = tmp_path / "services"
+        services.write_text(f"[far]\nhost={AWAY}\nport={server.port}\n")
+        monkeypatch.setenv("PGSERVICEFILE", str(services))
+        value = AWAY if "addr" in by.lower() else "far"
+        if by.isupper():
+            monkeypatch.setenv(by, value)
+        place = f"{HERE}:{server.port}" if value == AWAY else ""
+        error = refused(f"postgresql://meta:{PASSWORD}@{place}/m" + ("" if by.isupper() else f"?{by}={value}"))
+        assert error.code == "connection.password_withheld"
+        assert PASSWORD.encode() not in server.received
+
+
 @pytest.mark.parametrize("options", ["sslmode=require", "sslmode=verify-full&sslrootcert={ca}"])
 def test_a_postgresql_that_takes_tls_away_learns_nothing(tmp_path: Path, options: str) -> None:
     write_certificate(tmp_path)
