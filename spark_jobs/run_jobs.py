@@ -50,7 +50,7 @@ def _run(job: str, arguments: Sequence[str]) -> int:
         case "quality":
             from spark_jobs.quality import main
         case _:
-            raise ValueError(f"There is no Spark job {job!r}.")
+            raise ValueError(f"Spark has jobs for merge, filter, write and quality; this one is {job!r}.")
     return main(arguments)
 
 

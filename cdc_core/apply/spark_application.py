@@ -130,19 +130,20 @@ class _Driver:
             with suppress(ConnectionError):
                 order = {"job": Path(job.application).stem, "arguments": job.arguments}
                 self.orders.sendall(json.dumps(order).encode() + b"\n")
-                while not answer.endswith(b"\n"):
-                    try:
-                        received = self.orders.recv(64)
-                    except TimeoutError:
-                        if self.process.poll() is not None:
-                            break
-                        continue
-                    if not received:
-                        break
+                while received := self._received(self.orders):
                     answer += received
-            if answer.endswith(b"\n"):
-                return int(answer)
+                    if answer.endswith(b"\n"):
+                        return int(answer)
         return self.process.wait() or None
+
+    def _received(self, orders: socket.socket) -> bytes:
+        """The next bytes of an answer; b"" if none come any more."""
+        while True:
+            try:
+                return orders.recv(64)
+            except TimeoutError:
+                if self.process.poll() is not None:
+                    return b""
 
     def end(self) -> None:
         if self.orders is not None:

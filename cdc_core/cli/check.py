@@ -39,10 +39,9 @@ def check(
       lockstep check ./shop.yaml --json
 
     Checks connections, grants, binlog_format, row image and row metadata, whether the server still has the position
-    where reading would start, server_id, the stage (with a conditional write), meta, whether
-    the two agree, and the target's tables and keys.
-    These are the same checks that extract and run make. Problems come first. The exit code is that of the worst
-    finding.
+    where reading would start, server_id, the stage (with a conditional write), meta, whether the two agree, and the
+    target's tables and keys. These are the same checks that extract and run make. Problems come first. The exit code is
+    that of the worst finding.
     """
     from cdc_core.check import check as preflight
 

@@ -74,17 +74,17 @@ class AsOf:
             )
         for source, checkpoint in checkpoints.items():
             if checkpoint is None:
-                what, staged = f"Nothing of source {source} is staged.", False
+                reached, staged = None, False
             elif self.position is not None:
-                what = f"Source {source} is staged only up to {checkpoint.position}, not up to the requested moment."
-                staged = self.position <= checkpoint.position
+                reached, staged = str(checkpoint.position), self.position <= checkpoint.position
             else:
                 reached = from_us(checkpoint.watermark_us).isoformat()
-                what = f"Source {source} is staged only up to {reached}, not up to the requested moment."
                 staged = self.time_us is not None and self.time_us <= checkpoint.watermark_us
             if not staged:
                 raise Refused(
-                    what,
+                    f"Nothing of source {source} is staged."
+                    if reached is None
+                    else f"Source {source} is staged only up to {reached}, not up to the requested moment.",
                     where=str(self.position or from_us(self.time_us or 0).isoformat()),
                     code="stage.as_of",
                     remedy="extract up to it first: lockstep extract --until",
