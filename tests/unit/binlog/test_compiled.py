@@ -3,12 +3,15 @@ in place leaves it there."""
 
 from __future__ import annotations
 
+import ast
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from cdc_core.binlog import compiled
 
 ROOT = Path(__file__).parents[3]
 KERNEL = """
@@ -74,3 +77,25 @@ def test_a_kernel_is_compiled_again_when_code_or_a_constant_of_another_module_ch
 def test_a_named_tuple_may_get_another_name(product: Path) -> None:
     assert priced(product, name="Order") == "40 1"
     assert priced(product, name="Basket") == "40 1"
+
+
+def _imports(file: Path) -> set[Path]:
+    """Modules of this repository that a module imports, by Python's own parser."""
+    found: set[Path] = set()
+    for node in ast.walk(ast.parse(file.read_text())):
+        names: list[str] = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            names = [str(node.module), *(f"{node.module}.{alias.name}" for alias in node.names)]
+        for name in names:
+            path = ROOT.joinpath(*name.split("."))
+            found |= {one for one in (path.with_suffix(".py"), path / "__init__.py") if one.is_file()}
+    return found
+
+
+@pytest.mark.parametrize(
+    "file", sorted((ROOT / "cdc_core").rglob("*.py")), ids=lambda file: str(file.relative_to(ROOT))
+)
+def test_no_import_is_overlooked(file: Path) -> None:
+    assert set(compiled._imported(file, ROOT)) >= _imports(file)
