@@ -547,6 +547,18 @@ class Limits(_Model):
         return self
 
 
+class Snapshot(_Model):
+    """How rows that exist already are copied."""
+
+    mode: Literal["none", "initial"] = Field(
+        "none",
+        description="initial: `lockstep run` copies each captured table of which rows from before the capture are "
+        "missing; none: only `lockstep snapshot` copies",
+    )
+    readers: int = Field(2, ge=1, le=64, description="tables read at once; two connections to the source each")
+    chunk_mib: int = Field(32, ge=1, le=1024, description="size of a chunk's rows, which one query reads")
+
+
 class Suite(_Model):
     """A Great Expectations suite of your own. An unmet critical expectation fails the run; others are only reported."""
 
@@ -621,6 +633,7 @@ class Pipeline(_Model):
     targets: tuple[Target, ...] = Field((), description="where changes are applied; may be empty")
     spark: Spark = Field(default_factory=Spark, description="how Spark runs")
     limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
+    snapshot: Snapshot = Field(default_factory=Snapshot, description="how rows that exist already are copied")
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
     retention: Retention | None = Field(None, description="when staged history is purged; default: never")

@@ -130,7 +130,7 @@ def _plan(
     require_staged(view, sources, window, now_us=meta.now_us())
     for source in sources:
         require_chain(view, source)
-        require_listed(store, source, [batch.begin for batch in meta.batches(source)])
+        require_listed(store, source, [batch.manifest for batch in meta.batches(source)])
         require_seeded(store, source, [target.name for target in targets])
     require_unpurged(store, sorted(set().union(*view.pending.values())))
     schemas = schemas_of(view, store)

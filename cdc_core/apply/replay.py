@@ -143,7 +143,7 @@ def plan(
             return stored
     view = chosen(meta, pipeline, selection)
     for source in view.chain:
-        require_listed(store, source, [batch.begin for batch in meta.batches(source)])
+        require_listed(store, source, [batch.manifest for batch in meta.batches(source)])
     known_horizons = [horizon for source in view.chain if (horizon := horizons.read(store, source)) is not None]
     purged = [horizon.last_batch for horizon in known_horizons if selection.takes_before(horizon)]
     require_unpurged(store, sorted(selection.batches) if selection.batches is not None else purged)

@@ -28,11 +28,12 @@ from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
 from cdc_core.model.run import RUNS, run_root
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
-from cdc_core.stage.layout import horizon_path, manifest_path, manifests_prefix
+from cdc_core.stage.layout import first_at, horizon_path, manifests_prefix
 from cdc_core.stage.manifest import SWEPT_AFTER_S, Swept, chain, parse
 from cdc_core.stage.manifest import sweep as clear_orphans
 from cdc_core.stage.objects import ObjectStore
@@ -158,7 +159,8 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
         for source in pipeline.sources:
             horizon = horizons.read(store, source.name)
             if horizon is not None:
-                added += meta.seed(target, meta.batches(source.name, until=horizon.position))
+                purged = [one for one in meta.batches(source.name, until=horizon.position) if one.begin < horizon.position]
+                added += meta.seed(target, purged)
                 targets = tuple(sorted({*horizon.targets, target}))
                 store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())
     return added
@@ -199,13 +201,15 @@ def _look(
             break
         old.append(manifest)
     ready, held_by = _committed(meta, pipeline, old)
+    while ready and ready[-1].copied:
+        ready.pop()  # a place is purged as a whole: copied rows go with the batch of the log that begins there
     horizon = horizons.read(store, source)
     if ready:
         tables = Counter(dict(horizon.tables) if horizon is not None else {})
         coverage = dict(horizon.coverage) if horizon is not None else {}
         for manifest in ready:
             tables.update({part.table: part.rows for part in manifest.parts})
-            coverage |= manifest.coverage
+            coverage = settled(coverage, manifest.coverage)
         last = ready[-1]
         names = tuple(sorted(target.name for target in pipeline.scheduled_targets))
         place, until_us = last.end.position, last.window_end_us
@@ -245,7 +249,7 @@ def _move_horizon(
 
 def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
     """The files of all batches before the horizon, those of an earlier purge that was killed among them."""
-    end = manifest_path(horizon.source, horizon.position)
+    end = first_at(horizon.source, horizon.position)
     for info in list(store.list(manifests_prefix(horizon.source))):
         if info.path >= end:
             break

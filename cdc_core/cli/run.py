@@ -26,6 +26,7 @@ from cdc_core.cli.options import (
     time_us,
 )
 from cdc_core.cli.output import CliOutput
+from cdc_core.cli.snapshot import copy_pending
 from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
@@ -124,6 +125,9 @@ def run(
     extracted = (
         [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
     )
+    if extracted and parsed.snapshot.mode == "initial":
+        copied = copy_pending(parsed, output)
+        extracted = [(name, copied.get(name, result)) for name, result in extracted]
     warn_of_partial(output, extracted)
     with _context(parsed, path, output) as context:
         if again:

@@ -4,6 +4,7 @@ The stage's manifests are the truth about batches (Meta.rebuild restores them fr
 live only here. Everything goes through `Meta`, whose methods are one transaction each.
 """
 
+from cdc_core.meta.copies import ReadChunk, TableCopy
 from cdc_core.meta.meta import Meta
 from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
 from cdc_core.meta.rows import (
@@ -38,6 +39,7 @@ __all__ = [
     "Overview",
     "PlanView",
     "PlannedRun",
+    "ReadChunk",
     "RecordRow",
     "RecordState",
     "RingDepth",
@@ -47,6 +49,7 @@ __all__ = [
     "SourceStatus",
     "StateCount",
     "Status",
+    "TableCopy",
     "TableFreshness",
     "TargetStatus",
     "WindowSums",

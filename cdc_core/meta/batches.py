@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
 from cdc_core.errors import DataAtRisk, RetryLater, defect
-from cdc_core.meta import failures, leases, tables
+from cdc_core.meta import copies, failures, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease, SourceCoverage
 from cdc_core.model.batch import Manifest
-from cdc_core.model.coverage import TableCoverage
+from cdc_core.model.coverage import TableCoverage, settled
 from cdc_core.model.position import Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
@@ -33,6 +33,10 @@ _ack, _batch, _file, _schema, _definition, _lease, _coverage = (
 )
 _CHUNK = 500
 """Values in one IN list: far below every database's limit."""
+
+
+IN_ORDER = (_batch.c.begin_seq, _batch.c.end_seq, _batch.c.chunk)
+"""The order of the chain: copied rows before the batch of the log that begins at the same place."""
 
 
 def checkpoint(connection: Connection, source: str) -> Checkpoint | None:
@@ -56,6 +60,10 @@ def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
     _belongs(lease, manifest)
     stored = checkpoint(connection, lease.source)
     if _recorded(connection, manifest):
+        return
+    if manifest.copied:
+        copies.record(connection, manifest)
+        _insert(connection, manifest)
         return
     begin = manifest.begin.position
     if stored is not None and stored.position != begin:
@@ -83,6 +91,14 @@ def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) ->
     _move(connection, lease, stored, seen)
 
 
+def record_copied(connection: Connection, lease: Lease, manifest: Manifest) -> None:
+    """See Meta.record_copied."""
+    leases.require_held(connection, lease)
+    copies.record(connection, manifest)
+    if not _recorded(connection, manifest):
+        _insert(connection, manifest)
+
+
 def rebuild(
     connection: Connection, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage]
 ) -> tuple[Lease, int]:
@@ -91,7 +107,7 @@ def rebuild(
     stored = checkpoint(connection, lease.source)
     previous: Manifest | None = None
     added, highest, reached = 0, 0, stored is None
-    coverage, surveyed_seq = dict(purged), 0
+    coverage, surveyed_seq, chunks = dict(purged), 0, 0
     for manifest in manifests:
         _belongs(lease, manifest, any_epoch=True)
         if previous is not None and previous.end.position != manifest.begin.position:
@@ -101,7 +117,8 @@ def rebuild(
         if not _recorded(connection, manifest):
             _insert(connection, manifest)
             added += 1
-        coverage |= manifest.coverage
+        coverage = settled(coverage, manifest.coverage)
+        chunks = max([chunks, *(one.number for one in manifest.chunks)])
         surveyed_seq = max(surveyed_seq, manifest.surveyed_seq)
         previous = manifest
     if previous is None:
@@ -111,7 +128,8 @@ def rebuild(
         raise _broken(previous, f"the stored position {place} is not on the chain, which ends with this manifest")
     if stored is None or stored.position != previous.end.position:
         _move(connection, lease, stored, previous.end)
-    _cover(connection, lease.source, coverage, surveyed_seq)
+    _cover(connection, lease.source, coverage, surveyed_seq, settling=False)
+    copies.give_out_above(connection, lease.source, chunks)
     return leases.raise_epoch(connection, lease, highest), added
 
 
@@ -124,7 +142,7 @@ def find(
         query = query.where(_batch.c.begin_seq >= after.seq)
     if until is not None:
         query = query.where(_batch.c.end_seq <= until.seq)
-    return tuple(batch_of(row) for row in connection.execute(query.order_by(_batch.c.begin_seq)))
+    return tuple(batch_of(row) for row in connection.execute(query.order_by(*IN_ORDER)))
 
 
 def files(connection: Connection, batch_ids: Sequence[str]) -> Mapping[str, tuple[FileRow, ...]]:
@@ -192,7 +210,7 @@ def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> No
             code="meta.wrong_lease",
             first="if two pipelines share one stage directory, give each its own; otherwise",
         )
-    if not manifest.begin.position < manifest.end.position:
+    if not (manifest.copied or manifest.begin.position < manifest.end.position):
         raise defect(
             f"A batch must move forward, not from {manifest.begin.position} to {manifest.end.position}.",
             where=manifest.path,
@@ -306,6 +324,7 @@ def _insert(connection: Connection, manifest: Manifest) -> None:
             manifest=manifest.path,
             notes=json.dumps(list(manifest.notes), ensure_ascii=False),
             created_us=manifest.created_us,
+            chunk=manifest.chunks[0].number if manifest.chunks else 0,
         )
     )
     if manifest.parts:
@@ -363,10 +382,19 @@ def keep_coverage(
 
 
 def _cover(
-    connection: Connection, source: str, covered: Mapping[str, TableCoverage], surveyed_seq: int, *, staged: bool = True
+    connection: Connection,
+    source: str,
+    covered: Mapping[str, TableCoverage],
+    surveyed_seq: int,
+    *,
+    staged: bool = True,
+    settling: bool = True,
 ) -> None:
-    """Keeps the coverage of tables; staged: a manifest says so."""
+    """Keeps the coverage of tables; staged: a manifest says so. settling: what is known may be newer (model.coverage)."""
+    known = coverage(connection, source).tables if settling and covered else {}
     for table, one in covered.items():
+        if settled(known, {table: one})[table] is not one:
+            continue
         mine = (_coverage.c.source == source) & (_coverage.c.source_table == table)
         connection.execute(delete(_coverage).where(mine))
         text = json.dumps(one.to_json(), ensure_ascii=False)
@@ -409,7 +437,8 @@ def _insert_schemas(connection: Connection, manifest: Manifest) -> None:
     for schema_id, first_seq in sorted(first.items(), key=lambda item: item[1]):
         schema = manifest.schemas[schema_id]
         earlier = [one for one in known[schema.name] if one[0] <= first_seq]
-        if not earlier or max(earlier)[1] != schema_id:
+        taken = any(seq == first_seq for seq, _ in earlier)  # by copied rows: readers find theirs in the manifest
+        if not taken and (not earlier or max(earlier)[1] != schema_id):
             known[schema.name].append((first_seq, schema_id))
             definition = json.dumps(schema.to_json(), ensure_ascii=False)
             new.append(

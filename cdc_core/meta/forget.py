@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from sqlalchemy import ColumnElement, Connection, Table, delete, func, select
+from sqlalchemy import ColumnElement, Connection, Table, and_, delete, func, or_, select
 
 from cdc_core.meta import tables
 from cdc_core.meta.states import RunState
@@ -30,7 +30,7 @@ def batches(connection: Connection, horizons: Mapping[str, Position], before_us:
         forgotten += _delete(
             connection,
             _batch,
-            mine & (_batch.c.end_seq <= end_seq),
+            mine & or_(_batch.c.end_seq < end_seq, and_(_batch.c.end_seq == end_seq, _batch.c.chunk == 0)),
             (tables.batch_file, tables.consume_record),
             dry_run=dry_run,
         )

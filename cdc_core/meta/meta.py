@@ -16,7 +16,8 @@ from types import TracebackType
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.meta import batches, failures, forget, leases, migrate, runs, views
+from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, views
+from cdc_core.meta.copies import ReadChunk, TableCopy
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import (
@@ -176,6 +177,44 @@ class Meta:
     def keep_coverage(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int) -> None:
         """Keep what was seen of tables until a manifest says it. Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: batches.keep_coverage(c, lease, covered, surveyed_seq))
+
+    # Copies of existing rows
+
+    def copies(self, source: str) -> tuple[TableCopy, ...]:
+        """The copies of a source's tables that are not staged yet."""
+        return self._database.read(lambda c: copies.find(c, source))
+
+    def begin_copy(self, lease: Lease, copy: TableCopy) -> None:
+        """Begin to copy a table, or begin again. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: copies.begin(c, lease, copy))
+
+    def drop_copy(self, lease: Lease, source: str, table: str) -> None:
+        """Forget a copy that is not wanted any more, and its chunks. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: copies.drop(c, lease, source, table))
+
+    def next_chunk(self, lease: Lease, source: str) -> int:
+        """A number for a chunk, greater than all before. Raises RetryLater (meta.lease_lost)."""
+        return self._database.write(lambda c: copies.next_chunk(c, lease, source))
+
+    def chunk_read(self, lease: Lease, source: str, one: ReadChunk, *, complete: bool) -> None:
+        """A chunk's files are durable; complete: it is the table's last. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: copies.read(c, lease, source, one, complete=complete))
+
+    def chunks(self, source: str) -> tuple[ReadChunk, ...]:
+        """The chunks that are read and in no manifest yet."""
+        return self._database.read(lambda c: copies.chunks(c, source))
+
+    def decide_copied(self, lease: Lease, manifest: Manifest, done: Sequence[str]) -> None:
+        """A manifest takes these chunks; it is written next. Raises RetryLater (meta.lease_lost, snapshot.moved)."""
+        self._database.write(lambda c: copies.decide(c, lease, manifest, done))
+
+    def decided_copied(self, source: str) -> tuple[Manifest, ...]:
+        """Manifests that were decided and may not be written, or not recorded."""
+        return self._database.read(lambda c: copies.decided(c, source))
+
+    def record_copied(self, lease: Lease, manifest: Manifest) -> None:
+        """Record a batch of copied rows whose manifest is durable. Idempotent. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: batches.record_copied(c, lease, manifest))
 
     def rebuild(
         self, lease: Lease, manifests: Iterable[Manifest], purged: Mapping[str, TableCoverage] | None = None

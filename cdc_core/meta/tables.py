@@ -83,7 +83,8 @@ ack_position = Table(
     Column("fingerprint", long_text()),
     Column("floor_us", BigInteger(), nullable=False, server_default="0"),
     Column("surveyed_seq", BigInteger(), nullable=False, server_default="0"),
-    comment="up to where a source is staged, durably",
+    Column("chunks", BigInteger(), nullable=False, server_default="0"),
+    comment="up to where a source is staged, durably; chunks: how many numbers of copied chunks are given out",
 )
 
 batch = Table(
@@ -104,8 +105,9 @@ batch = Table(
     _needed("manifest", text(PATH)),
     _needed("notes", long_text()),
     _needed("created_us", BigInteger()),
-    UniqueConstraint("source", "begin_seq", name="batch_order"),
-    comment="one row per manifest",
+    Column("chunk", BigInteger(), nullable=False, server_default="0"),
+    UniqueConstraint("source", "begin_seq", "chunk", name="batch_order"),
+    comment="one row per manifest; chunk: number of the first chunk of copied rows, 0 for a batch of the log",
 )
 
 batch_file = Table(
@@ -156,6 +158,43 @@ table_coverage = Table(
     _needed("coverage", long_text()),
     _needed("staged", Boolean()),
     comment="whether the staged history of a source table has every row; staged: a manifest says so",
+)
+
+table_copy = Table(
+    "table_copy",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    Column("source_table", text(TABLE_NAME), primary_key=True),
+    _needed("definition", long_text()),
+    Column("key_limit", long_text()),
+    Column("reached", long_text()),
+    _needed("complete", Boolean()),
+    _needed("rows_read", BigInteger()),
+    _needed("rows_estimated", BigInteger()),
+    _needed("bytes_read", BigInteger()),
+    _needed("started_us", BigInteger()),
+    _needed("updated_us", BigInteger()),
+    comment="a copy of a source table that is not staged yet: read up to the key reached, until key_limit; as JSON",
+)
+
+copied_chunk = Table(
+    "copied_chunk",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    Column("chunk", BigInteger(), primary_key=True, autoincrement=False),
+    _needed("source_table", text(TABLE_NAME)),
+    _needed("size_bytes", BigInteger()),
+    _needed("claim", long_text()),
+    comment="a chunk whose files are durable and which no manifest names yet",
+)
+
+copy_batch = Table(
+    "copy_batch",
+    metadata,
+    Column("batch_id", text(BATCH_ID), primary_key=True),
+    _needed("source", text(NAME)),
+    _needed("manifest", long_text()),
+    comment="a manifest of copied rows that is about to be written: decided once, whoever writes it",
 )
 
 failure = Table(
@@ -209,7 +248,7 @@ consume_record = Table(
     Column("last_error", long_text()),
     _needed("created_us", BigInteger()),
     _needed("updated_us", BigInteger()),
-    UniqueConstraint("target", "source", "begin_seq", "table_name", name="consume_record_order"),
+    Index("consume_record_place", "target", "source", "begin_seq"),
     Index("consume_record_run", "run_id"),
     comment="how far a target is with a batch's table ('' for a batch without rows), and whether it takes it",
 )

@@ -68,7 +68,7 @@ def plan_view(
             pending[target] |= {row.batch_id for row in rows}
             if window is not None:
                 done = select(_batch.c.batch_id).where(in_reach, _batch.c.window_start_us >= window[0], ~_lacks(target))
-                consumed[target] += connection.execute(done.order_by(_batch.c.begin_seq)).scalars()
+                consumed[target] += connection.execute(done.order_by(*batches.IN_ORDER)).scalars()
         chain[source] = _chain(connection, source, min(lacking.values(), default=None))
     wanted = sorted(set().union(*pending.values()))
     files = batches.files(connection, wanted)
@@ -102,7 +102,7 @@ def _chain(connection: Connection, source: str, first_seq: int | None) -> tuple[
     if first_seq is not None:
         start = start.where(_batch.c.begin_seq < first_seq)
     begin = connection.execute(start).scalar_one()
-    query = select(_batch).where(of_source).order_by(_batch.c.begin_seq)
+    query = select(_batch).where(of_source).order_by(*batches.IN_ORDER)
     if begin is not None:
         query = query.where(_batch.c.begin_seq >= begin)
     return tuple(batches.batch_of(row) for row in connection.execute(query))

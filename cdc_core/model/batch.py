@@ -8,12 +8,12 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cdc_core.model.coverage import TableCoverage
-from cdc_core.model.position import Checkpoint
+from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.typed import require_types
 
-MANIFEST_VERSION = 3
-"""The version of manifests, and of the other files that say where a chain begins. 1: without starts."""
+MANIFEST_VERSION = 4
+"""The version of manifests, and of the other files that say where a chain begins. 1: without starts; 3: without copies."""
 
 
 class UnknownVersion(ValueError):
@@ -63,8 +63,45 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class CopiedChunk:
+    """A claim: at `low` or later, the rows of `table` after the key `above`, up to and with the key `through`, were
+    these. What the log brings from `low` on is newer.
+
+    number:  unique within the source; grows, so that of two claims at one place the later read is the newer.
+    table:   the source table, `database.table`.
+    above, through: keys as SQL literals in the order of the key's columns; () for no bound.
+    low:     every transaction before it was visible to the read.
+    high:    no transaction from it on was visible to the read.
+    rows:    read. Filters of the pipeline may leave some of them out.
+    paths:   of its parts.
+    """
+
+    number: int
+    table: str
+    above: tuple[str, ...]
+    through: tuple[str, ...]
+    low: Position
+    high: Position
+    rows: int
+    paths: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        return {**asdict(self), "low": self.low.to_json(), "high": self.high.to_json()}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> CopiedChunk:
+        return cls(
+            data["number"], data["table"], tuple(data["above"]), tuple(data["through"]),
+            Position.from_json(data["low"]), Position.from_json(data["high"]), data["rows"], tuple(data["paths"]),
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
 class Manifest:
     """A batch: all that a source logged between `begin` and `end`, transaction-complete, in one window.
+
+    A batch of copied rows (`chunks`) covers no stretch of the log: it begins and ends at a place that the chain has
+    reached, before the batch of the log that begins there. Its claims hold as of that place.
 
     window_start_us, window_end_us: the interval the batch belongs to, µs UTC, [start, end).
     events:  binlog events between begin and end.
@@ -78,6 +115,7 @@ class Manifest:
     coverage: of source tables whose coverage is another than after the batch before; it holds as of the batch's end.
     surveyed_seq: order key at which every captured table that existed had a coverage; 0 where the account cannot tell.
     definitions: of source tables whose names the log does not carry, as they became known in this batch.
+    chunks: the claims of a batch of copied rows; () for a batch of the log.
     """
 
     pipeline: str
@@ -99,11 +137,19 @@ class Manifest:
     again_until: int = 0
     coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
     surveyed_seq: int = 0
+    chunks: tuple[CopiedChunk, ...] = ()
+
+    @property
+    def copied(self) -> bool:
+        """Whether this is a batch of copied rows."""
+        return bool(self.chunks)
 
     @property
     def batch_id(self) -> str:
-        """`<source>/<begin position>`: unique, and sorts in stream order within a source."""
-        return f"{self.source}/{self.begin.position.name}"
+        """`<source>/<begin position>`, then, of copied rows, `+<number of the first chunk>`: unique, and sorts in the
+        order of the chain within a source."""
+        number = f"+{self.chunks[0].number:012d}" if self.chunks else ""
+        return f"{self.source}/{self.begin.position.name}{number}"
 
     @property
     def path(self) -> str:
@@ -131,6 +177,7 @@ class Manifest:
             "coverage": {table: one.to_json() for table, one in self.coverage.items()},
             "surveyed_seq": self.surveyed_seq,
             "definitions": [one.to_json() for one in self.definitions],
+            "chunks": [one.to_json() for one in self.chunks],
             "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
             "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
         }
@@ -152,6 +199,7 @@ class Manifest:
             coverage={table: TableCoverage.from_json(one) for table, one in data.get("coverage", {}).items()},
             surveyed_seq=data.get("surveyed_seq", 0),
             definitions=tuple(DefinedSince.from_json(one) for one in data.get("definitions", ())),
+            chunks=tuple(CopiedChunk.from_json(one) for one in data.get("chunks", ())),
             parts=tuple(Part(**part) for part in data["parts"]),
             schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
         )

@@ -127,10 +127,27 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
         case Happened.UNLOGGED if known is None or known.how is not How.EXISTING:
             return TableCoverage(How.UNLOGGED, event.seq, event.ts_us, event.place)
         case Happened.UNLOGGED if known is not None:
-            return replace(known, how=How.UNLOGGED, absent_seq=0)
+            at = {"seq": event.seq, "ts_us": event.ts_us, "place": event.place}
+            return replace(known, how=How.UNLOGGED, absent_seq=0, **at)
         case Happened.ROWS if known is None:
             return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place)
     return known if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
+
+
+def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage]) -> dict[str, TableCoverage]:
+    """The coverage of tables after a manifest has said something of them.
+
+    An extractor that runs while a table is copied does not know of the copy. What it says of rows from before its
+    capture is older than the copy, wherever it stands in the chain; a copy says nothing of what happened after it.
+    """
+    found = dict(known)
+    for table, one in said.items():
+        before = known.get(table)
+        outdated = before is not None and before.how is How.COPIED and one.how is How.EXISTING
+        early = before is not None and one.how is How.COPIED and before.seq > one.seq and before.how is not How.EXISTING
+        if not outdated and not early:
+            found[table] = one
+    return found
 
 
 def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:

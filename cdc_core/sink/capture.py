@@ -113,23 +113,29 @@ class Capture:
         tables: list[TableRows] = []
         rows, dropped = block.entries.rows, 0
         for part in block.tables:
-            names = self.route(part.schema.database, part.schema.table)
-            if not names:
-                raise defect(
-                    f"The source emitted rows of {part.schema.name}, which is not captured.",
-                    where=f"{block.begin}",
-                    code="sink.not_captured",
-                    first="nothing of this block was staged",
-                )
-            shaped = self._shaped(part)
-            less = len(part.entry) - len(shaped.entry)
+            routed = self.routed(part)
+            kept = routed[0].entry
+            less = len(part.entry) - len(kept)
             if less:
                 dropped += less
                 count = len(rows)
-                rows = rows - np.bincount(part.entry, minlength=count) + np.bincount(shaped.entry, minlength=count)
-            tables += [shaped if name == shaped.logical else replace(shaped, logical=name) for name in names]
+                rows = rows - np.bincount(part.entry, minlength=count) + np.bincount(kept, minlength=count)
+            tables += routed
         left_out = {**block.left_out, FILTERED: dropped} if dropped else block.left_out
         return replace(block, tables=tuple(tables), entries=replace(block.entries, rows=rows), left_out=left_out)
+
+    def routed(self, part: TableRows) -> list[TableRows]:
+        """The captured rows of a table, under each of its logical names. Raises what `apply` does."""
+        names = self.route(part.schema.database, part.schema.table)
+        if not names:
+            raise defect(
+                f"There are rows of {part.schema.name}, which is not captured.",
+                where=part.schema.name,
+                code="sink.not_captured",
+                first="nothing of them was staged",
+            )
+        shaped = self._shaped(part)
+        return [shaped if name == shaped.logical else replace(shaped, logical=name) for name in names]
 
     def _shaped(self, part: TableRows) -> TableRows:
         before = part.schema

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from cdc_core.errors import Refused
 from cdc_core.model.batch import Manifest
-from cdc_core.model.coverage import TableCoverage, lacks
+from cdc_core.model.coverage import TableCoverage, lacks, settled
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.horizon import read
 from cdc_core.stage.objects import ObjectStore
@@ -22,7 +22,7 @@ def coverage_of(store: ObjectStore, source: str, manifests: Iterable[Manifest]) 
     horizon = read(store, source)
     found = dict(horizon.coverage) if horizon is not None else {}
     for manifest in manifests:
-        found |= manifest.coverage
+        found = settled(found, manifest.coverage)
     return found
 
 

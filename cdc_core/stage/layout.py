@@ -12,11 +12,43 @@ from cdc_core.windows import window_label
 CHANGES = "changes/"
 MANIFESTS = "manifests/"
 STARTS = "starts/"
+SNAPSHOT = "snapshot/"
 _PART = re.compile(
     r"changes/cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
     r"\1\2\3T\d{6}Z-([a-z][a-z0-9_]*)-(\d{19})-(\d{1,19})-(\d{4,9})\.parquet",
     re.ASCII,
 )
+
+
+_COPIED = re.compile(
+    r"snapshot/cdc_table=[A-Za-z0-9_.@~-]+/([a-z][a-z0-9_]*)-(\d{12})-(\d{1,19})-(\d{4})\.parquet", re.ASCII
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedName:
+    """What the name of a file of copied rows says: its source, the number of its chunk, under which epoch."""
+
+    source: str
+    chunk: int
+    epoch: int
+    part: int
+
+
+def copied_path(table: str, name: CopiedName) -> str:
+    """A file with rows of one chunk of a copy."""
+    return f"{copied_prefix(table)}{name.source}-{name.chunk:012d}-{name.epoch}-{name.part:04d}.parquet"
+
+
+def copied_prefix(table: str) -> str:
+    """All copied rows of a logical table."""
+    return f"{SNAPSHOT}cdc_table={segment(table)}/"
+
+
+def parse_copied(path: str) -> CopiedName | None:
+    """The name in the path of a file of copied rows; None for any other."""
+    match = _COPIED.fullmatch(path)
+    return CopiedName(match[1], int(match[2]), int(match[3]), int(match[4])) if match else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,5 +102,17 @@ def start_path(source: str) -> str:
 
 
 def manifest_path(source: str, begin: Position) -> str:
-    """The commit point of the batch that begins there."""
-    return f"{manifests_prefix(source)}{begin.name}.json"
+    """The commit point of the batch of the log that begins there."""
+    return f"{first_at(source, begin)}.json"
+
+
+def batch_path(batch_id: str) -> str:
+    """The manifest of a batch."""
+    source, _, place = batch_id.partition("/")
+    return f"{manifests_prefix(source)}{place}.json"
+
+
+def first_at(source: str, place: Position) -> str:
+    """Sorts before the manifests of all batches that begin there, those of copied rows among them, and after all that
+    begin earlier."""
+    return f"{manifests_prefix(source)}{place.name}"

@@ -4,6 +4,9 @@ A manifest's name is the position where its batch begins, and it is written only
 one before ended, so the manifests of a source are one linear chain, whoever writes them: of two writers that begin at
 the same place one finds the name taken. Readers go by manifests and never by a listing of parts.
 
+A batch of copied rows begins and ends at one place of the chain. Any number of them may stand there, before the batch
+of the log that begins at the place; they may be written at any time, also when the chain has gone on.
+
 The chain begins at the source's start (`stage.start`), or at its horizon after a purge. Callers that can ask meta check
 its end against what meta has recorded, so that a manifest lost at either end is noticed too. The fields that a manifest
 must have are in `model.batch`.
@@ -26,7 +29,17 @@ from cdc_core.model.position import Position
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
 from cdc_core.stage.intact import digest
-from cdc_core.stage.layout import CHANGES, manifest_path, manifests_prefix, parse_part, start_path, table_prefix
+from cdc_core.stage.layout import (
+    CHANGES,
+    copied_prefix,
+    first_at,
+    manifest_path,
+    manifests_prefix,
+    parse_copied,
+    parse_part,
+    start_path,
+    table_prefix,
+)
 from cdc_core.stage.objects import Leftover, ObjectInfo, ObjectStore, missing
 from cdc_core.stage.unreadable import other_version
 
@@ -64,7 +77,7 @@ def commit(store: ObjectStore, manifest: Manifest) -> Committed:
 
     After RetryLater from the store it is unknown whether the batch counts: committing the same manifest again shows it.
     """
-    path = manifest_path(manifest.source, manifest.begin.position)
+    path = manifest.path
     data = manifest.to_bytes()
     if store.put_if_absent(path, data):
         return Committed(manifest, ours=True)
@@ -175,17 +188,17 @@ def lost_end(store: ObjectStore, source: str, last: Manifest | None, recorded: P
     return ChainProblem("stage.gap", manifests_prefix(source), what)
 
 
-def require_listed(store: ObjectStore, source: str, begins: Iterable[Position]) -> None:
-    """Every batch that meta knows, by where it begins, has its manifest on the stage; those before the horizon need
+def require_listed(store: ObjectStore, source: str, manifests: Iterable[str]) -> None:
+    """Every batch that meta knows, by the path of its manifest, has it on the stage; those before the horizon need
     none. Raises DataAtRisk (stage.missing, stage.start)."""
     listed = {info.path for info in store.list(manifests_prefix(source))}
-    wanted = [manifest_path(source, begin) for begin in begins]
+    wanted = list(manifests)
     lost = [path for path in wanted if path not in listed]
     if wanted and starts.read(store, source) is None:
         raise starts.missing_start(store, source)
     horizon = horizons.read(store, source) if lost else None
     for path in lost:
-        if horizon is None or path >= manifest_path(source, horizon.position):
+        if horizon is None or path >= first_at(source, horizon.position):
             raise missing(path, store.uri)
 
 
@@ -245,7 +258,7 @@ def sweep(
     Raises what `chain` does; then nothing is removed.
     """
     old = time.time() - older_than_s
-    candidates = []
+    candidates: list[tuple[ObjectInfo, int]] = []
     for info in store.list(CHANGES):  # before the manifests are read: what is committed meanwhile is seen there
         name = parse_part(info.path)
         if name is not None and name.source == source and name.epoch < live_epoch and info.modified <= old:
@@ -286,7 +299,7 @@ def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position
         problems.append(ChainProblem("stage.start", start_path(source), starts.missing_start(store, source).what))
     if horizon is None:
         return infos, None if start is None else start.position, problems
-    first = manifest_path(source, horizon.position)
+    first = first_at(source, horizon.position)
     infos = [info for info in infos if info.path >= first]
     if not infos:
         what = f"Nothing is staged from the horizon {horizon} on, where the purge left the newest batch."
@@ -306,13 +319,29 @@ def _refusal(store: ObjectStore, problem: ChainProblem) -> DataAtRisk:
 
 def _require_own(manifest: Manifest) -> None:
     """Raises ValueError for a part that is not this batch's: it would be read, and deleted, by its path."""
-    own = (manifest.source, manifest.begin.position.seq)
     for part in manifest.parts:
-        name = parse_part(part.path)
-        if name is None or (name.source, name.seq) != own or not part.path.startswith(table_prefix(part.table)):
+        if not (_is_copied(manifest, part) if manifest.copied else _is_logged(manifest, part)):
             raise ValueError(f"the path {part.path!r} is not that of a part of the batch {manifest.batch_id}")
         if part.schema_id not in manifest.schemas:
             raise ValueError(f"the definition {part.schema_id!r} of {part.path} is not in it")
+
+
+def _is_logged(manifest: Manifest, part: Part) -> bool:
+    name = parse_part(part.path)
+    own = (manifest.source, manifest.begin.position.seq)
+    return name is not None and (name.source, name.seq) == own and part.path.startswith(table_prefix(part.table))
+
+
+def _is_copied(manifest: Manifest, part: Part) -> bool:
+    name = parse_copied(part.path)
+    chunks = {one.number: one for one in manifest.chunks}
+    return (
+        name is not None
+        and name.source == manifest.source
+        and name.chunk in chunks
+        and part.path in chunks[name.chunk].paths
+        and part.path.startswith(copied_prefix(part.table))
+    )
 
 
 def _manifests(store: ObjectStore, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:
@@ -326,16 +355,16 @@ def _manifests(store: ObjectStore, infos: Sequence[ObjectInfo]) -> Iterator[tupl
 
 def _from(store: ObjectStore, source: str, place: Position) -> Iterator[ObjectInfo]:
     """The manifests of batches that begin at a place or later."""
-    first = manifest_path(source, place)
+    first = first_at(source, place)
     return (info for info in store.list(manifests_prefix(source)) if info.path >= first)
 
 
 def _link(end: Position | None, path: str, manifest: Manifest) -> ChainProblem | None:
     """What is wrong with a manifest's place after a batch that ended at `end`."""
     begin, stop = manifest.begin.position, manifest.end.position
-    if path != manifest_path(manifest.source, begin):
+    if path != manifest.path:
         return ChainProblem("stage.fork", path, f"{path} holds the manifest of another place: {manifest.batch_id}.")
-    if stop <= begin:
+    if stop < begin or (stop == begin) != manifest.copied:
         return ChainProblem("stage.fork", path, f"The batch at {begin} ends at {stop}: before it begins.")
     if end is None or begin == end:
         return None

@@ -15,23 +15,21 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from cdc_core.errors import InternalError, LockstepError, defect
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.block import Block, EntryKind, TableRows
 from cdc_core.model.position import Checkpoint
-from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.model.staged import ABSENT, OP, SEQ, staged_schema
-from cdc_core.stage.keychange import key_changes
+from cdc_core.model.schema import DefinedSince
+from cdc_core.model.staged import staged_schema
 from cdc_core.stage.layout import PartName, manifest_path, part_path
 from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore, PartOutput
+from cdc_core.stage.open_part import OpenPart
 from cdc_core.stage.parquet import ROW_GROUP_BYTES, PartFile
 
 log = logging.getLogger(__name__)
@@ -41,47 +39,6 @@ _SETTLED_ALONE = 32
 """More parts than this are made durable together: by syncing the file system, or a bounded number at a time."""
 _NUMBERS = 10_000
 """Step between the part numbers that one part tries."""
-
-
-@dataclass(slots=True)
-class _OpenPart:
-    """A part and what its manifest entry will say."""
-
-    table: str
-    schema: TableSchema
-    file: PartFile
-    arrow: pa.Schema
-    rows: int = 0
-    ops: Counter[str] = field(default_factory=Counter)
-    key_changes: int = 0
-    absent_rows: int = 0
-    min_seq: int = 2**63 - 1
-    max_seq: int = 0
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        seq = rows.column(SEQ).to_numpy()
-        self.rows += len(seq)
-        self.min_seq = min(self.min_seq, int(seq.min()))
-        self.max_seq = max(self.max_seq, int(seq.max()))
-        self.ops += _counts(rows.column(OP))
-        self.key_changes += key_changes(rows, self.schema.key)
-        self.absent_rows += len(seq) - rows.column(ABSENT).null_count
-        self.file.add(rows)
-
-    def listed(self, path: str) -> Part:
-        return Part(
-            table=self.table,
-            path=path,
-            rows=self.rows,
-            size_bytes=self.file.size_bytes,
-            sha256=self.file.sha256,
-            schema_id=self.schema.id,
-            min_seq=self.min_seq,
-            max_seq=self.max_seq,
-            ops=dict(sorted(self.ops.items())),
-            key_changes=self.key_changes,
-            absent_rows=self.absent_rows,
-        )
 
 
 class BatchWriter:
@@ -118,7 +75,7 @@ class BatchWriter:
         self._level = level
         self._row_group_buffer_bytes = row_group_buffer_bytes
         self._scratch = scratch_dir or Path(tempfile.gettempdir())
-        self._parts: dict[tuple[str, str], _OpenPart] = {}
+        self._parts: dict[tuple[str, str], OpenPart] = {}
         self._rows = 0
         self._written_bytes = 0
         self._pending_bytes = 0
@@ -237,7 +194,7 @@ class BatchWriter:
             return False
         return not standing & self._finished
 
-    def _part_of(self, rows: TableRows) -> _OpenPart:
+    def _part_of(self, rows: TableRows) -> OpenPart:
         identity = (rows.logical, rows.schema.id)
         part = self._parts.get(identity)
         if part is None:
@@ -248,7 +205,7 @@ class BatchWriter:
 
             group_bytes = min(ROW_GROUP_BYTES, self._row_group_buffer_bytes // 2)
             file = PartFile(arrow, rows.schema.key, open_output, self._level, group_bytes)
-            part = self._parts[identity] = _OpenPart(rows.logical, rows.schema, file, arrow)
+            part = self._parts[identity] = OpenPart(rows.logical, rows.schema, file, arrow)
         if not rows.rows.schema.equals(part.arrow):
             raise defect(
                 f"Rows of {rows.schema.name} do not have the columns of their definition {rows.schema.id}.",
@@ -269,7 +226,7 @@ class BatchWriter:
         parts = list(self._parts.values())
         settled = len(parts) <= _SETTLED_ALONE
 
-        def published(part: _OpenPart) -> str:
+        def published(part: OpenPart) -> str:
             part.file.close()
             return part.file.publish(settled=settled)
 
@@ -321,8 +278,3 @@ class BatchWriter:
             code="stage.batch_range",
             first="the extractor resumes at the last staged position",
         )
-
-
-def _counts(ops: pa.DictionaryArray) -> Counter[str]:
-    numbers = np.bincount(ops.indices.to_numpy(), minlength=len(ops.dictionary))
-    return Counter({op: int(n) for op, n in zip(ops.dictionary.to_pylist(), numbers, strict=True) if n})

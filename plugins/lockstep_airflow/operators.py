@@ -431,9 +431,8 @@ def _positions(store: ObjectStore, plan: RunPlan, target: str) -> dict[str, list
 
 
 def _manifest(store: ObjectStore, batch_id: str) -> Manifest:
-    from cdc_core.stage.layout import manifests_prefix
+    from cdc_core.stage.layout import batch_path
     from cdc_core.stage.manifest import parse
 
-    source, _, begin = batch_id.partition("/")
-    path = f"{manifests_prefix(source)}{begin}.json"
+    path = batch_path(batch_id)
     return parse(store.get(path), path, store.uri)

@@ -1,0 +1,158 @@
+"""The files of one chunk: rows of a result set, in the columns of staged changes, through the pipeline's own rules.
+
+It must keep true that a copied row passes the same processors, filters, masks and routes as a change of the stream, and
+that its order key is before every change that the log brings from the claim's `low` on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_core.model.batch import Part
+from cdc_core.model.block import TableRows
+from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import (
+    ABSENT,
+    BEFORE,
+    BOOKKEEPING,
+    FILE,
+    GTID,
+    LITERAL,
+    OP,
+    POS,
+    ROW,
+    ROW_BITS,
+    SEQ,
+    SNAPSHOT,
+    SOURCE,
+    TS,
+    absent_text,
+    staged_schema,
+)
+from cdc_core.sink import Capture
+from cdc_core.stage.layout import CopiedName, copied_path
+from cdc_core.stage.objects import ObjectStore, PartOutput
+from cdc_core.stage.open_part import OpenPart
+from cdc_core.stage.parquet import PartFile
+
+
+class ChunkFile:
+    """Takes the rows of a chunk, then makes its parts durable.
+
+    low: the claim's; ts_us: the watermark of what is staged, µs UTC. epoch: of the copier's lease.
+    """
+
+    def __init__(
+        self,
+        store: ObjectStore,
+        capture: Capture,
+        schema: TableSchema,
+        *,
+        source: str,
+        number: int,
+        epoch: int,
+        low: Position,
+        ts_us: int,
+        level: int,
+        scratch: Path,
+    ) -> None:
+        self._store = store
+        self._capture = capture
+        self._schema = schema
+        self._arrow = staged_schema(schema)
+        self._source = source
+        self._number = number
+        self._epoch = epoch
+        self._low = low
+        self._ts_us = ts_us
+        self._level = level
+        self._scratch = scratch
+        self._parts: dict[tuple[str, str], OpenPart] = {}
+        self.rows = 0
+        """Read so far."""
+        self.row_bytes = 0
+        """Weight of the values read so far."""
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """rows: the columns of the definition, and `_cdc_literal`."""
+        staged = self._staged(rows)
+        self.rows += rows.num_rows
+        self.row_bytes += rows.nbytes
+        part = TableRows(self._schema, self._schema.name, staged, np.zeros(rows.num_rows, np.int32))
+        for routed in self._capture.routed(part):
+            if routed.rows.num_rows:
+                self._part_of(routed).add(routed.rows)
+
+    def finish(self) -> tuple[Part, ...]:
+        """Makes the files durable; what a manifest will list."""
+        found = []
+        for part in self._parts.values():
+            part.file.close()
+            found.append(part.listed(part.file.publish()))
+        return tuple(found)
+
+    @property
+    def schemas(self) -> tuple[TableSchema, ...]:
+        """The definitions of the parts."""
+        return tuple({part.schema.id: part.schema for part in self._parts.values()}.values())
+
+    def discard(self) -> None:
+        """Removes the files; nothing names them."""
+        for part in self._parts.values():
+            part.file.discard()
+
+    def _part_of(self, rows: TableRows) -> OpenPart:
+        identity = (rows.logical, rows.schema.id)
+        part = self._parts.get(identity)
+        if part is None:
+            arrow, number = staged_schema(rows.schema), len(self._parts)
+
+            def open_output() -> PartOutput:
+                return self._store.open_output(self._names(rows.logical, number), self._scratch)
+
+            file = PartFile(arrow, rows.schema.key, open_output, self._level)
+            part = self._parts[identity] = OpenPart(rows.logical, rows.schema, file, arrow)
+        return part
+
+    def _names(self, table: str, number: int) -> Iterator[str]:
+        for attempt in count():
+            yield copied_path(table, CopiedName(self._source, self._number, self._epoch, number + 1000 * attempt))
+
+    def _staged(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        n = rows.num_rows
+        first = self._number << ROW_BITS | self.rows
+        notes = {
+            OP: _coded(SNAPSHOT, n),
+            TS: pa.array(np.full(n, self._ts_us), pa.timestamp("us", tz="UTC")),
+            SOURCE: _coded(self._source, n),
+            FILE: _coded(self._low.file, n),
+            POS: pa.array(np.full(n, self._low.offset)),
+            ROW: pa.array(np.arange(first, first + n)),
+            SEQ: pa.array(np.full(n, self._low.seq - 1)),
+            GTID: pa.nulls(n, pa.string()),
+            LITERAL: rows.column(LITERAL),
+            ABSENT: self._absent(n),
+        }
+        logged = {column.name: column.logged for column in self._schema.columns}
+        values = [rows.column(name) if logged[name] else pa.nulls(n, self._arrow.field(name).type) for name in logged]
+        before = pa.nulls(n, self._arrow.field(BEFORE).type)
+        return pa.RecordBatch.from_arrays(
+            [*values, before, *(notes[field.name] for field in BOOKKEEPING)], schema=self._arrow
+        )
+
+    def _absent(self, n: int) -> pa.DictionaryArray:
+        """What the log would not carry either, so that a copied row and a logged one say the same."""
+        text = absent_text(column.name for column in self._schema.columns if not column.logged)
+        if text is None:
+            return pa.DictionaryArray.from_arrays(pa.nulls(n, pa.int32()), pa.array([], pa.string()))
+        return _coded(text, n)
+
+
+def _coded(text: str, n: int) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([text], pa.string()))

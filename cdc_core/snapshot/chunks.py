@@ -1,0 +1,72 @@
+"""Where a table is cut: the greatest key when the copy begins, and the end of each chunk, as the server orders keys.
+
+It must keep true that the last chunk has an end: rows with greater keys came after the copy began, and the log has
+them. Without an end, a table that grows would never be copied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pymysql
+
+from cdc_core.connections import answers, quote
+from cdc_core.model.schema import TableSchema
+from cdc_core.snapshot.keys import Key, after, literals, ordered, selected, up_to
+from cdc_core.source.facts import as_text, query
+
+MAX_CHUNK_ROWS = 1 << 24
+"""The ordinal of a row in its chunk has 24 bits."""
+_FIRST_ROWS, _LEAST_ROWS, _MOST_ROWS = 10_000, 1, 4_000_000
+
+_ESTIMATE = """
+SELECT TABLE_ROWS, AVG_ROW_LENGTH, DATA_LENGTH FROM INFORMATION_SCHEMA.TABLES
+ WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSize:
+    """The server's estimate. row_bytes: 0 where it is not known."""
+
+    rows: int
+    row_bytes: int
+
+
+@answers("source")
+def size_of(connection: pymysql.Connection, schema: TableSchema) -> TableSize:
+    rows = query(connection, _ESTIMATE, (schema.database, schema.table))
+    if not rows:
+        return TableSize(0, 0)
+    return TableSize(*(int(as_text(one)) if one is not None else 0 for one in rows[0][:2]))
+
+
+@answers("source")
+def greatest(connection: pymysql.Connection, schema: TableSchema) -> Key:
+    """The greatest key; () for a table without rows."""
+    order = ordered(schema, descending=True)
+    rows = query(connection, f"SELECT {selected(schema)} {from_table(schema)} ORDER BY {order} LIMIT 1")
+    return literals(schema, rows[0]) if rows else ()
+
+
+@answers("source")
+def end_of_chunk(connection: pymysql.Connection, schema: TableSchema, above: Key, limit: Key, rows: int) -> Key:
+    """The key of the `rows`-th row after `above`; `limit` if there are fewer up to it."""
+    where = f"{after(schema, above)} AND {up_to(schema, limit)}"
+    found = query(
+        connection,
+        f"SELECT {selected(schema)} {from_table(schema)} WHERE {where} ORDER BY {ordered(schema)} "
+        f"LIMIT 1 OFFSET {rows - 1}",
+    )
+    return literals(schema, found[0]) if found else limit
+
+
+def from_table(schema: TableSchema) -> str:
+    return f"FROM {quote(schema.database, schema.table)}"
+
+
+def chunk_rows(size_bytes: int, row_bytes: float) -> int:
+    """How many rows of this size a chunk has. row_bytes: 0 where it is not known."""
+    if row_bytes <= 0:
+        return _FIRST_ROWS
+    return max(_LEAST_ROWS, min(_MOST_ROWS, int(size_bytes / row_bytes)))

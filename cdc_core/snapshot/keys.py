@@ -1,0 +1,133 @@
+"""Keys of rows as SQL: read from the server as literals, and compared by the server alone.
+
+A literal is never interpreted here. It must keep true that it is the key's exact value, and that a comparison with it
+follows the column's own order: collation, padding, sign, the order of an ENUM's labels.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from cdc_core.connections import quote
+from cdc_core.errors import Refused
+from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Column, TableSchema
+
+Key = tuple[str, ...]
+"""A literal for each column of the key, in its order."""
+
+NOT_COPIED = frozenset({"snapshot.no_key", "snapshot.key_type"})
+"""Codes of `key_columns` for tables that cannot be copied."""
+_NUMBERED = frozenset({"bit", "enum", "set", "year"})
+"""Compared by their numbers."""
+_QUOTED = frozenset({"date", "datetime", "timestamp", "time", "uuid", "inet4", "inet6"})
+
+
+def key_columns(schema: TableSchema) -> tuple[Column, ...]:
+    """Raises Refused (snapshot.no_key, snapshot.key_type)."""
+    if not schema.key:
+        raise Refused(
+            f"{schema.name} has neither a primary key nor a unique key without nulls, by which it could be copied in "
+            "parts.",
+            where=schema.name,
+            code="snapshot.no_key",
+            remedy="give the table a primary key; or load its rows into the targets by a dump (docs/tutorial.md)",
+        )
+    columns = tuple(schema.column(name) for name in schema.key)
+    for column in columns:
+        if _expression(column) is None:
+            raise Refused(
+                f"The key of {schema.name} has the column {column.name}, whose type {column.type} has no order that "
+                "Lockstep knows.",
+                where=schema.name,
+                code="snapshot.key_type",
+                remedy="load the table's rows into the targets by a dump (docs/tutorial.md)",
+            )
+    return columns
+
+
+def selected(schema: TableSchema) -> str:
+    """The expressions whose values `literals` takes, separated by commas."""
+    return ", ".join(str(_expression(column)) for column in key_columns(schema))
+
+
+def literals(schema: TableSchema, values: Sequence[Any]) -> Key:
+    """The key that a row of `selected` values is, as literals."""
+    return tuple(_literal(column, value) for column, value in zip(key_columns(schema), values, strict=True))
+
+
+def after(schema: TableSchema, key: Key) -> str:
+    """The condition on keys greater than `key`; "TRUE" for ()."""
+    return _compared(schema, key, ">", ">")
+
+
+def up_to(schema: TableSchema, key: Key) -> str:
+    """The condition on keys not greater than `key`; "TRUE" for ()."""
+    return _compared(schema, key, "<", "<=")
+
+
+def ordered(schema: TableSchema, *, descending: bool = False) -> str:
+    """The columns of an ORDER BY."""
+    return ", ".join(quote(column.name) + (" DESC" if descending else "") for column in key_columns(schema))
+
+
+def _compared(schema: TableSchema, key: Key, strict: str, last: str) -> str:
+    """Columns are compared one after the other: (a > 1) OR (a = 1 AND b > 2). No row constructor: the servers do not
+    use an index for those."""
+    names = [quote(column.name) for column in key_columns(schema)]
+    if not key:
+        return "TRUE"
+    terms = []
+    for at, name in enumerate(names):
+        equal = [f"{other} = {literal}" for other, literal in zip(names[:at], key[:at], strict=True)]
+        operator = last if at == len(names) - 1 else strict
+        terms.append("(" + " AND ".join([*equal, f"{name} {operator} {key[at]}"]) + ")")
+    if len(names) == 1:
+        return terms[0]
+    return f"({names[0]} {strict}= {key[0]} AND ({' OR '.join(terms)}))"
+
+
+def _expression(column: Column) -> str | None:
+    """What the server is asked for; None for a type that is not the key of anything."""
+    base, name = column.type.base, quote(column.name)
+    if base in INTEGER_BYTES or base in ("decimal", "double"):
+        return name
+    if base in _NUMBERED:
+        return f"{name} + 0"
+    if base == "float":
+        return f"{name} + 0e0"
+    if base in _QUOTED:
+        return f"CAST({name} AS CHAR)"
+    if base in TEXT_BASES or base in BINARY_BASES:
+        return f"HEX({name})"
+    return None
+
+
+def _literal(column: Column, value: Any) -> str:
+    base = column.type.base
+    if value is None:
+        raise ValueError(f"the key column {column.name} is null")
+    if base in _QUOTED:
+        text = str(value)
+        if not all(char.isalnum() or char in " -:." for char in text):
+            raise ValueError(f"the key column {column.name} has the value {text!r}")
+        return f"'{text}'"
+    if base in TEXT_BASES:
+        return f"_{column.type.charset} X'{_hex(value)}' COLLATE {column.type.collation}"
+    if base in BINARY_BASES:
+        return f"X'{_hex(value)}'"
+    if base in ("float", "double"):
+        number = float(value)
+        if not math.isfinite(number):
+            raise ValueError(f"the key column {column.name} has the value {number}")
+        return f"{number!r}e0" if "e" not in repr(number) else repr(number)
+    if base == "decimal":
+        return f"{value:f}"
+    return str(int(value))
+
+
+def _hex(value: Any) -> str:
+    text = value.decode("ascii") if isinstance(value, bytes) else str(value)
+    bytes.fromhex(text)
+    return text

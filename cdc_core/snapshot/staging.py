@@ -1,0 +1,184 @@
+"""Makes batches of chunks that were read: the claims of a table join the source's chain once it has reached their
+highs.
+
+A manifest of copied rows is decided in meta, written to the stage, and recorded: whoever comes after a kill finishes
+what was decided before deciding anything else, so that no claim is ever in two batches. Nothing here needs the
+extractor's lease: the place of the batch is one that the chain has passed, and everything the log brought up to there
+is known.
+
+What the log has brought by then decides about a copy:
+
+    the coverage of the table                        the copy
+    rows existed before the capture, or unknown      counts: the table is whole from the batch's place on
+    whole: truncated or created since                is dropped: nothing is missing any more
+    rows changed without row events since a chunk    is dropped: the next one begins again
+    the chain has gone to another server's log       is dropped too: nobody can say when it passed a chunk's high
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from cdc_core.config import Pipeline
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
+from cdc_core.model.batch import Manifest
+from cdc_core.model.coverage import How, TableCoverage
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.isolated import notes
+from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+Route = Callable[[str, str], tuple[str, ...]]
+
+
+@dataclass(frozen=True, slots=True)
+class Staged:
+    """What a call has staged. waiting: the place that the chain must reach for the rest, None where nothing waits.
+    dropped: tables whose copies began to be read before something that they do not show, and why."""
+
+    batches: tuple[Manifest, ...] = ()
+    tables: tuple[str, ...] = ()
+    waiting: Position | None = None
+    dropped: tuple[tuple[str, str], ...] = ()
+
+
+def stage_due(
+    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, lease: Lease, *, routes: Route
+) -> Staged:
+    """Stages every copy that is complete and due. routes: the logical tables of a source table.
+
+    Raises RetryLater (meta.lease_lost, snapshot.moved), and what the store raises; a repeated call goes on.
+    """
+    finish_decided(meta, store, source, lease)
+    place, coverage = _as_of_one_place(meta, source)
+    chunks = meta.chunks(source)
+    dropped: list[tuple[str, str]] = []
+    due: list[tuple[TableCopy, list[ReadChunk]]] = []
+    waiting: Position | None = None
+    for copy in meta.copies(source):
+        mine = [one for one in chunks if one.chunk.table == copy.table]
+        why = _outdated(mine, coverage.get(copy.table), place.position)
+        if why:
+            log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
+            meta.drop_copy(lease, source, copy.table)
+            dropped.append((copy.table, why))
+        elif copy.complete and mine:
+            high = max(one.chunk.high for one in mine)
+            if high <= place.position:
+                due.append((copy, mine))
+            else:
+                waiting = high if waiting is None else max(waiting, high)
+    made = []
+    for manifest, done in _composed(pipeline, store, source, lease, place, due, coverage, routes):
+        meta.decide_copied(lease, manifest, done)
+        made.append(_finish(meta, store, lease, manifest))
+    return Staged(tuple(made), tuple(copy.table for copy, _ in due), waiting, tuple(dropped))
+
+
+def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) -> None:
+    """Writes and records the manifests that a killed process had decided."""
+    for manifest in meta.decided_copied(source):
+        _finish(meta, store, lease, manifest)
+
+
+def _finish(meta: Meta, store: ObjectStore, lease: Lease, manifest: Manifest) -> Manifest:
+    found = manifests.commit(store, manifest).manifest
+    meta.record_copied(lease, found)
+    log.info("%s: staged %d copied rows at %s", manifest.source, manifest.rows, manifest.begin.position)
+    return found
+
+
+def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, TableCoverage]]:
+    """The end of the chain, and the coverage of tables there: the extractor may be moving both."""
+    for _ in range(100):
+        before = meta.checkpoint(source)
+        coverage = dict(meta.coverage(source).tables)
+        if before is not None and meta.checkpoint(source) == before:
+            return before, coverage
+        time.sleep(0.01)
+    raise RetryLater(
+        f"The chain of {source!r} moved each time it was looked at.",
+        where=source,
+        code="snapshot.moved",
+        remedy="nothing is lost; the next attempt goes on with what is there",
+    )
+
+
+def _outdated(chunks: Sequence[ReadChunk], coverage: TableCoverage | None, place: Position) -> str:
+    """Why a copy does not count; "" if it does."""
+    if not chunks:
+        return ""
+    if any(one.chunk.high.timeline != place.timeline for one in chunks):
+        return "the source has gone to another server's log meanwhile"
+    first = min(one.chunk.low for one in chunks)
+    if coverage is None or coverage.how in (How.EXISTING, How.COPIED) or coverage.seq < first.seq:
+        return ""
+    if coverage.whole:
+        return f"the table is whole since {coverage.place} ({coverage.how.value})"
+    return f"rows changed without row events at {coverage.place}, after a part of it was read"
+
+
+def _composed(
+    pipeline: Pipeline,
+    store: ObjectStore,
+    source: str,
+    lease: Lease,
+    place: Checkpoint,
+    due: Sequence[tuple[TableCopy, list[ReadChunk]]],
+    coverage: dict[str, TableCoverage],
+    routes: Route,
+) -> list[tuple[Manifest, tuple[str, ...]]]:
+    """Manifests of at most `limits.batch_mib`, each with the tables whose last chunks are in it."""
+    if not due:
+        return []
+    newest = manifests.newest(store, source)
+    isolated = {} if newest is None else dict(newest.isolated)
+    moment_us = max(place.watermark_us - 1, place.floor_us, 0)
+    window = pipeline.windows.containing(moment_us)
+    empty = Manifest(
+        pipeline=pipeline.pipeline,
+        source=source,
+        epoch=lease.epoch,
+        begin=place,
+        end=place,
+        window_start_us=window[0],
+        window_end_us=window[1],
+        parts=(),
+        events=0,
+        transactions=0,
+        created_us=time.time_ns() // 1000,
+        notes=notes(isolated),
+        isolated=isolated,
+    )
+    made: list[tuple[Manifest, tuple[str, ...]]] = []
+    some: list[tuple[TableCopy, ReadChunk]] = []
+    every = [(copy, one) for copy, chunks in due for one in chunks]
+    last = {copy.table: chunks[-1].chunk.number for copy, chunks in due}
+    for number, (copy, chunk) in enumerate(every):
+        some.append((copy, chunk))
+        full = sum(one.size_bytes for _, one in some) >= pipeline.limits.batch_mib << 20
+        if full or number == len(every) - 1:
+            done = tuple(copy.table for copy, one in some if one.chunk.number == last[copy.table])
+            copied = {table: _copied(table, place, coverage.get(table), routes) for table in done}
+            made.append((_with(empty, [one for _, one in some], copied), done))
+            some = []
+    return made
+
+
+def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCoverage]) -> Manifest:
+    parts = tuple(part for one in some for part in one.parts)
+    schemas = {schema.id: schema for one in some for schema in one.schemas}
+    return replace(empty, chunks=tuple(one.chunk for one in some), parts=parts, schemas=schemas, coverage=copied)
+
+
+def _copied(table: str, place: Checkpoint, known: TableCoverage | None, routes: Route) -> TableCoverage:
+    """Whole from the place on: what the table had before is not known."""
+    database, _, name = table.partition(".")
+    feeds = routes(database, name) or (known.feeds if known is not None else ())
+    return TableCoverage(How.COPIED, place.position.seq - 1, place.watermark_us, str(place.position), feeds=feeds)

@@ -1,0 +1,163 @@
+"""Low and high of a claim: two places in the log between which the read certainly lies.
+
+Every transaction before `low` was visible to the read; none from `high` on was. How, depends on the server:
+
+    MariaDB, InnoDB       START TRANSACTION WITH CONSISTENT SNAPSHOT, whose position the server says: exact
+    MySQL with GTIDs      the end of what is staged, once the server has committed all of it in the engine
+                          (WAIT_FOR_EXECUTED_GTID_SET: a transaction may reach the log before it can be seen)
+    otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot
+
+`high` is the end of the log after the read: a server writes a transaction to its log before it can be seen.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pymysql
+
+from cdc_core.connections import answers, quote
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
+
+log = logging.getLogger(__name__)
+
+VISIBLE_WITHIN_S = 60.0
+"""How long the server may take to commit in the engine what it has already sent in its log."""
+LOCK_WAIT_S = 2
+LOCK_ATTEMPTS = 10
+_LOCK_TIMEOUT = 1205
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """An open read view: `low` of what it shows; exact: it shows nothing from `low` on either."""
+
+    low: Position
+    exact: bool
+
+
+@contextmanager
+def read_view(
+    reader: pymysql.Connection,
+    control: Callable[[], pymysql.Connection],
+    server: ServerFacts,
+    staged: Checkpoint,
+    schema: TableSchema,
+) -> Iterator[View]:
+    """A view of the table for the statements of `reader`.
+
+    control: another session at the same server; opened only where a lock is needed.
+    staged:  the end of what is staged of the log of this server.
+    Raises RetryLater (snapshot.not_visible, snapshot.locked, source.connection_lost), Refused (source.missing_grant).
+    """
+    _run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    transactional = _is_transactional(reader, schema)
+    if server.mariadb and transactional:
+        view = View(_begin_at_position(reader, staged), exact=True)
+    elif server.gtid_mode == "ON" and not server.mariadb and staged.gtid_set:
+        _await_visible(reader, staged)
+        _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        view = View(staged.position, exact=False)
+    else:
+        view = View(_begin_under_lock(reader, control(), staged, schema), exact=transactional)
+    try:
+        yield view
+    finally:
+        if reader.open:
+            _run(reader, "ROLLBACK")
+
+
+def high_of(connection: pymysql.Connection, view: View) -> Position:
+    """`high` of a view whose statements have ended."""
+    return view.low if view.exact else end_position(connection, view.low.timeline)
+
+
+@answers("source")
+def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Position:
+    _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    with reader.cursor() as cursor:  # not `query`, which would connect again, without the view
+        cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
+        status = {as_text(name).lower(): as_text(value) for name, value in cursor.fetchall()}
+    return Position(staged.position.timeline, status["binlog_snapshot_file"], int(status["binlog_snapshot_position"]))
+
+
+@answers("source")
+def _await_visible(reader: pymysql.Connection, staged: Checkpoint) -> None:
+    rows = query(reader, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (staged.gtid_set, VISIBLE_WITHIN_S))
+    if rows[0][0] != 0:
+        raise RetryLater(
+            f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before "
+            f"{staged.position}.",
+            where="source",
+            code="snapshot.not_visible",
+            remedy="the next attempt waits again; look for a replica that does not acknowledge (semi-synchronous "
+            "replication) or a blocked commit (SHOW PROCESSLIST)",
+        )
+
+
+def _begin_under_lock(
+    reader: pymysql.Connection, control: pymysql.Connection, staged: Checkpoint, schema: TableSchema
+) -> Position:
+    """While the lock is held no transaction that wrote to the table is between the log and the engine."""
+    name = quote(schema.database, schema.table)
+    _run(control, f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
+    for attempt in range(1, LOCK_ATTEMPTS + 1):
+        try:
+            with control.cursor() as cursor:
+                cursor.execute(f"LOCK TABLES {name} READ")
+            break
+        except pymysql.err.OperationalError as error:
+            if error.args[0] != _LOCK_TIMEOUT:
+                raise explained(error, f"LOCK TABLES {name} READ") from None
+            if attempt == LOCK_ATTEMPTS:
+                raise RetryLater(
+                    f"{schema.name} could not be locked for a moment: other sessions held it each time for more than "
+                    f"{LOCK_WAIT_S} s.",
+                    where=schema.name,
+                    code="snapshot.locked",
+                    remedy="the next attempt tries again; end long transactions on the table, or turn GTIDs on, which "
+                    "need no lock",
+                ) from None
+            log.info("%s: not locked within %d s; attempt %d follows", schema.name, LOCK_WAIT_S, attempt + 1)
+            time.sleep(LOCK_WAIT_S)
+    try:
+        _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        return end_position(control, staged.position.timeline)
+    finally:
+        _run(control, "UNLOCK TABLES")
+
+
+@answers("source")
+def _is_transactional(connection: pymysql.Connection, schema: TableSchema) -> bool:
+    rows = query(
+        connection,
+        "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+        (schema.database, schema.table),
+    )
+    if not rows:
+        raise Refused(
+            f"{schema.name} is gone.",
+            where=schema.name,
+            code="snapshot.no_table",
+            remedy="the copy of the table is dropped with the next attempt",
+        )
+    return as_text(rows[0][0] or "").upper() == "INNODB"
+
+
+def _run(connection: pymysql.Connection, statement: str) -> None:
+    """A statement whose effect the session must keep: a lost connection is not opened again."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(statement)
+    except pymysql.err.MySQLError as error:
+        number = error.args[0] if error.args else 0
+        if number in LOST:
+            connection.close()
+        raise explained(error, statement) from None
