@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.integration.line import Line
 from tests.integration.source_origin import Origin, fresh_name
 
 
@@ -23,3 +25,8 @@ def origin(any_server: object) -> Iterator[Origin]:
     yield made
     made.execute_on_server(f"DROP DATABASE {name}")
     made.control.close()
+
+
+@pytest.fixture
+def make_line(origin: Origin, tmp_path: Path) -> Callable[..., Line]:
+    return lambda **options: Line(origin, tmp_path, **options)
