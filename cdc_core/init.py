@@ -230,6 +230,10 @@ def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[st
         "  # the manifest and continue.",
         "  on_unlogged_change: stop",
         "",
+        "# `lockstep run` copies the rows that tables had before they were captured; `lockstep snapshot` does only that.",
+        "snapshot:",
+        "  mode: initial",
+        "",
     ]
     lines += ["# Tables that match now, with their keys:"] if catalogue.captured else ["# No tables match yet."]
     for schema in catalogue.captured:

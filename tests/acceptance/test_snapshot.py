@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
+
+from examples.sandbox.mysql import MySql
 
 
 def state(lockstep: Any, table: str) -> list[list[Any]]:
@@ -39,3 +44,66 @@ def test_existing_rows_are_copied_beside_the_stream_and_the_stage_has_the_table(
     assert state(lockstep, f"{name}.orders") == [[2, "new"], [4, "new"]]
     assert lockstep("stage", "verify", "shop.yaml").document["problems"] == []
     assert lockstep("status", "shop.yaml").document["problems"] == []
+
+
+@pytest.fixture(params=["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """A source and a target of one kind."""
+    if request.param == "mariadb":
+        yield request.getfixturevalue("mariadb"), request.getfixturevalue("mariadb_target")
+        return
+    with MySql.start(server_id=5) as target:
+        yield request.getfixturevalue("mysql9"), target
+
+
+def run_sql(server: Any, *statements: str) -> None:
+    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def rows(server: Any, table: str) -> list[tuple[Any, ...]]:
+    with closing(server.connect()) as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT id, v FROM {table} ORDER BY id")
+        return list(cursor.fetchall())
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_target(
+    servers: tuple[Any, Any], lockstep: Any
+) -> None:
+    source, target = servers
+    definition = "(id INT PRIMARY KEY, v VARCHAR(20))"
+    run_sql(source, "CREATE DATABASE old", f"CREATE TABLE old.t {definition}",
+            "INSERT INTO old.t VALUES (1, 'a'), (2, 'b'), (3, 'c')", "CREATE TABLE old.keyless (v INT)",
+            "INSERT INTO old.keyless VALUES (1)")  # fmt: skip
+    run_sql(target, "CREATE DATABASE old", f"CREATE TABLE old.t {definition}", "CREATE DATABASE again",
+            f"CREATE TABLE again.t {definition}")  # fmt: skip
+    try:
+        lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"old\..*", "--target", "env:COPY")
+        file = lockstep.directory / "shop.yaml"
+        text = file.read_text()
+        assert "mode: initial" in text
+        text = re.sub(r"\n +# No key.*\n.*\n.*no_key: rows}", "", text) + (
+            "  - name: rebuilt\n    replay_only: true\n    connections: ['env:COPY']\n"
+            "    tables: {'old.t': {database: again, table: t}}\n"
+        )
+        file.write_text(text)
+        run_sql(source, "UPDATE old.t SET v = 'new' WHERE id = 2", "DELETE FROM old.t WHERE id = 3")
+        first = lockstep("run", "shop.yaml")
+        assert "old.keyless has neither a primary key" in first.err
+        assert rows(target, "old.t") == rows(source, "old.t") == [(1, "a"), (2, "new")]
+        run_sql(source, "UPDATE old.t SET v = 'newer' WHERE id = 1", "INSERT INTO old.t VALUES (4, 'd')")
+        lockstep("run", "shop.yaml")
+        assert rows(target, "old.t") == rows(source, "old.t")
+        (lockstep.directory / ".lockstep" / "shop" / "meta.db").unlink()
+        lockstep("meta", "rebuild", "shop.yaml")
+        lockstep("run", "shop.yaml", "--replay", "--target", "rebuilt")
+        assert rows(target, "again.t") == rows(source, "old.t")
+        status = lockstep("status", "shop.yaml", code=None).document
+        assert [one["what"] for one in status["problems"] if "old.t " in one["what"]] == []
+    finally:
+        run_sql(source, "DROP DATABASE old")
+        run_sql(target, "DROP DATABASE IF EXISTS old", "DROP DATABASE IF EXISTS again")
