@@ -230,7 +230,7 @@ def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[st
         "  # the manifest and continue.",
         "  on_unlogged_change: stop",
         "",
-        "# `lockstep run` copies the rows that tables had before they were captured; `lockstep snapshot` does only that.",
+        "# `lockstep run` copies rows that tables had before they were captured; `lockstep snapshot` does only that.",
         "snapshot:",
         "  mode: initial",
         "",

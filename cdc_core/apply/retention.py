@@ -159,7 +159,9 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
         for source in pipeline.sources:
             horizon = horizons.read(store, source.name)
             if horizon is not None:
-                purged = [one for one in meta.batches(source.name, until=horizon.position) if one.begin < horizon.position]
+                purged = [
+                    one for one in meta.batches(source.name, until=horizon.position) if one.begin < horizon.position
+                ]
                 added += meta.seed(target, purged)
                 targets = tuple(sorted({*horizon.targets, target}))
                 store.put(horizon_path(source.name), replace(horizon, targets=targets).to_bytes())

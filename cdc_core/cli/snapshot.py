@@ -52,7 +52,7 @@ def snapshot(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the rows that tables had before they were captured, while the application goes on writing.
+    """Copy the rows that tables had before they were captured, while the application keeps writing.
 
     \b
       lockstep snapshot shop --dry-run

@@ -390,7 +390,7 @@ def _cover(
     staged: bool = True,
     settling: bool = True,
 ) -> None:
-    """Keeps the coverage of tables; staged: a manifest says so. settling: what is known may be newer (model.coverage)."""
+    """Keeps the coverage of tables; staged: a manifest says so. settling: meta may know it better (model.coverage)."""
     known = coverage(connection, source).tables if settling and covered else {}
     for table, one in covered.items():
         if settled(known, {table: one})[table] is not one:

@@ -167,7 +167,7 @@ def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Seque
                 f"The chunk {number} of {manifest.source} was forgotten or staged meanwhile.",
                 where=manifest.batch_id,
                 code="snapshot.moved",
-                remedy="nothing is lost; the next attempt goes on with what is there",
+                remedy="nothing is lost; the next attempt continues with what is there",
             )
     for table in done:
         connection.execute(delete(_copy).where((_copy.c.source == manifest.source) & (_copy.c.source_table == table)))

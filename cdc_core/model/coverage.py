@@ -127,8 +127,8 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
         case Happened.UNLOGGED if known is None or known.how is not How.EXISTING:
             return TableCoverage(How.UNLOGGED, event.seq, event.ts_us, event.place)
         case Happened.UNLOGGED if known is not None:
-            at = {"seq": event.seq, "ts_us": event.ts_us, "place": event.place}
-            return replace(known, how=How.UNLOGGED, absent_seq=0, **at)
+            place = event.place
+            return replace(known, how=How.UNLOGGED, seq=event.seq, ts_us=event.ts_us, place=place, absent_seq=0)
         case Happened.ROWS if known is None:
             return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place)
     return known if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
@@ -138,7 +138,7 @@ def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage
     """The coverage of tables after a manifest has said something of them.
 
     An extractor that runs while a table is copied does not know of the copy. What it says of rows from before its
-    capture is older than the copy, wherever it stands in the chain; a copy says nothing of what happened after it.
+    capture is older than the copy, wherever it is in the chain; a copy says nothing of what happened after it.
     """
     found = dict(known)
     for table, one in said.items():

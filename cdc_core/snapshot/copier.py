@@ -1,7 +1,7 @@
 """Reads tables chunk by chunk, beside the stream, and keeps in meta how far it is.
 
-A chunk is read in a view of its own, so that the server keeps no old versions for long. After a kill the copy goes on
-behind the last chunk that meta knows. If the table's definition changes while it is copied, the copy begins again: its
+A chunk is read in a view of its own, so that the server keeps no old versions for long. After a kill the copy continues
+after the last chunk that meta knows. If the table's definition changes while it is copied, the copy begins again: its
 chunks would mean different columns. The copier holds a lease of its own, and none of the extractor's.
 """
 
@@ -26,7 +26,6 @@ from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
-from cdc_core.mysql_client import SafeConnection
 from cdc_core.results import TableReader, prepare_session
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
@@ -152,19 +151,18 @@ class _Sessions:
 
     def __enter__(self) -> _Sessions:
         with ExitStack() as opened:
-            self.reader, self.control = self._open(opened), self._open(opened)
+            options = {"read_timeout": self._read_timeout_s, "statement_timeout_s": None}
+            self.reader = connections.connect(self._address, where=self._source, **options)
+            opened.callback(self.reader.close)
+            self.control = connections.connect(self._address, where=self._source, **options)
+            opened.callback(self.control.close)
+            for one in (self.reader, self.control):
+                prepare_session(one)
             self._close = opened.pop_all()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close.close()
-
-    def _open(self, opened: ExitStack) -> SafeConnection:
-        options = {"read_timeout": self._read_timeout_s, "statement_timeout_s": None}
-        found = connections.connect(self._address, where=self._source, **options)
-        opened.callback(found.close)
-        prepare_session(found)
-        return found
 
 
 class _RedefinedError(Exception):
@@ -302,5 +300,5 @@ def _require_same(staged: Checkpoint, server: ServerFacts, source: str) -> None:
             "timeline, which the extractor begins.",
             where=source,
             code="snapshot.other_server",
-            remedy="run `lockstep extract` first; the copy then goes on at the new server",
+            remedy="run `lockstep extract` first; the copy then continues at the new server",
         )

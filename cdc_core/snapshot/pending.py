@@ -58,10 +58,10 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
 def _require_additive(name: str, source: str, coverage: TableCoverage) -> None:
     if coverage.how not in _COPIED:
         raise Refused(
-            f"{lacks(name, source, coverage)}. A copy would bring what the table has now, but would not remove rows "
-            "that it has no more.",
+            f"{lacks(name, source, coverage)}. A copy would bring the rows that the table has now, but would not "
+            "remove those that it no longer has.",
             where=name,
             code="snapshot.unlogged",
-            remedy="empty the table at the targets and replay nothing older, or TRUNCATE and reload it at the source; "
-            'docs/operations.md, "A table needs a re-sync"',
+            remedy="empty the table at the source and fill it again (tables.on_truncate: stage), or load it into the "
+            "targets by a dump",
         )

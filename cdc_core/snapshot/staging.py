@@ -11,7 +11,7 @@ What the log has brought by then decides about a copy:
     the coverage of the table                        the copy
     rows existed before the capture, or unknown      counts: the table is whole from the batch's place on
     whole: truncated or created since                is dropped: nothing is missing any more
-    rows changed without row events since a chunk    is dropped: the next one begins again
+    changes were missed (unlogged, isolated, ...)    is dropped: rows may be gone of which neither log nor copy tells
     the chain has gone to another server's log       is dropped too: nobody can say when it passed a chunk's high
 """
 
@@ -53,7 +53,7 @@ def stage_due(
 ) -> Staged:
     """Stages every copy that is complete and due. routes: the logical tables of a source table.
 
-    Raises RetryLater (meta.lease_lost, snapshot.moved), and what the store raises; a repeated call goes on.
+    Raises RetryLater (meta.lease_lost, snapshot.moved), and what the store raises; a repeated call continues.
     """
     finish_decided(meta, store, source, lease)
     place, coverage = _as_of_one_place(meta, source)
@@ -106,7 +106,7 @@ def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, Tab
         f"The chain of {source!r} moved each time it was looked at.",
         where=source,
         code="snapshot.moved",
-        remedy="nothing is lost; the next attempt goes on with what is there",
+        remedy="nothing is lost; the next attempt continues with what is there",
     )
 
 
@@ -117,11 +117,11 @@ def _outdated(chunks: Sequence[ReadChunk], coverage: TableCoverage | None, place
     if any(one.chunk.high.timeline != place.timeline for one in chunks):
         return "the source has gone to another server's log meanwhile"
     first = min(one.chunk.low for one in chunks)
-    if coverage is None or coverage.how in (How.EXISTING, How.COPIED) or coverage.seq < first.seq:
+    if coverage is None or coverage.how in (How.EXISTING, How.COPIED):
         return ""
-    if coverage.whole:
-        return f"the table is whole since {coverage.place} ({coverage.how.value})"
-    return f"rows changed without row events at {coverage.place}, after a part of it was read"
+    if not coverage.whole:
+        return f"changes were missed at {coverage.place} ({coverage.how.value}), and a copy removes no rows"
+    return f"the table is whole since {coverage.place} ({coverage.how.value})" if coverage.seq >= first.seq else ""
 
 
 def _composed(

@@ -60,7 +60,7 @@ class AsOf:
         return [
             replace(one, parts=tuple(part for part in one.parts if part.min_seq < seq))
             for one in manifests
-            if one.begin.position.seq < seq
+            if one.begin.position.seq < seq or (one.copied and one.end.position.seq == seq)
         ]
 
     def require_staged(self, checkpoints: Mapping[str, Checkpoint | None]) -> None:

@@ -29,11 +29,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": BASE | {"binlog"},
     "apply": BASE | {"target", "stage", "meta"},
     "extract": JOINED - {"extract", "apply", "target"},
+    "snapshot": JOINED - {"apply", "target"} | {"results"},
     "staged": BASE | {"stage", "meta"},
     "check": JOINED,
     "init": JOINED | {"check"},
     "run": JOINED | {"check"},
-    "cli": JOINED | {"check", "init", "run", "staged"},
+    "cli": JOINED | {"check", "init", "run", "snapshot", "staged"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 

@@ -6,12 +6,13 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from typing import Any
 
 import pymysql
 import pytest
 
+from cdc_core.errors import Refused
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
@@ -20,6 +21,8 @@ from cdc_core.snapshot import copier
 from cdc_core.snapshot.copier import copier_lease, copy_tables
 from cdc_core.snapshot.pending import pending
 from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.reader import table_state
 from tests.integration.line import Line
 
@@ -122,7 +125,7 @@ def fill(line: Line, rows: int = ROWS) -> None:
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
         for table, definition in TABLES.items():
             cursor.execute(definition)
-            for n in range(0, rows):
+            for n in range(rows):
                 cursor.execute(insert(table, n, n))
             connection.commit()
 
@@ -162,3 +165,243 @@ def test_a_copy_beside_writers_ends_with_the_rows_of_the_source(
 def pending_tables(line: Line) -> list[str]:
     with Meta.open(line.pipeline.meta.url) as meta:
         return [one.name for one in pending(meta, "shop")]
+
+
+class Killed(BaseException):
+    """What a kill is to the code: nothing more runs."""
+
+
+STEPS = [
+    (copier.ChunkFile, "finish"),
+    (Meta, "begin_copy"),
+    (Meta, "chunk_read"),
+    (Meta, "decide_copied"),
+    (manifests, "commit"),
+    (Meta, "record_copied"),
+]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "step"), STEPS, ids=[step for _, step in STEPS])
+def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
+    make_line: Callable[..., Line],
+    small_chunks: None,
+    monkeypatch: pytest.MonkeyPatch,
+    owner: Any,
+    step: str,
+    after: bool,
+) -> None:
+    line = make_line()
+    fill(line, 120)
+    line = make_line()
+    line.drain()
+    done = getattr(owner, step)
+    left = [2 if step in ("finish", "chunk_read") else 1]
+
+    def struck(*arguments: Any, **named: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and not after:
+            raise Killed
+        found = done(*arguments, **named)
+        if left[0] == 0:
+            raise Killed
+        return found
+
+    monkeypatch.setattr(owner, step, struck)
+    for _ in range(3):
+        with suppress(Killed):
+            read(line)
+            line.drain()
+            stage(line)
+    assert left[0] <= 0
+    assert pending_tables(line) == []
+    for table in TABLES:
+        assert in_stage(line, table) == at_source(line, table), table
+    numbers = [chunk.number for manifest in line.chain for chunk in manifest.chunks]
+    assert len(numbers) == len(set(numbers))
+    with Meta.open(line.pipeline.meta.url) as meta:
+        assert (meta.chunks("shop"), meta.copies("shop"), meta.decided_copied("shop")) == ((), (), ())
+
+
+def changed(line: Line, *statements: str) -> Staged:
+    """Half of the copy of `number` is read, then the statements run; then everything goes on."""
+    fill(line, 50)
+    line.drain()
+    before = copier._TableCopier._next_chunk
+    calls = [0]
+
+    def next_chunk(self: Any, copy: Any) -> Any:
+        calls[0] += 1
+        if calls[0] == 3:
+            line.origin.execute(*statements)
+        return before(self, copy)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 10)
+        patch.setattr(copier._TableCopier, "_next_chunk", next_chunk)
+        read(line, ["number"])
+    line.drain()
+    return stage(line)
+
+
+def test_a_table_that_is_truncated_while_it_is_copied_is_whole_without_the_copy(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=", on_truncate: stage")
+    found = changed(line, "TRUNCATE TABLE number", "INSERT INTO number VALUES (3, 3, 'x')")
+    assert [table for table, _ in found.dropped] == [f"{line.origin.name}.number"]
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+def test_a_column_that_is_added_while_a_table_is_copied_begins_the_copy_again(make_line: Callable[..., Line]) -> None:
+    line = make_line()
+    changed(line, "ALTER TABLE number ADD COLUMN more INT", "UPDATE number SET more = 7 WHERE v < 9")
+    assert line.coverage["number"] is How.COPIED
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+def test_rows_that_change_unlogged_while_a_table_is_copied_drop_the_copy(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=", on_unlogged_change: record")
+    found = changed(line, "ALTER TABLE number ADD COLUMN more INT NOT NULL DEFAULT 5")
+    assert pending_tables(line) == [
+        f"{line.origin.name}.{one}" for one in ("late", "pair") if not line.coverage[one].whole
+    ]
+    assert [table for table, _ in found.dropped] == [f"{line.origin.name}.number"]
+    assert not line.coverage["number"].whole
+
+
+def test_a_table_that_is_dropped_and_created_while_it_is_copied_has_only_its_new_rows(
+    make_line: Callable[..., Line],
+) -> None:
+    line = make_line(more=", on_unlogged_change: record")
+    changed(line, "DROP TABLE number", TABLES["number"], "INSERT INTO number VALUES (3, 3, 'x')")
+    if line.coverage["number"].whole:
+        assert in_stage(line, "number") == at_source(line, "number")
+
+
+def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_line: Callable[..., Line]) -> None:
+    line = make_line()
+    fill(line, 30)
+    line = make_line()
+    line.drain()
+    line.origin.execute("DELETE FROM number")
+    read(line)
+    line.drain()
+    stage(line)
+    assert line.coverage["number"].whole
+    for table in TABLES:
+        assert in_stage(line, table) == at_source(line, table), table
+
+
+def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(make_line: Callable[..., Line]) -> None:
+    line = make_line()
+    fill(line, 40)
+    line = make_line()
+    line.drain()
+    read(line)
+    line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
+    line.drain()
+    stage(line)
+    (copied,) = [one for one in line.chain if one.copied]
+    expected = at_source(line, "number")
+    line.origin.execute("DELETE FROM number")
+    line.drain()
+    at = AsOf(position=copied.end.position)
+    found = table_state(line.store, line.chain, "number", as_of=at)
+    assert len(found) == len(expected)
+    assert sorted(found.column("v").to_pylist()) == sorted(row[1] for row in expected)
+    for chunk in copied.chunks:
+        if chunk.low < copied.end.position:
+            with pytest.raises(Refused):  # partial, or before everything that is staged
+                table_state(line.store, line.chain, "number", as_of=AsOf(position=chunk.low))
+
+
+def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
+    make_line: Callable[..., Line], small_chunks: None
+) -> None:
+    line = make_line()
+    fill(line, 60)
+    line = make_line()
+    line.drain()
+    read(line)
+    line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
+    line.drain()
+    stage(line)
+    line.origin.execute("UPDATE number SET v = -2 WHERE v < 5")
+    line.drain()
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    with Meta.open(line.pipeline.meta.url) as meta:
+        known = [one.batch_id for one in meta.batches("shop")]
+        assert known == [one.batch_id for one in line.chain]
+    (line.folder / "meta.db").unlink()
+    with Meta.open(line.pipeline.meta.url) as meta:
+        lease = meta.acquire_lease("shop", "shop", "me", 60)
+        lease, added = meta.rebuild(lease, line.chain)
+        assert added == len(known)
+        assert [one.batch_id for one in meta.batches("shop")] == known
+        lease_of_copies = meta.acquire_lease("snapshot:shop", "shop", "me", 60)
+        last = max(chunk.number for one in line.chain for chunk in one.chunks)
+        assert meta.next_chunk(lease_of_copies, "shop") == last + 1
+        meta.release_lease(lease_of_copies)
+        meta.release_lease(lease)
+    line.drain()
+    read(line, ["number"])
+    line.drain()
+    stage(line)
+    for table in TABLES:
+        assert in_stage(line, table) == at_source(line, table), table
+    swept = manifests.sweep(line.store, "shop", live_epoch=10**6, older_than_s=-60.0)
+    assert swept.parts == ()
+
+
+KEYS = {
+    "TINYINT": ["-128", "0", "127"],
+    "BIGINT": ["-9223372036854775808", "-1", "0", "9223372036854775807"],
+    "BIGINT UNSIGNED": ["0", "9223372036854775808", "18446744073709551615"],
+    "DECIMAL(40,10)": ["-999999999999999999999999999999.9999999999", "-0.0000000001", "0", "3.1400000000"],
+    "DOUBLE": ["-1.7976931348623157e308", "-5e-324", "0", "0.1", "1e22", "9007199254740993"],
+    "FLOAT": ["-3.4e38", "-0.1", "0.1", "16777216", "1.17e-38"],
+    "BIT(9)": ["b'0'", "b'1'", "b'111111111'", "b'101'"],
+    "YEAR": ["0", "1901", "2155"],
+    "DATE": ["'0000-00-00'", "'1000-01-01'", "'2024-02-29'", "'9999-12-31'"],
+    "DATETIME(6)": ["'0000-00-00'", "'1000-01-01 00:00:00.000001'", "'2024-02-29 23:59:59.999999'"],
+    "TIMESTAMP(3)": ["'0000-00-00'", "'1970-01-01 00:00:01.001'", "'2024-10-27 01:30:00.5'"],
+    "TIME(2)": ["'-838:59:59'", "'-00:00:00.01'", "'00:00:00'", "'100:00:00.5'"],
+    "ENUM('z','a','é','it''s')": ["'z'", "'a'", "'é'", "'it''s'"],
+    "SET('x','y','z')": ["''", "'x'", "'x,z'", "'z'"],
+    "CHAR(6) CHARACTER SET latin1 COLLATE latin1_german1_ci": ["'b'", "'ä'", "'ß'", "''", "'z '", "'Zz'"],
+    "VARCHAR(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin": ["'a'", "'A'", "'\\\\'", "'a '", "'''\"'", "'😀'", "''"],
+    "VARCHAR(9) CHARACTER SET utf8mb4 COLLATE utf8mb4_unicode_ci": ["'a'", "'b'", "'ß'", "'😀'", "'Zz'", "''"],
+    "VARCHAR(9) CHARACTER SET utf16 COLLATE utf16_general_ci": ["'a'", "'é'", "'Ω'", "''"],
+    "VARCHAR(9) CHARACTER SET sjis COLLATE sjis_japanese_ci": ["'a'", "'ソ'", "'表'", "''"],
+    "BINARY(3)": ["''", "x'00'", "x'0001'", "x'ff00ff'", "'a'"],
+    "VARBINARY(5)": ["''", "x'00'", "x'0000'", "x'2027225c'", "x'ff'"],
+}
+
+
+def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = make_line()
+    with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_mode = '', time_zone = '+00:00'")
+        for number, (kind, values) in enumerate(KEYS.items()):
+            for place, keys in (("alone", "(k)"), ("first", "(k, n)"), ("last", "(n, k)")):
+                cursor.execute(f"CREATE TABLE {place}{number} (n INT, k {kind}, v INT, PRIMARY KEY {keys})")
+                rows = [(n, value) for value in values for n in ([0] if place == "alone" else [-1, 0, 1])]
+                for v, (n, value) in enumerate(rows):
+                    cursor.execute(f"INSERT IGNORE INTO {place}{number} VALUES ({n}, {value}, {v})")
+        connection.commit()
+    line = make_line()
+    line.drain()
+    monkeypatch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 1)
+    read(line)
+    line.drain()
+    stage(line)
+    chunks = [chunk for one in line.chain for chunk in one.chunks]
+    for number, kind in enumerate(KEYS):
+        for place in ("alone", "first", "last"):
+            expected = sorted(row[2] for row in at_source(line, f"{place}{number}"))
+            assert len(expected) > 1
+            counts = [chunk.rows for chunk in chunks if chunk.table.endswith(f".{place}{number}")]
+            assert counts == [1] * len(expected), (kind, place)
+            found = table_state(line.store, line.chain, f"{place}{number}")
+            assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
