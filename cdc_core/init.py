@@ -114,7 +114,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
     if before:
         more = f"; and {len(before) - MOST_TABLES:,} more tables" if len(before) > MOST_TABLES else ""
         warnings.append(
-            f"{'; '.join(before[:MOST_TABLES])}{more}. docs/tutorial.md, step 4, says how to load them into a target"
+            f"{'; '.join(before[:MOST_TABLES])}{more}. `lockstep run` and `lockstep snapshot` copy them"
         )
     text = _render(wishes, catalogue, server_id, start)
     config.parse(text, where=f"the draft of {wishes.name}")

@@ -164,8 +164,8 @@ def _warn_of_rows(
         findings.warn(
             f"source {source.name}: existing rows",
             f"{'; '.join(lines[:MOST_TABLES])}{more}",
-            "load them into the targets yourself: docs/tutorial.md, step 4; the staged files do not give the states of "
-            "these tables",
+            "`lockstep snapshot` copies rows from before the capture, and so does `lockstep run` with snapshot.mode: "
+            "initial; until then the staged files do not give the states of these tables (docs/tutorial.md, step 4)",
         )
 
 

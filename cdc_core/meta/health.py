@@ -175,8 +175,8 @@ def _noted(status: Status) -> Iterator[Problem]:
             said = lacks(table, one.source, coverage)
             yield Problem(
                 Level.NOTED, f"table {table}", f"{said[0].upper()}{said[1:]}.", code="stage.partial",
-                remedy="the staged files do not have its full state; docs/tutorial.md says how to load existing rows "
-                "into a target",
+                remedy="the staged files do not have its full state; `lockstep snapshot` copies rows from before the "
+                "capture",
             )  # fmt: skip
 
 

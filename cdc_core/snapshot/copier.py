@@ -64,7 +64,7 @@ class CopyContext:
 def copier_lease(meta: Meta, pipeline: str, source: str, holder: str) -> Iterator[Lease]:
     """The right to copy tables of a source, renewed until the block ends.
 
-    Raises RetryLater (meta.lease_held): another copier is at work.
+    Raises RetryLater (meta.lease_held): another copier is running.
     """
     lease = meta.acquire_lease(f"snapshot:{source}", pipeline, holder, LEASE_S)
     ending = threading.Event()

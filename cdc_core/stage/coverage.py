@@ -80,5 +80,5 @@ def require_covered(store: ObjectStore, manifests: Sequence[Manifest], table: st
             where=table,
             code="stage.partial",
             remedy=f"read its changes (the view {table}_changes), or accept the rows that are there with --partial; "
-            "docs/tutorial.md says how to load existing rows into a target",
+            "`lockstep snapshot` copies rows from before the capture",
         )

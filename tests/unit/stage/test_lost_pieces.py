@@ -144,7 +144,7 @@ def test_the_ends_of_a_chain_are_noticed(tmp_path, lost):
         read()
     assert caught.value.code == code
     with pytest.raises(DataAtRisk):
-        require_listed(store, "shop", [batch.begin.position for batch in batches])
+        require_listed(store, "shop", [batch.path for batch in batches])
 
 
 def test_a_batch_before_the_start_is_a_fork(tmp_path):
@@ -165,7 +165,7 @@ def test_what_a_purge_left_when_it_was_killed_is_not_a_loss(tmp_path):
     store.delete(batches[0].path)
     assert verify(store, "shop", recorded=at(3)) == []
     assert list(chain(store, "shop")) == batches[2:]
-    require_listed(store, "shop", [batch.begin.position for batch in batches])
+    require_listed(store, "shop", [batch.path for batch in batches])
 
 
 def test_the_first_start_stays_whoever_comes_later(tmp_path):
