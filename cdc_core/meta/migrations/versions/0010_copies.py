@@ -7,8 +7,8 @@ from alembic import op
 from sqlalchemy.dialects import mysql
 from sqlalchemy.types import TypeEngine
 
-revision = "0009"
-down_revision = "0008"
+revision = "0010"
+down_revision = "0009"
 
 _EXACT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
 
