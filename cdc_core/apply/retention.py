@@ -31,6 +31,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Position
 from cdc_core.model.run import RUNS, run_root
 from cdc_core.stage import horizon as horizons
+from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path, manifest_path, manifests_prefix
 from cdc_core.stage.manifest import SWEPT_AFTER_S, Swept, chain, parse
@@ -127,6 +128,7 @@ def sweep(
     names = [source.name for source in pipeline.sources] if sources is None else list(sources)
 
     def swept(name: str) -> Swept:
+        starts.require_own(store, name, pipeline.pipeline)
         epoch = meta.live_epoch(name)
         return clear_orphans(store, name, live_epoch=epoch, older_than_s=older_than_s, dry_run=dry_run)
 
@@ -156,6 +158,7 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
     with _Turn(meta, pipeline):
         added = 0
         for source in pipeline.sources:
+            starts.require_own(store, source.name, pipeline.pipeline)
             horizon = horizons.read(store, source.name)
             if horizon is not None:
                 added += meta.seed(target, meta.batches(source.name, until=horizon.position))
@@ -191,7 +194,8 @@ class _Turn:
 def _look(
     meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int
 ) -> tuple[PurgedSource, list[Manifest]]:
-    """What can be purged now of a source, and its manifests."""
+    """What can be purged now of a source, and its manifests. Raises Refused (stage.other_pipeline)."""
+    starts.require_own(store, source, pipeline.pipeline)
     manifests = list(chain(store, source))
     old = []
     for manifest in manifests[:-1]:

@@ -12,8 +12,9 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.typed import require_types
 
-MANIFEST_VERSION = 3
-"""The version of manifests, and of the other files that say where a chain begins. 1: without starts."""
+MANIFEST_VERSION = 4
+"""The version of manifests, and of the other files that say where a chain begins. 1: without starts; 3: starts do not
+name their pipeline."""
 
 
 class UnknownVersion(ValueError):

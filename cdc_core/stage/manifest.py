@@ -143,13 +143,16 @@ def require_continuable(store: ObjectStore, source: str, recorded: Position | No
     (stage.gap, stage.start) when meta knows some that the stage has lost.
     """
     if recorded is None:
-        if next(iter(chain(store, source)), None) is not None:
+        first = next(iter(chain(store, source)), None)
+        if first is not None:
             raise Refused(
-                f"The stage holds batches of source {source!r}, but the meta database knows none of them.",
+                f"The stage holds batches of source {source!r}, read from {first.begin.server or 'an unnamed server'}, "
+                "but the meta database knows none of them.",
                 where=source,
                 code="extract.meta_behind",
-                remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
-                "pipeline an empty stage",
+                remedy="if meta was lost, run `lockstep meta rebuild`, which restores positions from the manifests; if "
+                "the batches are those of another pipeline of the same name, or from another server, give this one a "
+                "stage of its own",
             )
         return
     if starts.read(store, source) is None:

@@ -48,7 +48,7 @@ def write(store, start: int, stop: int, epoch: int = 1, source: str = "shop") ->
 def stage(store, *bounds: int, epoch: int = 1) -> list[Manifest]:
     """Committed batches between the bounds."""
     batches = [write(store, a, b, epoch) for a, b in pairwise(bounds)]
-    starts.put(store, "shop", batches[0].begin)
+    starts.put(store, "shop", batches[0].begin, pipeline="line")
     assert all(commit(store, batch).ours for batch in batches)
     return batches
 
@@ -112,7 +112,7 @@ def test_a_fork_in_the_chain_is_data_at_risk(store):
 @pytest.mark.parametrize("end", [3, 1])
 def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end):
     manifest = replace(write(store, 3, 5), end=Checkpoint(at(end)))
-    starts.put(store, "shop", manifest.begin)
+    starts.put(store, "shop", manifest.begin, pipeline="line")
     commit(store, manifest)
     with pytest.raises(DataAtRisk, match="before it begins") as caught:
         list(chain(store, "shop"))
@@ -121,7 +121,7 @@ def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end)
 
 @pytest.mark.parametrize("data", [b"", b"[]", ONLY_A_VERSION, b"\xff", b'{"parts": 3', b"[" * 100_000])
 def test_what_is_not_a_manifest_is_data_at_risk(store, data):
-    starts.put(store, "shop", Checkpoint(at(0)))
+    starts.put(store, "shop", Checkpoint(at(0)), pipeline="line")
     store.put("manifests/shop/0000-0000001-0000000004.json", data)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
@@ -179,7 +179,7 @@ def test_only_a_deep_verify_finds_one_changed_byte(store):
 
 def test_a_deep_verify_counts_rows(store):
     batch = write(store, 0, 3)
-    starts.put(store, "shop", batch.begin)
+    starts.put(store, "shop", batch.begin, pipeline="line")
     commit(store, replace(batch, parts=(replace(batch.parts[0], rows=4),)))
     (problem,) = verify(store, "shop", deep=True)
     assert problem.what.startswith("The part has 3 rows")
