@@ -258,7 +258,7 @@ def sql(
     `<table>_by_key`, every change as one of a single key. A name `a.b` is the quoted view "a.b", and also view b of
     schema a. Tables whose names differ in letter case only, which DuckDB does not
     tell apart, have the views "<table>~1", "<table>~2" and so on instead. Only the tables whose names occur in the
-    query are prepared. The state of a table of which rows are missing refuses to be read, unless
+    query are prepared, and all of them for a query that lists views. The state of a table of which rows are missing refuses to be read, unless
     `partial`. as_of: both views as they
     were at a moment.
 
@@ -272,13 +272,15 @@ def sql(
         manifests = as_of.cut(manifests)
     tables = sorted({part.table for manifest in manifests for part in manifest.parts})
     asked = query.casefold()
-    named = [table for table in tables if table.rpartition(".")[2].casefold() in asked]
+    named = [table for table in tables if table.rpartition(".")[2].replace('"', '""').casefold() in asked]
+    if not named and _LISTING.search(asked):
+        named = tables
     view_names = _view_names(tables)
     lacking = {} if partial else coverage.missing_of(store, manifests, tables, as_of)
     with ExitStack() as stack:
         connection = stack.enter_context(_duckdb())
         files: list[str] = []
-        for table in named or tables:
+        for table in named:
             folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
             purged = "" if partial else missing_of(store, manifests_by_source, table)
             reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
@@ -305,6 +307,8 @@ def sql(
             ) from None
 
 
+_LISTING = re.compile(r"\b(show|describe|pragma|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b")
+"""In a query that may list the views, so that all of them are needed."""
 _COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
 
 
