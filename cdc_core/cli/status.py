@@ -179,7 +179,7 @@ LEDGER_DETAILS = ("key changes", "superseded", "equal", "stale", "absent", "quar
 
 
 def ledger_table(title: str, entries: Iterable[Any], *, pipeline: str, every: bool = False) -> list[RenderableType]:
-    """The accounts of a run. Of more than MOST_ACCOUNTS only those that do not add up and the largest, unless `every`."""
+    """The accounts of a run. Of more than MOST_ACCOUNTS only those that do not add up and the largest, unless every."""
     found = list(entries)
     kept = found
     if not every and len(found) > MOST_ACCOUNTS:

@@ -106,12 +106,13 @@ def chain(store: ObjectStore, source: str, after: Position | None = None) -> Ite
 
     after: the end of the last batch that is known already; the first batch must begin there. By default it begins at
            the horizon, or at the start.
-    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.start, stage.horizon), Refused (stage.version).
+    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.start, stage.horizon), Refused (stage.version),
+    RetryLater (stage.removed: by a purge meanwhile).
     """
     infos, end, problems = _extent(store, source) if after is None else (list(_from(store, source, after)), after, [])
     for lost in problems:
         raise _refusal(store, lost)
-    for path, manifest in _manifests(store, infos):
+    for path, manifest in _manifests(store, source, infos):
         problem = _link(end, path, manifest)
         if problem is not None:
             raise _refusal(store, problem)
@@ -197,8 +198,18 @@ def verify(
 ) -> list[ChainProblem]:
     """What is wrong with a source's staged batches: links of the chain, files, sizes; `deep`: sha256 and rows too.
 
-    recorded: up to where meta had them before.
+    recorded: up to where meta had them before. What a purge removes meanwhile is not a problem.
     """
+    while True:
+        horizon = horizons.read(store, source)
+        problems = _problems(store, source, deep=deep, recorded=recorded)
+        if not problems or horizons.read(store, source) == horizon:
+            return problems
+        log.info("source %s: the horizon has moved while its batches were verified: once more", source)
+
+
+def _problems(store: ObjectStore, source: str, *, deep: bool, recorded: Position | None) -> list[ChainProblem]:
+    """See `verify`."""
     infos, end, problems = _extent(store, source)
     last: Manifest | None = None
     whole = True
@@ -318,13 +329,25 @@ def _require_own(manifest: Manifest) -> None:
             raise ValueError(f"the definition {part.schema_id!r} of {part.path} is not in it")
 
 
-def _manifests(store: ObjectStore, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:
+def _manifests(store: ObjectStore, source: str, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:
     paths = [info.path for info in infos]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for start in range(0, len(paths), _AT_ONCE):
             some = paths[start : start + _AT_ONCE]
-            for path, data in zip(some, pool.map(store.get, some), strict=True):
+            found = _fetched(store, source, some, pool)
+            for path, data in zip(some, found, strict=True):
                 yield path, parse(data, path, store.uri)
+
+
+def _fetched(store: ObjectStore, source: str, paths: Sequence[str], pool: ThreadPoolExecutor) -> list[bytes]:
+    """Raises RetryLater (stage.removed), DataAtRisk (stage.missing)."""
+    try:
+        return list(pool.map(store.get, paths))
+    except DataAtRisk as error:
+        horizon = horizons.read(store, source) if error.code == "stage.missing" else None
+        if horizon is not None and paths[0] < manifest_path(source, horizon.position):
+            raise horizons.removed(error.what, where=error.where) from None
+        raise
 
 
 def _from(store: ObjectStore, source: str, place: Position) -> Iterator[ObjectInfo]:
@@ -351,12 +374,25 @@ def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: boo
     info = store.stat(part.path)
     batch = manifest.batch_id
     if info is None:
-        return [ChainProblem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")]
+        return [_gone(part, batch)]
     if info.size_bytes != part.size_bytes:
         what = f"The part has {info.size_bytes} bytes; batch {batch} says {part.size_bytes}."
         return [ChainProblem("stage.damaged", part.path, what)]
     if not deep:
         return []
+    try:
+        return _check_bytes(store, part, batch)
+    except DataAtRisk as error:
+        if error.code != "stage.missing":
+            raise
+        return [_gone(part, batch)]
+
+
+def _gone(part: Part, batch: str) -> ChainProblem:
+    return ChainProblem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")
+
+
+def _check_bytes(store: ObjectStore, part: Part, batch: str) -> list[ChainProblem]:
     with store.open_input(part.path) as file:
         if digest(file) != part.sha256:
             return [ChainProblem("stage.damaged", part.path, f"The part's sha256 is not what batch {batch} says.")]

@@ -1,4 +1,4 @@
-"""`status` of a pipeline with more tables than anybody reads: a bounded answer, a count of the rest, and a way to it."""
+"""`status` of a pipeline with thousands of tables: a bounded answer, a count of the others, and how to see them."""
 
 from __future__ import annotations
 
