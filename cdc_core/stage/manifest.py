@@ -252,7 +252,8 @@ def sweep(
 
     Parts: only of epochs before `live_epoch`, older than `older_than_s`, whose batch begins before the chain's end.
     A manifest is already there, so no writer can ever name them. A paused writer that wakes up may still commit at
-    the chain's end. Uploads of this source by the same rule, regardless of the chain if their epoch has ended: nothing
+    the chain's end. Letter case does not count: where the file system ignores it, the folder of a table may be listed
+    under the name of another. Uploads of this source by the same rule, regardless of the chain if their epoch has ended: nothing
     names an upload before it is finished, and finishing a removed one fails. Temporary files, which the stage's
     writers hold for moments, and uploads of other files, by their age alone.
 
@@ -268,9 +269,9 @@ def sweep(
     listed: set[str] = set()
     end = -1
     for manifest in chain(store, source):
-        listed.update(part.path for part in manifest.parts)
+        listed.update(part.path.casefold() for part in manifest.parts)
         end = manifest.end.position.seq
-    parts = tuple(info for info, seq in candidates if info.path not in listed and seq < end)
+    parts = tuple(info for info, seq in candidates if info.path.casefold() not in listed and seq < end)
     leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch))
     if not dry_run:
         for part in parts:

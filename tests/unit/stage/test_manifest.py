@@ -207,6 +207,16 @@ def test_a_sweep_removes_the_parts_that_no_manifest_lists(store):
     assert verify(store, "shop", deep=True) == []
 
 
+def test_a_sweep_spares_a_part_that_is_listed_in_other_letters_by_a_file_system_that_ignores_case(store):
+    """There the tables `orders` and `Orders` share a folder, which keeps the name that it got first."""
+    first, *_ = stage(store, 0, 3, 5, epoch=2)
+    path = first.parts[0].path
+    shown = path.replace("cdc_table=shop.orders", "cdc_table=shop.Orders")
+    assert shown != path
+    store.put(shown, store.get(path))
+    assert swept(store, live_epoch=3, older_than_s=-1) == []
+
+
 def test_a_sweep_spares_live_epochs_young_files_and_what_may_still_be_committed(store):
     stage(store, 0, 3, epoch=1)
     live = write(store, 0, 2, epoch=5)
