@@ -253,9 +253,9 @@ def sweep(
     Parts: only of epochs before `live_epoch`, older than `older_than_s`, whose batch begins before the chain's end.
     A manifest is already there, so no writer can ever name them. A paused writer that wakes up may still commit at
     the chain's end. Letter case does not count: where the file system ignores it, the folder of a table may be listed
-    under the name of another. Uploads of this source by the same rule, regardless of the chain if their epoch has ended: nothing
-    names an upload before it is finished, and finishing a removed one fails. Temporary files, which the stage's
-    writers hold for moments, and uploads of other files, by their age alone.
+    under the name of another. Uploads of this source by the same rule, regardless of the chain if their epoch has
+    ended: nothing names an upload before it is finished, and finishing a removed one fails. Temporary files, which the
+    stage's writers hold for moments, and uploads of other files, by their age alone.
 
     Raises what `chain` does; then nothing is removed.
     """

@@ -46,7 +46,7 @@ PIPELINE = """\
 pipeline: nap
 sources: [{{name: shop, connection: "env:SOURCE", server_id: 5078, start: earliest}}]
 tables: {{include: ['{database}\\..*'], on_truncate: stage}}
-routes: [{{match: '.*\\.(.*)', to: '\\1'}}]
+routes: [{{match: '{database}\\.orders', to: orders}}, {{match: '{database}\\.plain', to: plain}}]
 stage: {{uri: "file://{folder}/stage"}}
 meta: {{url: "sqlite:///{folder}/meta.db"}}
 targets:
