@@ -229,6 +229,18 @@ class Source(_Model):
         """The servers, in order."""
         return (self.connection,) if isinstance(self.connection, str) else self.connection
 
+    @property
+    def start_text(self) -> str:
+        """`start` as one line; equal for spellings that mean the same."""
+        if isinstance(self.start, str):
+            return self.start
+        if self.start.position is not None:
+            return f"{self.start.position.file}:{self.start.position.offset}"
+        if self.start.timestamp is not None:
+            return f"timestamp {self.start.timestamp}"
+        assert self.start.gtid is not None
+        return f"gtid {''.join(self.start.gtid.split()).lower()}"
+
     @model_validator(mode="after")
     def _timeout_above_heartbeat(self) -> Source:
         if self.read_timeout_s < 2 * self.heartbeat_s:

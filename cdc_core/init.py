@@ -113,9 +113,7 @@ def draft(wishes: Wishes, *, environ: Mapping[str, str] | None = None) -> Draft:
         warnings.append("no table matches yet; those that appear later and match are captured")
     if before:
         more = f"; and {len(before) - MOST_TABLES:,} more tables" if len(before) > MOST_TABLES else ""
-        warnings.append(
-            f"{'; '.join(before[:MOST_TABLES])}{more}. `lockstep run` and `lockstep snapshot` copy them"
-        )
+        warnings.append(f"{'; '.join(before[:MOST_TABLES])}{more}. `lockstep run` and `lockstep snapshot` copy them")
     text = _render(wishes, catalogue, server_id, start)
     config.parse(text, where=f"the draft of {wishes.name}")
     return Draft(

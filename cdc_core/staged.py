@@ -96,8 +96,11 @@ def read_chains(
     """All batches of the sources, verified to be chains that reach as far as meta says.
 
     pipeline: None where there is no meta. note: called if meta did not answer.
-    Raises DataAtRisk (stage.gap and others).
+    Raises DataAtRisk (stage.gap and others), Refused (stage.other_pipeline).
     """
+    if pipeline is not None:
+        for name in sources:
+            start.require_own(store, name, pipeline.pipeline)
     # Meta first: what is recorded is staged, and the stage only grows meanwhile.
     recorded = None if pipeline is None else recorded_ends(pipeline, sources, note)
     found = {name: list(chain(store, name)) for name in sources}

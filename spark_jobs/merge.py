@@ -365,8 +365,13 @@ def merge(job: Job) -> None:
     Raises DataAtRisk (stage.missing, stage.damaged) for a file that is not as it was staged, before any row is used.
     """
     files = [file for table in job.merge_set.tables for file in table.files]
-    require_unpurged(job.store, [file.batch_id for file in files])
-    require_intact(job.store, files)
+    batches = [file.batch_id for file in files]
+    require_unpurged(job.store, batches)
+    try:
+        require_intact(job.store, files)
+    except DataAtRisk:
+        require_unpurged(job.store, batches)  # a purge may have removed them meanwhile
+        raise
     job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
     tables = [table for table in job.merge_set.tables if table.files]
     size_shuffles(job.spark, max((table.rows for table in tables), default=0))

@@ -26,15 +26,16 @@ from typing import Any
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, Refused, UsageError
-from cdc_core.meta import Lease, Meta
+from cdc_core.meta import Lease, Meta, copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
 from cdc_core.model.run import RUNS, run_root
 from cdc_core.stage import horizon as horizons
+from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import first_at, horizon_path, manifests_prefix
-from cdc_core.stage.manifest import SWEPT_AFTER_S, Swept, chain, parse
+from cdc_core.stage.manifest import SWEPT_AFTER_S, Copies, Swept, chain, parse
 from cdc_core.stage.manifest import sweep as clear_orphans
 from cdc_core.stage.objects import ObjectStore
 
@@ -128,8 +129,9 @@ def sweep(
     names = [source.name for source in pipeline.sources] if sources is None else list(sources)
 
     def swept(name: str) -> Swept:
-        epoch = meta.live_epoch(name)
-        return clear_orphans(store, name, live_epoch=epoch, older_than_s=older_than_s, dry_run=dry_run)
+        starts.require_own(store, name, pipeline.pipeline)
+        epoch, copies = meta.live_epoch(name), _copies(meta, name)
+        return clear_orphans(store, name, live_epoch=epoch, copies=copies, older_than_s=older_than_s, dry_run=dry_run)
 
     if dry_run:
         return {name: swept(name) for name in names}
@@ -139,6 +141,13 @@ def sweep(
             turn.renew()
             done[name] = swept(name)
         return done
+
+
+def _copies(meta: Meta, source: str) -> Copies:
+    epoch = meta.live_epoch(copier_of(source))
+    waiting = [part.path for one in meta.chunks(source) for part in one.parts]
+    decided = [part.path for one in meta.decided_copied(source) for part in one.parts]
+    return Copies(epoch, frozenset([*waiting, *decided]))
 
 
 def _positions(found: Sequence[PurgedSource]) -> dict[str, Position]:
@@ -157,6 +166,7 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
     with _Turn(meta, pipeline):
         added = 0
         for source in pipeline.sources:
+            starts.require_own(store, source.name, pipeline.pipeline)
             horizon = horizons.read(store, source.name)
             if horizon is not None:
                 purged = [
@@ -195,7 +205,8 @@ class _Turn:
 def _look(
     meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int
 ) -> tuple[PurgedSource, list[Manifest]]:
-    """What can be purged now of a source, and its manifests."""
+    """What can be purged now of a source, and its manifests. Raises Refused (stage.other_pipeline)."""
+    starts.require_own(store, source, pipeline.pipeline)
     manifests = list(chain(store, source))
     old = []
     for manifest in manifests[:-1]:

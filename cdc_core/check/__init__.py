@@ -134,6 +134,7 @@ def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findi
 
 
 def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, known: _Known | None) -> None:
+    starts.require_own(store, source, pipeline.pipeline)
     recorded = None if known is None else known.checkpoint.position
     if recorded is None and newest(store, source) is not None:
         # A first extractor may have started since meta was asked; it records its start before it stages anything.
@@ -145,14 +146,17 @@ def _require_continuable(pipeline: Pipeline, store: ObjectStore, source: str, kn
 
 def _warn_of_start(source: Source, store: ObjectStore, known: _Known, findings: Findings) -> None:
     """`start` counts only until a source is first extracted: a later change of it would be ignored silently."""
-    begun = starts.read(store, source.name)
-    wanted = None if isinstance(source.start, str) else source.start.position
-    if begun is None or wanted is None or (wanted.file, wanted.offset) == (begun.position.file, begun.position.offset):
+    begun = starts.load(store, source.name)
+    if begun is None:
+        return
+    place = begun.checkpoint.position
+    # `latest` is the default: whoever removes `start` asks for nothing.
+    if source.start_text in ("latest", begun.asked, f"{place.file}:{place.offset}"):
         return
     findings.warn(
         f"source {source.name}: start",
-        f"start: {wanted.file}:{wanted.offset} is ignored: the source was first extracted from {begun.position}, and "
-        f"continues at {known.checkpoint.position}",
+        f"start: {source.start_text} is ignored: the source was first extracted from {place}"
+        f"{f' ({begun.asked})' if begun.asked else ''}, and continues at {known.checkpoint.position}",
         "restore `start` in the pipeline file; to begin elsewhere, use an empty stage and a new source name",
     )
 

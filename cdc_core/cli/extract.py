@@ -116,7 +116,9 @@ def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -
         output.note(f"partial: {line}")
     if lines:
         more = f" (and {len(lines) - MOST_WARNINGS:,} more: `lockstep status`)" if len(lines) > MOST_WARNINGS else ""
-        output.note(f"The staged files do not contain these tables' states{more}: `lockstep snapshot` copies older rows.")
+        output.note(
+            f"The staged files do not contain these tables' states{more}: `lockstep snapshot` copies older rows."
+        )
 
 
 def _accepted(texts: list[str], names: list[str]) -> tuple[tuple[str, int], ...]:

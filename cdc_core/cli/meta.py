@@ -58,6 +58,7 @@ def rebuild(
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
     from cdc_core.stage import horizon as horizons
+    from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import chain, newest, require_reached
     from cdc_core.stage.stores import open_stage
 
@@ -66,6 +67,7 @@ def rebuild(
     done = []
     with Meta.open(parsed.meta.url, upgrade=True) as meta:
         for name in choose([one.name for one in parsed.sources], source, "source"):
+            starts.require_own(store, name, parsed.pipeline)
             lease = meta.acquire_lease(name, parsed.pipeline, default_holder(), ttl_s=parsed.limits.lease_s)
             try:
                 horizon = horizons.read(store, name)

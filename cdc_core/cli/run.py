@@ -196,7 +196,8 @@ def _answer(
     if not done.summaries:
         output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
-    ledger = [ledger_table(f"ledger of {done.run_id}", (row.entry for row in done.ledgers))] if done.ledgers else []
+    entries = [row.entry for row in done.ledgers]
+    ledger = ledger_table(f"ledger of {done.run_id}", entries, pipeline=pipeline) if entries else []
     output.answer(
         document,
         *ledger,

@@ -224,10 +224,13 @@ def isolated(
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta
     from cdc_core.stage import isolated as left_out
+    from cdc_core.stage import start as starts
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
+    for one in names:
+        starts.require_own(store, one, parsed.pipeline)
     if clear:
         if len(names) != 1:
             raise UsageError(
@@ -263,12 +266,15 @@ def verify(
 
     If anything is wrong, shows all problems and exits with 'data at risk'.
     """
+    from cdc_core.stage import start as starts
     from cdc_core.stage.manifest import verify as look
     from cdc_core.staged import recorded_ends
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     names = choose([one.name for one in parsed.sources], source, "source")
+    for one in names:
+        starts.require_own(store, one, parsed.pipeline)
     output = CliOutput(as_json)
     recorded = recorded_ends(parsed, names, output.note)
     ends = {name: end.position for name, end in (recorded or {}).items() if end is not None}

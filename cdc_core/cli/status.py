@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
-from cdc_core.cli.output import CliOutput, FittedTable, duration, moment, size, table
+from cdc_core.cli.output import CliOutput, duration, moment, size, table
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -24,19 +24,32 @@ def register(app: typer.Typer) -> None:
     app.command()(status)
 
 
+MOST_NOTES = 10
+"""Problems that only inform and are shown without --all: a pipeline may have thousands of partial tables."""
+MOST_ACCOUNTS = 50
+"""Tables of a ledger that are shown without --all."""
+
+
 def status(
-    pipeline: PipelineArgument, pipelines: PipelinesOption = DEFAULT_PIPELINES, as_json: JsonOption = False
+    pipeline: PipelineArgument,
+    every: Annotated[
+        bool, typer.Option("--all", help="Show every note and every table of the ledger, however many there are.")
+    ] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
 ) -> None:
     """Show how far a pipeline is: positions and lag of its sources, what its targets have applied, its latest runs.
 
     \b
       lockstep status shop
+      lockstep status shop --all
       lockstep status shop --json
 
     Reads only the meta database, neither source nor target. Problems come first: the last error of an extract, a plan
     or a run that has not succeeded since; a source or target that is late by the schedule; a source that was never
     extracted, or that will purge its log soon. The exit code is the class of the first of them (docs/errors.md): 0 only
-    if nothing needs attention, 75 for a source or target that is late or a source that was never extracted.
+    if nothing needs attention, 75 for a source or target that is late or a source that was never extracted. Of many
+    notes and tables only some are shown, with a count of the others, unless you pass --all; --json always has all.
     """
     from cdc_core.meta import Meta
 
@@ -48,7 +61,14 @@ def status(
     answer = status_document(found, waiting) | {"ledgers": [ledger_document(one.entry) for one in found.ledgers]}
     looked = health(found, parsed)
     answer |= {"problems": [problem_document(one) for one in looked]}
-    CliOutput(as_json).answer(answer, *(problem_lines(one) for one in looked), *_tables(found, waiting))
+    said = [problem_lines(one) for one in looked]
+    if not every:
+        said = said[: sum(1 for one in looked if one.level.value != "noted") + MOST_NOTES]  # notes come last
+    if len(said) < len(looked):
+        said.append(
+            Text(f"and {len(looked) - len(said):,} more notes: lockstep status {pipeline} --all", style="yellow")
+        )
+    CliOutput(as_json).answer(answer, *said, *_tables(found, waiting, every=every))
     code = next((one.exit_code for one in looked if one.exit_code), 0)
     if code:
         raise typer.Exit(code)
@@ -158,10 +178,23 @@ LEDGER_DETAILS = ("key changes", "superseded", "equal", "stale", "absent", "quar
 """Columns of a ledger that are shown only if one of its rows has them."""
 
 
-def ledger_table(title: str, entries: Iterable[Any]) -> FittedTable:
-    """The accounts of a run."""
-    rows = [ledger_row(entry) for entry in entries]
-    return table(title, LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1], omit_empty=LEDGER_DETAILS)
+def ledger_table(title: str, entries: Iterable[Any], *, pipeline: str, every: bool = False) -> list[RenderableType]:
+    """The accounts of a run. Of more than MOST_ACCOUNTS only those that do not add up and the largest, unless every."""
+    found = list(entries)
+    kept = found
+    if not every and len(found) > MOST_ACCOUNTS:
+        wrong = [entry for entry in found if entry.problems()]
+        largest = sorted((one for one in found if not one.problems()), key=lambda one: -one.staged_rows)
+        kept = wrong + largest[: max(0, MOST_ACCOUNTS - len(wrong))]
+    rows = [ledger_row(entry) for entry in kept]
+    shown: list[RenderableType] = [
+        table(title, LEDGER_COLUMNS, rows, numbers=LEDGER_COLUMNS[2:-1], omit_empty=LEDGER_DETAILS)
+    ]
+    if len(kept) < len(found):
+        shown.append(
+            Text(f"and {len(found) - len(kept):,} more tables, which add up: lockstep status {pipeline} --all")
+        )
+    return shown
 
 
 def ledger_document(entry: Any) -> dict[str, Any]:
@@ -181,7 +214,7 @@ def ledger_row(entry: Any) -> tuple[object, ...]:
     )  # fmt: skip
 
 
-def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
+def _tables(found: Status, waiting: list[str], *, every: bool) -> list[RenderableType]:
     sources: list[tuple[object, ...]] = [
         (
             one.source, str(one.checkpoint.position), moment(one.checkpoint.watermark_us), duration(one.lag_us / 1e6),
@@ -216,5 +249,6 @@ def _tables(found: Status, waiting: list[str]) -> list[RenderableType]:
         ]
         shown.append(table("latest runs", ("run", "state", "window (UTC)", "last change (UTC)"), runs))
     if found.ledgers:
-        shown.append(ledger_table("ledger of the latest run", (one.entry for one in found.ledgers)))
+        accounts = (one.entry for one in found.ledgers)
+        shown += ledger_table("ledger of the latest run", accounts, pipeline=found.pipeline, every=every)
     return shown

@@ -253,7 +253,9 @@ class Extractor:
             return moved.start
         start = find_start(source, self._control, stored, server=address)
         if stored is None:
-            start = starts.put(self._store, source.name, start)
+            start = starts.put(
+                self._store, source.name, start, pipeline=self._pipeline.pipeline, asked=source.start_text
+            )
             log.info("%s: starting at %s", source.name, start.position)
             self._meta.advance_watermark(self._lease, start)
         return start
@@ -475,9 +477,10 @@ class Extractor:
 def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
     """The stored checkpoint, after adopting a start or batches that are on the stage but not in meta.
 
-    Raises Refused (extract.meta_behind) when the stage holds batches of this source and meta knows none, DataAtRisk
-    (stage.gap, stage.start) when meta knows some that the stage has lost.
+    Raises Refused (stage.other_pipeline; extract.meta_behind when the stage holds batches of this source and meta knows
+    none), DataAtRisk (stage.gap, stage.start) when meta knows some that the stage has lost.
     """
+    starts.require_own(store, lease.source, lease.pipeline)
     stored = meta.checkpoint(lease.source)
     manifests.require_continuable(store, lease.source, None if stored is None else stored.position)
     if stored is None:

@@ -24,6 +24,11 @@ from cdc_core.model.schema import TableSchema
 _ack, _copy, _chunk, _planned = tables.ack_position, tables.table_copy, tables.copied_chunk, tables.copy_batch
 
 
+def copier_of(source: str) -> str:
+    """The lease under which the tables of a source are copied."""
+    return f"snapshot:{source}"
+
+
 @dataclass(frozen=True, slots=True)
 class TableCopy:
     """A copy of a table that is not staged yet.

@@ -250,6 +250,7 @@ consume_record = Table(
     _needed("updated_us", BigInteger()),
     Index("consume_record_place", "target", "source", "begin_seq"),
     Index("consume_record_run", "run_id"),
+    Index("consume_record_of_batch", "batch_id", "state"),
     comment="how far a target is with a batch's table ('' for a batch without rows), and whether it takes it",
 )
 

@@ -126,13 +126,13 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         .order_by(tables.run.c.created_us.desc())
         .limit(_RECENT)
     )
-    closed = connection.execute(
-        select(tables.apply_ledger)
+    latest = connection.execute(
+        select(tables.apply_ledger.c.run_id)
         .join(tables.run, tables.run.c.run_id == tables.apply_ledger.c.run_id)
         .where(tables.run.c.pipeline == pipeline)
-        .order_by(tables.apply_ledger.c.closed_us.desc(), tables.apply_ledger.c.table_name)
-        .limit(_RECENT)
-    )
+        .order_by(tables.apply_ledger.c.closed_us.desc(), tables.apply_ledger.c.run_id.desc())
+        .limit(1)
+    ).scalar_one_or_none()
     return Status(
         pipeline=pipeline,
         now_us=now,
@@ -140,7 +140,7 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         sources=sources,
         targets=tuple(_target_status(connection, pipeline, name) for name in names),
         runs=tuple(runs.run_of(row) for row in run_rows),
-        ledgers=tuple(runs.ledger_of(row) for row in closed),
+        ledgers=() if latest is None else runs.ledger(connection, latest),
         failures=failures.find(connection, pipeline),
     )
 

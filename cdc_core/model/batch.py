@@ -13,7 +13,8 @@ from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.typed import require_types
 
 MANIFEST_VERSION = 4
-"""The version of manifests, and of the other files that say where a chain begins. 1: no starts; 3: no copied rows."""
+"""The version of manifests, and of the other files that say where a chain begins. 1: without starts; 3: starts do not
+name their pipeline, and there are no copied rows."""
 
 
 class UnknownVersion(ValueError):

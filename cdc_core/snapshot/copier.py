@@ -21,7 +21,7 @@ from cdc_core.config import Pipeline
 from cdc_core.connections import Server
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
-from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
+from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy, copier_of
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
@@ -66,7 +66,7 @@ def copier_lease(meta: Meta, pipeline: str, source: str, holder: str) -> Iterato
 
     Raises RetryLater (meta.lease_held): another copier is running.
     """
-    lease = meta.acquire_lease(f"snapshot:{source}", pipeline, holder, LEASE_S)
+    lease = meta.acquire_lease(copier_of(source), pipeline, holder, LEASE_S)
     ending = threading.Event()
 
     def keep() -> None:

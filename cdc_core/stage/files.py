@@ -107,6 +107,8 @@ class FileStore:
             status = self._local(path).stat()
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            raise self._unreadable(path, error) from None
         return ObjectInfo(path, status.st_size, status.st_mtime)
 
     def open_input(self, path: str) -> BinaryIO:
@@ -212,8 +214,14 @@ class FileStore:
             _sync_all(one.parent for one in reversed(new))
 
     def _walk(self, prefix: str) -> Iterator[ObjectInfo]:
+        """Raises RetryLater (stage.unreadable) for a folder that cannot be listed: it is not an empty one."""
+
+        def failed(error: OSError) -> None:
+            if not isinstance(error, FileNotFoundError | NotADirectoryError):  # gone meanwhile, or never there
+                raise self._unreadable(str(error.filename or top), error) from None
+
         top = self.root / prefix.rpartition("/")[0]
-        for directory, _, names in os.walk(top):
+        for directory, _, names in os.walk(top, onerror=failed):
             relative = Path(directory).relative_to(self.root).as_posix()
             for name in names:
                 path = name if relative == "." else f"{relative}/{name}"

@@ -8,10 +8,11 @@ refuse, and name the horizon: nothing is ever silently incomplete.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
 from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Position
@@ -84,6 +85,35 @@ def read(store: ObjectStore, source: str) -> Horizon | None:
             code="stage.horizon",
             remedy="restore the file from a backup of the stage, or read it with the version that wrote it",
         ) from None
+
+
+@contextmanager
+def unless_purged(store: ObjectStore, begins: Mapping[str, Position]) -> Iterator[None]:
+    """Around reads of staged files. begins: by source, where the first batch begins that is read.
+
+    Raises RetryLater (stage.removed) in place of DataAtRisk (stage.missing) if a purge has moved a horizon past these
+    batches meanwhile.
+    """
+    try:
+        yield
+    except DataAtRisk as error:
+        if error.code != "stage.missing":
+            raise
+        for source, begin in begins.items():
+            horizon = read(store, source)
+            if horizon is not None and begin < horizon.position:
+                raise removed(error.what, where=error.where) from None
+        raise
+
+
+def removed(what: str, *, where: str) -> RetryLater:
+    """The error for a staged file that a purge removed while it was read."""
+    return RetryLater(
+        f"A staged file was removed while it was read: {what}",
+        where=where,
+        code="stage.removed",
+        remedy="read again: after a purge, readers begin at the new horizon, or say what is missing",
+    )
 
 
 def require_whole(store: ObjectStore, sources: Iterable[str], table: str) -> None:

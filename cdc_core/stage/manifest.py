@@ -119,12 +119,13 @@ def chain(store: ObjectStore, source: str, after: Position | None = None) -> Ite
 
     after: the end of the last batch that is known already; the first batch must begin there. By default it begins at
            the horizon, or at the start.
-    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.start, stage.horizon), Refused (stage.version).
+    Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.start, stage.horizon), Refused (stage.version),
+    RetryLater (stage.removed: by a purge meanwhile).
     """
     infos, end, problems = _extent(store, source) if after is None else (list(_from(store, source, after)), after, [])
     for lost in problems:
         raise _refusal(store, lost)
-    for path, manifest in _manifests(store, infos):
+    for path, manifest in _manifests(store, source, infos):
         problem = _link(end, path, manifest)
         if problem is not None:
             raise _refusal(store, problem)
@@ -156,13 +157,16 @@ def require_continuable(store: ObjectStore, source: str, recorded: Position | No
     (stage.gap, stage.start) when meta knows some that the stage has lost.
     """
     if recorded is None:
-        if next(iter(chain(store, source)), None) is not None:
+        first = next(iter(chain(store, source)), None)
+        if first is not None:
             raise Refused(
-                f"The stage holds batches of source {source!r}, but the meta database knows none of them.",
+                f"The stage holds batches of source {source!r}, read from {first.begin.server or 'an unnamed server'}, "
+                "but the meta database knows none of them.",
                 where=source,
                 code="extract.meta_behind",
-                remedy="run `lockstep meta rebuild` to restore positions from the manifests, or give the "
-                "pipeline an empty stage",
+                remedy="if meta was lost, run `lockstep meta rebuild`, which restores positions from the manifests; if "
+                "the batches are those of another pipeline of the same name, or from another server, give this one a "
+                "stage of its own",
             )
         return
     if starts.read(store, source) is None:
@@ -207,8 +211,18 @@ def verify(
 ) -> list[ChainProblem]:
     """What is wrong with a source's staged batches: links of the chain, files, sizes; `deep`: sha256 and rows too.
 
-    recorded: up to where meta had them before.
+    recorded: up to where meta had them before. What a purge removes meanwhile is not a problem.
     """
+    while True:
+        horizon = horizons.read(store, source)
+        problems = _problems(store, source, deep=deep, recorded=recorded)
+        if not problems or horizons.read(store, source) == horizon:
+            return problems
+        log.info("source %s: the horizon has moved while its batches were verified: once more", source)
+
+
+def _problems(store: ObjectStore, source: str, *, deep: bool, recorded: Position | None) -> list[ChainProblem]:
+    """See `verify`."""
     infos, end, problems = _extent(store, source)
     last: Manifest | None = None
     whole = True
@@ -244,16 +258,32 @@ class Swept:
     leftovers: tuple[Leftover, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Copies:
+    """What a sweep must know of copies. live_epoch: of the copiers' lease. kept: files that wait for a manifest."""
+
+    live_epoch: int = 0
+    kept: frozenset[str] = frozenset()
+
+
 def sweep(
-    store: ObjectStore, source: str, *, live_epoch: int, older_than_s: float = SWEPT_AFTER_S, dry_run: bool = False
+    store: ObjectStore,
+    source: str,
+    *,
+    live_epoch: int,
+    copies: Copies = Copies(),
+    older_than_s: float = SWEPT_AFTER_S,
+    dry_run: bool = False,
 ) -> Swept:
     """Removes what attempts of a source that were killed or aborted have left.
 
     Parts: only of epochs before `live_epoch`, older than `older_than_s`, whose batch begins before the chain's end.
     A manifest is already there, so no writer can ever name them. A paused writer that wakes up may still commit at
-    the chain's end. Uploads of this source by the same rule, regardless of the chain if their epoch has ended: nothing
-    names an upload before it is finished, and finishing a removed one fails. Temporary files, which the stage's
-    writers hold for moments, and uploads of other files, by their age alone.
+    the chain's end. Letter case does not count: where the file system ignores it, the folder of a table may be listed
+    under the name of another. Uploads of this source by the same rule, regardless of the chain if their epoch has
+    ended: nothing names an upload before it is finished, and finishing a removed one fails. Copied rows: files of ended
+    epochs that no manifest names and that none waits for. Temporary files, which the stage's writers hold for moments,
+    and uploads of other files, by their age alone.
 
     Raises what `chain` does; then nothing is removed.
     """
@@ -263,13 +293,18 @@ def sweep(
         name = parse_part(info.path)
         if name is not None and name.source == source and name.epoch < live_epoch and info.modified <= old:
             candidates.append((info, name.seq))
+    for info in store.list(SNAPSHOT):
+        copied = parse_copied(info.path)
+        ended = copied is not None and copied.source == source and copied.epoch < copies.live_epoch
+        if ended and info.path not in copies.kept and info.modified <= old:
+            candidates.append((info, -1))
     unfinished = [one for one in store.leftovers() if one.modified <= old]
     listed: set[str] = set()
     end = -1
     for manifest in chain(store, source):
-        listed.update(part.path for part in manifest.parts)
+        listed.update(part.path.casefold() for part in manifest.parts)
         end = manifest.end.position.seq
-    parts = tuple(info for info, seq in candidates if info.path not in listed and seq < end)
+    parts = tuple(info for info, seq in candidates if info.path.casefold() not in listed and seq < end)
     leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch))
     if not dry_run:
         for part in parts:
@@ -344,13 +379,25 @@ def _is_copied(manifest: Manifest, part: Part) -> bool:
     )
 
 
-def _manifests(store: ObjectStore, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:
+def _manifests(store: ObjectStore, source: str, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:
     paths = [info.path for info in infos]
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for start in range(0, len(paths), _AT_ONCE):
             some = paths[start : start + _AT_ONCE]
-            for path, data in zip(some, pool.map(store.get, some), strict=True):
+            found = _fetched(store, source, some, pool)
+            for path, data in zip(some, found, strict=True):
                 yield path, parse(data, path, store.uri)
+
+
+def _fetched(store: ObjectStore, source: str, paths: Sequence[str], pool: ThreadPoolExecutor) -> list[bytes]:
+    """Raises RetryLater (stage.removed), DataAtRisk (stage.missing)."""
+    try:
+        return list(pool.map(store.get, paths))
+    except DataAtRisk as error:
+        horizon = horizons.read(store, source) if error.code == "stage.missing" else None
+        if horizon is not None and paths[0] < first_at(source, horizon.position):
+            raise horizons.removed(error.what, where=error.where) from None
+        raise
 
 
 def _from(store: ObjectStore, source: str, place: Position) -> Iterator[ObjectInfo]:
@@ -377,12 +424,25 @@ def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: boo
     info = store.stat(part.path)
     batch = manifest.batch_id
     if info is None:
-        return [ChainProblem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")]
+        return [_gone(part, batch)]
     if info.size_bytes != part.size_bytes:
         what = f"The part has {info.size_bytes} bytes; batch {batch} says {part.size_bytes}."
         return [ChainProblem("stage.damaged", part.path, what)]
     if not deep:
         return []
+    try:
+        return _check_bytes(store, part, batch)
+    except DataAtRisk as error:
+        if error.code != "stage.missing":
+            raise
+        return [_gone(part, batch)]
+
+
+def _gone(part: Part, batch: str) -> ChainProblem:
+    return ChainProblem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")
+
+
+def _check_bytes(store: ObjectStore, part: Part, batch: str) -> list[ChainProblem]:
     with store.open_input(part.path) as file:
         if digest(file) != part.sha256:
             return [ChainProblem("stage.damaged", part.path, f"The part's sha256 is not what batch {batch} says.")]

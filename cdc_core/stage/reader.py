@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import duckdb
 import pyarrow as pa
@@ -22,6 +23,7 @@ import pyarrow.parquet as pq
 
 from cdc_core.errors import Refused, RetryLater, UsageError
 from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
@@ -37,7 +39,7 @@ from cdc_core.stage.fold import (
     state_sql,
     text,
 )
-from cdc_core.stage.horizon import missing_of, require_whole
+from cdc_core.stage.horizon import missing_of, removed, require_whole, unless_purged
 from cdc_core.stage.intact import digest, require_hash, require_intact
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.unify import (
@@ -69,10 +71,9 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
     """
     parts = parts_of(manifests, table)
     schema = unified_schema(table, _definitions(parts))
-    tables = []
+    tables, begins = [], _begins(manifests)
     for one in parts:
-        require_intact(store, [one.part])
-        with store.open_input(one.part.path) as file:
+        with unless_purged(store, begins), _checked(store, one.part) as file:
             tables.append(align(pq.ParquetFile(file).read(), schema))
     return pa.concat_tables(tables)
 
@@ -146,11 +147,11 @@ def change_batches(
     parts = parts_of(manifests, table)
     schema = unified_schema(table, _definitions(parts))
     before, up_to = _paths(manifests, since), _paths(manifests, until)
+    begins = _begins(manifests)
     for one in parts:
         if until is not None and one.part.path not in up_to:
             continue
-        require_intact(store, [one.part])
-        with store.open_input(one.part.path) as file:
+        with unless_purged(store, begins), _checked(store, one.part) as file:
             for batch in pq.ParquetFile(file).iter_batches(rows):
                 aligned = align(pa.Table.from_batches([batch]), schema)
                 if until is not None:
@@ -158,6 +159,23 @@ def change_batches(
                 if since is not None and one.part.path in before:
                     aligned = aligned.filter(~since.expression)
                 yield from aligned.to_batches()
+
+
+@contextmanager
+def _checked(store: ObjectStore, part: Part) -> Iterator[BinaryIO]:
+    """A part, whose bytes are those that were staged."""
+    require_intact(store, [part])
+    with store.open_input(part.path) as file:
+        yield file
+
+
+def _begins(manifests: Sequence[Manifest]) -> dict[str, Position]:
+    """Where the first batch of each source begins."""
+    begins: dict[str, Position] = {}
+    for one in manifests:
+        place = one.begin.position
+        begins[one.source] = min(place, begins.get(one.source, place))
+    return begins
 
 
 def _paths(manifests: Sequence[Manifest], moment: AsOf | None) -> frozenset[str]:
@@ -256,11 +274,10 @@ def sql(
 
     Each logical table has the views `<table>_changes`, every change, `<table>`, its state, and, where it has a key,
     `<table>_by_key`, every change as one of a single key. A name `a.b` is the quoted view "a.b", and also view b of
-    schema a. Tables whose names differ in letter case only, which DuckDB does not
-    tell apart, have the views "<table>~1", "<table>~2" and so on instead. Only the tables whose names occur in the
-    query are prepared. The state of a table of which rows are missing refuses to be read, unless
-    `partial`. as_of: both views as they
-    were at a moment.
+    schema a. Tables whose names differ in letter case only, which DuckDB does not tell apart, have the views
+    "<table>~1", "<table>~2" and so on instead. Only the tables whose names occur in the query are prepared, and all of
+    them for a query that lists views. The state of a table of which rows are missing refuses to be read, unless
+    `partial`. as_of: both views as they were at a moment.
 
     The query can read only the views: no other file, no network; it can write nothing and change no setting.
     Raises UsageError (stage.sql) with DuckDB's message, and what `table_state` raises.
@@ -272,13 +289,15 @@ def sql(
         manifests = as_of.cut(manifests)
     tables = sorted({part.table for manifest in manifests for part in manifest.parts})
     asked = query.casefold()
-    named = [table for table in tables if table.rpartition(".")[2].casefold() in asked]
+    named = [table for table in tables if table.rpartition(".")[2].replace('"', '""').casefold() in asked]
+    if not named and _LISTING.search(asked):
+        named = tables
     view_names = _view_names(tables)
     lacking = {} if partial else coverage.missing_of(store, manifests, tables, as_of)
     with ExitStack() as stack:
         connection = stack.enter_context(_duckdb())
         files: list[str] = []
-        for table in named or tables:
+        for table in named:
             folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
             purged = "" if partial else missing_of(store, manifests_by_source, table)
             reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
@@ -305,6 +324,8 @@ def sql(
             ) from None
 
 
+_LISTING = re.compile(r"\b(show|describe|pragma|information_schema|pg_catalog|sqlite_master|duckdb_\w+)\b")
+"""In a query that may list the views, so that all of them are needed."""
 _COPY = re.compile(r"\bcopy\b", re.IGNORECASE)
 
 
@@ -456,7 +477,9 @@ def _fold(
     every = _definitions(parts)
     condition = "true" if as_of is None else as_of.condition
     emptied = emptied_columns(manifests, as_of)
-    with _local_files(store, parts, condition, emptied) as groups:
+    with ExitStack() as stack:
+        with unless_purged(store, _begins(manifests)):
+            groups = stack.enter_context(_local_files(store, parts, condition, emptied))
         if key is None:
             chosen = key_of(table, definitions, groups)
         else:
@@ -518,12 +541,7 @@ def _require_there(files: Sequence[str]) -> None:
     """Raises RetryLater (stage.removed) for a file that DuckDB did not find because it was removed under the reader."""
     for file in files:
         if not os.path.exists(file):
-            raise RetryLater(
-                "A staged file was removed while it was read.",
-                where=file,
-                code="stage.removed",
-                remedy="read again: after a purge, readers begin at the new horizon, or say what is missing",
-            )
+            raise removed("it is gone.", where=file)
 
 
 def _views(

@@ -1,4 +1,4 @@
-"""The start of a source: where its chain of manifests began, kept on the stage itself.
+"""The start of a source: where its chain of manifests began, and of which pipeline it is, kept on the stage itself.
 
 `starts/<source>.json` is put, if absent, before anything of the source is recorded or staged, and never changed or
 removed. The first batch begins there; with the horizon (`stage.horizon`) it distinguishes a chain from the rest of one
@@ -11,7 +11,7 @@ import json
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 
-from cdc_core.errors import DataAtRisk, LockstepError
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.typed import require_types
@@ -22,22 +22,38 @@ from cdc_core.stage.unreadable import other_version
 
 @dataclass(frozen=True, slots=True)
 class Start:
+    """asked: `start` of the pipeline file when the source was first extracted (config.Source.start_text)."""
+
     source: str
+    pipeline: str
     checkpoint: Checkpoint
+    asked: str = ""
 
     def to_bytes(self) -> bytes:
-        data = {"version": MANIFEST_VERSION, "source": self.source, "checkpoint": self.checkpoint.to_json()}
+        data = {
+            "version": MANIFEST_VERSION,
+            "source": self.source,
+            "pipeline": self.pipeline,
+            "checkpoint": self.checkpoint.to_json(),
+            "asked": self.asked,
+        }
         return json.dumps(data, indent=1, ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Start:
         data = versioned(raw)
-        found = cls(data["source"], Checkpoint.from_json(data["checkpoint"]))
+        found = cls(data["source"], data["pipeline"], Checkpoint.from_json(data["checkpoint"]), data["asked"])
         require_types(found)
         return found
 
 
 def read(store: ObjectStore, source: str) -> Checkpoint | None:
+    """Where the chain began; raises what `load` does."""
+    start = load(store, source)
+    return None if start is None else start.checkpoint
+
+
+def load(store: ObjectStore, source: str) -> Start | None:
     """None if nothing of the source was ever staged. Raises DataAtRisk (stage.start), Refused (stage.version)."""
     path = start_path(source)
     data = find(store, path)
@@ -51,7 +67,22 @@ def read(store: ObjectStore, source: str) -> Checkpoint | None:
         raise other_version(path, store.uri, error) from None
     except (ValueError, KeyError, TypeError, AttributeError, LockstepError) as error:
         raise _lost(f"{path} does not say where the chain of manifests began: {error}.", store.uri) from None
-    return start.checkpoint
+    return start
+
+
+def require_own(store: ObjectStore, source: str, pipeline: str) -> None:
+    """The chain of the source, if there is one, is that of this pipeline. Raises Refused (stage.other_pipeline), and
+    what `load` does."""
+    start = load(store, source)
+    if start is not None and start.pipeline != pipeline:
+        raise Refused(
+            f"The batches of source {source!r} on this stage are those of the pipeline {start.pipeline!r}, not of "
+            f"{pipeline!r}.",
+            where=f"{store.uri} {start_path(source)}",
+            code="stage.other_pipeline",
+            remedy="nothing was changed. Give each pipeline a stage of its own (stage.uri), or give the source another "
+            "name in one of the two pipeline files; a pipeline that was renamed gets its former name back",
+        )
 
 
 def sources(store: ObjectStore) -> list[str]:
@@ -60,9 +91,10 @@ def sources(store: ObjectStore) -> list[str]:
     return [path.stem for path in found if path.suffix == ".json" and str(path) == start_path(path.stem)]
 
 
-def put(store: ObjectStore, source: str, checkpoint: Checkpoint) -> Checkpoint:
-    """Writes the start unless there is one; the one that is there."""
-    store.put_if_absent(start_path(source), Start(source, checkpoint).to_bytes())
+def put(store: ObjectStore, source: str, checkpoint: Checkpoint, *, pipeline: str, asked: str = "") -> Checkpoint:
+    """Writes the start unless there is one; the one that is there. Raises Refused (stage.other_pipeline)."""
+    store.put_if_absent(start_path(source), Start(source, pipeline, checkpoint, asked).to_bytes())
+    require_own(store, source, pipeline)
     found = read(store, source)
     assert found is not None
     return found

@@ -12,6 +12,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.apply.retention import sweep
 from cdc_core.errors import Refused
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
@@ -23,6 +24,7 @@ from cdc_core.snapshot.pending import pending
 from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.reader import table_state
 from tests.integration.line import Line
 
@@ -348,8 +350,19 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     stage(line)
     for table in TABLES:
         assert in_stage(line, table) == at_source(line, table), table
-    swept = manifests.sweep(line.store, "shop", live_epoch=10**6, older_than_s=-60.0)
-    assert swept.parts == ()
+    assert swept(line) == ()
+    read(line, ["pair"])
+    assert swept(line) == ()  # they wait for their manifest
+    with Meta.open(line.pipeline.meta.url) as meta, copier_lease(meta, "shop", "shop", default_holder()) as lease:
+        meta.drop_copy(lease, "shop", f"{line.origin.name}.pair")
+    assert {parse_copied(one.path) is not None for one in swept(line)} == {True}
+    assert swept(line) == ()
+    assert manifests.verify(line.store, "shop", deep=True) == []
+
+
+def swept(line: Line) -> tuple[Any, ...]:
+    with Meta.open(line.pipeline.meta.url) as meta:
+        return sweep(meta, line.store, line.pipeline, older_than_s=-60.0)["shop"].parts
 
 
 KEYS = {

@@ -30,7 +30,7 @@ def store(s3_server, monkeypatch):
 def test_a_batch_in_a_bucket_reads_back_in_every_way(store, tmp_path):
     scratch = tmp_path / "scratch"
     begin = Position(0, "binlog.000001", 4)
-    starts.put(store, "shop", Checkpoint(begin))
+    starts.put(store, "shop", Checkpoint(begin), pipeline="line")
     for number in range(3):
         end = Position(0, "binlog.000001", begin.offset + 200)
         writer = BatchWriter(

@@ -1,8 +1,8 @@
 """On PYTHONPATH of every process of a crash case: kills one of them, once, before or after a function of Lockstep.
 
 LOCKSTEP_CRASH is a JSON of module, function (a dotted name in it), when (before | after), victim (process: the one that
-calls; parent: its parent, which is the JVM of a Spark driver; or a pid), flag (a file that is made when it happens)
-and call (which of a process's calls it is, from 1 on).
+calls; parent: its parent, which is the JVM of a Spark driver; or a pid), flag (a file that is made when it happens),
+call (which of a process's calls it is, from 1 on) and signal (SIGKILL if there is none).
 """
 
 import functools
@@ -24,7 +24,7 @@ def crash():
     except FileExistsError:
         return
     victim = {"process": os.getpid(), "parent": os.getppid()}.get(ORDER["victim"]) or int(ORDER["victim"])
-    os.kill(victim, signal.SIGKILL)
+    os.kill(victim, getattr(signal, ORDER.get("signal", "SIGKILL")))
     if ORDER["victim"] == "parent":
         time.sleep(60)  # what lost its JVM must not get far
 

@@ -68,7 +68,7 @@ class Line:
         """Record the batches; `until_us` is the watermark the last one's source has reached."""
         for one in manifests:
             lease = self._lease(one.source)
-            starts.put(self.store, one.source, one.begin)
+            starts.put(self.store, one.source, one.begin, pipeline="line")
             self.store.put(one.path, one.to_bytes())
             self.meta.commit_batch(lease, one)
         if until_us is not None:

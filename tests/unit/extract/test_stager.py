@@ -56,7 +56,7 @@ class House:
         self.store = open_store(self.pipeline.stage.uri)
         self.meta = Meta.open(self.pipeline.meta.url)
         self.lease = self.meta.acquire_lease("shop", "shop", holder, ttl_s=60)
-        begun = starts.put(self.store, "shop", Checkpoint(START, watermark_us=NOON))
+        begun = starts.put(self.store, "shop", Checkpoint(START, watermark_us=NOON), pipeline="line")
         self.acknowledged: list[AckPoint] = []
         self.directory = directory
         self.stager = self.new_stager(self.meta.checkpoint("shop") or begun)

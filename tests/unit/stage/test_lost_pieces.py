@@ -37,7 +37,7 @@ def at(number: int) -> Position:
 def staged(root: Path, source: str, bounds: list[int]) -> list[Manifest]:
     """Committed batches of one-row transactions between the bounds."""
     store = open_store(f"file://{root}")
-    starts.put(store, source, Checkpoint(at(bounds[0])))
+    starts.put(store, source, Checkpoint(at(bounds[0])), pipeline="line")
     batches = []
     for start, stop in pairwise(bounds):
         writer = BatchWriter(
@@ -151,7 +151,7 @@ def test_a_batch_before_the_start_is_a_fork(tmp_path):
     staged(tmp_path, "shop", [0, 1, 2])
     store = open_store(f"file://{tmp_path}")
     store.delete(start_path("shop"))
-    starts.put(store, "shop", Checkpoint(at(1)))
+    starts.put(store, "shop", Checkpoint(at(1)), pipeline="line")
     assert [problem.code for problem in verify(store, "shop")] == ["stage.fork"]
     with pytest.raises(DataAtRisk, match="inside") as caught:
         list(chain(store, "shop"))
@@ -171,8 +171,8 @@ def test_what_a_purge_left_when_it_was_killed_is_not_a_loss(tmp_path):
 def test_the_first_start_stays_whoever_comes_later(tmp_path):
     store = open_store(f"file://{tmp_path}")
     first = Checkpoint(at(1), gtid_set="0-1-5", server="server_id=1", watermark_us=9)
-    assert starts.put(store, "shop", first) == first
-    assert starts.put(store, "shop", Checkpoint(at(2))) == first
+    assert starts.put(store, "shop", first, pipeline="line") == first
+    assert starts.put(store, "shop", Checkpoint(at(2)), pipeline="line") == first
     assert starts.read(store, "shop") == first
     assert starts.read(store, "west") is None
 

@@ -48,7 +48,7 @@ def write(store, start: int, stop: int, epoch: int = 1, source: str = "shop") ->
 def stage(store, *bounds: int, epoch: int = 1) -> list[Manifest]:
     """Committed batches between the bounds."""
     batches = [write(store, a, b, epoch) for a, b in pairwise(bounds)]
-    starts.put(store, "shop", batches[0].begin)
+    starts.put(store, "shop", batches[0].begin, pipeline="line")
     assert all(commit(store, batch).ours for batch in batches)
     return batches
 
@@ -112,7 +112,7 @@ def test_a_fork_in_the_chain_is_data_at_risk(store):
 @pytest.mark.parametrize("end", [3, 1])
 def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end):
     manifest = replace(write(store, 3, 5), end=Checkpoint(at(end)))
-    starts.put(store, "shop", manifest.begin)
+    starts.put(store, "shop", manifest.begin, pipeline="line")
     commit(store, manifest)
     with pytest.raises(DataAtRisk, match="before it begins") as caught:
         list(chain(store, "shop"))
@@ -121,7 +121,7 @@ def test_a_batch_that_ends_where_it_begins_or_before_is_data_at_risk(store, end)
 
 @pytest.mark.parametrize("data", [b"", b"[]", ONLY_A_VERSION, b"\xff", b'{"parts": 3', b"[" * 100_000])
 def test_what_is_not_a_manifest_is_data_at_risk(store, data):
-    starts.put(store, "shop", Checkpoint(at(0)))
+    starts.put(store, "shop", Checkpoint(at(0)), pipeline="line")
     store.put("manifests/shop/0000-0000001-0000000004.json", data)
     with pytest.raises(DataAtRisk) as caught:
         list(chain(store, "shop"))
@@ -179,7 +179,7 @@ def test_only_a_deep_verify_finds_one_changed_byte(store):
 
 def test_a_deep_verify_counts_rows(store):
     batch = write(store, 0, 3)
-    starts.put(store, "shop", batch.begin)
+    starts.put(store, "shop", batch.begin, pipeline="line")
     commit(store, replace(batch, parts=(replace(batch.parts[0], rows=4),)))
     (problem,) = verify(store, "shop", deep=True)
     assert problem.what.startswith("The part has 3 rows")
@@ -205,6 +205,16 @@ def test_a_sweep_removes_the_parts_that_no_manifest_lists(store):
     assert swept(store, live_epoch=3, older_than_s=-1) == [orphan.parts[0].path]
     assert parts(store) == {batch.parts[0].path for batch in [*listed, *others]}
     assert verify(store, "shop", deep=True) == []
+
+
+def test_a_sweep_spares_a_part_that_is_listed_in_other_letters_by_a_file_system_that_ignores_case(store):
+    """There the tables `orders` and `Orders` share a folder, which keeps the name that it got first."""
+    first, *_ = stage(store, 0, 3, 5, epoch=2)
+    path = first.parts[0].path
+    shown = path.replace("cdc_table=shop.orders", "cdc_table=shop.Orders")
+    assert shown != path
+    store.put(shown, store.get(path))
+    assert swept(store, live_epoch=3, older_than_s=-1) == []
 
 
 def test_a_sweep_spares_live_epochs_young_files_and_what_may_still_be_committed(store):

@@ -371,7 +371,8 @@ def test_sql_sees_states_and_changes_by_quoted_name_and_by_schema(store):
 
 @pytest.mark.parametrize("name", ["plain", "a.b.c", 'qu"ote', "emoji 😀.täble/x", "main.orders", "select"])
 def test_sql_knows_every_logical_name_when_quoted(store, name):
-    batches = stage(store, [Made([insert(1, logical=name)])])
+    # Another table, whose name occurs in the query too.
+    batches = stage(store, [Made([insert(1, logical=name), insert(2, logical="e")])])
     quoted = '"' + name.replace('"', '""') + '"'
     assert sql(store, {"shop": batches}, f"SELECT id FROM {quoted}").to_pylist() == [{"id": 1}]
     changes_view = '"' + f"{name}_changes".replace('"', '""') + '"'

@@ -1,0 +1,184 @@
+"""A run that sleeps at a durable step while another takes over and later changes are applied: when it wakes, it changes
+nothing, whether the table has a key or not."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.sandbox.mariadb import MariaDb
+from tests.crash.cases import COMMIT, META, PLAN, SUBMIT, WRITE
+
+ROOT = Path(__file__).parents[2]
+TABLES = {
+    "orders": "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))",
+    "plain": "(id INT, customer INT, status VARCHAR(20))",
+}
+CHANGES = (
+    "INSERT INTO orders SELECT seq, seq, 'new' FROM seq_1_to_200",
+    "INSERT INTO plain SELECT seq % 50, seq % 10, 'new' FROM seq_1_to_200",
+    "UPDATE orders SET status = 'paid' WHERE id % 3 = 0",
+    "UPDATE orders SET id = id + 1000 WHERE id % 50 = 1",
+    "DELETE FROM plain WHERE id % 7 = 0",
+    "DELETE FROM orders WHERE id % 7 = 0",
+)
+LATER = (
+    "UPDATE orders SET status = 'sent'",
+    "UPDATE orders SET id = id + 2000 WHERE id % 20 = 3",
+    "DELETE FROM orders WHERE id % 5 = 0",
+    "INSERT INTO orders VALUES (7, 7, 'back'), (14, 14, 'back')",
+    "UPDATE plain SET status = 'sent' WHERE id % 2 = 0",
+    "DELETE FROM plain WHERE id % 5 = 0",
+    "INSERT INTO plain VALUES (7, 7, 'back'), (7, 7, 'back')",
+)
+TRUNCATING = ("TRUNCATE TABLE orders", "TRUNCATE TABLE plain")
+PIPELINE = """\
+pipeline: nap
+sources: [{{name: shop, connection: "env:SOURCE", server_id: 5078, start: earliest}}]
+tables: {{include: ['{database}\\..*'], on_truncate: stage}}
+routes: [{{match: '{database}\\.orders', to: orders}}, {{match: '{database}\\.plain', to: plain}}]
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+targets:
+  - name: shards
+    connections: ["env:TARGET"]
+    tables:
+      orders: {{database: "shards", table: "orders_{{t}}", on_truncate: apply,
+                sharding: {{key: id, databases: 1, tables: 2}}}}
+      plain: {{database: "shards", table: "plain_{{t}}", on_truncate: apply, no_key: rows,
+               sharding: {{key: id, databases: 1, tables: 2}}}}
+limits: {{lease_s: 5, batch_rows: 100}}
+"""
+STEPS = {
+    "planned": (PLAN, "plan", "after", 1),
+    "merged, not counted": ("spark_jobs.merge", "merge_table", "after", 2),
+    "merged": (*SUBMIT, "after", 1),
+    "filtered, not counted": ("spark_jobs.filter", "filter_table", "after", 2),
+    "filtered": (*SUBMIT, "after", 2),
+    "before a shard is written": (WRITE, "write_shard", "before", 1),
+    "a shard written": (WRITE, "write_shard", "after", 1),
+    "written, not counted": ("spark_jobs.write", "write_table", "after", 2),
+    "written": (COMMIT, "mark_applied", "before", 1),
+    "applied": (COMMIT, "mark_applied", "after", 1),
+    "a result saved": ("spark_jobs.quality", "_keep", "after", 1),
+    "checked": (*SUBMIT, "after", 4),
+    "before the commit": (META, "Meta.commit_run", "before", 1),
+}
+SAMPLE = "before a shard is written"
+
+
+class Nap:
+    def __init__(self, folder: Path, source: Any, target: MariaDb) -> None:
+        self.folder, self.source, self.target = folder, source, target
+        self.file = folder / "nap.yaml"
+        self.file.write_text(PIPELINE.format(database=source.name, folder=folder))
+        self.flag = folder / "asleep"
+
+    def command(self, *arguments: str, step: str = "") -> subprocess.Popen[str]:
+        environ = {**os.environ, "SOURCE": self.source.server.url, "TARGET": self.target.url}
+        paths = [str(ROOT), str(ROOT / "expectations"), str(ROOT / "plugins")]
+        if step:
+            module, function, when, call = STEPS[step]
+            order = {"module": module, "function": function, "when": when, "call": call}
+            environ["LOCKSTEP_CRASH"] = json.dumps(
+                {**order, "victim": "process", "flag": str(self.flag), "signal": "SIGSTOP"}
+            )
+            paths.insert(0, str(Path(__file__).parent / "hook"))
+        return subprocess.Popen(
+            [sys.executable, "-m", "cdc_core.cli", *arguments, str(self.file), "--json"],
+            env={**environ, "PYTHONPATH": os.pathsep.join(paths)},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+
+    def done(self, *arguments: str) -> Any:
+        with self.command(*arguments) as process:
+            out, err = process.communicate()
+        assert process.returncode == 0, out + err
+        return json.loads(out)
+
+    def rows(self, table: str) -> tuple[Counter[Any], Counter[Any]]:
+        """Of the source, of the target."""
+        columns = "id, customer, status"
+        with self.source.server.connect(self.source.name) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT {columns} FROM {table}")
+            wanted = Counter(cursor.fetchall())
+        with self.target.connect("shards") as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT {columns} FROM {table}_0 UNION ALL SELECT {columns} FROM {table}_1")
+            return wanted, Counter(cursor.fetchall())
+
+    def assert_equal(self) -> None:
+        for table in TABLES:
+            wanted, found = self.rows(table)
+            assert found == wanted, table
+
+
+def group_of(process: subprocess.Popen[str]) -> list[int]:
+    """The processes of its session, which are Spark's too."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        if int(fields[3]) == process.pid:
+            found.append(int(path.parent.name))
+    return found
+
+
+@pytest.fixture
+def nap(source_database: Any, tmp_path: Path) -> Iterator[Nap]:
+    with MariaDb.start(server_id=9) as server:
+        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE shards")
+            for table, columns in TABLES.items():
+                for number in range(2):
+                    cursor.execute(f"CREATE TABLE shards.{table}_{number} {columns}")
+        for table, columns in TABLES.items():
+            source_database.execute(f"CREATE TABLE {table} {columns}")
+        source_database.execute(*CHANGES)
+        yield Nap(tmp_path, source_database, server)
+
+
+@pytest.mark.parametrize("step", [step if step == SAMPLE else pytest.param(step, marks=pytest.mark.matrix)
+                                  for step in STEPS])  # fmt: skip
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(1800)
+def test_a_run_that_sleeps_until_another_has_taken_over_changes_nothing_when_it_wakes(nap: Nap, step: str) -> None:
+    nap.done("extract")
+    asleep = nap.command("run", "--staged", step=step)
+    try:
+        while not nap.flag.exists():
+            assert asleep.poll() is None, asleep.communicate()
+            time.sleep(0.2)
+        nap.source.execute(*LATER)
+        assert nap.done("run")["batches"] > 0
+        nap.assert_equal()
+        nap.source.execute(
+            *TRUNCATING, "INSERT INTO orders VALUES (1, 1, 'last')", "INSERT INTO plain VALUES (1, 1, '')"
+        )
+        nap.done("run")
+        nap.assert_equal()
+        for one in group_of(asleep):
+            os.kill(one, signal.SIGCONT)
+        out, err = asleep.communicate(timeout=900)
+        assert asleep.returncode in (0, 75), out + err
+        nap.assert_equal()
+    finally:
+        for one in group_of(asleep):
+            os.kill(one, signal.SIGKILL)
+        asleep.communicate()
+    nap.source.execute("UPDATE orders SET status = 'over'", "DELETE FROM plain", "INSERT INTO plain VALUES (2, 2, 'x')")
+    assert all(entry["problems"] == [] for entry in nap.done("run")["ledgers"])
+    nap.assert_equal()
+    assert nap.done("run", "--staged")["batches"] == 0

@@ -1,0 +1,52 @@
+"""`status` of a pipeline with thousands of tables: a bounded answer, a count of the others, and how to see them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.cli.status import MOST_ACCOUNTS, MOST_NOTES
+from cdc_core.model.coverage import How
+from tests.made_batches import covered, manifest
+from tests.unit.apply.made_line import Line
+
+TABLES = 2_000
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """A pipeline that has applied a batch of TABLES partial tables."""
+    line = Line.open(tmp_path)
+    line.stage(*covered([manifest(0, tables={f"shop.t{number:04d}": 1 for number in range(TABLES)})], how=How.EXISTING))
+    line.done("run")
+    line.stage(manifest(1, tables={}))
+    line.done("after")  # without rows it has no ledger
+    line.meta.close()
+    path = tmp_path / "line.yaml"
+    path.write_text(
+        f"pipeline: line\nsources: [{{name: shop, connection: env:SHOP, server_id: 7}}]\ntables: {{include: ['.*']}}\n"
+        f"stage: {{uri: 'file://{tmp_path}/stage'}}\nmeta: {{url: 'sqlite:///{tmp_path}/meta.db'}}\n"
+        "targets: [{name: t, connections: [env:T], tables: {'*': {}}}]\n"
+    )
+    return path
+
+
+def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_request(
+    lockstep: Callable[..., Any], many: Path
+) -> None:
+    out = lockstep("status", many).out
+    assert out.count("noted: table shop.t") == MOST_NOTES
+    assert f"and {TABLES - MOST_NOTES:,} more notes: lockstep status {many} --all" in out.replace("\n", " ")
+    assert f"and {TABLES - MOST_ACCOUNTS:,} more tables, which add up" in out
+    assert len(out.splitlines()) < 200
+    out = lockstep("status", many, "--all").out
+    assert out.count("noted: table shop.t") == TABLES
+    assert "--all" not in out
+    assert f"shop.t{TABLES - 1}" in out.partition("ledger of the latest run")[2]
+    document = json.loads(lockstep("status", many, "--json").out)
+    assert len(document["problems"]) >= TABLES
+    assert len(document["ledgers"]) == TABLES

@@ -1,0 +1,50 @@
+"""What is asked of meta stays quick however long the history is: no query reads all records for each batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy import event
+
+from cdc_core.apply.retention import purge
+from tests.made_batches import manifest
+from tests.unit.apply.made_line import Line
+
+ASKED: dict[str, Callable[[Line], Any]] = {
+    "status": lambda line: line.meta.status("line", ["t"]),
+    "overview": lambda line: line.meta.overview("line", ["t"], line.pipeline.windows),
+    "plan": lambda line: line.plan("next"),
+    "run": lambda line: line.done("all"),
+    "purge": lambda line: purge(line.meta, line.store, line.pipeline, cutoff_us=2**60, forget_us=2**60),
+}
+
+
+@pytest.mark.parametrize("asked", ASKED)
+def test_no_query_reads_a_whole_table_for_each_row_of_another(tmp_path: Path, asked: str) -> None:
+    line = Line.open(tmp_path)
+    line.stage(*(manifest(number) for number in range(3)))
+    line.done("first")
+    line.stage(manifest(3))
+    engine = line.meta._database._engine
+    repeated: list[tuple[str, str]] = []
+
+    def explain(connection: Any, cursor: Any, statement: str, parameters: Any, context: Any, many: bool) -> None:
+        if statement.startswith(("SELECT", "UPDATE", "DELETE")) and not many:
+            explained = connection.connection.cursor().execute(f"EXPLAIN QUERY PLAN {statement}", parameters).fetchall()
+            steps = {step: (parent, what) for step, parent, _, what in explained}
+            for parent, what in steps.values():
+                while parent in steps:
+                    parent, above = steps[parent]
+                    if "CORRELATED" in above and what.startswith("SCAN"):
+                        repeated.append((what, statement))
+
+    event.listen(engine, "before_cursor_execute", explain)
+    try:
+        ASKED[asked](line)
+    finally:
+        event.remove(engine, "before_cursor_execute", explain)
+        line.meta.close()
+    assert repeated == []
