@@ -31,6 +31,7 @@ from cdc_core.stage import start as starts
 from cdc_core.stage.intact import digest
 from cdc_core.stage.layout import (
     CHANGES,
+    SNAPSHOT,
     copied_prefix,
     first_at,
     manifest_path,
