@@ -25,18 +25,9 @@ from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.fold import (
-    FileGroup,
-    Folded,
-    by_key_sql,
-    changes_sql,
-    check_key,
-    key_of,
-    quoted,
-    state_schema,
-    state_sql,
-    text,
-)
+from cdc_core.stage.by_key_sql import by_key_sql
+from cdc_core.stage.changes_sql import FileGroup, TableFiles, changes_sql, check_key, key_of, quoted, text
+from cdc_core.stage.fold import state_schema, state_sql
 from cdc_core.stage.horizon import missing_of, require_whole
 from cdc_core.stage.intact import digest, require_hash, require_intact
 from cdc_core.stage.objects import ObjectStore
@@ -175,11 +166,11 @@ def by_key_batches(
     until: AsOf | None = None,
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """`changes`, each a change of one key (`fold.by_key_sql`), in order. Raises Refused (stage.key) without a key."""
+    """`changes`, each a change of one key (`by_key_sql`), in order. Raises Refused (stage.key) without a key."""
     if until is not None:
         manifests = until.cut(manifests)
-    with _duckdb() as connection, _fold(connection, store, manifests, table, key, until) as folded:
-        if not folded.key:
+    with _duckdb() as connection, _table_files(connection, store, manifests, table, key, until) as table_files:
+        if not table_files.key:
             raise Refused(
                 f"{table} has no key, so it has no changes by key.",
                 where=table,
@@ -189,8 +180,10 @@ def by_key_batches(
         schema = unified_schema(table, _definitions(parts_of(manifests, table)))
         names = ", ".join(quoted(name) for name in schema.names)
         # A delete of a key comes before an insert of another one at the same place.
-        order = ", ".join(["_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC", *(quoted(name) for name in folded.key)])
-        relation = connection.sql(f"SELECT {names} FROM ({by_key_sql(folded)}) ORDER BY {order}")
+        order = ", ".join(
+            ["_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC", *(quoted(name) for name in table_files.key)]
+        )
+        relation = connection.sql(f"SELECT {names} FROM ({by_key_sql(table_files)}) ORDER BY {order}")
         yield from _cast(relation, schema, rows)
 
 
@@ -279,13 +272,17 @@ def sql(
         connection = stack.enter_context(_duckdb())
         files: list[str] = []
         for table in named or tables:
-            folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
+            table_files = stack.enter_context(_table_files(connection, store, manifests, table, None, as_of))
             purged = "" if partial else missing_of(store, manifests_by_source, table)
             reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
             _views(
-                connection, table, view_names[table], folded, next((pair for pair in reasons.items() if pair[1]), None)
+                connection,
+                table,
+                view_names[table],
+                table_files,
+                next((pair for pair in reasons.items() if pair[1]), None),
             )
-            files += [file for group in folded.groups for file in group.files]
+            files += [file for group in table_files.groups for file in group.files]
         _confine(connection, files)
         try:
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
@@ -436,12 +433,12 @@ def _state(
 ) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
     if as_of is not None:
         manifests = as_of.cut(manifests)
-    with _duckdb() as connection, _fold(connection, store, manifests, table, key, as_of, dropped) as folded:
-        yield connection.sql(state_sql(folded)), state_schema(folded.columns)
+    with _duckdb() as connection, _table_files(connection, store, manifests, table, key, as_of, dropped) as table_files:
+        yield connection.sql(state_sql(table_files)), state_schema(table_files.columns)
 
 
 @contextmanager
-def _fold(
+def _table_files(
     connection: duckdb.DuckDBPyConnection,
     store: ObjectStore,
     manifests: Sequence[Manifest],
@@ -449,8 +446,8 @@ def _fold(
     key: Sequence[str] | None,
     as_of: AsOf | None,
     dropped: bool = False,
-) -> Iterator[Folded]:
-    """What a fold of the table needs, its files being local as long as the context lasts."""
+) -> Iterator[TableFiles]:
+    """The files are local as long as the context lasts."""
     parts = parts_of(manifests, table)
     definitions = latest_definitions(parts)
     every = _definitions(parts)
@@ -468,7 +465,7 @@ def _fold(
             f"SELECT 1 FROM read_parquet([{files}], hive_partitioning = false, union_by_name = true) "
             "WHERE _cdc_literal IS NOT NULL LIMIT 1"
         ).fetchall()
-        yield Folded(
+        yield TableFiles(
             groups=groups,
             columns=tuple(unified_columns(table, every, None if dropped else definitions)),
             all_columns=tuple(unified_columns(table, every)),
@@ -530,11 +527,11 @@ def _views(
     connection: duckdb.DuckDBPyConnection,
     table: str,
     view_names: Sequence[str],
-    folded: Folded,
+    table_files: TableFiles,
     refused: tuple[str, str] | None,
 ) -> None:
     """refused: code and reason why the state must not be read; None where it may."""
-    state = state_sql(folded)
+    state = state_sql(table_files)
     if refused is not None:
         # In a join, so that it is raised for a state without rows too.
         reason = text(_MARK + _MARK.join(refused) + _MARK)
@@ -542,9 +539,9 @@ def _views(
         state = f"SELECT state.* FROM ({failing}) AS gate, ({state}) AS state WHERE gate.readable = 1"
     database, dot, short = table.partition(".")
     in_schema = dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS
-    bodies = {"_changes": changes_sql(folded.groups, folded.all_columns), "": state}
-    if folded.key:
-        bodies["_by_key"] = by_key_sql(folded)
+    bodies = {"_changes": changes_sql(table_files.groups, table_files.all_columns), "": state}
+    if table_files.key:
+        bodies["_by_key"] = by_key_sql(table_files)
     for suffix, body in bodies.items():
         names = [quoted(view_names[0] + suffix)]
         if in_schema and len(view_names) > 1:
