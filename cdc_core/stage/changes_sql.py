@@ -88,6 +88,10 @@ def text(value: str) -> str:
 
 def duck_type(kind: pa.DataType) -> str:
     """DuckDB's name of a type of staged columns."""
+    if pa.types.is_dictionary(kind):
+        return duck_type(kind.value_type)
+    if pa.types.is_map(kind):
+        return f"MAP({duck_type(kind.key_type)}, {duck_type(kind.item_type)})"
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})"
     return _TYPES[kind]
@@ -120,9 +124,19 @@ def check_key(table: str, key: Sequence[str], schema: TableSchema) -> None:
 def changes_sql(groups: Sequence[FileGroup], columns: Sequence[pa.Field], *, past: bool = False) -> str:
     """All changes under one schema: row columns, `_before`, bookkeeping, and `_cdc_source_table`.
 
-    past: leave out values of columns that were dropped since, and added again.
+    groups: without any, there is no change. past: leave out values of columns that were dropped since, and added again.
     """
+    if not groups:
+        return _no_changes(columns)
     return "\nUNION ALL BY NAME\n".join(_group_sql(group, columns, group.emptied if past else {}) for group in groups)
+
+
+def _no_changes(columns: Sequence[pa.Field]) -> str:
+    row = {quoted(field.name): duck_type(field.type) for field in columns}
+    before = f"STRUCT({', '.join(f'{name} {kind}' for name, kind in row.items())})"
+    bookkeeping = {field.name: duck_type(field.type) for field in BOOKKEEPING}
+    names = row | {BEFORE: before} | bookkeeping | {SOURCE_TABLE: "VARCHAR"}
+    return f"SELECT {', '.join(f'NULL::{kind} AS {name}' for name, kind in names.items())} WHERE false"
 
 
 def _group_sql(group: FileGroup, columns: Sequence[pa.Field], emptied: Mapping[str, int]) -> str:

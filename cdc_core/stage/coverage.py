@@ -31,23 +31,34 @@ def missing_of(
 ) -> dict[str, list[str]]:
     """What the states of logical tables lack, in words; no entry for tables that are whole.
 
-    manifests: of one or more sources, each source's in stream order; with as_of cut to the moment.
+    manifests: of one or more sources, each source's in stream order. Those after the moment count for a table of which
+    nothing was known by then: they say which source tables feed it.
     """
-    chains: dict[str, list[Manifest]] = defaultdict(list)
-    for manifest in manifests:
-        chains[manifest.source].append(manifest)
+    every = _by_source(manifests)
+    by_then = every if as_of is None else _by_source(as_of.cut(manifests))
+    covered = {source: coverage_of(store, source, chain) for source, chain in by_then.items()}
+    feeding = {source: _feeding(chain, covered[source]) for source, chain in by_then.items()}
+    known = {table for of_source in feeding.values() for table in of_source}
     found: dict[str, list[str]] = {table: [] for table in tables}
-    for source, chain in chains.items():
-        covered = coverage_of(store, source, chain)
-        end_seq = chain[-1].end.position.seq
-        for table, feeding in _feeding(chain, covered).items():
-            if table in found:
-                found[table] += [
-                    lacks(one, source, covered.get(one))
-                    for one in sorted(feeding)
-                    if not _whole(covered.get(one), end_seq, as_of)
-                ]
+    for source, chain in every.items():
+        later = _feeding(chain, coverage_of(store, source, chain)) if as_of is not None else {}
+        end_seq = by_then[source][-1].end.position.seq if source in by_then else 0
+        for table in found:
+            unknown = source not in by_then or table not in known
+            feeds = (later if unknown else feeding[source]).get(table, set())
+            found[table] += [
+                lacks(one, source, covered.get(source, {}).get(one))
+                for one in sorted(feeds)
+                if not _whole(covered.get(source, {}).get(one), end_seq, as_of)
+            ]
     return {table: lines for table, lines in found.items() if lines}
+
+
+def _by_source(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
+    found: dict[str, list[Manifest]] = defaultdict(list)
+    for manifest in manifests:
+        found[manifest.source].append(manifest)
+    return found
 
 
 def _feeding(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:
