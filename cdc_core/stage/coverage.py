@@ -40,18 +40,34 @@ def missing_of(
     feeding = {source: _feeding(chain, covered[source]) for source, chain in by_then.items()}
     known = {table for of_source in feeding.values() for table in of_source}
     found: dict[str, list[str]] = {table: [] for table in tables}
-    for source, chain in every.items():
-        later = _feeding(chain, coverage_of(store, source, chain)) if as_of is not None else {}
-        end_seq = by_then[source][-1].end.position.seq if source in by_then else 0
-        for table in found:
-            unknown = source not in by_then or table not in known
-            feeds = (later if unknown else feeding[source]).get(table, set())
-            found[table] += [
-                lacks(one, source, covered.get(source, {}).get(one))
-                for one in sorted(feeds)
-                if not _whole(covered.get(source, {}).get(one), end_seq, as_of)
-            ]
+    for source, chain in by_then.items():
+        for table, feeds in feeding[source].items():
+            if table in found:
+                end_seq = chain[-1].end.position.seq
+                found[table] += [
+                    lacks(one, source, covered[source].get(one))
+                    for one in sorted(feeds)
+                    if not _whole(covered[source].get(one), end_seq, as_of)
+                ]
+    if as_of is not None:
+        for source, chain in every.items():
+            later = coverage_of(store, source, chain)
+            for table, feeds in _feeding(chain, later).items():
+                if table in found and (source not in by_then or table not in known):
+                    found[table] += [
+                        lacks(one, source, None)
+                        for one in sorted(feeds)
+                        if not _was_absent(later.get(one), by_then.get(source, []))
+                    ]
     return {table: lines for table, lines in found.items() if lines}
+
+
+def _was_absent(later: TableCoverage | None, by_then: Sequence[Manifest]) -> bool:
+    """Whether a table of which nothing was known by then is known not to have existed: what is known later says so.
+
+    The last batch of `by_then` begins before the moment.
+    """
+    return later is not None and bool(by_then) and 0 < later.absent_seq <= by_then[-1].begin.position.seq
 
 
 def _by_source(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
