@@ -22,7 +22,8 @@ from cdc_core.source import merge_tables
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
 from cdc_core.source.later_statements import LaterStatements, statement_of
-from cdc_core.source.statements import Action, Mentions, Statement, Table, mentioned_in
+from cdc_core.source.mentioned_names import Mentions, Table, mentioned_in
+from cdc_core.source.statements import Action, Statement
 
 _REMOVES = frozenset({"ALTER TABLE", "DROP TABLE", "RENAME TABLE", "CREATE OR REPLACE TABLE", "DROP DATABASE"})
 _SYSTEM = frozenset({"mysql", "information_schema", "performance_schema", "sys"})

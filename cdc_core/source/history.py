@@ -23,7 +23,8 @@ from cdc_core.errors import Refused
 from cdc_core.model.position import FILE_BITS, OFFSET_BITS, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.source.later_statements import LaterStatements, statement_of
-from cdc_core.source.statements import Action, Statement, Table
+from cdc_core.source.mentioned_names import Table
+from cdc_core.source.statements import Action, Statement
 
 
 @dataclass(frozen=True, slots=True)
