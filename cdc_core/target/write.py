@@ -417,9 +417,14 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
             lambda low, high: _upsert_sql(write, file, f"AND _l._n BETWEEN {low} AND {high}"),
             first=not write.quarantine,
         )
-        if write.quarantine and found:
+        if not found:
+            # Every part was written, down to single rows. MariaDB refuses more than one row by INSERT (...) SELECT, with
+            # 1048, if the table has a BEFORE INSERT trigger and a NOT NULL column without a default.
+            log.warning("%s: written in parts, because all rows at once failed: %s", write.facts.name, reason(error))
+            return
+        if write.quarantine:
             raise _UnfitRows(found) from error
-        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found, default=0),))
+        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found),))
         row = cursor.fetchone()
         raise row_error(write.facts, bytes(row[0]) if row else None, reason(error)) from None
 
