@@ -4,7 +4,7 @@ botocore's timeouts start again with every byte, so an endpoint that drips them 
 without end for the rest of a `100 Continue`. So its connections are replaced by those of this module, which have a
 deadline for sending and one for the answer, and expect no `100 Continue`. Retries are botocore's.
 
-With an endpoint of one's own, a redirect is an error: botocore would ask the same endpoint for the bucket's region, be
+With `stage.s3_endpoint`, a redirect is an error: botocore would ask the same endpoint for the bucket's region, be
 redirected again, and never end.
 """
 
@@ -41,7 +41,7 @@ _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 
 
 def bound(client: S3Client, *, endpoint: str | None) -> None:
-    """Gives a new client connections with deadlines; and at an endpoint of one's own, no redirects."""
+    """Gives a new client connections with deadlines; and with `endpoint`, no redirects."""
     session: Any = client._endpoint.http_session  # type: ignore[attr-defined]
     session._pool_classes_by_scheme.update(http=_Pool, https=_TlsPool)
     if endpoint:
