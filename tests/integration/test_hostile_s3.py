@@ -63,7 +63,7 @@ class Bucket:
 
 def stage(store: ObjectStore, scratch: Path, numbers: range, *, epoch: int = 1) -> list[Any]:
     if numbers.start == 0:
-        starts.put(store, SOURCE, Checkpoint(place(0)))
+        starts.put(store, SOURCE, Checkpoint(place(0)), pipeline="p")
     committed = []
     for number in numbers:
         begin, end = Checkpoint(place(number)), Checkpoint(place(number + 1))
