@@ -99,9 +99,13 @@ class AirflowServer:
 
     def _until(self, true: Any, what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
-        while not true():
-            assert time.monotonic() < deadline_s, f"waited in vain for {what}: {self.log.read_text()[-6000:]}"
-            time.sleep(0.5)
+        try:
+            while not true():
+                assert time.monotonic() < deadline_s, "the patience is over"
+                time.sleep(0.5)
+        except BaseException:  # also the test's own timeout, which says only that there was one
+            print(f"waited in vain for {what}; the end of Airflow's log:\n{self.log.read_text()[-12000:]}")
+            raise
 
 
 @dataclass
