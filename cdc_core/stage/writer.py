@@ -267,7 +267,7 @@ class BatchWriter:
     def _publish(self) -> tuple[Part, ...]:
         """Each is published as soon as it is closed, so that few files are open at a time; many are settled at once.
 
-        Several threads only wait for disk or bucket: threads that encode take turns anyway, each with memory of its own.
+        Several threads only wait for disk or bucket: threads that encode take turns anyway, each with its own memory.
         """
         parts = list(self._parts.values())
         settled = len(parts) <= _SETTLED_ALONE

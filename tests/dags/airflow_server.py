@@ -16,6 +16,8 @@ from examples.shop.airflow_env import run_airflow
 from examples.shop.standalone import login
 
 END_STATES = ("success", "failed")
+POLL_S = 2.0
+"""Each answer costs the web server a tenth of a second of CPU time, which the tasks that are waited for need."""
 PATIENCE_S = 3600
 """For a machine that is busy with other things; a test that hangs is ended by its own timeout."""
 
@@ -102,7 +104,7 @@ class AirflowServer:
         try:
             while not true():
                 assert time.monotonic() < deadline_s, "the patience is over"
-                time.sleep(0.5)
+                time.sleep(POLL_S)
         except BaseException:  # also the test's own timeout, which says only that there was one
             print(f"waited in vain for {what}; the end of Airflow's log:\n{self.log.read_text()[-12000:]}")
             raise

@@ -180,6 +180,8 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
         **os.environ,
         **airflow_environment(home, folder / "pipelines", {}, port=port, database=airflow_database),
         "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": str(MISSED_S),
+        # The pipelines are there before Airflow looks for the first time; each look costs seconds of CPU time.
+        "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
         # A scheduler that was killed may leave tasks queued: they are looked for every five minutes otherwise.
         "AIRFLOW__SCHEDULER__ORPHANED_TASKS_CHECK_INTERVAL": "20",
         "AIRFLOW__SCHEDULER__TASK_QUEUED_TIMEOUT": "120",
@@ -194,10 +196,10 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
         create_tables(source, target)
         airflow = AirflowServer(port, home, log, environment)
         line = Line(process, airflow, Shop(source, SEED), source, target, server, folder, mariadb_target.password)
-        for sale in range(DAYS * SALES_A_DAY):
-            line.sell(TRANSACTIONS_A_DAY // SALES_A_DAY, day=midnight(DAYS) + sale * timedelta(days=1) / SALES_A_DAY)
         write_pipeline(line, "shop", 7001, ALL_TABLES)
         write_pipeline(line, "again", 7002, NO_TABLE)
+        for sale in range(DAYS * SALES_A_DAY):
+            line.sell(TRANSACTIONS_A_DAY // SALES_A_DAY, day=midnight(DAYS) + sale * timedelta(days=1) / SALES_A_DAY)
         assert wait_until_healthy(process, port), log.read_text()[-6000:]
         line.open_source()
         line.connect("shop_target", mariadb_target)
