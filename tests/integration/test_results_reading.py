@@ -124,8 +124,9 @@ def test_the_types_of_a_query_are_its_own(server: SqlServer, database: str) -> N
     connection = opened(server)
     prepare_session(connection)
     sql = (
-        "SELECT id, l, e, d AS m, SUM(d) OVER () AS s, COUNT(*) OVER () AS n, NULL AS z, d / 3 AS q, MAX(d) OVER () AS h,"
-        f" 'é' AS t, CAST('2024-02-29 01:02:03.5' AS DATETIME(1)) AS at, X'FF00' AS x FROM {database}.t ORDER BY id DESC"
+        "SELECT id, l, e, d AS m, SUM(d) OVER () AS s, COUNT(*) OVER () AS n, NULL AS z, d / 3 AS q, "
+        "MAX(d) OVER () AS h, 'é' AS t, CAST('2024-02-29 01:02:03.5' AS DATETIME(1)) AS at, X'FF00' AS x "
+        f"FROM {database}.t ORDER BY id DESC"
     )
     table = pa.Table.from_batches(read_columns(connection, sql))
     first = table.to_pylist()[0]
