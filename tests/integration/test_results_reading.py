@@ -378,3 +378,23 @@ def test_two_readers_at_once_do_not_disturb_each_other(server: SqlServer, databa
         thread.join()
     assert len(found) == 9
     assert all(one.equals(wanted) for one in found)
+
+
+def test_an_account_needs_select_and_nothing_else(server: SqlServer, database: str) -> None:
+    run(
+        server,
+        f"CREATE TABLE {database}.t (id INT, v INT)",
+        f"INSERT INTO {database}.t VALUES (1, 2)",
+        f"CREATE USER {database}@'%' IDENTIFIED BY 'secret'",
+        f"GRANT SELECT (id) ON {database}.t TO {database}@'%'",
+    )
+    address = connections.Server(server.host, server.port, database, "secret")
+    try:
+        with connections.connect(address, where="reader") as connection:
+            reader = TableReader(connection, known_schema(server, database, "t"))
+            refused(Refused, "results.grant", lambda: list(reader.batches(f"FROM {database}.t")))
+            run(server, f"GRANT SELECT ON {database}.t TO {database}@'%'")
+            (batch,) = reader.batches(f"FROM {database}.t")
+            assert batch.to_pylist() == [{"id": 1, "v": 2, "_cdc_literal": None}]
+    finally:
+        run(server, f"DROP USER {database}@'%'")
