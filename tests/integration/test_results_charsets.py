@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from cdc_core.binlog import text
 from examples.sandbox.charsets import charsets_of
 from examples.sandbox.mariadb import MariaDb
@@ -60,6 +62,7 @@ def _check(server: SqlServer, *, mariadb: bool) -> None:
     assert literals > 0
 
 
+@pytest.mark.matrix
 def test_texts_of_every_character_set_of_mariadb_are_read_as_its_log_has_them(mariadb: MariaDb) -> None:
     _check(mariadb, mariadb=True)
 
