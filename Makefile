@@ -52,8 +52,9 @@ $(STAMPS)/project: pyproject.toml $(STAMPS)/packages
 	@touch $@
 
 # Compiled kernels and the JVM's archive of Spark's classes are kept on disk, so that no run waits for them.
-$(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py)
+$(STAMPS)/warm: $(STAMPS)/project $(wildcard cdc_core/binlog/*.py cdc_core/results/*.py)
 	@$(PY) -m cdc_core.binlog.warm
+	@$(PY) -m cdc_core.results.warm
 	@$(PY) -m spark_jobs.class_archive
 	@touch $@
 

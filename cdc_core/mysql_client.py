@@ -39,7 +39,7 @@ from pymysql.constants import CLIENT, CR
 from pymysql.err import MySQLError, OperationalError
 from pymysql.protocol import LoadLocalPacketWrapper, MysqlPacket
 
-from cdc_core.errors import Refused, UsageError
+from cdc_core.errors import Refused, UsageError, defect
 from cdc_core.tls import Tls, context, is_loopback
 
 LOGIN_FACTOR = 3
@@ -103,6 +103,7 @@ class SafeConnection(pymysql.Connection):
         self._statement_timeout_s = statement_timeout_s
         self._incoming = _Incoming()
         self._offered: str | None = None
+        self._answering = False
         self._encrypted = False
         try:
             made = context(tls)
@@ -127,6 +128,7 @@ class SafeConnection(pymysql.Connection):
     def connect(self, sock: Any = None) -> None:
         self._encrypted = False
         self._offered = None
+        self._answering = False
         assert self.connect_timeout is not None
         self._incoming.deadline_s = time.monotonic() + LOGIN_FACTOR * self.connect_timeout
         try:
@@ -350,7 +352,51 @@ class SafeConnection(pymysql.Connection):
         self.query(f"SET NAMES {charset}" + (f" COLLATE {collation}" if collation else ""))
         self.charset, self.collation = charset, collation
 
+    # An answer that the caller reads itself
+
+    def begin_answer(self, command: int, payload: bytes) -> None:
+        """Sends a command whose answer the caller reads by `receive_into` up to its last byte.
+
+        Until `end_answer` the connection takes no other command.
+        """
+        self._execute_command(command, payload)
+        self._answering = True
+
+    def receive_into(self, buffer: memoryview) -> int:
+        """Some bytes of the answer, at least one. Limits on time apply to it, a limit on the answer's size does not."""
+        try:
+            size = self._incoming.receive_into(buffer)
+        except OSError as error:
+            raise self._lost(str(error)) from None
+        if not size:
+            raise self._lost("the server closed it")
+        return size
+
+    def extend_answer(self, seconds: float) -> None:
+        """For time that the caller did not wait for the server: it does not count as the statement's."""
+        if self._incoming.deadline_s is not None:
+            self._incoming.deadline_s += seconds
+
+    def end_answer(self, server_status: int | None = None) -> None:
+        """The answer was read to its end. server_status: as its last packet says, if it does."""
+        self._answering = False
+        if server_status is not None:
+            self.server_status = server_status
+
+    def abandon_answer(self) -> None:
+        """Closes the connection: the rest of the answer would come before the answer to the next command."""
+        self._answering = False
+        self._force_close()
+
     def _execute_command(self, command: int, sql: str | bytes) -> None:
+        if self._answering:
+            # The next bytes are of that answer: they would be taken for the answer to this command.
+            self.abandon_answer()
+            raise defect(
+                "A statement was sent while the answer to another was being read; the connection is closed.",
+                where=self._where,
+                code="connection.unread_answer",
+            )
         self._incoming.received = 0
         if self._statement_timeout_s is not None:
             self._incoming.deadline_s = time.monotonic() + self._statement_timeout_s
@@ -398,7 +444,7 @@ class SafeConnection(pymysql.Connection):
             raise self._lost(f"it sent bytes that violate the protocol: {type(error).__name__}") from error
 
     def _lost(self, why: str) -> OperationalError:
-        self._force_close()
+        self.abandon_answer()
         return OperationalError(CR.CR_SERVER_LOST, f"Lost connection to MySQL server ({why})")
 
     def _listen(self) -> None:
@@ -436,10 +482,14 @@ class _Incoming(io.RawIOBase):
             raise TimeoutError("no complete answer in time")
         return left_s if self._silence_s is None else min(left_s, self._silence_s)
 
-    def readinto(self, buffer: Any) -> int:
+    def receive_into(self, buffer: Any) -> int:
         assert self._socket is not None
         self._socket.settimeout(self.left_s())
-        size = self._socket.recv_into(buffer)
+        size: int = self._socket.recv_into(buffer)
+        return size
+
+    def readinto(self, buffer: Any) -> int:
+        size = self.receive_into(buffer)
         self.received += size
         if self.received > MAX_RESULT_BYTES:
             raise OSError(f"an answer of more than {MAX_RESULT_BYTES} bytes")

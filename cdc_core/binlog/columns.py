@@ -86,6 +86,20 @@ def decode_column(
     return _DECODERS[base](values)
 
 
+def decode_fields(column: Column, buffer: Bytes, offset: Longs, length: Ints, where: Where) -> _Decoded:
+    """As decode_column, for dates and times that are spelled out as fields (binary result sets), in UTC."""
+    values = _Values(column, 0, 0, buffer, offset, length, where)
+    if column.type.base == "time":
+        return _temporal_text(values, temporal.TIME_FIELDS, temporal.TIME_TEXT, column.type.fsp), None
+    kind = temporal.DATE_TEXT if column.type.base == "date" else temporal.DATETIME_TEXT
+    return _moments(values, temporal.DATETIME_FIELDS, kind, column.type.fsp)
+
+
+def text_column(out: Bytes, offset: Longs, length: Ints) -> pa.StringArray:
+    """ASCII texts as a string array."""
+    return _values_of(pa.string(), out, offset, length)[0]
+
+
 def _validity(valid: npt.NDArray[np.bool_]) -> pa.Buffer | None:
     return None if valid.all() else pa.py_buffer(np.packbits(valid, bitorder="little"))
 
@@ -281,7 +295,7 @@ def _datetime(values: _Values) -> _Decoded:
 def _moments(values: _Values, form: int, kind: int, fsp: int) -> _Decoded:
     out = np.empty(len(values.offset), np.int64)
     bad = np.empty(len(values.offset), np.uint8)
-    days = form == temporal.DATE
+    days = kind == temporal.DATE_TEXT
     found = temporal.dates(form, fsp, values.buffer, values.offset, values.length, days, out, bad)
     literals = None
     if found:

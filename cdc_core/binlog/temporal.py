@@ -13,11 +13,13 @@ from cdc_core.binlog.compiled import kernel
 
 # mypy: disable-error-code="no-untyped-def"
 
-DATE, DATETIME2, TIME2, DATETIME_OLD, TIME_OLD, DATETIME_HIRES, TIME_HIRES = range(7)
+DATE, DATETIME2, TIME2, DATETIME_OLD, TIME_OLD, DATETIME_HIRES, TIME_HIRES, DATETIME_FIELDS, TIME_FIELDS = range(9)
 """Forms. DATE: u24 LE year<<9 | month<<5 | day. DATETIME2: u40 BE - 2^39: (year * 13 + month) 17 bits, day 5, hour 5,
 minute 6, second 6; fraction BE. TIME2: one BE integer - 0x800000 << fraction bits: hour 10, minute 6, second 6,
 fraction. OLD: the digits YYYYMMDDhhmmss (u64 LE) or hhmmss (i24 LE). HIRES (MariaDB): BE units of 10^-fsp, of
-((((year * 13 + month) * 32 + day) * 24 + hour) * 60 + minute) * 60 + second, or of hours to seconds + 3020400."""
+((((year * 13 + month) * 32 + day) * 24 + hour) * 60 + minute) * 60 + second, or of hours to seconds + 3020400.
+FIELDS (binary result sets): u16 LE year, month, day, hour, minute, second, u32 LE microsecond; or sign, u32 LE days,
+hour, minute, second, u32 LE microsecond; the fields that are left out at the end are 0."""
 
 DATE_TEXT, DATETIME_TEXT, TIME_TEXT = range(3)
 TEXT_WIDTH = 32
@@ -75,6 +77,20 @@ def _split(form, fsp, buf, o, n):
         negative = v < 0
         v = abs(v)
         h, mi, s = v // 10000, v // 100 % 100, v % 100
+    elif form == DATETIME_FIELDS:
+        if n >= 4:
+            y, mo, d = _unsigned(buf, o, 2, True), np.int64(buf[o + 2]), np.int64(buf[o + 3])
+        if n >= 7:
+            h, mi, s = np.int64(buf[o + 4]), np.int64(buf[o + 5]), np.int64(buf[o + 6])
+        if n >= 11:
+            us = _unsigned(buf, o + 7, 4, True)
+    elif form == TIME_FIELDS:
+        if n >= 8:
+            negative = buf[o] != 0
+            h = _unsigned(buf, o + 1, 4, True) * 24 + np.int64(buf[o + 5])
+            mi, s = np.int64(buf[o + 6]), np.int64(buf[o + 7])
+        if n >= 12:
+            us = _unsigned(buf, o + 8, 4, True)
     else:
         scale = np.int64(1)
         for _ in range(fsp):

@@ -9,8 +9,9 @@ from __future__ import annotations
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,9 @@ from cdc_core.binlog.rows import decode_rows
 from cdc_core.binlog.rows_event import DELETE, INSERT, UPDATE, RowsEvent
 from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.model.schema import Column, ColumnType, TableSchema
+
+Kernels = Callable[[], Iterator[tuple[str, Any]]]
+"""Compiled functions by name."""
 
 _NOWHERE = Event(Header(0, EventType.WRITE_ROWS, 0, 19, 0, 0), b"")
 
@@ -87,7 +91,12 @@ def kernels() -> Iterator[tuple[str, Any]]:
     """Every compiled function of this package by name."""
     from cdc_core.binlog import addresses, kernels, temporal, wide
 
-    for module in (scan, kernels, temporal, addresses, wide, framing, ordinary, gtid_text, json_kernels):
+    yield from kernels_of(scan, kernels, temporal, addresses, wide, framing, ordinary, gtid_text, json_kernels)
+
+
+def kernels_of(*modules: ModuleType) -> Iterator[tuple[str, Any]]:
+    """Every compiled function of these modules by name."""
+    for module in modules:
         for name, function in vars(module).items():
             if hasattr(function, "signatures") and function.__module__ == module.__name__:
                 yield f"{module.__name__.rpartition('.')[2]}.{name}", function
@@ -106,7 +115,7 @@ def is_cold() -> bool:
     return False
 
 
-def _remove_outdated() -> None:
+def _remove_outdated(kernels: Kernels) -> None:
     """Removes what was compiled from other sources. A process that still runs them has loaded it, or compiles again."""
     current: dict[Path, set[str]] = defaultdict(set)
     for _, function in kernels():
@@ -118,14 +127,16 @@ def _remove_outdated() -> None:
                 file.unlink(missing_ok=True)
 
 
-def main() -> None:
+def compile_all(name: str, warm: Callable[[], object], kernels: Kernels) -> None:
+    """Compiles a package's kernels by running them, and says so on stderr. kernels: all of them; of nothing else, since
+    what else is in their folders is removed."""
     started_s = time.monotonic()
-    sys.stderr.write("compiling the binlog decoder (once; later runs take it from the cache)\n")
+    sys.stderr.write(f"compiling {name} (once; later runs take it from the cache)\n")
     warm()
     compiled = sum(len(function.stats.cache_misses) for _, function in kernels())
-    _remove_outdated()
+    _remove_outdated(kernels)
     sys.stderr.write(f"ready after {time.monotonic() - started_s:.1f} s; {compiled} kernels were new\n")
 
 
 if __name__ == "__main__":
-    main()
+    compile_all("the binlog decoder", warm, kernels)

@@ -26,6 +26,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "config": {"errors", "model", "windows", "words"},
     **dict.fromkeys(PACKAGES, BASE),
     "source": BASE | {"binlog"},
+    "results": BASE | {"binlog"},
     "apply": BASE | {"target", "stage", "meta"},
     "extract": JOINED - {"extract", "apply", "target"},
     "staged": BASE | {"stage", "meta"},

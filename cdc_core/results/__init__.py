@@ -1,0 +1,16 @@
+"""Result sets as Arrow columns: what a SELECT says, in the bytes and types that the stream stages for the same values.
+
+`TableReader` reads rows of one table definition, `read_columns` the result of any query. Both use the binary protocol
+on a connection of ours, and make no Python object per row.
+
+    definitions.py  a result set's own column definitions, and the wire form of each type
+    rows.py         the kernel that frames packets and locates values
+    answer.py       the buffer between the socket and that kernel
+    statement.py    one prepared statement, from PREPARE to CLOSE
+    values.py       located values as Arrow arrays
+"""
+
+from cdc_core.results.reader import TableReader, read_columns
+from cdc_core.results.session import prepare_session
+
+__all__ = ["TableReader", "prepare_session", "read_columns"]
