@@ -257,6 +257,7 @@ class Table:
 
         A time takes the changes that were committed at or before it, a position those of transactions before it.
         Raises UsageError (stage.moment, stage.as_of_sources), Refused (stage.as_of) where that is not staged yet.
+        Reading raises Refused (stage.as_of_before) too, where everything staged came later.
         """
         return self._state(self._stage._moment(moment), key, partial)
 
@@ -286,10 +287,9 @@ class Table:
                 remedy="leave out `since`, and give `key` together with by_key=True",
             )
         if by_key:
-            kept = manifests if last is None else last.cut(manifests)
             return Rows(
-                lambda: reader.changes_columns(kept, name),
-                lambda rows: reader.by_key_batches(store, kept, name, key, until=last, rows=rows),
+                lambda: reader.changes_columns(manifests, name, as_of=last),
+                lambda rows: reader.by_key_batches(store, manifests, name, key, until=last, rows=rows),
             )
         return Rows(
             lambda: reader.changes_columns(manifests, name),
@@ -318,9 +318,6 @@ class Table:
 
     def _state(self, moment: AsOf | None, key: Sequence[str] | None, partial: bool) -> Rows:
         manifests, store, name = self._manifests, self._stage._store, self.name
-        if moment is not None and not any(part.table == name for one in moment.cut(manifests) for part in one.parts):
-            schema = reader.state_columns(manifests, name).empty_table().schema
-            return Rows(lambda: schema, lambda rows: iter(()))
         return Rows(
             lambda: reader.state_columns(manifests, name, as_of=moment),
             lambda rows: reader.state_batches(store, manifests, name, key, partial=partial, as_of=moment, rows=rows),

@@ -40,8 +40,12 @@ key."""
 def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
     """A key column as it is compared: by its text, if the type has values that it cannot hold."""
     value = c(BEFORE, name) if before else c(name)
+    literal = c(LITERAL)[(BEFORE_MARK if before else "") + name]
     if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
-        return F.coalesce(c(LITERAL)[(BEFORE_MARK if before else "") + name], value.cast("string"))
+        return F.coalesce(literal, value.cast("string"))
+    if isinstance(kind, T.StringType):
+        # An ENUM's error value, which has the text of its label ''. No label is a NUL.
+        return F.when((value == "") & literal.isNotNull(), F.lit("\0")).otherwise(value)
     return value
 
 

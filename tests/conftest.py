@@ -22,6 +22,7 @@ from examples.sandbox.postgres import Postgres
 from examples.sandbox.s3 import S3Server
 from examples.sandbox.setup_browser import BROWSER
 from examples.sandbox.setup_mysql import MYSQL
+from tests.forked_commands import ForkedCommands
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,6 +98,13 @@ def postgres() -> Iterator[Postgres]:
     """A PostgreSQL: `postgres.url()` is a SQLAlchemy URL."""
     with Postgres.start() as server:
         yield server
+
+
+@pytest.fixture(scope="session")
+def commands() -> Iterator[ForkedCommands]:
+    """Runs `lockstep` without loading it each time."""
+    with ForkedCommands() as running:
+        yield running
 
 
 @pytest.fixture(scope="session")

@@ -83,6 +83,7 @@ def sha256(plan: RunPlan) -> str:
 
 
 def check_run_id(run_id: str) -> None:
+    """Raises UsageError (plan.run_id)."""
     if not 0 < len(run_id) <= _RUN_ID_CHARS:
         raise UsageError(
             f"A run id has 1 to {_RUN_ID_CHARS} characters, not {len(run_id)}.",
@@ -151,6 +152,7 @@ def _plan(
 
 
 def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None, *, now_us: int) -> None:
+    """Raises RetryLater (plan.not_staged) unless each source is staged up to the end of the window (µs UTC), if any."""
     if window is None:
         return
     for source in sources:

@@ -107,12 +107,16 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
     rows = [row.entry for row in meta.ledger(run_id, target) if row.entry.quarantined]
     targets = sorted({entry.target for entry in rows})
     if len(targets) != 1:
+        of = f" for the target {target}" if target else ""
         raise UsageError(
-            f"The ledger of run {run_id!r} has quarantined rows for {len(targets)} targets ({', '.join(targets)}), "
-            f"not for {target or 'one'}.",
+            f"Several targets rejected rows of run {run_id!r}: {', '.join(targets)}."
+            if targets
+            else f"No ledger of a run {run_id!r} has quarantined rows{of}.",
             where=run_id,
             code="replay.requeue",
-            remedy="name a committed run whose ledger has quarantined rows (`lockstep status`), and one target of it",
+            remedy="name one target (--target)"
+            if targets
+            else "name a committed run whose ledger has quarantined rows: `lockstep status` lists the latest runs",
         )
     batches = load(store, run_id).target(targets[0]).batches
     return Selection(targets[0], tables=tuple(entry.table for entry in rows), batches=frozenset(batches))

@@ -214,11 +214,13 @@ def split_event(data: bytes, *, checksum: bool, file: str = "", start: int = -1)
 
 
 def require_length(header: Header, came: int, where: str) -> None:
+    """came: how many bytes there are. Raises DataAtRisk (binlog.malformed) if the header names another length."""
     if header.length != came:
         raise malformed(f"{type_name(header.type)} claims a length of {header.length} bytes, but {came} came", where)
 
 
 def require_checksum(crc: int, said: bytes, header: Header, where: str) -> None:
+    """crc: CRC32 of the event; said: its last four bytes. Raises DataAtRisk (binlog.checksum) if they differ."""
     if crc != int.from_bytes(said, "little"):
         raise DataAtRisk(
             f"The checksum of {type_name(header.type)} does not match its bytes.",

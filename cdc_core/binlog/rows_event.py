@@ -46,10 +46,6 @@ class RowsEvent:
     images: bytes
     event: Event
 
-    @property
-    def statement_end(self) -> bool:
-        return bool(self.flags & FLAG_STATEMENT_END)
-
 
 def parse_rows(event: Event) -> RowsEvent:
     """The head of a WRITE, UPDATE, DELETE or PARTIAL_UPDATE rows event, V1 or V2."""

@@ -551,7 +551,7 @@ def sql(
     numbers = {field.name for field in answer.schema if _is_number(str(field.type))}
     cells = [[_value(value) for value in row] for row in rows]
     document = {"columns": columns, "rows": rows, "compared_with_meta": checked.compared}
-    # Empty bookkeeping columns that the query does not name.
+    # `SELECT *` on a terminal: these two are nearly always empty, and the columns of the table need the width.
     spare = [name for name in ("_cdc_literal", "_cdc_absent") if name not in query]
     idle = [at for at, name in enumerate(columns) if name in spare and not any(row[at] for row in rows)]
     if rows and len(idle) < len(columns):

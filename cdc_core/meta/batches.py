@@ -40,6 +40,7 @@ IN_ORDER = (_batch.c.begin_seq, _batch.c.end_seq, _batch.c.chunk)
 
 
 def checkpoint(connection: Connection, source: str) -> Checkpoint | None:
+    """Up to where the source is staged; None before its first batch."""
     row = connection.execute(select(_ack).where(_ack.c.source == source)).one_or_none()
     return None if row is None else checkpoint_of(row)
 
@@ -56,6 +57,10 @@ def checkpoint_of(row: Row[tuple[object, ...]]) -> Checkpoint:
 
 
 def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
+    """Records a batch and moves the position to its end; a batch that is recorded already changes nothing.
+
+    Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) where the batch does not begin at the position.
+    """
     leases.require_held(connection, lease)
     _belongs(lease, manifest)
     stored = checkpoint(connection, lease.source)
@@ -79,6 +84,10 @@ def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
 
 
 def advance_watermark(connection: Connection, lease: Lease, seen: Checkpoint) -> None:
+    """Records that the source has nothing more up to the watermark of `seen`, at an unchanged position.
+
+    Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) if the position is another one.
+    """
     leases.require_held(connection, lease)
     stored = checkpoint(connection, lease.source)
     if stored is not None and stored.position != seen.position:

@@ -22,6 +22,10 @@ _lease = tables.lease
 
 
 def acquire(connection: Connection, source: str, pipeline: str, holder: str, ttl_s: float) -> Lease:
+    """The lease of a source, with an epoch higher than any before. ttl_s: until it expires if it is not renewed.
+
+    Raises RetryLater (meta.lease_held), Refused (meta.source_taken).
+    """
     if not holder:
         raise defect("A lease needs a holder.", where=source, code="meta.holder")
     row = connection.execute(select(_lease).where(_lease.c.source == source).with_for_update()).one_or_none()
@@ -65,6 +69,7 @@ def _new_identity() -> str:
 
 
 def renew(connection: Connection, lease: Lease, ttl_s: float, ring: RingDepth) -> Lease:
+    """Valid for ttl_s seconds from now. ring: its state, for `status`. Raises as `require_held`."""
     require_held(connection, lease)
     expires_us = now_us(connection) + round(ttl_s * MICROSECONDS)
     connection.execute(_mine(lease).values(expires_us=expires_us, **_ring(ring)))
@@ -72,6 +77,7 @@ def renew(connection: Connection, lease: Lease, ttl_s: float, ring: RingDepth) -
 
 
 def record_retention(connection: Connection, lease: Lease, retention_s: int) -> None:
+    """For how long the source keeps its log, for `status`. Raises as `require_held`."""
     require_held(connection, lease)
     connection.execute(_mine(lease).values(retention_s=retention_s))
 

@@ -314,6 +314,7 @@ def closed(connection: Connection, run_id: str, target: str) -> bool:
 
 
 def ledger(connection: Connection, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
+    """A run's ledger, of one target or of all, by target and table; empty before its commit."""
     query = select(_ledger).where(_ledger.c.run_id == run_id)
     if target is not None:
         query = query.where(_ledger.c.target == target)

@@ -70,4 +70,5 @@ def before(state: RecordState) -> RecordState:
 
 
 def run_may_move(origin: RunState, goal: RunState) -> bool:
+    """Whether a run may go from one state to the other."""
     return origin is goal or goal in RUN_MOVES[origin]

@@ -49,6 +49,10 @@ class Buffer:
         self.offset: rows.Longs = np.empty((columns, capacity), np.int64)
         self.length: rows.Ints = np.empty((columns, capacity), np.int32)
 
+    @property
+    def has_grown(self) -> bool:
+        return len(self.data) > self.size_bytes + _LEAST_FREE_BYTES
+
 
 class Answer:
     """The packets of one answer, the first of which has the sequence number 1.

@@ -27,7 +27,7 @@ _PASSING = (
 def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     """Lockstep's error for a server's."""
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
-    said = f"{shown(error).rstrip('.')} ({number})" if error.args else type(error).__name__
+    said = f"{shown(error).rstrip('.')} ({number})" if number else "the connection is closed"
     if number in _ALTERED:
         return definition_changed(said, where=where)
     if number in _PASSING:

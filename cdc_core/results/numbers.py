@@ -91,7 +91,7 @@ def decimals(buf, off, length, precision, scale, out):
 
 @kernel
 def without_zeros(buf, off, length):
-    """Moves the begin of each number after the zeros that ZEROFILL puts before it."""
+    """Each number starts after the zeros that ZEROFILL puts before it."""
     for i in range(off.shape[0]):
         while length[i] > 1 and buf[off[i]] == 48 and buf[off[i] + 1] != 46:
             off[i] += 1

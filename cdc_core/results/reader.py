@@ -77,7 +77,8 @@ class TableReader:
         ):
             for located in found:
                 yield _batch(self._selected, self.arrow, located, self._where)
-        self._buffer = buffer
+        if not buffer.has_grown:  # one huge row need not cost its memory from then on
+            self._buffer = buffer
 
 
 def read_columns(

@@ -30,7 +30,8 @@ def prepare_session(connection: pymysql.Connection[Any], *, where: str = "") -> 
     with translating(where), sensible(where), connection.cursor() as cursor:
         cursor.execute("SELECT @@SESSION.sql_mode")
         (mode,) = cursor.fetchone() or ("",)
-        kept = ",".join(part for part in str(mode).split(",") if part not in _CHANGING)
+        text = mode.decode("ascii") if isinstance(mode, bytes) else mode
+        kept = ",".join(part for part in text.split(",") if part not in _CHANGING)
         cursor.execute(
             f"SET SESSION sql_mode = '{kept}', time_zone = '+00:00', sql_select_limit = {_NO_LIMIT}, "
             f"sql_big_selects = 1, net_write_timeout = 3600, {limit} = 0"

@@ -79,6 +79,7 @@ def _prepared(connection: SafeConnection, sql: str, where: str) -> tuple[int, in
         for _ in range(group + 1 if group else 0):
             connection._read_packet()
     if parameters or not columns:
+        connection._execute_command(_CLOSE, struct.pack("<I", number))
         raise defect(
             f"A statement with {parameters} parameters and {columns} columns is not read as a result set.",
             where=where,

@@ -40,7 +40,10 @@ _CODES: dict[str, frozenset[TypeCode]] = {
     "json": frozenset({TypeCode.JSON}), "vector": frozenset({TypeCode.VECTOR}),
     **dict.fromkeys(GEOMETRY_BASES, frozenset({TypeCode.GEOMETRY})),
 }  # fmt: skip
+_INTEGERS = frozenset().union(*(_CODES[base] for base in INTEGER_BYTES))
+"""MariaDB makes a number as narrow as it finds enough."""
 _UTF8 = ColumnType("longtext", charset="utf8mb4")
+_NUMBER = ColumnType("bigint", unsigned=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +57,7 @@ class Selected:
     @property
     def by_number(self) -> bool:
         """An ENUM or SET of which the server is asked for the number instead of the text."""
-        return self.wire.base == "bigint" and self.column.type.base in ("enum", "set")
+        return self.wire == _NUMBER and self.column.type.base in ("enum", "set")
 
 
 def selected(column: Column) -> Selected:
@@ -62,9 +65,9 @@ def selected(column: Column) -> Selected:
     kind, name = column.type, quote(column.name)
     assert kind.arrow is not None  # it refuses a type that is not supported
     base = kind.base
-    if base in ("enum", "set") and (kind.charset == charsets.BINARY or (base == "enum" and "" in kind.labels)):
-        # '' is a label and the error value too: only the number tells them apart.
-        return Selected(column, f"CAST({name} AS UNSIGNED)", ColumnType("bigint", unsigned=True))
+    if base in ("enum", "set") and (kind.charset in ("", charsets.BINARY) or (base == "enum" and "" in kind.labels)):
+        # '' may be a label and the error value too: only the number tells them apart. Binary labels are not text.
+        return Selected(column, f"CAST({name} AS UNSIGNED)", _NUMBER)
     if base in TEXT_BASES | {"enum", "set"}:
         if not charsets.convertible(kind.charset):
             raise binlog_columns.charset_refused(column, "")
@@ -87,6 +90,8 @@ def require_same(selection: Sequence[Selected], found: Sequence[ColumnDefinition
 def _difference(one: Selected, definition: ColumnDefinition) -> str:
     kind, base = one.wire, one.wire.base
     code = TypeCode(definition.code)
+    if one.by_number:
+        return "" if code in _INTEGERS else f"type {code.name}, not a number"
     if code not in _CODES.get(base, STRINGS):
         return f"type {code.name}, not {base}"
     if base in INTEGER_BYTES and definition.unsigned != kind.unsigned:

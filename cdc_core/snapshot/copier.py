@@ -27,6 +27,7 @@ from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.results import TableReader, prepare_session
+from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
@@ -116,6 +117,7 @@ def copy_tables(
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
         context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
         stop = threading.Event()
+        warm()  # from the cache on disk; otherwise the first read view would wait for it
 
         def work(table: tuple[str, str]) -> None:
             if not stop.is_set():

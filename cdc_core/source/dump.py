@@ -159,6 +159,13 @@ class LogReader:
             self._require_more()
         return found
 
+    def statements(self, wait_s: float) -> list[Event]:
+        """Like `events`, but of ordinary events only those that EventFramer.take_statements returns; [] also when all
+        that came was left out."""
+        if not self.framer.failed:
+            self.receive(wait_s)
+        return self.framer.take_statements(b"")
+
     def receive(self, wait_s: float) -> bool:
         """Waits at most `wait_s` for bytes, and gives `framer` what has come; whether any did. Raises as `events`."""
         if self._unread:

@@ -21,8 +21,9 @@ from cdc_core.model.position import Position
 from cdc_core.source import merge_tables
 from cdc_core.source.client_text import lower_cased
 from cdc_core.source.facts import parse_grants, query
-from cdc_core.source.later_statements import LaterStatements, statement_of
-from cdc_core.source.statements import Action, Mentions, Statement, Table, mentioned_in
+from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
+from cdc_core.source.mentioned_names import Mentions, Table, mentioned_in
+from cdc_core.source.statements import Action, Statement
 
 _REMOVES = frozenset({"ALTER TABLE", "DROP TABLE", "RENAME TABLE", "CREATE OR REPLACE TABLE", "DROP DATABASE"})
 _SYSTEM = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
@@ -37,14 +38,14 @@ class Effect:
 
 
 class Effects:
-    """connect: an ordinary connection to the server. ahead: the log's events from a position to its current end.
+    """connect: an ordinary connection to the server. ahead: the log from a position to its current end.
     end: its current end."""
 
     def __init__(
         self,
         captures: Callable[[str, str], bool],
         connect: Callable[[], pymysql.Connection],
-        ahead: Callable[[Position], Generator[Event]],
+        ahead: Callable[[Position], Generator[Stretch]],
         end: Callable[[], Position],
     ) -> None:
         self.lower_case = False

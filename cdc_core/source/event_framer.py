@@ -11,6 +11,9 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Callable
+
+import numpy as np
 
 from cdc_core.binlog import framing
 from cdc_core.binlog.events import (
@@ -44,6 +47,8 @@ _LONGEST_PACKET = LONG
 _START_ENCRYPTION_SIZE = 64
 """At least. Not every MariaDB sends this event of an encrypted file, which comes after FORMAT_DESCRIPTION."""
 _HEARTBEATS = frozenset({EventType.HEARTBEAT, EventType.HEARTBEAT_V2})
+_BEGIN = np.frombuffer(b"\0BEGIN", np.uint8)
+"""The end of a QUERY that only begins a transaction: the database's NUL, and the statement."""
 _HEADER = struct.Struct("<IBIIIH")
 _PACKET_HEAD = 4 + 1 + HEADER_SIZE
 
@@ -160,6 +165,25 @@ class EventFramer:
         Raises what the server's error says (see faults.dump_error); DataAtRisk (source.hole, source.protocol,
         source.bad_position, source.history_changed, binlog.checksum, binlog.malformed).
         """
+        self._receive(data)
+        return self._events_by(self.next_event)
+
+    def take_statements(self, data: bytes) -> list[Event]:
+        """Like `take`, without most events that hold no statement and without those that only begin a transaction.
+
+        They are verified like any other, but cost little: this is for reading ahead through a long log.
+        """
+        self._receive(data)
+        found: list[Event] = []
+
+        def next_statement() -> Event | None:
+            while self.ordinary():
+                found.extend(self._framed_statements())
+            return self.next_event()
+
+        return self._events_by(next_statement, found)
+
+    def _receive(self, data: bytes) -> None:
         if self._failed is not None:
             raise self._failed
         while data:
@@ -167,9 +191,12 @@ class EventFramer:
             part, data = data[: len(free)], data[len(free) :]
             free[: len(part)] = part
             self.buffer.buffer_updated(len(part))
-        found: list[Event] = []
+
+    def _events_by(self, step: Callable[[], Event | None], found: list[Event] | None = None) -> list[Event]:
+        """What `step` returns until it returns None, after what it adds to `found` itself."""
+        found = [] if found is None else found
         try:
-            while (event := self.next_event()) is not None:
+            while (event := step()) is not None:
                 found.append(event)
         except LockstepError as error:
             if not found:
@@ -193,16 +220,34 @@ class EventFramer:
                 return event
         return None
 
+    def _framed_statements(self) -> list[Event]:
+        """Of the framed events those with a statement other than BEGIN; drops all of them."""
+        events = self.events
+        these = slice(events.first, events.stop)
+        code, length, end = events.code[these], events.length[these], events.at[these] + events.length[these]
+        end = end - events.checksum_size
+        numbers = np.flatnonzero((code == EventType.QUERY) | (code == EventType.MARIADB_QUERY_COMPRESSED))
+        last = events.buffer[end[numbers, None] + np.arange(-len(_BEGIN), 0)]
+        begins = (last == _BEGIN).all(axis=1) & (code[numbers] == EventType.QUERY)
+        begins &= length[numbers] >= HEADER_SIZE + len(_BEGIN) + events.checksum_size
+        found = [self._framed_event(events, events.first + number) for number in numbers[~begins].tolist()]
+        self.buffer.consume(len(code))
+        return found
+
     def _framed(self) -> Event:
         """The first of the framed events."""
         events = self.events
-        k, buffer = events.first, events.buffer
+        event = self._framed_event(events, events.first)
+        self.buffer.consume(1)
+        return event
+
+    def _framed_event(self, events: Events, k: int) -> Event:
+        buffer = events.buffer
         at, end = int(events.at[k]), int(events.at[k] + events.length[k])
         header = Header(*_HEADER.unpack_from(buffer.data, at))
         body_end = end - events.checksum_size
         body = buffer[at + HEADER_SIZE : body_end].tobytes()
         crc = int.from_bytes(buffer[body_end:end].tobytes(), "little") if events.checksum_size else None
-        self.buffer.consume(1)
         return Event(header, body, self.file, int(events.start[k]), crc=crc)
 
     def _payload(self) -> bytes | LongEvent | None:

@@ -89,12 +89,6 @@ class ServerFacts:
         """The same without the replicas that registered under this name; as it is for ""."""
         return replace(self, replicas=tuple(one for one in self.replicas if not host or one.host != host))
 
-    @property
-    def version_number(self) -> tuple[int, int]:
-        """Major and minor."""
-        match = re.match(r"(\d+)\.(\d+)", self.version)
-        return (int(match[1]), int(match[2])) if match else (0, 0)
-
 
 @dataclass(frozen=True, slots=True)
 class BinlogFile:

@@ -22,8 +22,9 @@ from cdc_core.binlog.events import Event
 from cdc_core.errors import Refused
 from cdc_core.model.position import FILE_BITS, OFFSET_BITS, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
-from cdc_core.source.later_statements import LaterStatements, statement_of
-from cdc_core.source.statements import Action, Statement, Table
+from cdc_core.source.later_statements import LaterStatements, Stretch, statement_of
+from cdc_core.source.mentioned_names import Table
+from cdc_core.source.statements import Action, Statement
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ AskDefaults = Callable[[TableSchema], Mapping[str, str | None]]
 
 
 class History:
-    """known: what was learned before, in log order. ask: returns a table's current definition. events: of the log from
+    """known: what was learned before, in log order. ask: returns a table's current definition. ahead: the log from
     a position to its current end. ask_defaults: returns a table's current defaults (defaults.column_defaults).
 
     early: asks for definitions and defaults when reading begins and after each statement that defines a table, since
@@ -49,7 +50,7 @@ class History:
         self,
         known: Iterable[DefinedSince],
         ask: Callable[[str, str], TableSchema | None],
-        events: Callable[[Position], Generator[Event]],
+        ahead: Callable[[Position], Generator[Stretch]],
         ask_defaults: AskDefaults = lambda schema: {},
     ) -> None:
         self._ask = ask
@@ -58,7 +59,7 @@ class History:
         self.early_defaults = False
         self.lower_case = False
         """Whether the server compares names of tables in lower case."""
-        self._ahead = LaterStatements(events, self._defining)
+        self._ahead = LaterStatements(ahead, self._defining)
         self._since: dict[Table, list[DefinedSince]] = {}
         self._new: list[DefinedSince] = []
         for one in known:

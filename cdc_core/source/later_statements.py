@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
+from dataclasses import dataclass
 
 from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.events import Event, EventType, parse_query
@@ -15,16 +16,24 @@ _TEMPORARY = 0x04
 """The event's flag (LOG_EVENT_THREAD_SPECIFIC_F): the statement uses temporary tables."""
 
 
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """A stretch of the log: all its events that hold a statement other than BEGIN, and others. end: what is next."""
+
+    events: Sequence[Event]
+    end: Position
+
+
 class LaterStatements:
     """Reads the log ahead, in a stretch that grows with it: no event is read twice.
 
-    events: of the log, from a position up to its current end. select: the statement of an event, if it matters.
+    stretches: of the log, from a position up to its current end. select: the statement of an event, if it matters.
     """
 
     def __init__(
-        self, events: Callable[[Position], Generator[Event]], select: Callable[[Event], Statement | None]
+        self, stretches: Callable[[Position], Generator[Stretch]], select: Callable[[Event], Statement | None]
     ) -> None:
-        self._events = events
+        self._stretches = stretches
         self._select = select
         self._begin: Position | None = None
         self._end: Position | None = None
@@ -39,15 +48,17 @@ class LaterStatements:
         return [statement for here, statement in self._found if here > after]
 
     def _read_on(self, begin: Position) -> None:
-        with closing(self._events(begin)) as events:
-            for event in events:
-                here = Position(begin.timeline, event.file, event.start + event.header.length)
-                if event.start < 0 or here <= begin:
-                    continue
-                self._end = here
-                statement = self._select(event)
-                if statement is not None:
-                    self._found.append((here, statement))
+        with closing(self._stretches(begin)) as stretches:
+            for stretch in stretches:
+                for event in stretch.events:
+                    here = Position(begin.timeline, event.file, event.start + event.header.length)
+                    if event.start < 0 or here <= begin:
+                        continue
+                    self._end = here
+                    statement = self._select(event)
+                    if statement is not None:
+                        self._found.append((here, statement))
+                self._end = max(self._end or begin, stretch.end)
 
 
 def statement_of(event: Event, *, lower_case: bool, heed_temporary: bool) -> Statement | None:

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from cdc_core.binlog.compressed import plain
 from cdc_core.binlog.events import Event, EventType, Query, parse_query
-from cdc_core.source.statements import Action, Statement, classify, shown
+from cdc_core.source.shown_statement import shown
+from cdc_core.source.statements import Action, Statement, classify
 
 QUERIES = frozenset({EventType.QUERY, EventType.MARIADB_QUERY_COMPRESSED, EventType.EXECUTE_LOAD_QUERY})
 """The events that hold a statement."""

@@ -15,10 +15,8 @@ from itertools import pairwise
 from cdc_core.source.alter import unlogged_by_alter
 from cdc_core.source.alter_columns import ColumnChanges, column_changes
 from cdc_core.source.client_text import SWE7, charset_of, decode, hides_backquotes, is_known, lower_cased
-from cdc_core.source.sql_tokens import ANSI_QUOTES, MARIADB_CODE, Reader, Token, TokenKind, tokens
-
-Table = tuple[str, str]
-"""Database and table."""
+from cdc_core.source.mentioned_names import NOTHING, Mentions, Table, mentions
+from cdc_core.source.sql_tokens import MARIADB_CODE, Reader, Token, TokenKind, tokens
 
 
 class Action(Enum):
@@ -38,31 +36,6 @@ class Action(Enum):
     UNKNOWN = "unknown"
 
     __hash__ = object.__hash__  # Enum's own hash is slow
-
-
-@dataclass(frozen=True, slots=True)
-class Mentions:
-    """Every name in a text that may be a table, view or routine: perhaps too many, never too few.
-
-    names:     `b` in the default database, and each `a.b`.
-    databases: unqualified names, which may be databases.
-    calls:     names before a parenthesis or after CALL, with what may be their package.
-    known:     False where a name contains characters that cannot be decoded.
-    """
-
-    names: frozenset[Table] = frozenset()
-    databases: frozenset[str] = frozenset()
-    calls: frozenset[Table] = frozenset()
-    known: bool = True
-
-    def __or__(self, other: Mentions) -> Mentions:
-        return Mentions(
-            self.names | other.names, self.databases | other.databases, self.calls | other.calls,
-            self.known and other.known,
-        )  # fmt: skip
-
-
-NOTHING = Mentions()
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,38 +176,6 @@ def _classify(found: Sequence[Token], database: str) -> Statement:
     if verb in _HARMLESS_VERBS or (verb == "SET" and read.peek().word in _HARMLESS_SETS):
         return Statement(Action.HARMLESS, verb)
     return Statement(Action.UNKNOWN, verb or "(none)", tables=None, mentions=mentions(found, database))
-
-
-def mentions(found: Sequence[Token], database: str) -> Mentions:
-    """All names in a text with this default database."""
-    names: set[Table] = set()
-    alone: set[str] = set()
-    calls: set[Table] = set()
-    known = True
-    for at, token in enumerate(found):
-        if not token.names or (at and _is_sign(found[at - 1], ".")):
-            continue
-        path, end = [token.text], at + 1
-        while end + 1 < len(found) and _is_sign(found[end], "."):
-            path.append(found[end + 1].text)
-            end += 2
-        known = known and is_known("".join(path))
-        named = {(database, path[0]), *pairwise(path)}
-        names |= named
-        if len(path) == 1:
-            alone.add(token.text)
-        if (end < len(found) and _is_sign(found[end], "(")) or (at and found[at - 1].word == "CALL"):
-            calls |= named
-    return Mentions(frozenset(names), frozenset(alone), frozenset(calls), known)
-
-
-def mentioned_in(text: str, database: str) -> Mentions:
-    """All names in the body of a view, trigger or routine, in any SQL mode."""
-    return mentions(tokens(text), database) | mentions(tokens(text, ANSI_QUOTES), database)
-
-
-def _is_sign(token: Token, sign: str) -> bool:
-    return token.kind is TokenKind.SIGN and token.text == sign
 
 
 def _cascades(found: Sequence[Token]) -> bool:
@@ -595,55 +536,3 @@ def _written(verb: str, read: Reader, database: str) -> tuple[Table, ...] | None
     if verb == "DELETE" and (read.take_sign(",") or read.take("USING") or read.take_sign(".")):
         return None
     return (table,)
-
-
-def shown(statement: Statement, sql: bytes, *, client_collation: int = 0, sql_mode: int | None = 0) -> str:
-    """A statement on one line, for messages and notes, without its values.
-
-    These texts go to manifests, the meta database and logs, which must not contain masked columns and passwords. DML
-    keeps its verb and tables. Other statements keep keywords, names and punctuation, but not strings, numbers or
-    comments. If the servers disagree about where the strings of a text begin, only the verb is kept.
-    """
-    if statement.action is Action.DATA:
-        names = "" if not statement.tables else f" {', '.join(f'{d}.{t}' for d, t in statement.tables)}"
-        return f"{statement.verb}{names} …"
-    words: list[str] = []
-    length = 0
-    readings = _readings(sql, client_collation, sql_mode or 0)
-    if any(reading != readings[0] for reading in readings[1:]):
-        return f"{statement.verb} …"
-    for token in readings[0]:
-        if token.kind is TokenKind.SIGN and token.text in _QUOTES:
-            # An unterminated quote: from the first one on, it is unknown where strings begin and end.
-            words[words.index("?") if "?" in words else len(words) :] = ["…"]
-            break
-        hidden = token.kind in (TokenKind.STRING, TokenKind.NUMBER) or (
-            token.kind is TokenKind.WORD and token.text[0].isdigit()
-        )
-        if token.kind is TokenKind.STRING and words and words[-1].lower() in _INTRODUCERS:
-            words.pop()  # x'4142', b'01'
-        words.append("?" if hidden else token.text)
-        length += len(words[-1]) + 1
-        if length > _SHOWN:
-            words.append("…")
-            break
-    text = _CLOSE.sub(r"\1", " ".join(words)).encode("utf-8", "replace").decode()
-    text = "".join(char if char.isprintable() else " " for char in text)
-    return text if len(text) <= _SHOWN else text[:_SHOWN] + "…"
-
-
-def _readings(sql: bytes, client_collation: int, sql_mode: int) -> list[list[Token]]:
-    """The tokens of a statement in each way in which a server may parse it (see classify)."""
-    swe7 = charset_of(client_collation) == SWE7
-    text = decode(sql, client_collation)
-    texts = [text]
-    if hides_backquotes(client_collation) and not text.isascii():
-        texts.append(decode(sql, client_collation, quotes_by_byte=True))
-    codes = (True, False) if MARIADB_CODE in text else (True,)
-    return [tokens(one, sql_mode, swe7=swe7, mariadb_code=code) for one in texts for code in codes]
-
-
-_SHOWN = 200
-_QUOTES = frozenset("'\"`")
-_INTRODUCERS = frozenset({"x", "b", "n"})
-_CLOSE = re.compile(r" ?([.@]) ?| (?=[),;])|(?<=\() ")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from types import TracebackType
 
@@ -35,6 +35,7 @@ from cdc_core.source.facts import BinlogFile, binlog_files, end_position, facts,
 from cdc_core.source.fast_path import FastPath
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.history import History, LogPoint
+from cdc_core.source.later_statements import Stretch
 from cdc_core.source.merge_tables import may_unite_tables, united_tables
 from cdc_core.source.reconnect import LOST, NO_EVENT_HERE, PERHAPS_ON_THE_WAY, Backoff
 from cdc_core.source.server import require_free_server_id
@@ -99,8 +100,8 @@ class SourceStream:
         self._undone = undone
         command = accept_by or f"lockstep extract PIPELINE --source {source.name} --accept"
         self._accepted = AcceptedPlaces(source.name, start.position.timeline, accept, command)
-        self._effects = Effects(captures, self._asked, self._events_after, self._end_of_log)
-        self._history = History(history, self._present, self._events_after, self._defaults)
+        self._effects = Effects(captures, self._asked, self._statements_after, self._end_of_log)
+        self._history = History(history, self._present, self._statements_after, self._defaults)
         self._tables = tables = TableRegistry(captures, self._known, self._may_unite, isolated, self._history)
         self._assembler = self._assemble(self._start, tables)
         self._fast_path = FastPath(self._assembler, tables)
@@ -378,12 +379,27 @@ class SourceStream:
         return past.prepared
 
     def _events_after(self, begin: Position) -> Generator[Event]:
-        """A temporary reader of the log: its events from a position to its current end."""
+        """The log's events from a position to its current end, by a temporary reader."""
+        with self._reader_ahead(begin) as reader:
+            while True:
+                yield from reader.events(POLL_S)
+
+    def _statements_after(self, begin: Position) -> Generator[Stretch]:
+        """The log from a position to its current end, by a temporary reader."""
+        with self._reader_ahead(begin) as reader:
+            while True:
+                found, framer = reader.statements(POLL_S), reader.framer
+                # What comes before an error is read; where the error is, reading must begin again.
+                end = begin if framer.failed else Position(begin.timeline, framer.file, framer.offset)
+                yield Stretch(found, end)
+
+    @contextmanager
+    def _reader_ahead(self, begin: Position) -> Iterator[LogReader]:
+        """Until it raises EndOfLog."""
         source = self._source
         log.info("%s: reading ahead in the log from %s to its end", source.name, begin)
         with (
             closing(LogReader(self._server, begin, source=source.name, read_timeout_s=source.read_timeout_s)) as reader,
             suppress(EndOfLog),
         ):
-            while True:
-                yield from reader.events(POLL_S)
+            yield reader

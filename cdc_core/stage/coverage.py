@@ -31,23 +31,50 @@ def missing_of(
 ) -> dict[str, list[str]]:
     """What the states of logical tables lack, in words; no entry for tables that are whole.
 
-    manifests: of one or more sources, each source's in stream order; with as_of cut to the moment.
+    manifests: of one or more sources, each source's in stream order. Those after the moment count for a table of which
+    nothing was known by then: they say which source tables feed it.
     """
-    chains: dict[str, list[Manifest]] = defaultdict(list)
-    for manifest in manifests:
-        chains[manifest.source].append(manifest)
+    every = _by_source(manifests)
+    by_then = every if as_of is None else _by_source(as_of.cut(manifests))
+    covered = {source: coverage_of(store, source, chain) for source, chain in by_then.items()}
+    feeding = {source: _feeding(chain, covered[source]) for source, chain in by_then.items()}
+    known = {table for of_source in feeding.values() for table in of_source}
     found: dict[str, list[str]] = {table: [] for table in tables}
-    for source, chain in chains.items():
-        covered = coverage_of(store, source, chain)
-        end_seq = chain[-1].end.position.seq
-        for table, feeding in _feeding(chain, covered).items():
+    for source, chain in by_then.items():
+        for table, feeds in feeding[source].items():
             if table in found:
+                end_seq = chain[-1].end.position.seq
                 found[table] += [
-                    lacks(one, source, covered.get(one))
-                    for one in sorted(feeding)
-                    if not _whole(covered.get(one), end_seq, as_of)
+                    lacks(one, source, covered[source].get(one))
+                    for one in sorted(feeds)
+                    if not _whole(covered[source].get(one), end_seq, as_of)
                 ]
+    if as_of is not None:
+        for source, chain in every.items():
+            later = coverage_of(store, source, chain)
+            for table, feeds in _feeding(chain, later).items():
+                if table in found and (source not in by_then or table not in known):
+                    found[table] += [
+                        lacks(one, source, None)
+                        for one in sorted(feeds)
+                        if not _was_absent(later.get(one), by_then.get(source, []))
+                    ]
     return {table: lines for table, lines in found.items() if lines}
+
+
+def _was_absent(later: TableCoverage | None, by_then: Sequence[Manifest]) -> bool:
+    """Whether a table of which nothing was known by then is known not to have existed: what is known later says so.
+
+    The last batch of `by_then` begins before the moment.
+    """
+    return later is not None and bool(by_then) and 0 < later.absent_seq <= by_then[-1].begin.position.seq
+
+
+def _by_source(manifests: Iterable[Manifest]) -> dict[str, list[Manifest]]:
+    found: dict[str, list[Manifest]] = defaultdict(list)
+    for manifest in manifests:
+        found[manifest.source].append(manifest)
+    return found
 
 
 def _feeding(chain: Sequence[Manifest], covered: Mapping[str, TableCoverage]) -> dict[str, set[str]]:

@@ -7,8 +7,11 @@ error. So each reader of Lockstep compares a part with its manifest before it us
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import BinaryIO, Protocol
 
 from cdc_core.errors import DataAtRisk
@@ -33,35 +36,66 @@ class StagedBytes(Protocol):
 def require_intact(store: ObjectStore, parts: Iterable[StagedBytes]) -> None:
     """Raises DataAtRisk (stage.missing, stage.damaged) for the first part that is gone or has other bytes."""
     with ThreadPoolExecutor(_AT_ONCE, thread_name_prefix="sha256") as pool:
-        for _ in pool.map(lambda part: _require(store, part), {part.path: part for part in parts}.values()):
-            pass
+        for error in pool.map(lambda part: damage(store, part), {part.path: part for part in parts}.values()):
+            if error is not None:
+                raise error
 
 
-def _require(store: ObjectStore, part: StagedBytes) -> None:
+def damage(store: ObjectStore, part: StagedBytes, *, deep: bool = True) -> DataAtRisk | None:
+    """What is wrong with a part (stage.missing, stage.damaged). deep: read it and compare its sha256, too."""
     info = store.stat(part.path)
     if info is None:
-        raise missing(part.path, store.uri)
+        return missing(part.path, store.uri)
     if info.size_bytes != part.size_bytes:
-        raise damaged(store, part, f"has {info.size_bytes} bytes; its batch staged {part.size_bytes}")
-    with store.open_input(part.path) as file:
-        require_hash(store, part, digest(file))
-
-
-def digest(file: BinaryIO) -> str:
-    """The sha256 of a file's bytes, hex."""
+        return _damaged(store, part, f"has {info.size_bytes} bytes; its batch staged {part.size_bytes}")
+    if not deep:
+        return None
     found = hashlib.sha256()
-    while data := file.read(_CHUNK):
-        found.update(data)
-    return found.hexdigest()
+    try:
+        with store.open_input(part.path) as file:
+            while data := file.read(_CHUNK):
+                found.update(data)
+    except DataAtRisk as gone:  # by a purge, since it was looked at
+        return gone
+    return None if found.hexdigest() == part.sha256 else _damaged(store, part, _OTHER_BYTES)
 
 
-def require_hash(store: ObjectStore, part: StagedBytes, sha256: str) -> None:
-    """Raises DataAtRisk (stage.damaged) if these are not the bytes that were staged."""
-    if sha256 != part.sha256:
-        raise damaged(store, part, "has another sha256 than its batch staged")
+def fetch(store: ObjectStore, part: StagedBytes, to: Path) -> None:
+    """Copies a part of a bucket to a local file: its bytes are read once, for the copy and for their sha256.
+
+    Raises DataAtRisk (stage.missing, stage.damaged).
+    """
+    found = hashlib.sha256()
+    with store.open_input(part.path) as source, to.open("wb") as copy:
+        while data := source.read(_CHUNK):
+            found.update(data)
+            copy.write(data)
+    if found.hexdigest() != part.sha256:
+        raise _damaged(store, part, _OTHER_BYTES)
 
 
-def damaged(store: ObjectStore, part: StagedBytes, how: str) -> DataAtRisk:
+@contextmanager
+def open_intact(store: ObjectStore, part: StagedBytes) -> Iterator[BinaryIO]:
+    """An intact part, to be read: in place, or from a local copy as long as the context lasts.
+
+    Raises DataAtRisk (stage.missing, stage.damaged).
+    """
+    if store.local_path(part.path) is not None:
+        require_intact(store, [part])
+        with store.open_input(part.path) as file:
+            yield file
+        return
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        local = Path(scratch) / "part.parquet"
+        fetch(store, part, local)
+        with local.open("rb") as file:
+            yield file
+
+
+_OTHER_BYTES = "has another sha256 than its batch staged"
+
+
+def _damaged(store: ObjectStore, part: StagedBytes, how: str) -> DataAtRisk:
     return DataAtRisk(
         f"The staged file {part.path} {how}.",
         where=f"{store.uri} {part.path}",

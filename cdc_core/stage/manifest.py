@@ -28,7 +28,7 @@ from cdc_core.model.batch import Manifest, Part, UnknownVersion
 from cdc_core.model.position import Position
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
-from cdc_core.stage.intact import digest
+from cdc_core.stage.intact import damage
 from cdc_core.stage.layout import (
     CHANGES,
     SNAPSHOT,
@@ -422,36 +422,17 @@ def _link(end: Position | None, path: str, manifest: Manifest) -> ChainProblem |
 
 
 def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: bool) -> list[ChainProblem]:
-    info = store.stat(part.path)
-    batch = manifest.batch_id
-    if info is None:
-        return [_gone(part, batch)]
-    if info.size_bytes != part.size_bytes:
-        what = f"The part has {info.size_bytes} bytes; batch {batch} says {part.size_bytes}."
-        return [ChainProblem("stage.damaged", part.path, what)]
-    if not deep:
-        return []
+    error = damage(store, part, deep=deep)
+    if error is not None or not deep:
+        return [] if error is None else [ChainProblem(error.code, part.path, error.what)]
     try:
-        return _check_bytes(store, part, batch)
-    except DataAtRisk as error:
-        if error.code != "stage.missing":
-            raise
-        return [_gone(part, batch)]
-
-
-def _gone(part: Part, batch: str) -> ChainProblem:
-    return ChainProblem("stage.missing", part.path, f"The part is gone; batch {batch} lists it.")
-
-
-def _check_bytes(store: ObjectStore, part: Part, batch: str) -> list[ChainProblem]:
-    with store.open_input(part.path) as file:
-        if digest(file) != part.sha256:
-            return [ChainProblem("stage.damaged", part.path, f"The part's sha256 is not what batch {batch} says.")]
-        file.seek(0)
-        try:
+        with store.open_input(part.path) as file:
             rows = pq.ParquetFile(file).metadata.num_rows
-        except pa_lib.ArrowException as error:
-            return [ChainProblem("stage.damaged", part.path, f"The part is not a Parquet file: {error}")]
+    except pa_lib.ArrowException as unreadable:
+        return [ChainProblem("stage.damaged", part.path, f"The part is not a Parquet file: {unreadable}")]
+    except DataAtRisk as gone:  # by a purge, since its bytes were read
+        return [ChainProblem(gone.code, part.path, gone.what)]
     if rows != part.rows:
-        return [ChainProblem("stage.damaged", part.path, f"The part has {rows} rows; batch {batch} says {part.rows}.")]
+        what = f"The part has {rows} rows; batch {manifest.batch_id} says {part.rows}."
+        return [ChainProblem("stage.damaged", part.path, what)]
     return []

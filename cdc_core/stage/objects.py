@@ -3,8 +3,9 @@
 Paths are relative to the stage's root, with '/' between segments. A path is visible whole or not at all (except an
 PartOutput: no reader may look for it before its manifest names it), and what a call has put is durable when it returns.
 
-Errors of every store: RetryLater (stage.unwritable, stage.unreachable), Refused (stage.denied, stage.no_bucket,
-stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), InternalError (stage.path).
+Errors of every store: RetryLater (stage.unwritable, stage.unreachable, stage.answer, stage.redirected), Refused
+(stage.denied, stage.no_bucket, stage.not_conditional, stage.not_linkable), DataAtRisk (stage.missing), InternalError
+(stage.path).
 """
 
 from __future__ import annotations

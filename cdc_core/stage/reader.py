@@ -9,13 +9,11 @@ from __future__ import annotations
 import logging
 import os
 import re
-import shutil
 import tempfile
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 import duckdb
 import pyarrow as pa
@@ -27,20 +25,11 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage import coverage
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.fold import (
-    FileGroup,
-    Folded,
-    by_key_sql,
-    changes_sql,
-    check_key,
-    key_of,
-    quoted,
-    state_schema,
-    state_sql,
-    text,
-)
+from cdc_core.stage.by_key_sql import by_key_sql
+from cdc_core.stage.changes_sql import FileGroup, TableFiles, changes_sql, check_key, key_of, quoted, text
+from cdc_core.stage.fold import state_schema, state_sql
 from cdc_core.stage.horizon import missing_of, removed, require_whole, unless_purged
-from cdc_core.stage.intact import digest, require_hash, require_intact
+from cdc_core.stage.intact import fetch, open_intact, require_intact
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.unify import (
     StagedPart,
@@ -73,7 +62,7 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
     schema = unified_schema(table, _definitions(parts))
     tables, begins = [], _begins(manifests)
     for one in parts:
-        with unless_purged(store, begins), _checked(store, one.part) as file:
+        with unless_purged(store, begins), open_intact(store, one.part) as file:
             tables.append(align(pq.ParquetFile(file).read(), schema))
     return pa.concat_tables(tables)
 
@@ -122,13 +111,35 @@ def state_batches(
 
 def state_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
     """The schema of `table_state`; no file is opened."""
-    parts = parts_of(manifests if as_of is None else as_of.cut(manifests), table)
+    _, parts = _parts_by(manifests, table, as_of)
     return state_schema(unified_columns(table, _definitions(parts), latest_definitions(parts)))
 
 
-def changes_columns(manifests: Sequence[Manifest], table: str) -> pa.Schema:
-    """The schema of `changes`; no file is opened."""
-    return unified_schema(table, _definitions(parts_of(manifests, table)))
+def changes_columns(manifests: Sequence[Manifest], table: str, *, as_of: AsOf | None = None) -> pa.Schema:
+    """The schema of `changes`, as_of: by the definitions of the moment; no file is opened."""
+    _, parts = _parts_by(manifests, table, as_of)
+    return unified_schema(table, _definitions(parts))
+
+
+def _parts_by(
+    manifests: Sequence[Manifest], table: str, as_of: AsOf | None
+) -> tuple[list[StagedPart], list[StagedPart]]:
+    """The parts in which something may have happened by the moment; and those whose definitions the table has then,
+    which are later ones if there are none yet.
+
+    Raises Refused (stage.no_table, stage.as_of_before).
+    """
+    every = parts_of(manifests, table)
+    if as_of is None:
+        return every, every
+    as_of.require_begun(manifests)
+    by_then = as_of.cut(manifests)
+    parts = parts_of(by_then, table) if table in _tables(by_then) else []
+    return parts, parts or every
+
+
+def _tables(manifests: Sequence[Manifest]) -> set[str]:
+    return {part.table for manifest in manifests for part in manifest.parts}
 
 
 def change_batches(
@@ -144,6 +155,8 @@ def change_batches(
 
     The two are exact complements: what is left out up to a moment comes since it, late data too.
     """
+    if until is not None:
+        until.require_begun(manifests)
     parts = parts_of(manifests, table)
     schema = unified_schema(table, _definitions(parts))
     before, up_to = _paths(manifests, since), _paths(manifests, until)
@@ -151,7 +164,7 @@ def change_batches(
     for one in parts:
         if until is not None and one.part.path not in up_to:
             continue
-        with unless_purged(store, begins), _checked(store, one.part) as file:
+        with unless_purged(store, begins), open_intact(store, one.part) as file:
             for batch in pq.ParquetFile(file).iter_batches(rows):
                 aligned = align(pa.Table.from_batches([batch]), schema)
                 if until is not None:
@@ -159,14 +172,6 @@ def change_batches(
                 if since is not None and one.part.path in before:
                     aligned = aligned.filter(~since.expression)
                 yield from aligned.to_batches()
-
-
-@contextmanager
-def _checked(store: ObjectStore, part: Part) -> Iterator[BinaryIO]:
-    """A part, whose bytes are those that were staged."""
-    require_intact(store, [part])
-    with store.open_input(part.path) as file:
-        yield file
 
 
 def _begins(manifests: Sequence[Manifest]) -> dict[str, Position]:
@@ -193,22 +198,22 @@ def by_key_batches(
     until: AsOf | None = None,
     rows: int = _BATCH_ROWS,
 ) -> Iterator[pa.RecordBatch]:
-    """`changes`, each a change of one key (`fold.by_key_sql`), in order. Raises Refused (stage.key) without a key."""
-    if until is not None:
-        manifests = until.cut(manifests)
-    with _duckdb() as connection, _fold(connection, store, manifests, table, key, until) as folded:
-        if not folded.key:
+    """`changes`, each a change of one key (`by_key_sql`), in order. Raises Refused (stage.key) without a key."""
+    with _duckdb() as connection, _table_files(connection, store, manifests, table, key, until) as table_files:
+        if not table_files.key:
             raise Refused(
                 f"{table} has no key, so it has no changes by key.",
                 where=table,
                 code="stage.key",
                 remedy="read its changes as they are, or name the columns that identify a row",
             )
-        schema = unified_schema(table, _definitions(parts_of(manifests, table)))
+        schema = changes_columns(manifests, table, as_of=until)
         names = ", ".join(quoted(name) for name in schema.names)
         # A delete of a key comes before an insert of another one at the same place.
-        order = ", ".join(["_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC", *(quoted(name) for name in folded.key)])
-        relation = connection.sql(f"SELECT {names} FROM ({by_key_sql(folded)}) ORDER BY {order}")
+        order = ", ".join(
+            ["_cdc_source, _cdc_seq, _cdc_row, _cdc_op DESC", *(quoted(name) for name in table_files.key)]
+        )
+        relation = connection.sql(f"SELECT {names} FROM ({by_key_sql(table_files)}) ORDER BY {order}")
         yield from _cast(relation, schema, rows)
 
 
@@ -286,8 +291,7 @@ def sql(
     manifests = [manifest for chain in manifests_by_source.values() for manifest in chain]
     if as_of is not None:
         as_of.require_begun(manifests)
-        manifests = as_of.cut(manifests)
-    tables = sorted({part.table for manifest in manifests for part in manifest.parts})
+    tables = sorted(_tables(manifests))
     asked = query.casefold()
     named = [table for table in tables if table.rpartition(".")[2].replace('"', '""').casefold() in asked]
     if not named and _LISTING.search(asked):
@@ -298,13 +302,17 @@ def sql(
         connection = stack.enter_context(_duckdb())
         files: list[str] = []
         for table in named:
-            folded = stack.enter_context(_fold(connection, store, manifests, table, None, as_of))
+            table_files = stack.enter_context(_table_files(connection, store, manifests, table, None, as_of))
             purged = "" if partial else missing_of(store, manifests_by_source, table)
             reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
             _views(
-                connection, table, view_names[table], folded, next((pair for pair in reasons.items() if pair[1]), None)
+                connection,
+                table,
+                view_names[table],
+                table_files,
+                next((pair for pair in reasons.items() if pair[1]), None),
             )
-            files += [file for group in folded.groups for file in group.files]
+            files += [file for group in table_files.groups for file in group.files]
         _confine(connection, files)
         try:
             relation: duckdb.DuckDBPyRelation | None = connection.sql(query)
@@ -319,8 +327,8 @@ def sql(
             raise UsageError(
                 f"DuckDB refuses the query: {error}",
                 code="stage.sql",
-                remedy=f"fix the query; staged are {names or '(none yet)'}, and each of them with _changes appended"
-                f"{hint}",
+                remedy=f"fix the query; staged are {names or '(none yet)'}, and each of them with _changes appended, "
+                f"or _by_key if it has a key{hint}",
             ) from None
 
 
@@ -399,7 +407,7 @@ def _require_all_rows(
     if not partial and not since_horizon:
         require_whole(store, _sources(manifests), table)
     if not partial:
-        coverage.require_covered(store, manifests if as_of is None else as_of.cut(manifests), table, as_of)
+        coverage.require_covered(store, manifests, table, as_of)
 
 
 def _refused(said: str) -> Refused | None:
@@ -455,14 +463,12 @@ def _state(
     as_of: AsOf | None,
     dropped: bool = False,
 ) -> Iterator[tuple[duckdb.DuckDBPyRelation, pa.Schema]]:
-    if as_of is not None:
-        manifests = as_of.cut(manifests)
-    with _duckdb() as connection, _fold(connection, store, manifests, table, key, as_of, dropped) as folded:
-        yield connection.sql(state_sql(folded)), state_schema(folded.columns)
+    with _duckdb() as connection, _table_files(connection, store, manifests, table, key, as_of, dropped) as table_files:
+        yield connection.sql(state_sql(table_files)), state_schema(table_files.columns)
 
 
 @contextmanager
-def _fold(
+def _table_files(
     connection: duckdb.DuckDBPyConnection,
     store: ObjectStore,
     manifests: Sequence[Manifest],
@@ -470,11 +476,13 @@ def _fold(
     key: Sequence[str] | None,
     as_of: AsOf | None,
     dropped: bool = False,
-) -> Iterator[Folded]:
-    """What a fold of the table needs, its files being local as long as the context lasts."""
-    parts = parts_of(manifests, table)
-    definitions = latest_definitions(parts)
-    every = _definitions(parts)
+) -> Iterator[TableFiles]:
+    """Those of the moment. They are local as long as the context lasts."""
+    parts, described = _parts_by(manifests, table, as_of)
+    if as_of is not None:
+        manifests = as_of.cut(manifests)
+    definitions = latest_definitions(described)
+    every = _definitions(described)
     condition = "true" if as_of is None else as_of.condition
     emptied = emptied_columns(manifests, as_of)
     with ExitStack() as stack:
@@ -486,21 +494,27 @@ def _fold(
             chosen = tuple(key)
             for group in groups:
                 check_key(table, chosen, group.schema)
-        files = ", ".join(text(file) for group in groups for file in group.files)
-        literal = connection.execute(
-            f"SELECT 1 FROM read_parquet([{files}], hive_partitioning = false, union_by_name = true) "
-            "WHERE _cdc_literal IS NOT NULL LIMIT 1"
-        ).fetchall()
-        yield Folded(
+        yield TableFiles(
             groups=groups,
             columns=tuple(unified_columns(table, every, None if dropped else definitions)),
             all_columns=tuple(unified_columns(table, every)),
             key=chosen,
-            literals=bool(literal),
+            literals=_has_literals(connection, groups),
             absent=any(one.part.absent_rows for one in parts),
             truncated=any(one.part.ops.get("t") for one in parts),
             several_sources=len({one.source for one in parts}) > 1,
         )
+
+
+def _has_literals(connection: duckdb.DuckDBPyConnection, groups: Sequence[FileGroup]) -> bool:
+    if not groups:
+        return False
+    files = ", ".join(text(file) for group in groups for file in group.files)
+    found = connection.execute(
+        f"SELECT 1 FROM read_parquet([{files}], hive_partitioning = false, union_by_name = true) "
+        "WHERE _cdc_literal IS NOT NULL LIMIT 1"
+    ).fetchall()
+    return bool(found)
 
 
 @contextmanager
@@ -517,10 +531,7 @@ def _local_files(
             local = store.local_path(one.part.path)
             if local is None:
                 local = Path(scratch) / f"{number}.parquet"
-                with store.open_input(one.part.path) as source, local.open("wb") as copy:
-                    shutil.copyfileobj(source, copy, 1 << 20)
-                with local.open("rb") as copy:
-                    require_hash(store, one.part, digest(copy))
+                fetch(store, one.part, local)
             else:
                 in_place.append(one.part)
             # Two sources may have tables of one definition, and order keys of their own.
@@ -548,11 +559,11 @@ def _views(
     connection: duckdb.DuckDBPyConnection,
     table: str,
     view_names: Sequence[str],
-    folded: Folded,
+    table_files: TableFiles,
     refused: tuple[str, str] | None,
 ) -> None:
     """refused: code and reason why the state must not be read; None where it may."""
-    state = state_sql(folded)
+    state = state_sql(table_files)
     if refused is not None:
         # In a join, so that it is raised for a state without rows too.
         reason = text(_MARK + _MARK.join(refused) + _MARK)
@@ -560,9 +571,9 @@ def _views(
         state = f"SELECT state.* FROM ({failing}) AS gate, ({state}) AS state WHERE gate.readable = 1"
     database, dot, short = table.partition(".")
     in_schema = dot and database and short and "." not in short and database.casefold() not in _RESERVED_SCHEMAS
-    bodies = {"_changes": changes_sql(folded.groups, folded.all_columns), "": state}
-    if folded.key:
-        bodies["_by_key"] = by_key_sql(folded)
+    bodies = {"_changes": changes_sql(table_files.groups, table_files.all_columns), "": state}
+    if table_files.key:
+        bodies["_by_key"] = by_key_sql(table_files)
     for suffix, body in bodies.items():
         names = [quoted(view_names[0] + suffix)]
         if in_schema and len(view_names) > 1:

@@ -27,6 +27,8 @@ from botocore.exceptions import (
 )
 
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.stage import s3_answers as answers
+from cdc_core.stage import s3_wire
 from cdc_core.stage.objects import Leftover, ObjectInfo, checked_path, missing
 
 if TYPE_CHECKING:
@@ -63,9 +65,9 @@ class S3Store:
         self._prefix = prefix.strip("/") + "/" if prefix.strip("/") else ""
         self._endpoint = endpoint
         config = Config(
-            retries={"mode": "standard", "max_attempts": 5},
+            retries={"mode": "standard", "max_attempts": s3_wire.TRIES},
             connect_timeout=10,
-            read_timeout=60,
+            read_timeout=s3_wire.SILENCE_S,
             max_pool_connections=16,
             s3={"addressing_style": "path"} if endpoint else {},
             # The manifest has a sha256 of every part; not all servers other than AWS know the newer checksums.
@@ -75,6 +77,7 @@ class S3Store:
         self._client: S3Client = boto3.session.Session().client(
             "s3", endpoint_url=endpoint, region_name=region, config=config
         )
+        s3_wire.bound(self._client, endpoint=endpoint)
 
     @property
     def uri(self) -> str:
@@ -82,14 +85,17 @@ class S3Store:
 
     def put(self, path: str, data: bytes) -> None:
         with self._calling(path):
-            self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=data)
+            answer = self._client.put_object(Bucket=self._bucket, Key=self._key(path), Body=data)
+            self._require_stored(path, answer, data)
 
     def put_if_absent(self, path: str, data: bytes) -> bool:
         key = self._key(path)
-        return self._conditionally(
-            path,
-            lambda: self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*"),
-        )
+
+        def put() -> None:
+            answer = self._client.put_object(Bucket=self._bucket, Key=key, Body=data, IfNoneMatch="*")
+            self._require_stored(path, answer, data)
+
+        return self._conditionally(path, put)
 
     def put_file(self, path: str, local: Path, *, if_absent: bool = False) -> bool:
         if local.stat().st_size > MULTIPART_BYTES:
@@ -107,8 +113,20 @@ class S3Store:
         """A put is durable when it is answered."""
 
     def get(self, path: str) -> bytes:
+        first = self._get(path)
+        if not answers.contradicts(*first):
+            return first[1]
+        # Where objects are encrypted, their ETags may be no checksums: then the bytes are the same again.
+        if self._get(path) != first:
+            raise answers.unusable("two answers with different bytes", self._where(path))
+        return first[1]
+
+    def _get(self, path: str) -> tuple[str, bytes]:
+        """ETag and bytes."""
         with self._calling(path):
-            return self._client.get_object(Bucket=self._bucket, Key=self._key(path))["Body"].read()
+            answer = self._client.get_object(Bucket=self._bucket, Key=self._key(path))
+            answers.length_of(answer, self._where(path))
+            return answers.etag_of(answer, self._where(path)), answer["Body"].read()
 
     def stat(self, path: str) -> ObjectInfo | None:
         with self._calling(path):
@@ -118,39 +136,43 @@ class S3Store:
                 if _code(error) in _ABSENT:
                     return None
                 raise
-        return ObjectInfo(path, answer["ContentLength"], answer["LastModified"].timestamp())
+            return answers.info_of(answer, path, self._where(path))
 
     def open_input(self, path: str) -> BinaryIO:
         info = self.stat(path)
         if info is None:
             raise missing(path, self.uri)
-        ranges = _Ranges(partial(self.read_range, path), info.size_bytes)
+        ranges = _Ranges(partial(self._read_range, path, info.size_bytes), info.size_bytes)
         return cast(BinaryIO, io.BufferedReader(ranges, _READ_AHEAD))
 
-    def read_range(self, path: str, start: int, stop: int) -> bytes:
-        """Bytes start..stop-1 of an object."""
+    def _read_range(self, path: str, size: int, start: int, stop: int) -> bytes:
+        """Bytes start..stop-1 of an object of this size."""
         with self._calling(path):
             answer = self._client.get_object(
                 Bucket=self._bucket, Key=self._key(path), Range=f"bytes={start}-{stop - 1}"
             )
+            answers.require_range(answer, start, stop, size, self._where(path))
             return answer["Body"].read()
 
     def list(self, prefix: str) -> Iterator[ObjectInfo]:
-        pages = self._client.get_paginator("list_objects_v2").paginate(
-            Bucket=self._bucket, Prefix=self._prefix + prefix
-        )
-        found: list[ObjectInfo] = []
+        full = self._prefix + prefix
+        pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=full)
+        where = self._where(prefix)
+        found: dict[str, ObjectInfo] = {}
         with self._calling(prefix or "the stage"):
             for page in pages:
-                for item in page.get("Contents", ()):
+                for item in answers.page_of(cast(Any, page), self._bucket, full, where):
                     name = item["Key"].removeprefix(self._prefix)
-                    found.append(ObjectInfo(name, item["Size"], item["LastModified"].timestamp()))
+                    if name in found:
+                        raise answers.unusable(f"a listing that has {name} twice", where)
+                    found[name] = ObjectInfo(name, item["Size"], item["LastModified"].timestamp())
         # AWS lists in this order; not every server does.
-        yield from sorted(found, key=lambda info: info.path.encode())
+        yield from sorted(found.values(), key=lambda info: info.path.encode())
 
     def delete(self, path: str) -> None:
         with self._calling(path):
-            self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
+            answer = self._client.delete_object(Bucket=self._bucket, Key=self._key(path))
+            answers.require_deleted(cast(Any, answer), self._where(path))
 
     def leftovers(self) -> Iterator[Leftover]:
         """Multipart uploads that are not finished."""
@@ -160,6 +182,8 @@ class S3Store:
                 Bucket=self._bucket, Prefix=self._prefix
             )
             for page in pages:
+                if page.get("Bucket") != self._bucket:
+                    raise answers.unusable("a list of uploads that does not name the bucket", self._where(""))
                 for upload in page.get("Uploads", ()):
                     path = upload["Key"].removeprefix(self._prefix)
                     found.append(Leftover(path, upload["Initiated"].timestamp(), upload["UploadId"]))
@@ -184,6 +208,19 @@ class S3Store:
     def spark_uri(self, path: str) -> str:
         return f"s3a://{self._bucket}/{self._key(path)}"
 
+    def _where(self, path: str) -> str:
+        return f"{self.uri} {path}".strip()
+
+    def _require_stored(self, path: str, answer: Any, data: bytes) -> None:
+        """The endpoint has stored these bytes."""
+        etag = answers.etag_of(answer, self._where(path))
+        if etag == answers.md5(data):
+            return
+        # Encrypted, or not by S3's own rule: then the object has this ETag, and the size of the data.
+        head = self._client.head_object(Bucket=self._bucket, Key=self._key(path))
+        if answers.etag_of(head, self._where(path)) != etag or head["ContentLength"] != len(data):
+            raise answers.unusable("it says that the object was stored, which is not there as it was sent", self.uri)
+
     def _key(self, path: str) -> str:
         return self._prefix + checked_path(path)
 
@@ -199,6 +236,8 @@ class S3Store:
                     call()
                     return True
                 except ClientError as error:
+                    if _code(error) == "412" and self.stat(path) is None:
+                        raise answers.unusable("HTTP 412 for a path that is free", self._where(path)) from error
                     if _code(error) in _TAKEN:
                         return False
                     if _code(error) not in _CONFLICT or attempt == _CONFLICTS - 1:
@@ -210,6 +249,12 @@ class S3Store:
     def _calling(self, path: str) -> Iterator[None]:
         try:
             yield
+        except LockstepError as error:
+            error.where = error.where or self._where(path)
+            raise
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # botocore's parsers, and fields that an answer lacks.
+            raise answers.unusable(f"{type(error).__name__}: {error}", self._where(path)) from error
         except ClientError as error:
             raise self._refusal(path, error) from error
         except (NoCredentialsError, PartialCredentialsError) as error:
@@ -237,6 +282,8 @@ class S3Store:
                 code="stage.no_bucket",
                 remedy="create the bucket, or fix stage.uri",
             )
+        if code == "404":  # without a body that says what is missing: HeadObject's answers do not come here
+            return answers.unusable(f"HTTP 404 without an error of S3's: {text}", self._where(path))
         if code in _ABSENT:
             return missing(path, self.uri)
         if code in _DENIED:
@@ -271,7 +318,10 @@ class _Upload:
         self._sent = 0
         self._client = store._client
         with store._calling(path):
-            self._id = self._client.create_multipart_upload(**self._where)["UploadId"]
+            answer = self._client.create_multipart_upload(**self._where)
+            self._id = answer["UploadId"]
+            if (answer["Bucket"], answer["Key"]) != (store._bucket, store._key(path)) or not self._id:
+                raise answers.unusable("it began another upload", store._where(path))
 
     def grown(self, size: int) -> None:
         """The file now has this many bytes: whole pieces are uploaded. They grow, because there are at most 10,000."""
@@ -297,6 +347,10 @@ class _Upload:
                     **condition,
                 ),
             )
+            if done:
+                info = self._store.stat(self.path)
+                if info is None or info.size_bytes != size:
+                    raise answers.unusable("it says that an upload was finished, which is not there", self.path)
             return done
         finally:
             self._pool.shutdown()
@@ -320,8 +374,10 @@ class _Upload:
     def _send(self, number: int, start: int, size: int) -> Any:
         piece = _Ranges(lambda low, high: os.pread(self._descriptor, high - low, start + low), size)
         body = cast(BinaryIO, piece)
-        answer = self._client.upload_part(**self._where, UploadId=self._id, PartNumber=number, Body=body)
-        return {"ETag": answer["ETag"], "PartNumber": number}
+        with self._store._calling(self.path):
+            answer = self._client.upload_part(**self._where, UploadId=self._id, PartNumber=number, Body=body)
+            answers.etag_of(cast(Any, answer), self._store._where(self.path))
+            return {"ETag": answer["ETag"], "PartNumber": number}
 
 
 class S3Output:

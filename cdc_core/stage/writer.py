@@ -11,9 +11,9 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -222,18 +222,25 @@ class BatchWriter:
             yield part_path(table, self.window[0], name)
 
     def _publish(self) -> tuple[Part, ...]:
-        """Each is closed and published in one step, so that few files are open at a time; many are settled at once."""
+        """Each is published as soon as it is closed, so that few files are open at a time; many are settled at once.
+
+        Several threads only wait for disk or bucket: threads that encode take turns anyway, each with its own memory.
+        """
         parts = list(self._parts.values())
         settled = len(parts) <= _SETTLED_ALONE
-
-        def published(part: OpenPart) -> str:
-            part.file.close()
-            return part.file.publish(settled=settled)
-
         if len(parts) < 2:
-            return tuple(part.listed(published(part)) for part in parts)
+            for part in parts:
+                part.file.close()
+            return tuple(part.listed(part.file.publish(settled=settled)) for part in parts)
+        paths: list[str] = []
         with ThreadPoolExecutor(min(_PUBLISHED_AT_ONCE, len(parts))) as pool:
-            paths = list(pool.map(published, parts))
+            publishing: deque[Future[str]] = deque()
+            for part in parts:
+                part.file.close()
+                if len(publishing) == _PUBLISHED_AT_ONCE:
+                    paths.append(publishing.popleft().result())
+                publishing.append(pool.submit(part.file.publish, settled=settled))
+            paths += [one.result() for one in publishing]
         if not settled:
             self._store.settle(paths)
         return tuple(part.listed(path) for part, path in zip(parts, paths, strict=True))

@@ -33,8 +33,6 @@ from cdc_core.errors import Refused, UsageError
 
 log = logging.getLogger(__name__)
 
-NO_SHARD = -1
-
 
 @dataclass(frozen=True, slots=True)
 class ShardTable:

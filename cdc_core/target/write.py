@@ -417,9 +417,14 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
             lambda low, high: _upsert_sql(write, file, f"AND _l._n BETWEEN {low} AND {high}"),
             first=not write.quarantine,
         )
-        if write.quarantine and found:
+        if not found:
+            # Every part was written, down to single rows. MariaDB refuses several rows by one INSERT (...) SELECT, with
+            # 1048, if the table has a BEFORE INSERT trigger and a NOT NULL column without a default.
+            log.warning("%s: written in parts, because all rows at once failed: %s", write.facts.name, reason(error))
+            return
+        if write.quarantine:
             raise _UnfitRows(found) from error
-        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found, default=0),))
+        cursor.execute(f"SELECT _k FROM {TEMPORARY} WHERE _n = %s", (min(found),))
         row = cursor.fetchone()
         raise row_error(write.facts, bytes(row[0]) if row else None, reason(error)) from None
 
@@ -446,9 +451,13 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     if spelled_apart(facts, file.layout.key):
         # The key is spelled as written now, on the row that has it; another unique value may have led to another row.
         own = on_key(facts, file.layout.key, right=old)
+        # Not an ENUM: it has one spelling, and IF would turn its error value into the label ''.
+        enums = {
+            target_name(facts, name) for name in file.layout.key if facts.by_name[name.lower()].type.base == "enum"
+        }
         changes += [
             f"{old}.{name} = IF({version} <=> _l._v AND {own}, _l.{name}, {old}.{name})"
-            for name in sorted(keys.intersection(names))
+            for name in sorted(keys.intersection(names) - enums)
         ]
     return [
         f"INSERT INTO {old} ({', '.join([*names, VERSION_COLUMN])}) "

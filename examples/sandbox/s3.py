@@ -48,6 +48,11 @@ class S3Server(Server):
             _process=process, _directory=place,
         )  # fmt: skip
 
+    @property
+    def buckets(self) -> Path:
+        """Where it keeps its objects: `<bucket>/<key>`."""
+        return self._directory.path / "buckets"
+
     def client(self) -> S3Client:
         """A boto3 client of this server."""
         import boto3

@@ -50,7 +50,16 @@ def cursor(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
         cursor.execute(f"DROP DATABASE {DATABASE}")
 
 
-@pytest.mark.parametrize("image", ["FULL", "MINIMAL"])
+@pytest.mark.parametrize(
+    ("cursor", "image"),
+    [
+        ("mariadb", "FULL"),
+        ("mysql9", "MINIMAL"),
+        pytest.param("mariadb", "MINIMAL", marks=pytest.mark.matrix),
+        pytest.param("mysql9", "FULL", marks=pytest.mark.matrix),
+    ],
+    indirect=["cursor"],
+)
 def test_the_state_shows_no_value_from_before_the_column_was_dropped(cursor: Any, lockstep: Any, image: str) -> None:
     cursor.execute(f"SET SESSION binlog_row_image = {image}")
     for step in STEPS:

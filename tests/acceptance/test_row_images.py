@@ -17,8 +17,8 @@ TABLE += f"""{_ODD_DEFAULT},
   twice INT AS (n * 2) STORED, ratio FLOAT DEFAULT 0.1, bits BIT(9) DEFAULT b'101', born YEAR DEFAULT 2020,
   kind ENUM('a', 'ß') DEFAULT 'ß', spot POINT
 )"""  # fmt: skip
-ODD = ("CAST(at AS CHAR)", "twice", "ratio", "CAST(bits AS UNSIGNED)", "born", "kind", "HEX(spot)")
-COLUMNS = ("id", "name", "n", "amount", "note", "day", "raw")
+ODD = ("CAST(at AS CHAR)", "twice", "ratio", "CAST(bits AS UNSIGNED)", "kind", "HEX(spot)")
+COLUMNS = ("id", "name", "n", "amount", "note", "day", "raw", "born")
 SIXTH = "INSERT INTO {} (id, n, note, at) VALUES (6, 6, 'x', NULL)"
 FIRST = (
     SIXTH.format("items"),

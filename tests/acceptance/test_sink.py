@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from tests.acceptance.conftest import ROOT
+from tests.forked_commands import ROOT
 
 SALT = "a long rändom text"
 WHERE = "status in ('paid', 'sent') and amount >= 10 or note is null and id > 30"
@@ -47,6 +47,10 @@ def source(request: pytest.FixtureRequest, lockstep: Any) -> Iterator[Any]:
         lockstep("extract", "flt.yaml")
         yield cursor
         cursor.execute("DROP DATABASE flt")
+
+
+ON_ONE = pytest.mark.parametrize("source", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)], indirect=True)
+"""For what does not depend on the server."""
 
 
 def write(lockstep: Any, *changes: tuple[str, str]) -> None:
@@ -164,6 +168,7 @@ def test_a_truncate_and_rows_without_all_columns_pass_the_filter_and_the_masks(s
     assert same()
 
 
+@ON_ONE
 def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stops_at_first_sight(
     source: Any, lockstep: Any
 ) -> None:
@@ -179,6 +184,7 @@ def test_a_condition_on_a_column_that_is_not_there_is_told_by_the_check_and_stop
     assert "tables.rows.0.where" in refused["what"]
 
 
+@ON_ONE
 def test_a_processor_of_an_installed_package_changes_the_columns_first(source: Any, lockstep: Any) -> None:
     installed(ROOT / "examples" / "processor", lockstep.directory)
     use = "processors: [{match: '.*', use: tidy_email, options: {column: email}}]\n  columns: {}\n#"

@@ -6,7 +6,7 @@ import ast
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -184,3 +184,46 @@ def test_every_command_teaches_and_answers_in_json(path: str, command: object) -
     text = command.help or ""  # type: ignore[attr-defined]
     assert f"\n  {path}" in text, "its help shows no example"
     assert [one.name for one in command.params if not one.help and one.name != "help"] == []  # type: ignore[attr-defined]
+
+
+INLINE_COMMAND = re.compile(r"`(lockstep\s[^`]*)`")
+FENCED_COMMAND = re.compile(r"^(lockstep .*)$", re.MULTILINE)
+
+
+def test_every_command_that_is_written_somewhere_exists_with_its_options() -> None:
+    """In a document, in the remedy of an error, in a docstring."""
+    known = {path: {name for one in command.params for name in one.opts} for path, command in LEAVES}
+    groups = {path.rpartition(" ")[0] for path in known}
+    commands = [(file, command) for file, command in written_commands() if command not in groups]
+    assert len(commands) > 150
+    wrong = []
+    for file, command in commands:
+        words = re.split(r" #| > | \| |; |, ", command)[0].split()
+        path = next((" ".join(words[:end]) for end in (3, 2) if " ".join(words[:end]) in known), None)
+        options = {word.partition("=")[0] for word in words if re.fullmatch(r"--?[a-z][\w-]*(=.*)?", word)}
+        if path is None or options - known[path] - {"--help"}:
+            wrong.append(f"{file}: {command}")
+    assert wrong == []
+
+
+def written_commands() -> Iterator[tuple[str, str]]:
+    """File and command; without those that have a placeholder or an option of all commands first."""
+    for file, text, patterns in written_texts():
+        for pattern in patterns:
+            for line in pattern.findall(text):
+                command = " ".join(line.split())
+                if not re.match(r"lockstep (COMMAND|X|-)", command):
+                    yield file, command
+
+
+def written_texts() -> Iterator[tuple[str, str, Sequence[re.Pattern[str]]]]:
+    for path in [*sorted(DOCS.glob("*.md")), ROOT / "README.md", ROOT / "CONTRIBUTING.md"]:
+        yield path.name, path.read_text(encoding="utf-8"), (INLINE_COMMAND, FENCED_COMMAND)
+    for folder in ("cdc_core", "spark_jobs", "plugins"):
+        for path in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    yield path.name, node.value, (INLINE_COMMAND,)
+                elif isinstance(node, ast.JoinedStr):
+                    parts = (str(one.value) if isinstance(one, ast.Constant) else "X" for one in node.values)
+                    yield path.name, "".join(parts), (INLINE_COMMAND,)

@@ -22,8 +22,8 @@ import pytest
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
 from tests.crash.cases import CASES, Case, table
+from tests.forked_commands import ROOT, Done, ForkedCommands
 
-ROOT = Path(__file__).parents[2]
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
 WITHOUT_KEY = "(id INT, customer INT, status VARCHAR(20))"
 COLUMNS = "id, customer, status"
@@ -57,6 +57,7 @@ class Line:
 
     bucket: the server of the stage where a case kills that; else None, and the stage is a folder."""
 
+    commands: ForkedCommands
     folder: Path
     source: Any
     target: MariaDb
@@ -73,18 +74,20 @@ class Line:
         if self.bucket is not None:
             environ |= {"AWS_ACCESS_KEY_ID": self.bucket.access_key, "AWS_SECRET_ACCESS_KEY": self.bucket.secret_key}
         paths = [str(ROOT), str(ROOT / "expectations"), str(ROOT / "plugins")]
-        if case is not None:
+        given = arguments if str(self.pipeline) in arguments else (*arguments, str(self.pipeline))
+        if case is None:
+            environ["PYTHONPATH"] = os.pathsep.join(paths)
+            done = self.commands.run(*given, "--json", directory=self.folder, environ=environ)
+        else:
             servers = {"target": self.target, "meta": self.target, "s3": self.bucket}
             victim = case.victim if case.victim not in servers else str(servers[case.victim].pid)
             order = {"module": case.module, "function": case.function, "when": case.when, "call": case.call}
             environ["LOCKSTEP_CRASH"] = json.dumps({**order, "victim": victim, "flag": str(self.flag)})
-            paths.insert(0, str(Path(__file__).parent / "hook"))
-        given = arguments if str(self.pipeline) in arguments else (*arguments, str(self.pipeline))
-        command = [sys.executable, "-m", "cdc_core.cli", *given, "--json"]
-        done = subprocess.run(
-            command, env={**environ, "PYTHONPATH": os.pathsep.join(paths)}, capture_output=True, text=True, check=False
-        )
-        return done.returncode, json.loads(done.stdout) if done.stdout else done.stderr
+            environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parent / "hook"), *paths])
+            command = [sys.executable, "-m", "cdc_core.cli", *given, "--json"]
+            ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+            done = Done(ended.returncode, ended.stdout, ended.stderr)
+        return done.code, json.loads(done.out) if done.out else done.err
 
     def mend(self) -> None:
         """All servers run again, on what the crash left."""
@@ -148,10 +151,16 @@ def target() -> Iterator[MariaDb]:
 
 
 def line_of(
-    case: Case, source: Any, target: MariaDb, bucket: S3Server | None, folder: Path, table: str = TABLE
+    commands: ForkedCommands,
+    case: Case,
+    source: Any,
+    target: MariaDb,
+    bucket: S3Server | None,
+    folder: Path,
+    table: str = TABLE,
 ) -> Line:
     source.execute(f"CREATE TABLE orders {table}", *CHANGES)
-    line = Line(folder, source, target, bucket)
+    line = Line(commands, folder, source, target, bucket)
     meta = "env:META" if case.victim == "meta" else f"sqlite:///{folder}/meta.db"
     stage = f'{{uri: "file://{folder}/stage"}}'
     if bucket is not None:
@@ -174,10 +183,15 @@ def line_of(
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_after_a_kill_the_same_commands_end_equal(
-    case: Case, source_database: Any, target: MariaDb, tmp_path: Path, request: pytest.FixtureRequest
+    case: Case,
+    commands: ForkedCommands,
+    source_database: Any,
+    target: MariaDb,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
     bucket = request.getfixturevalue("s3_server") if case.victim == "s3" else None
-    line = line_of(case, source_database, target, bucket, tmp_path)
+    line = line_of(commands, case, source_database, target, bucket, tmp_path)
     command = "extract" if case.step == "extract" else "run"
     if command == "run":
         line.again("extract")
@@ -196,11 +210,11 @@ def test_after_a_kill_the_same_commands_end_equal(
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_rows_without_a_key_are_applied_exactly_once_whoever_is_killed_between_shards(
-    source_database: Any, target: MariaDb, tmp_path: Path
+    commands: ForkedCommands, source_database: Any, target: MariaDb, tmp_path: Path
 ) -> None:
     """Of two shards one has committed when its worker is killed; later changes go with the batches that are left."""
     case = Case("write", "", "", "pymysql.connections", "Connection.commit", "after", "")
-    line = line_of(case, source_database, target, None, tmp_path, WITHOUT_KEY)
+    line = line_of(commands, case, source_database, target, None, tmp_path, WITHOUT_KEY)
     pipeline = line.pipeline.read_text()
     line.pipeline.write_text(pipeline.replace("sharding:", "no_key: rows, sharding:"))
     with target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:

@@ -17,12 +17,15 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pymysql
 import pytest
+
+from tests.forked_commands import ForkedCommands
 
 TABLES = {
     "plain": "(id INT PRIMARY KEY, name VARCHAR(40), amount DECIMAL(20,6), at DATETIME(6), raw VARBINARY(40))",
@@ -202,14 +205,13 @@ class Followers:
             process.wait()
 
 
-def lockstep(folder: Path, environ: dict[str, str], *arguments: str) -> None:
-    """A command that must succeed, if need be once the lease of who was killed has run out."""
-    command = [sys.executable, "-m", "cdc_core.cli", *arguments]
-    done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
-    if done.returncode == 75:
+def succeed(commands: ForkedCommands, folder: Path, environ: dict[str, str], *arguments: str) -> None:
+    """A command that must succeed, if need be once the lease of a killed process has run out."""
+    done = commands.run(*arguments, directory=folder, environ=environ)
+    if done.code == 75:
         time.sleep(6)
-        done = subprocess.run(command, env=environ, cwd=folder, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+        done = commands.run(*arguments, directory=folder, environ=environ)
+    assert done.code == 0, done.out + done.err
 
 
 @pytest.mark.parametrize(
@@ -223,11 +225,12 @@ def lockstep(folder: Path, environ: dict[str, str], *arguments: str) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_kills_at_random_moments_of_a_mixed_workload_end_equal_to_the_source(
-    server: str, kills: int, request: pytest.FixtureRequest, tmp_path: Path
+    server: str, kills: int, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     source = request.getfixturevalue(server)
     chance = random.Random(kills)
     environ = {**os.environ, "SOURCE": source.url}
+    lockstep = partial(succeed, commands, tmp_path, environ)
     with ExitStack() as opened:
         connection = opened.enter_context(closing(source.connect(autocommit=True, charset="utf8mb4")))
         cursor = connection.cursor()
@@ -236,19 +239,19 @@ def test_kills_at_random_moments_of_a_mixed_workload_end_equal_to_the_source(
         for table, columns in TABLES.items():
             cursor.execute(f"CREATE TABLE kills.{table} {columns}")
         (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path))
-        lockstep(tmp_path, environ, "extract", "kills.yaml")  # begins here
+        lockstep("extract", "kills.yaml")  # begins here
         with busy(source, range(3)), closing(Followers(tmp_path, environ)) as followers:
             for number in range(kills):
                 if number == kills // 2:
                     cursor.execute("ALTER TABLE kills.twin ADD COLUMN more INT")
                 followers.kill_reader(after_s=chance.choice((0.05, 0.3, 1, 2)) * chance.random())
-        lockstep(tmp_path, environ, "extract", "kills.yaml", "--until", "now")
-        lockstep(tmp_path, environ, "stage", "verify", "kills.yaml", "--deep")
+        lockstep("extract", "kills.yaml", "--until", "now")
+        lockstep("stage", "verify", "kills.yaml", "--deep")
         for table in TABLES:
             cursor.execute(f"SELECT * FROM kills.{table}")
             names = [column[0] for column in cursor.description]
             held = Counter(cursor.fetchall())
-            lockstep(tmp_path, environ, "stage", "export", "kills.yaml", table, "-o", f"{table}.parquet")
+            lockstep("stage", "export", "kills.yaml", table, "-o", f"{table}.parquet")
             found = pq.read_table(tmp_path / f"{table}.parquet", columns=names).to_pylist()
             assert Counter(tuple(row.values()) for row in found) == held, table
             assert held

@@ -16,6 +16,8 @@ from examples.shop.airflow_env import run_airflow
 from examples.shop.standalone import login
 
 END_STATES = ("success", "failed")
+POLL_S = 2.0
+"""Each answer costs the web server a tenth of a second of CPU time, which the tasks that are waited for need."""
 PATIENCE_S = 3600
 """For a machine that is busy with other things; a test that hangs is ended by its own timeout."""
 
@@ -99,9 +101,13 @@ class AirflowServer:
 
     def _until(self, true: Any, what: str) -> None:
         deadline_s = time.monotonic() + PATIENCE_S
-        while not true():
-            assert time.monotonic() < deadline_s, f"waited in vain for {what}: {self.log.read_text()[-6000:]}"
-            time.sleep(0.5)
+        try:
+            while not true():
+                assert time.monotonic() < deadline_s, "the patience is over"
+                time.sleep(POLL_S)
+        except BaseException:  # also the test's own timeout, which says only that there was one
+            print(f"waited in vain for {what}; the end of Airflow's log:\n{self.log.read_text()[-12000:]}")
+            raise
 
 
 @dataclass

@@ -148,7 +148,7 @@ def now() -> datetime:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("mode", ["poke", "reschedule"])
+@pytest.mark.parametrize("mode", [pytest.param("poke", marks=pytest.mark.matrix), "reschedule"])
 def test_a_run_stages_its_window_and_xcom_has_ids_and_counts_only(
     line: Callable[..., Line], source_database: Any, mode: str
 ) -> None:

@@ -174,7 +174,7 @@ def test_an_unknown_statement_concerns_what_it_names_and_all_where_it_names_noth
     effects = Effects(
         lambda database, table: database == c,
         lambda: origin.control,
-        stream._events_after,
+        stream._statements_after,
         lambda: origin.end().position,
     )
     statement = classify(sql.format(c=c, o=o).encode(), o)

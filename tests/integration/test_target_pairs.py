@@ -363,3 +363,30 @@ def test_the_error_value_of_an_enum_is_not_taken_for_its_label_without_text(serv
         assert table.rows("id, e + 0") == [(1, 0), (2, 0), (3, 0), (4, None)]
         table.write([row(1, "", 3, 4), row(3, "a", 5, 4)])
         assert table.rows("id, e + 0") == [(1, 2), (2, 0), (3, 1), (4, None)]
+
+
+@pytest.mark.parametrize("store", ["row", "table"])
+@pytest.mark.parametrize("key", ["e", "e, code"])
+def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(server: Any, store: str, key: str) -> None:
+    columns = {"e": pa.string(), "code": pa.string(), "n": pa.int64()}
+    definition = f"CREATE TABLE {{name}} (e ENUM('a','','b'), code VARCHAR(9), n INT, PRIMARY KEY ({key}))"
+
+    def row(op: str, e: str, n: int | None, seq: int, *, zero: bool = False, code: str = "c") -> Winner:
+        values = {"e": e, "code": code, "n": n}
+        return Winner(op, values, (seq, seq, 0, "one"), literal={"e": ""} if zero else None)
+
+    with target_table(server, definition, columns, tuple(key.split(", ")), store=store) as table:
+        for _ in range(2):
+            table.write([row("u", "", 1, 1, zero=True), row("u", "", 2, 1), row("u", "b", 3, 1)])
+            assert table.rows("e + 0, n") == [(0, 1), (2, 2), (3, 3)]
+        table.write([row("u", "", 4, 2, zero=True, code="C")])
+        assert table.rows("e + 0, code, n") == [(0, "C", 4), (2, "c", 2), (3, "c", 3)]
+        table.write([row("u", "", 5, 3)])
+        assert table.rows("e + 0, n") == [(0, 4), (2, 5), (3, 3)]
+        table.write([row("d", "", None, 4)])
+        assert table.rows("e + 0, n") == [(0, 4), (3, 3)]
+        table.write([row("u", "", 6, 5, zero=True)])
+        table.write([row("u", "", 7, 5), row("u", "", 1, 1, zero=True)])
+        assert table.rows("e + 0, n") == [(0, 6), (2, 7), (3, 3)]
+        table.write([row("d", "", None, 6, zero=True)])
+        assert table.rows("e + 0, n") == [(2, 7), (3, 3)]

@@ -533,6 +533,29 @@ def test_foreign_keys_are_not_checked_do_not_cascade_and_triggers_fire(server: A
         ]
 
 
+@pytest.mark.parametrize("store", ["row", "table"])
+def test_a_table_with_triggers_before_its_rows_is_written(server: Any, store: str) -> None:
+    """MariaDB refuses INSERT (...) SELECT of several rows into such a table."""
+    definition = "CREATE TABLE {name} (id BIGINT PRIMARY KEY, code VARCHAR(20) CHECK (code <> 'bad'), n INT NOT NULL)"
+    with target_table(server, definition, store=store) as table:
+        for event in ("INSERT", "UPDATE"):
+            table.query(
+                f"CREATE TRIGGER {table.facts.database}.before_{event} BEFORE {event} ON {table.facts.name} "
+                "FOR EACH ROW SET @seen = NEW.id"
+            )
+        first = [shop("u", number, f"c{number}", number, 10) for number in range(9)]
+        assert table.write(first).written == 9
+        with pytest.raises(DataAtRisk) as caught:
+            table.write([shop("u", 1, "new", 2, 20), shop("u", 20, "bad", 1, 20), shop("u", 21, "new", 1, 20)])
+        assert caught.value.code == "target.row_error"
+        assert "key 20 " in caught.value.what
+        assert table.rows() == [(number, f"c{number}", number) for number in range(9)]
+        counts = table.write([shop("d", 0, None, None, 20), *(shop("u", n, "new", n, 20) for n in (1, 2, 11, 12))])
+        assert counts.written == 5
+        kept = [(number, f"c{number}", number) for number in range(3, 9)]
+        assert table.rows() == [(1, "new", 1), (2, "new", 2), *kept, (11, "new", 11), (12, "new", 12)]
+
+
 def test_the_freshness_column_rules_upserts_and_the_version_rules_deletes(table: Table) -> None:
     table.write([shop("u", 1, "a", 100, 10), shop("u", 2, "b", 100, 10)], freshness="n")
     older_time = table.write([shop("u", 1, "a", 50, 20)], freshness="n")

@@ -485,7 +485,7 @@ def test_keys_that_swap_take_their_rows_along_wherever_they_stand(line: Line) ->
     assert dict(sorted(line.rows().items())) == source.by_shard()
 
 
-@pytest.mark.parametrize("shard", ["0.1", "1.1"])
+@pytest.mark.parametrize("shard", ["0.1", pytest.param("1.1", marks=pytest.mark.matrix)])
 def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_that_went_to_new_keys(
     line: Line, shard: str
 ) -> None:
@@ -542,7 +542,7 @@ def test_a_delete_that_does_not_say_its_shard_lets_no_older_insert_revive_the_ro
     assert line.rows() == {}
 
 
-@pytest.mark.parametrize("to", [1, 2])
+@pytest.mark.parametrize("to", [pytest.param(1, marks=pytest.mark.matrix), 2])
 def test_an_update_of_a_row_that_no_shard_has_is_data_at_risk(line: Line, to: int) -> None:
     source = Minimal({1: (1, "c1")})
     source.update(1, to, code="x")

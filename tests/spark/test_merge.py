@@ -205,6 +205,33 @@ def test_times_and_literals_go_through_unchanged(spark: SparkSession, tmp_path: 
 WIDE = table_schema("shop.wide", {"id": "int", "x": "int", "y": "varchar(9)", "d": "date"}, ["id"])
 
 
+def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    schema = table_schema("shop.labels", {"e": "enum('a','')", "n": "int"}, ["e"])
+    zero = {"e": ""}
+    stage = Stage(tmp_path / "stage")
+    stage.add(
+        "shop.labels",
+        schema,
+        [
+            Change("c", {"e": "", "n": 1}, 11, literal=zero),
+            Change("c", {"e": "", "n": 2}, 12),
+            Change("u", {"e": "", "n": 3}, 13, literal={"e": "", "_before.e": ""}, before={"e": "", "n": 1}),
+        ],
+    )
+    rows, counts = merged(spark, stage, ["e"])
+    assert sorted((row["n"], dict(row["_cdc_literal"] or {}).get("e")) for row in rows) == [(2, None), (3, "")]
+    assert counts.winners == 2
+    moved = Stage(tmp_path / "moved")
+    moved.add("shop.labels", schema, [Change("u", {"e": "", "n": 1}, 14, literal={"_before.e": ""}, before=zero)])
+    rows, _ = merged(spark, moved, ["e"])
+    assert sorted((row["_cdc_op"], dict(row["_cdc_literal"] or {}).get("e")) for row in rows) == [
+        ("d", ""),
+        ("u", None),
+    ]
+
+
 def test_an_absent_value_is_filled_from_the_other_source_that_wrote_the_key(
     spark: SparkSession, tmp_path: Path
 ) -> None:

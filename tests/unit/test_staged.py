@@ -6,6 +6,7 @@ import datetime
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import duckdb
@@ -15,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import lockstep
+from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import manifest as manifests
@@ -113,6 +115,60 @@ def test_the_state_at_a_moment_and_the_changes_since_it_make_the_state_of_now(hi
                 del table[row["id"]]
         assert table == dict(rows(orders.now(), "id", "note")), moment
     assert orders.as_of(moments[0]).to_arrow().num_rows == 0
+
+
+def test_before_its_first_batch_a_stage_has_no_answer(history: lockstep.Stage, tmp_path: Path) -> None:
+    """No rows would be an answer: that the table was empty."""
+    orders, early = history["orders"], "1969-12-31T23:59:59Z"
+    for ask in (
+        orders.as_of(early).to_arrow, orders.changes(until=early).to_arrow,
+        orders.changes(until=early, by_key=True).to_arrow, lambda: orders.as_of(early).schema,
+        lambda: history.sql("SELECT * FROM shop.orders", as_of=early), orders.as_of(str(place(0))).to_arrow,
+        lambda: orders.as_of(early).to_parquet(tmp_path / "orders.parquet"),
+    ):  # fmt: skip
+        with pytest.raises(lockstep.Refused) as caught:
+            ask()
+        assert caught.value.code == "stage.as_of_before"
+    assert not (tmp_path / "orders.parquet").exists()
+
+
+@pytest.mark.parametrize("accepted", [False, True])
+def test_a_table_of_which_nothing_was_staged_yet_is_not_taken_for_an_empty_one(tmp_path: Path, accepted: bool) -> None:
+    """It may have had rows: nothing is known of it at that moment."""
+    elsewhere = [Made([insert(1, schema=ELSEWHERE)], ts=5)]
+    staged(tmp_path, elsewhere, [Made([insert(2)], ts=HOUR_US + 5)], whole=False)
+    stage, early = lockstep.open(tmp_path), "1970-01-01T00:30:00Z"
+    asked = [
+        stage["shop.orders"].as_of(early, partial=accepted),
+        *([stage.sql("SELECT * FROM shop.orders", as_of=early, partial=True)] if accepted else []),
+    ]
+    if accepted:
+        for found in asked:
+            assert found.to_arrow().num_rows == 0
+            assert found.schema.names[:2] == ["id", "note"]
+        assert stage.sql("SELECT * FROM shop.orders_by_key", as_of=early).to_arrow().num_rows == 0
+    else:
+        with pytest.raises(lockstep.Refused) as caught:
+            asked[0].to_arrow()
+        assert caught.value.code == "stage.partial"
+        with pytest.raises(lockstep.Refused) as caught:
+            stage.sql("SELECT * FROM shop.orders", as_of=early)
+        assert caught.value.code == "stage.partial"
+    assert stage["shop.orders"].changes(until=early).to_arrow().num_rows == 0
+
+
+def test_a_table_that_did_not_exist_yet_is_empty(tmp_path: Path) -> None:
+    """Every captured table that existed was known when reading began, and this one was created later."""
+    store = open_store(tmp_path.as_uri())
+    staged(tmp_path, [Made([insert(1, schema=ELSEWHERE)], ts=5)], [Made([insert(2)], ts=HOUR_US + 5)])
+    last = list(manifests.chain(store, "shop"))[-1]
+    created = TableCoverage(How.CREATED, place(1).seq, HOUR_US + 1, "here", absent_seq=place(0).seq)
+    store.delete(last.path)
+    manifests.commit(store, replace(last, coverage={"shop.orders": created}))
+    stage = lockstep.open(tmp_path)
+    for moment, ids in (("1970-01-01T00:30:00Z", []), ("1970-01-01T01:30:00Z", [(2,)])):
+        assert rows(stage["shop.orders"].as_of(moment), "id") == ids
+        assert rows(stage.sql("SELECT id FROM shop.orders", as_of=moment), "id") == ids
 
 
 def test_by_key_the_last_row_of_a_key_says_whether_it_is_there(tmp_path: Path) -> None:

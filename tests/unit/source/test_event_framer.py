@@ -59,6 +59,65 @@ def test_events_come_whole_and_in_place_however_the_bytes_are_cut(
     assert framer.offset == at
 
 
+STATEMENT = bytes(13) + b"db\0CREATE TABLE t (id INT)"
+BEGIN = bytes(13) + b"\0BEGIN"
+
+
+def has_statement(one: Event) -> bool:
+    return one.header.type == 165 or (one.header.type == 2 and not one.body.endswith(b"\0BEGIN"))
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.sampled_from([2, 165]), st.sampled_from([STATEMENT, BEGIN, b"BEGIN", b"", b"\0BEGIN", b"x"])),
+            st.tuples(st.sampled_from([16, 19, 30, 33]), st.sampled_from([STATEMENT, BEGIN, b"row", b""])),
+        ),
+        max_size=12,
+    ),
+    st.booleans(),
+    st.data(),
+)
+@settings(max_examples=100, deadline=None)
+def test_reading_ahead_leaves_out_no_statement_and_ends_where_reading_all_does(
+    sent: list[tuple[int, bytes]], cut_short: bool, data: st.DataObject
+) -> None:
+    wire = Wire(START)
+    for code, body in sent:
+        wire.send(code, body)
+    sent_bytes = wire.data[: len(wire.data) - 7] if cut_short and sent else wire.data
+    whole, framer = EventFramer(START, "src"), EventFramer(START, "src")
+    found: list[Event] = []
+    rest = sent_bytes
+    while rest:
+        size = data.draw(st.integers(1, len(rest)))
+        found += framer.take_statements(rest[:size])
+        rest = rest[size:]
+    assert list(filter(has_statement, found)) == list(filter(has_statement, whole.take(sent_bytes)))
+    assert framer.offset == whole.offset
+
+
+def test_reading_ahead_makes_an_event_of_few_of_the_rows() -> None:
+    wire = Wire(START)
+    for number in range(1000):
+        wire.send(2, BEGIN).send(30, b"row")
+        if number % 100 == 99:
+            wire.send(2, STATEMENT)
+    # The kernel frames what comes after the FORMAT_DESCRIPTION; an event or two before are given as they are.
+    assert len(EventFramer(START, "src").take_statements(wire.data)) <= 10 + 2
+
+
+def test_an_error_on_the_way_ahead_comes_after_the_statements_before_it() -> None:
+    wire = Wire(START).send(2, STATEMENT).send(30, b"row")
+    damaged = bytearray(wire.send(2, STATEMENT).data)
+    damaged[-1] ^= 1
+    framer = EventFramer(START, "src")
+    assert [one.body for one in framer.take_statements(bytes(damaged)) if one.header.type == 2] == [STATEMENT]
+    assert framer.failed
+    with pytest.raises(DataAtRisk):
+        framer.take_statements(b"")
+
+
 @pytest.mark.parametrize(
     "size", [(1 << 24) - 30, (1 << 24) - 25, (1 << 24) - 24, (1 << 24) + 5, 2 * ((1 << 24) - 1) - 24]
 )

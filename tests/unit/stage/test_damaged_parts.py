@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,38 @@ READERS: dict[str, Callable[[Any, list[Manifest], Path], object]] = {
 }
 
 
+class Bucket:
+    """A store whose files are not on this machine, and which counts how often each is read."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.reads: Counter[str] = Counter()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def local_path(self, path: str) -> None:
+        return None
+
+    def open_input(self, path: str) -> Any:
+        self.reads[path] += 1
+        return self._store.open_input(path)
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_part_in_a_bucket_is_read_once(name: str, tmp_path: Path) -> None:
+    """For its sha256 and for its rows together."""
+    store = open_store(f"file://{tmp_path}/stage")
+    chain = stage(store, [Made([insert(number) for number in range(2000)])], [Made([insert(-1)])])
+    bucket = Bucket(store)
+    READERS[name](bucket, chain, tmp_path / "out.parquet")
+    assert bucket.reads == {part.path: 1 for batch in chain for part in batch.parts}
+
+
+@pytest.mark.parametrize("where", ["directory", "bucket"])
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", READERS)
-def test_a_damaged_part_is_named_by_each_way_to_read_it(name: str, damage: str, tmp_path: Path) -> None:
+def test_a_damaged_part_is_named_by_each_way_to_read_it(name: str, damage: str, where: str, tmp_path: Path) -> None:
     store = open_store(f"file://{tmp_path}/stage")
     chain = stage(store, [Made([insert(number, f"note {number}") for number in range(2000)])], [Made([insert(-1)])])
     part = chain[0].parts[0]
@@ -48,7 +78,7 @@ def test_a_damaged_part_is_named_by_each_way_to_read_it(name: str, damage: str, 
     file.chmod(0o600)
     file.write_bytes(DAMAGES[damage](file.read_bytes()))
     with pytest.raises(DataAtRisk) as caught:
-        READERS[name](store, chain, tmp_path / "out.parquet")
+        READERS[name](store if where == "directory" else Bucket(store), chain, tmp_path / "out.parquet")
     assert caught.value.code == "stage.damaged"
     assert part.path in caught.value.where
     assert not (tmp_path / "out.parquet").exists()

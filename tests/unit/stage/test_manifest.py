@@ -16,6 +16,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.intact import require_intact
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.manifest import ChainProblem, chain, commit, read, sweep, verify
 from cdc_core.stage.stores import open_store
@@ -174,7 +175,11 @@ def test_only_a_deep_verify_finds_one_changed_byte(store):
     data[40] ^= 1
     store.put(path, bytes(data))
     assert verify(store, "shop") == []
-    assert [problem.code for problem in verify(store, "shop", deep=True)] == ["stage.damaged"]
+    [problem] = verify(store, "shop", deep=True)
+    assert problem.code == "stage.damaged"
+    with pytest.raises(DataAtRisk) as caught:
+        require_intact(store, batch.parts)
+    assert caught.value.what == problem.what, "verify and the readers say the same of a part"
 
 
 def test_a_deep_verify_counts_rows(store):

@@ -22,6 +22,9 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema, parse_column_type
 from cdc_core.stage.as_of import AsOf, parse_position
+from cdc_core.stage.by_key_sql import by_key_sql
+from cdc_core.stage.changes_sql import FileGroup, TableFiles
+from cdc_core.stage.fold import state_sql
 from cdc_core.stage.intact import require_intact
 from cdc_core.stage.reader import (
     by_key_batches,
@@ -33,6 +36,7 @@ from cdc_core.stage.reader import (
     table_state,
 )
 from cdc_core.stage.stores import open_store
+from cdc_core.stage.unify import unified_columns
 from cdc_core.stage.writer import BatchWriter
 from tests.history_model import COLUMNS, KEY, NAMES, History, Unknown, histories, nets, winners
 from tests.made_batches import covered
@@ -194,6 +198,45 @@ def test_a_column_may_have_any_name(store, name, key):
     state = table_state(store, batches, "shop.odd")
     assert sorted(rows(state, name, "note")) == [(1, "n"), (4, "m"), (5, None)]
     assert rows(changes(store, batches, "shop.odd"), name)[3] == (4,)
+
+
+@pytest.mark.parametrize("key", [True, False])
+def test_no_word_of_the_queries_is_taken_for_a_column_of_that_name(store, key):
+    """Every word of the SQL is a column, and the last change of the row lacks them all."""
+    odd = tuple(Column(name, ColumnType("int")) for name in [*words_of_the_sql()])
+    schema = TableSchema("shop", "odd", (replace(ID, key_part=1 if key else None), NOTE, *odd))
+    full: dict[str, Any] = {"id": 1, "note": "a"} | {column.name: at for at, column in enumerate(odd)}
+    lacking = dict.fromkeys(full)
+    last = lacking | {"id": 2 if key else 1, "note": "b"}
+    before = lacking | {"id": 1, "note": "a"}
+    absent = [column.name for column in odd]
+    if not key:
+        last, before, absent = full | {"note": "b"}, full, []  # without a key, whole rows are needed
+    later = Change(schema, "u", last, before, absent=tuple(absent))
+    truncated = [Made([Change(schema, "c", full | {"id": 7}), truncate(schema)])]
+    batches = stage(store, truncated, [Made([Change(schema, "c", full)])], [Made([later])])
+    [row] = table_state(store, batches, "shop.odd").to_pylist()
+    assert {name: row[name] for name in full} == full | {"id": last["id"], "note": "b"}
+    read = sql(store, {"shop": batches}, 'SELECT * FROM "shop.odd_changes" ORDER BY _cdc_seq, _cdc_row').to_pylist()
+    assert [{name: change[name] for name in full} for change in read[-2:]] == [full, last]
+    if key:
+        by_key = pa.Table.from_batches(by_key_batches(store, batches, "shop.odd")).to_pylist()
+        assert [(change["_cdc_op"], change["id"]) for change in by_key] == [
+            ("c", 7), ("d", 7), ("c", 1), ("d", 1), ("c", 2)
+        ]  # fmt: skip
+        assert {name: by_key[2][name] for name in full} == full
+
+
+def words_of_the_sql() -> list[str]:
+    """Each once, in small letters: names of columns differ in more than their case."""
+    columns = tuple(unified_columns("shop.orders", [ORDERS]))
+    files = TableFiles(
+        groups=(FileGroup(ORDERS, ("file",), emptied={"note": 1}),), columns=columns, all_columns=columns, key=("id",),
+        literals=True, truncated=True, absent=True, several_sources=True,
+    )  # fmt: skip
+    queries = " ".join([state_sql(files), state_sql(replace(files, key=())), by_key_sql(files)]).lower()
+    words = set(re.findall(r"\w+", queries)) - {"_before", "id", "note"}
+    return sorted(word for word in words if not word.startswith("_cdc_") and not word.isdigit())
 
 
 def test_a_given_key_stands_instead_of_the_tables_own(store):

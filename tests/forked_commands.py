@@ -1,0 +1,73 @@
+"""`lockstep` as a process of its own, forked from one that has loaded the program (forked.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+ROOT = Path(__file__).parents[1]
+
+
+@dataclass(frozen=True)
+class Done:
+    """code, stdout and stderr of a command; `document` is stdout as JSON."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        found = json.loads(self.out)
+        assert isinstance(found, dict)
+        return found
+
+    @property
+    def error(self) -> dict[str, str]:
+        return dict(self.document["error"])
+
+
+class ForkedCommands:
+    """Runs one command after the other."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("forked.py"))],
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with self._process:
+            pass
+
+    def run(self, *arguments: object, directory: Path, environ: Mapping[str, str]) -> Done:
+        """`lockstep ARGUMENTS` to its end. It leaves `.stdout` and `.stderr` in `directory`."""
+        out, err = directory / ".stdout", directory / ".stderr"
+        order = {
+            "arguments": [str(one) for one in arguments],
+            "directory": str(directory),
+            "environ": dict(environ),
+            "out": str(out),
+            "err": str(err),
+        }
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        print(json.dumps(order), file=self._process.stdin, flush=True)
+        answer = self._process.stdout.readline()
+        assert answer, "the process that forks the commands has ended"
+        return Done(int(answer), out.read_text(), err.read_text())
