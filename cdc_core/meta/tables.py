@@ -83,8 +83,8 @@ ack_position = Table(
     Column("fingerprint", long_text()),
     Column("floor_us", BigInteger(), nullable=False, server_default="0"),
     Column("surveyed_seq", BigInteger(), nullable=False, server_default="0"),
-    Column("chunks", BigInteger(), nullable=False, server_default="0"),
-    comment="up to where a source is staged, durably; chunks: how many numbers of copied chunks are given out",
+    Column("chunks", BigInteger(), nullable=False, server_default="0"),  # numbers of copied chunks given out
+    comment="up to where a source is staged, durably",
 )
 
 batch = Table(
@@ -105,9 +105,9 @@ batch = Table(
     _needed("manifest", text(PATH)),
     _needed("notes", long_text()),
     _needed("created_us", BigInteger()),
-    Column("chunk", BigInteger(), nullable=False, server_default="0"),
+    Column("chunk", BigInteger(), nullable=False, server_default="0"),  # the first one of copied rows, else 0
     UniqueConstraint("source", "begin_seq", "chunk", name="batch_order"),
-    comment="one row per manifest; chunk: number of the first chunk of copied rows, 0 for a batch of the log",
+    comment="one row per manifest",
 )
 
 batch_file = Table(

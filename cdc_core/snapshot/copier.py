@@ -160,6 +160,8 @@ class _Sessions:
             opened.callback(self.control.close)
             for one in (self.reader, self.control):
                 prepare_session(one)
+                with one.cursor() as cursor:  # a key may be a date that strict modes do not compare with anything
+                    cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
             self._close = opened.pop_all()
         return self
 
