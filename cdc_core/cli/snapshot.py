@@ -119,6 +119,8 @@ def copy_sources(
                 if named:
                     raise error
                 output.note(f"not copied: {error.what} {error.remedy}.")
+            if len(refused) == len(tables):
+                continue
             _extract_on(pipeline, name, output)
             deadline_s = time.monotonic() + WAIT_S
             staged = stage_due(meta, store, pipeline, name, lease, routes=routes)
@@ -140,9 +142,9 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
         wanted = {source.name: pending(meta, source.name) for source in pipeline.sources}
         if not any(wanted.values()):
             return {}
-        copy_sources(pipeline, meta, wanted, output)
+        staged = copy_sources(pipeline, meta, wanted, output)
     # The coverage of the copied tables, for what is said of partial ones.
-    return dict(extract_sources(pipeline, [name for name, tables in wanted.items() if tables], None, output))
+    return dict(extract_sources(pipeline, [name for name, one in staged.items() if one.batches], None, output))
 
 
 def _wanted(meta: Meta, source: str, tables: list[str] | None) -> tuple[PendingTable, ...]:

@@ -50,7 +50,7 @@ Progressed = Callable[[TableCopy], None]
 
 @dataclass(frozen=True, slots=True)
 class CopyContext:
-    """Of all copies of one source. lease: the copier's."""
+    """Of the copy of one table. lease: the copier's."""
 
     pipeline: Pipeline
     source: str
@@ -114,13 +114,14 @@ def copy_tables(
         address, control, server = hosts.connect(config, staged, environ, replica)
         opened.callback(control.close)
         _require_same(staged, server, source)
-        capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
-        context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
         stop = threading.Event()
         warm()  # from the cache on disk; otherwise the first read view would wait for it
 
         def work(table: tuple[str, str]) -> None:
             if not stop.is_set():
+                # Each thread has its own: the hasher of masked columns is for one.
+                capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+                context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
                 try:
                     with _Sessions(address, source, config.read_timeout_s) as sessions:
                         _TableCopier(context, server, sessions, table, progressed, stop).run()
@@ -225,8 +226,6 @@ class _TableCopier:
         self._row_bytes = size.row_bytes
         known = {copy.table: copy for copy in context.meta.copies(context.source)}.get(schema.name)
         if known is not None and known.schema.id == schema.id:
-            if known.rows:
-                self._row_bytes = known.size_bytes / known.rows
             return known
         with self._view(schema, self._staged_here()):
             limit = greatest(self._sessions.reader, schema)

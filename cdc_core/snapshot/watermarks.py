@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import pymysql
 
-from cdc_core.connections import answers, quote
+from cdc_core.connections import answers, quote, shown
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
+from cdc_core.source.facts import DENIED, LOST, ServerFacts, as_text, end_position, explained, query
 
 log = logging.getLogger(__name__)
 
@@ -114,6 +114,8 @@ def _begin_under_lock(
                 cursor.execute(f"LOCK TABLES {name} READ")
             break
         except pymysql.err.OperationalError as error:
+            if error.args[0] in DENIED:
+                raise _may_not_lock(schema, shown(error)) from None
             if error.args[0] != _LOCK_TIMEOUT:
                 raise explained(error, f"LOCK TABLES {name} READ") from None
             if attempt == LOCK_ATTEMPTS:
@@ -132,6 +134,16 @@ def _begin_under_lock(
         return end_position(control, staged.position.timeline)
     finally:
         _run(control, "UNLOCK TABLES")
+
+
+def _may_not_lock(schema: TableSchema, said: str) -> Refused:
+    return Refused(
+        f"The account may not lock {schema.name}, which a copy needs on a server without GTIDs: {said}.",
+        where=schema.name,
+        code="snapshot.lock_denied",
+        remedy=f"on the source: GRANT LOCK TABLES ON {quote(schema.database)}.* TO the account; or turn GTIDs on, "
+        "which need no lock",
+    )
 
 
 @answers("source")

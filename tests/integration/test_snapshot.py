@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pymysql
 import pytest
 
-from cdc_core.apply.retention import sweep
+from cdc_core.apply.retention import purge, sweep
 from cdc_core.errors import Refused
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
@@ -26,7 +27,9 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.reader import table_state
+from examples.sandbox.mysql import MySql
 from tests.integration.line import Line
+from tests.integration.source_origin import Origin, fresh_name
 
 ROWS = 1500
 TABLES = {
@@ -418,3 +421,60 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
             assert counts == [1] * len(expected), (kind, place)
             found = table_state(line.store, line.chain, f"{place}{number}")
             assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
+
+
+def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_line: Callable[..., Line]) -> None:
+    line = make_line()
+    fill(line, 30)
+    line = make_line()
+    line.drain()
+    read(line)
+    line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
+    line.drain()
+    stage(line)
+    line.origin.execute("UPDATE number SET v = -2 WHERE v < 5")
+    line.drain()
+    (copied,) = [one for one in line.chain if one.copied]
+    assert line.chain[-1] is not copied
+    with Meta.open(line.pipeline.meta.url) as meta:
+        done = purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+        assert len(done.sources) == 1
+    left = line.chain
+    assert [one.copied for one in left] in ([False], [True, False])
+    if not left[0].copied:
+        assert not any(line.store.stat(part.path) for part in copied.parts)
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    with pytest.raises(Refused):
+        in_stage(line, "number")
+    line.origin.execute("UPDATE number SET v = -3 WHERE v < 5")
+    line.drain()
+
+
+@pytest.fixture(scope="module")
+def plain_mysql() -> Iterator[MySql]:
+    """A MySQL without GTIDs, on which a copy locks each table for a moment."""
+    with MySql.start(server_id=7, options={"gtid-mode": "OFF", "enforce-gtid-consistency": "OFF"}) as server:
+        yield server
+
+
+@pytest.mark.parametrize("engine", ["InnoDB", pytest.param("MyISAM", marks=pytest.mark.matrix)])
+def test_a_copy_from_a_server_without_gtids_ends_with_its_rows(
+    plain_mysql: MySql, tmp_path: Path, small_chunks: None, engine: str
+) -> None:
+    origin = Origin(plain_mysql, fresh_name())
+    origin.execute_on_server(f"CREATE DATABASE {origin.name}")
+    line = Line(origin, tmp_path)
+    fill(line, 300)
+    for table in TABLES:
+        origin.execute(f"ALTER TABLE {table} ENGINE = {engine}")
+    line = Line(origin, tmp_path)
+    with writers(line, 3):
+        line.drain()
+        read(line)
+        while pending_tables(line):
+            line.drain()
+            stage(line)
+    line.drain()
+    for table in TABLES:
+        assert in_stage(line, table) == at_source(line, table), table
+    origin.control.close()
