@@ -64,7 +64,7 @@ STEPS = {
 }
 # Parts of a bucket are put conditionally as well: two parts and a manifest for each batch.
 MANIFEST = 6 if endpoint else 2
-start.put(store, "shop", Checkpoint(Position(0, "binlog.000001", 4)))
+start.put(store, "shop", Checkpoint(Position(0, "binlog.000001", 4)), pipeline="p")
 if step != "never":
     STEPS[step]()
 

@@ -42,7 +42,7 @@ def place(entries: int) -> Position:
 def staged(folder: Path, *batches: Sequence[Made], source: str = "shop", whole: bool = True) -> Path:
     """A stage with one committed batch for each list of transactions, the n-th in the n-th hour."""
     store = open_store(folder.as_uri())
-    start.put(store, source, Checkpoint(place(0)))
+    start.put(store, source, Checkpoint(place(0)), pipeline="p")
     at, made_batches = 0, []
     for hour, made in enumerate(batches):
         window = (hour * HOUR_US, (hour + 1) * HOUR_US)
