@@ -563,6 +563,7 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     assert target["pending"] == {"batches": 0, "rows": 0}
 
 
+@pytest.mark.matrix
 @pytest.mark.spark
 @pytest.mark.slow
 def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes_nothing(

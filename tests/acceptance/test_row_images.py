@@ -96,6 +96,7 @@ targets:
             there.execute(f"DROP DATABASE img{d}")
 
 
+@pytest.mark.matrix
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(900)

@@ -96,8 +96,7 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
         assert "old.keyless has neither a primary key" in first.err
         assert rows(target, "old.t") == rows(source, "old.t") == [(1, "a"), (2, "new")]
         run_sql(source, "UPDATE old.t SET v = 'newer' WHERE id = 1", "INSERT INTO old.t VALUES (4, 'd')")
-        lockstep("run", "shop.yaml")
-        assert rows(target, "old.t") == rows(source, "old.t")
+        lockstep("extract", "shop.yaml")
         (lockstep.directory / ".lockstep" / "shop" / "meta.db").unlink()
         lockstep("meta", "rebuild", "shop.yaml")
         lockstep("run", "shop.yaml", "--replay", "--target", "rebuilt")

@@ -74,7 +74,6 @@ STEPS = {
     "checked": (*SUBMIT, "after", 4),
     "before the commit": (META, "Meta.commit_run", "before", 1),
 }
-SAMPLE = "before a shard is written"
 
 
 class Nap:
@@ -149,8 +148,8 @@ def nap(source_database: Any, tmp_path: Path) -> Iterator[Nap]:
         yield Nap(tmp_path, source_database, server)
 
 
-@pytest.mark.parametrize("step", [step if step == SAMPLE else pytest.param(step, marks=pytest.mark.matrix)
-                                  for step in STEPS])  # fmt: skip
+@pytest.mark.matrix
+@pytest.mark.parametrize("step", STEPS)
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)

@@ -194,6 +194,7 @@ def files_with(text: str, folder: Path) -> list[str]:
     return grep.stdout.splitlines()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_skipped(
     line: Callable[..., Line], source_database: Any, pipelines: Path
@@ -263,6 +264,7 @@ def ended(process: subprocess.Popen[bytes]) -> Iterator[None]:
         process.wait()
 
 
+@pytest.mark.matrix
 @pytest.mark.slow
 def test_a_killed_extract_goes_on_where_the_last_durable_batch_ended(
     line: Callable[..., Line], source_database: Any

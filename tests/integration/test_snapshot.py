@@ -190,14 +190,14 @@ STEPS = [
 @pytest.mark.parametrize(("owner", "step"), STEPS, ids=[step for _, step in STEPS])
 def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
     make_line: Callable[..., Line],
-    small_chunks: None,
     monkeypatch: pytest.MonkeyPatch,
     owner: Any,
     step: str,
     after: bool,
 ) -> None:
+    monkeypatch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 15)
     line = make_line()
-    fill(line, 120)
+    fill(line, 40)
     line = make_line()
     line.drain()
     done = getattr(owner, step)

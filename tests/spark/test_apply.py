@@ -630,7 +630,7 @@ def test_keys_that_mean_the_same_row_in_two_source_tables_may_be_shared(line: Li
     assert line.rows() == {}
 
 
-@pytest.mark.parametrize("store", ["row", "table"])
+@pytest.mark.parametrize("store", ["row", pytest.param("table", marks=pytest.mark.matrix)])
 def test_keys_that_the_target_holds_for_equal_are_one_row_in_every_job(line: Line, store: str) -> None:
     """As shop.orders, with a text key in a case-insensitive collation and the shard key outside of it."""
     data = line.pipeline.model_dump()
