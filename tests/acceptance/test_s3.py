@@ -28,7 +28,7 @@ def bucket(s3_server: Any, source_database: Any, mariadb_target: Any, lockstep: 
     """A pipeline `shop.yaml` from a table to its copy, with the stage in a new bucket; its keys are exported."""
     name = s3_server.create_bucket(source_database.name.replace("_", "-"))
     database = source_database.name
-    source_database.execute(TABLE)
+    source_database.execute(TABLE, "INSERT INTO orders VALUES (100, 'old', 7, NULL)")
     lockstep.environ |= {
         "SHOP": source_database.server.url,
         "COPY": mariadb_target.url,
@@ -83,7 +83,7 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
     with command_lines() as seen:
         ran = lockstep("-v", "run", "shop.yaml", "--until", "now")
     (entry,) = ran.document["ledgers"]
-    assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6, 1, [])
+    assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6 + 3, 1, [])  # three rows are copied
     with source_database.server.connect(source_database.name) as connection, connection.cursor() as cursor:
         cursor.execute(ROWS)
         rows = cursor.fetchall()
@@ -104,7 +104,7 @@ def test_the_whole_line_runs_with_its_stage_in_a_bucket_and_keeps_the_keys_to_it
     assert all(one["path"].startswith("s3://") for one in listed["files"])
     assert lockstep("stage", "verify", "shop.yaml", "--deep").document["ok"] is True
     query = f"SELECT _cdc_op, count(*) FROM {source_database.name}.orders_changes GROUP BY ALL ORDER BY ALL"
-    assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [["c", 3], ["d", 1], ["u", 2]]
+    assert lockstep("stage", "sql", "shop.yaml", query).document["rows"] == [["c", 3], ["d", 1], ["r", 3], ["u", 2]]
     exported = lockstep.directory / "orders.parquet"
     lockstep("stage", "export", "shop.yaml", f"{source_database.name}.orders", "-o", exported)
     columns = ["order_id", "status", "amount", "at"]
