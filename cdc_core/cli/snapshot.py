@@ -142,7 +142,13 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
         wanted = {source.name: pending(meta, source.name) for source in pipeline.sources}
         if not any(wanted.values()):
             return {}
-        staged = copy_sources(pipeline, meta, wanted, output)
+        try:
+            staged = copy_sources(pipeline, meta, wanted, output)
+        except RetryLater as error:
+            if error.code != "snapshot.running":
+                raise
+            output.note(f"not copied here: {error.what}")
+            return {}
     # The coverage of the copied tables, for what is said of partial ones.
     return dict(extract_sources(pipeline, [name for name, one in staged.items() if one.batches], None, output))
 

@@ -65,9 +65,20 @@ class CopyContext:
 def copier_lease(meta: Meta, pipeline: str, source: str, holder: str) -> Iterator[Lease]:
     """The right to copy tables of a source, renewed until the block ends.
 
-    Raises RetryLater (meta.lease_held): another copier is running.
+    Raises RetryLater (snapshot.running): another copier has it.
     """
-    lease = meta.acquire_lease(copier_of(source), pipeline, holder, LEASE_S)
+    try:
+        lease = meta.acquire_lease(copier_of(source), pipeline, holder, LEASE_S)
+    except RetryLater as error:
+        if error.code != "meta.lease_held":
+            raise
+        raise RetryLater(
+            f"Another process is copying tables of the source {source!r}.",
+            where=source,
+            code="snapshot.running",
+            remedy=f"wait until it has ended or, if it is dead, {LEASE_S:.0f} s for its lease to expire; the copy then "
+            "continues after its last chunk",
+        ) from None
     ending = threading.Event()
 
     def keep() -> None:

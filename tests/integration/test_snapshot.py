@@ -14,7 +14,7 @@ import pymysql
 import pytest
 
 from cdc_core.apply.retention import purge, sweep
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, RetryLater
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
@@ -421,6 +421,19 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
             assert counts == [1] * len(expected), (kind, place)
             found = table_state(line.store, line.chain, f"{place}{number}")
             assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
+
+
+def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:
+    line = make_line()
+    line.drain()
+    with (
+        Meta.open(line.pipeline.meta.url) as meta,
+        copier_lease(meta, "shop", "shop", "one"),
+        pytest.raises(RetryLater) as refused,
+        copier_lease(meta, "shop", "shop", "another"),
+    ):
+        pass
+    assert refused.value.code == "snapshot.running"
 
 
 def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_line: Callable[..., Line]) -> None:
