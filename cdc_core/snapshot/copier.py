@@ -251,7 +251,7 @@ class _TableCopier:
         return staged
 
     def _view(self, schema: TableSchema, staged: Checkpoint) -> AbstractContextManager[View]:
-        return read_view(self._sessions.reader, lambda: self._sessions.control, self._server, staged, schema)
+        return read_view(self._sessions.reader, self._sessions.control, self._server, staged, schema)
 
     def _next_chunk(self, copy: TableCopy) -> TableCopy:
         context, schema = self._context, copy.schema
@@ -302,7 +302,7 @@ def _staged(meta: Meta, source: str) -> Checkpoint:
             f"Nothing of the source {source!r} was extracted yet, so that no copy could be placed in its log.",
             where=source,
             code="snapshot.not_started",
-            remedy="run `lockstep extract` first, or let `lockstep snapshot` do it (without --no-extract)",
+            remedy="run `lockstep extract` first",
         )
     return staged
 

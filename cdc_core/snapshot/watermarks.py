@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -46,27 +46,28 @@ class View:
 @contextmanager
 def read_view(
     reader: pymysql.Connection,
-    control: Callable[[], pymysql.Connection],
+    control: pymysql.Connection,
     server: ServerFacts,
     staged: Checkpoint,
     schema: TableSchema,
 ) -> Iterator[View]:
     """A view of the table for the statements of `reader`.
 
-    control: another session at the same server; opened only where a lock is needed.
+    control: another session at the same server. It asks all questions: what asks may connect again, and the reader's
+             settings and view would be lost.
     staged:  the end of what is staged of the log of this server.
     Raises RetryLater (snapshot.not_visible, snapshot.locked, source.connection_lost), Refused (source.missing_grant).
     """
     _run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    transactional = _is_transactional(reader, schema)
+    transactional = _is_transactional(control, schema)
     if server.mariadb and transactional:
         view = View(_begin_at_position(reader, staged), exact=True)
     elif server.gtid_mode == "ON" and not server.mariadb and staged.gtid_set:
-        _await_visible(reader, staged)
+        _await_visible(control, staged)
         _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         view = View(staged.position, exact=False)
     else:
-        view = View(_begin_under_lock(reader, control(), staged, schema), exact=transactional)
+        view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional)
     try:
         yield view
     finally:
@@ -89,8 +90,8 @@ def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Positi
 
 
 @answers("source")
-def _await_visible(reader: pymysql.Connection, staged: Checkpoint) -> None:
-    rows = query(reader, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (staged.gtid_set, VISIBLE_WITHIN_S))
+def _await_visible(control: pymysql.Connection, staged: Checkpoint) -> None:
+    rows = query(control, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (staged.gtid_set, VISIBLE_WITHIN_S))
     if rows[0][0] != 0:
         raise RetryLater(
             f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before "
@@ -147,9 +148,9 @@ def _may_not_lock(schema: TableSchema, said: str) -> Refused:
 
 
 @answers("source")
-def _is_transactional(connection: pymysql.Connection, schema: TableSchema) -> bool:
+def _is_transactional(control: pymysql.Connection, schema: TableSchema) -> bool:
     rows = query(
-        connection,
+        control,
         "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
         (schema.database, schema.table),
     )

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -355,8 +355,9 @@ def _refusal(store: ObjectStore, problem: ChainProblem) -> DataAtRisk:
 
 def _require_own(manifest: Manifest) -> None:
     """Raises ValueError for a part that is not this batch's: it would be read, and deleted, by its path."""
+    chunks = {path: one.number for one in manifest.chunks for path in one.paths}
     for part in manifest.parts:
-        if not (_is_copied(manifest, part) if manifest.copied else _is_logged(manifest, part)):
+        if not (_is_copied(manifest, part, chunks) if manifest.copied else _is_logged(manifest, part)):
             raise ValueError(f"the path {part.path!r} is not that of a part of the batch {manifest.batch_id}")
         if part.schema_id not in manifest.schemas:
             raise ValueError(f"the definition {part.schema_id!r} of {part.path} is not in it")
@@ -368,16 +369,11 @@ def _is_logged(manifest: Manifest, part: Part) -> bool:
     return name is not None and (name.source, name.seq) == own and part.path.startswith(table_prefix(part.table))
 
 
-def _is_copied(manifest: Manifest, part: Part) -> bool:
+def _is_copied(manifest: Manifest, part: Part, chunks: Mapping[str, int]) -> bool:
+    """chunks: the numbers of the manifest's chunks by the paths of their parts."""
     name = parse_copied(part.path)
-    chunks = {one.number: one for one in manifest.chunks}
-    return (
-        name is not None
-        and name.source == manifest.source
-        and name.chunk in chunks
-        and part.path in chunks[name.chunk].paths
-        and part.path.startswith(copied_prefix(part.table))
-    )
+    own = (manifest.source, chunks.get(part.path))
+    return name is not None and (name.source, name.chunk) == own and part.path.startswith(copied_prefix(part.table))
 
 
 def _manifests(store: ObjectStore, source: str, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:

@@ -70,9 +70,9 @@ def load(store: ObjectStore, source: str) -> Start | None:
     return start
 
 
-def require_own(store: ObjectStore, source: str, pipeline: str) -> None:
-    """The chain of the source, if there is one, is that of this pipeline. Raises Refused (stage.other_pipeline), and
-    what `load` does."""
+def require_own(store: ObjectStore, source: str, pipeline: str) -> Start | None:
+    """The start of the source, if there is one: its chain is that of this pipeline. Raises Refused
+    (stage.other_pipeline), and what `load` does."""
     start = load(store, source)
     if start is not None and start.pipeline != pipeline:
         raise Refused(
@@ -83,6 +83,7 @@ def require_own(store: ObjectStore, source: str, pipeline: str) -> None:
             remedy="nothing was changed. Give each pipeline a stage of its own (stage.uri), or give the source another "
             "name in one of the two pipeline files; a pipeline that was renamed gets its former name back",
         )
+    return start
 
 
 def sources(store: ObjectStore) -> list[str]:
@@ -94,10 +95,9 @@ def sources(store: ObjectStore) -> list[str]:
 def put(store: ObjectStore, source: str, checkpoint: Checkpoint, *, pipeline: str, asked: str = "") -> Checkpoint:
     """Writes the start unless there is one; the one that is there. Raises Refused (stage.other_pipeline)."""
     store.put_if_absent(start_path(source), Start(source, pipeline, checkpoint, asked).to_bytes())
-    require_own(store, source, pipeline)
-    found = read(store, source)
+    found = require_own(store, source, pipeline)
     assert found is not None
-    return found
+    return found.checkpoint
 
 
 def missing_start(store: ObjectStore, source: str) -> DataAtRisk:
