@@ -25,6 +25,7 @@ from cdc_core.binlog.table_map import TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import InternalError, Refused
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column
+from cdc_core.model.staged import LITERAL_TYPE, LiteralEntries
 
 Where = Callable[[int], str]
 """Position of the event that contains a row."""
@@ -471,3 +472,14 @@ _DECODERS: dict[str, Callable[[_Values], _Decoded]] = {
     "datetime": _datetime, "timestamp": _timestamp, "time": _time, "enum": _enum, "set": _set, "json": _json,
     "vector": _vector, "uuid": _address, "inet4": _address, "inet6": _address,
 }  # fmt: skip
+
+
+def literal_map(literals: list[tuple[str, Literals]], rows: int) -> pa.MapArray:
+    """`_cdc_literal` of some rows, from the literals of their columns, by name."""
+    if not literals:
+        return pa.nulls(rows, LITERAL_TYPE)
+    names = pa.array([name for name, _ in literals])
+    number = np.repeat(np.arange(len(literals)), [len(found.row) for _, found in literals])
+    row = np.concatenate([found.row for _, found in literals])
+    text = pa.concat_arrays([found.text for _, found in literals])
+    return LiteralEntries(row, names.take(pa.array(number)), text).array(rows)

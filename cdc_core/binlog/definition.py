@@ -27,7 +27,7 @@ SCHEMA_REMEDY = (
     "start after the last ALTER of this table, with a full sync of it"
 )
 
-_INTEGERS = {
+INTEGERS = {
     TypeCode.TINY: "tinyint", TypeCode.SHORT: "smallint", TypeCode.INT24: "mediumint", TypeCode.LONG: "int",
     TypeCode.LONGLONG: "bigint",
 }  # fmt: skip
@@ -151,8 +151,8 @@ def _logged_type(table_map: TableMap, i: int) -> ColumnType:
     """The type, from the log alone."""
     code, metadata = table_map.types[i], table_map.metadata[i]
     unsigned = table_map.unsigned[i] if table_map.unsigned is not None else False
-    if code in _INTEGERS:
-        return ColumnType(_INTEGERS[TypeCode(code)], unsigned=unsigned)
+    if code in INTEGERS:
+        return ColumnType(INTEGERS[TypeCode(code)], unsigned=unsigned)
     if code in (TypeCode.FLOAT, TypeCode.DOUBLE):
         return ColumnType(_PLAIN[TypeCode(code)], unsigned=unsigned)
     if code in _PLAIN:
@@ -224,8 +224,8 @@ def fits(kind: ColumnType, table_map: TableMap, i: int) -> bool:
     """Whether a column of this type can be logged with this code and metadata."""
     code, metadata = table_map.types[i], table_map.metadata[i]
     base = kind.base
-    if code in _INTEGERS:
-        return base == _INTEGERS[TypeCode(code)] and _sign_fits(kind, table_map, i)
+    if code in INTEGERS:
+        return base == INTEGERS[TypeCode(code)] and _sign_fits(kind, table_map, i)
     if code == TypeCode.DECIMAL:
         return base == "decimal" and (kind.precision or 10) << 8 | (kind.scale or 0) == metadata
     if code in _PLAIN:

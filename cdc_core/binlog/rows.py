@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.binlog import scan
-from cdc_core.binlog.columns import Literals, decode_column
+from cdc_core.binlog.columns import Literals, decode_column, literal_map
 from cdc_core.binlog.definition import SCHEMA_REMEDY, fits
 from cdc_core.binlog.image_shapes import Defaults, locate_values, require_columns
 from cdc_core.binlog.json import JsonError
@@ -28,7 +28,7 @@ from cdc_core.binlog.table_map import TableMap, TypeCode
 from cdc_core.binlog.wire import malformed
 from cdc_core.errors import DataAtRisk, InternalError, Refused
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import BEFORE_MARK, LITERAL_TYPE, LiteralEntries, row_field
+from cdc_core.model.staged import BEFORE_MARK, row_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ def decode_rows(
         after=tuple(after),
         before=_before(schema, before, places.before_row, places.rows),
         op=pa.DictionaryArray.from_arrays(pa.array(kinds), pa.array(["c", "u", "d"])),
-        literal=_literal_map(literals, places.rows),
+        literal=literal_map(literals, places.rows),
         absent=located.absent,
         event=np.repeat(images.event, rows),
         rows_per_event=rows,
@@ -189,13 +189,3 @@ def _before(schema: TableSchema, columns: list[pa.Array], row: npt.NDArray[np.in
     absent = np.ones(rows, np.bool_)
     absent[row] = False
     return images.take(pa.array(index, mask=absent))
-
-
-def _literal_map(literals: list[tuple[str, Literals]], rows: int) -> pa.MapArray:
-    if not literals:
-        return pa.nulls(rows, LITERAL_TYPE)
-    names = pa.array([name for name, _ in literals])
-    number = np.repeat(np.arange(len(literals)), [len(found.row) for _, found in literals])
-    row = np.concatenate([found.row for _, found in literals])
-    text = pa.concat_arrays([found.text for _, found in literals])
-    return LiteralEntries(row, names.take(pa.array(number)), text).array(rows)

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from cdc_core.binlog import text as charsets
+from cdc_core.binlog.definition import INTEGERS
 from cdc_core.binlog.table_map import TypeCode
 from cdc_core.errors import Refused
 from cdc_core.model.schema import ColumnType
@@ -22,10 +23,6 @@ _FIXED = {
     TypeCode.FLOAT: 4, TypeCode.DOUBLE: 8,
 }  # fmt: skip
 _MOMENTS = frozenset({TypeCode.DATE, TypeCode.NEWDATE, TypeCode.DATETIME, TypeCode.TIMESTAMP})
-_INTEGERS = {
-    TypeCode.TINY: "tinyint", TypeCode.SHORT: "smallint", TypeCode.INT24: "mediumint", TypeCode.LONG: "int",
-    TypeCode.LONGLONG: "bigint",
-}  # fmt: skip
 _TEMPORAL = {
     TypeCode.DATE: "date", TypeCode.NEWDATE: "date", TypeCode.DATETIME: "datetime", TypeCode.TIMESTAMP: "timestamp",
     TypeCode.TIME: "time",
@@ -99,8 +96,8 @@ def _length(packet: bytes, at: int) -> tuple[int, int]:
 def type_of(definition: ColumnDefinition) -> ColumnType:
     """The declared type that a column with this definition would have. Raises Refused (schema.unsupported_type)."""
     code = TypeCode(definition.code)
-    if code in _INTEGERS:
-        return ColumnType(_INTEGERS[code], unsigned=definition.unsigned)
+    if code in INTEGERS:
+        return ColumnType(INTEGERS[code], unsigned=definition.unsigned)
     if code in _TEMPORAL:
         return ColumnType(_TEMPORAL[code], fsp=definition.decimals if code != TypeCode.DATE else 0)
     if code in _SIMPLE:

@@ -9,14 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 
-import numpy as np
 import pyarrow as pa
 import pymysql
 
-from cdc_core.binlog.columns import Literals
+from cdc_core.binlog.columns import Literals, literal_map
 from cdc_core.connections import SafeConnection
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import BOOKKEEPING, LITERAL, LITERAL_TYPE, LiteralEntries, row_field
+from cdc_core.model.staged import BOOKKEEPING, LITERAL, row_field
 from cdc_core.results import values
 from cdc_core.results.answer import Buffer, Located
 from cdc_core.results.definitions import ColumnDefinition, type_of
@@ -141,14 +140,4 @@ def _batch(selection: Sequence[values.Selected], arrow: pa.Schema, located: Loca
         arrays.append(array)
         if found is not None:
             literals.append((one.column.name, found))
-    return pa.RecordBatch.from_arrays([*arrays, _literal_map(literals, len(located))], schema=arrow)
-
-
-def _literal_map(literals: list[tuple[str, Literals]], rows: int) -> pa.MapArray:
-    if not literals:
-        return pa.nulls(rows, LITERAL_TYPE)
-    names = pa.array([name for name, _ in literals])
-    number = np.repeat(np.arange(len(literals)), [len(found.row) for _, found in literals])
-    row = np.concatenate([found.row for _, found in literals])
-    text = pa.concat_arrays([found.text for _, found in literals])
-    return LiteralEntries(row, names.take(pa.array(number)), text).array(rows)
+    return pa.RecordBatch.from_arrays([*arrays, literal_map(literals, len(located))], schema=arrow)
