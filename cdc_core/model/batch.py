@@ -14,7 +14,7 @@ from cdc_core.model.typed import require_types
 
 MANIFEST_VERSION = 4
 """The version of manifests, and of the other files that say where a chain begins. 1: without starts; 3: starts do not
-name their pipeline, and there are no copied rows."""
+name their pipeline, and no rows are copied."""
 
 
 class UnknownVersion(ValueError):
@@ -71,6 +71,7 @@ class CopiedChunk:
     number:  unique within the source; grows, so that of two claims at one place the later read is the newer.
     table:   the source table, `database.table`.
     above, through: keys as SQL literals in the order of the key's columns; () for no bound.
+    ts_us:   `_cdc_ts` of its rows, µs UTC: the watermark of what was staged before the read.
     low:     every transaction before it was visible to the read.
     high:    no transaction from it on was visible to the read.
     rows:    read. Filters of the pipeline may leave some of them out.
@@ -81,6 +82,7 @@ class CopiedChunk:
     table: str
     above: tuple[str, ...]
     through: tuple[str, ...]
+    ts_us: int
     low: Position
     high: Position
     rows: int
@@ -92,7 +94,7 @@ class CopiedChunk:
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> CopiedChunk:
         return cls(
-            data["number"], data["table"], tuple(data["above"]), tuple(data["through"]),
+            data["number"], data["table"], tuple(data["above"]), tuple(data["through"]), data["ts_us"],
             Position.from_json(data["low"]), Position.from_json(data["high"]), data["rows"], tuple(data["paths"]),
         )  # fmt: skip
 

@@ -262,10 +262,11 @@ class _TableCopier:
         staged = self._staged_here()
         reader = TableReader(self._sessions.reader, schema)
         where = f"{keys.after(schema, copy.reached)} AND {keys.up_to(schema, through)}" if copy.limit else "FALSE"
+        ts_us = staged.watermark_us or self._server.clock_us
         with self._view(schema, staged) as view:
             file = ChunkFile(
                 context.store, context.capture, schema, source=context.source, number=number,
-                epoch=context.lease.epoch, low=view.low, ts_us=staged.watermark_us or self._server.clock_us,
+                epoch=context.lease.epoch, low=view.low, ts_us=ts_us,
                 level=context.pipeline.stage.compression_level, scratch=context.scratch,
             )  # fmt: skip
             try:
@@ -281,7 +282,15 @@ class _TableCopier:
         if file.rows:
             self._row_bytes = file.row_bytes / file.rows
         chunk = CopiedChunk(
-            number, schema.name, copy.reached, through, view.low, high, file.rows, tuple(part.path for part in parts)
+            number,
+            schema.name,
+            copy.reached,
+            through,
+            ts_us,
+            view.low,
+            high,
+            file.rows,
+            tuple(part.path for part in parts),
         )
         complete = through == copy.limit
         read = ReadChunk(chunk, parts, file.schemas)

@@ -165,7 +165,11 @@ def _composed(
         full = sum(one.size_bytes for _, one in some) >= pipeline.limits.batch_mib << 20
         if full or number == len(every) - 1:
             done = tuple(copy.table for copy, one in some if one.chunk.number == last[copy.table])
-            copied = {table: _copied(table, place, coverage.get(table), routes) for table in done}
+            copied = {
+                one.table: _copied(one.table, place, chunks, coverage.get(one.table), routes)
+                for one, chunks in due
+                if one.table in done
+            }
             made.append((_with(empty, [one for _, one in some], copied), done))
             some = []
     return made
@@ -177,8 +181,14 @@ def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCov
     return replace(empty, chunks=tuple(one.chunk for one in some), parts=parts, schemas=schemas, coverage=copied)
 
 
-def _copied(table: str, place: Checkpoint, known: TableCoverage | None, routes: Route) -> TableCoverage:
-    """Whole from the place on: what the table had before is not known."""
+def _copied(
+    table: str, place: Checkpoint, chunks: Sequence[ReadChunk], known: TableCoverage | None, routes: Route
+) -> TableCoverage:
+    """Whole from the place on, and from a time on that all copied rows have: what was before is not known.
+
+    The watermark may have been withdrawn since a chunk was read, because a clock had been ahead.
+    """
     database, _, name = table.partition(".")
     feeds = routes(database, name) or (known.feeds if known is not None else ())
-    return TableCoverage(How.COPIED, place.position.seq - 1, place.watermark_us, str(place.position), feeds=feeds)
+    ts_us = max(place.watermark_us, *(one.chunk.ts_us for one in chunks))
+    return TableCoverage(How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds)

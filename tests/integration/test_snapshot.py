@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -421,6 +422,34 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
             assert counts == [1] * len(expected), (kind, place)
             found = table_state(line.store, line.chain, f"{place}{number}")
             assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
+
+
+def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_that_time(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = make_line()
+    fill(line, 20)
+    line = make_line()
+    line.drain()
+    checkpoint = Meta.checkpoint
+    ahead_us = 3_600_000_000
+
+    def ahead(self: Meta, source: str) -> Any:
+        found = checkpoint(self, source)
+        return found and replace(found, watermark_us=found.watermark_us + ahead_us)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Meta, "checkpoint", ahead)
+        read(line)
+    line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
+    line.drain()
+    stage(line)
+    with Meta.open(line.pipeline.meta.url) as meta:
+        now = meta.checkpoint("shop")
+    assert now is not None
+    with pytest.raises(Refused):  # the copied rows carry a later time: without them the table would be nearly empty
+        table_state(line.store, line.chain, "number", as_of=AsOf(time_us=now.watermark_us))
+    assert in_stage(line, "number") == at_source(line, "number")
 
 
 def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:
