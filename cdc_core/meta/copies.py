@@ -45,8 +45,6 @@ class TableCopy:
     complete: bool = False
     rows: int = 0
     rows_estimated: int = 0
-    size_bytes: int = 0
-    started_us: int = 0
 
     @property
     def table(self) -> str:
@@ -103,7 +101,6 @@ def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
             complete=copy.complete,
             rows_read=0,
             rows_estimated=copy.rows_estimated,
-            bytes_read=0,
             started_us=now,
             updated_us=now,
         )
@@ -138,7 +135,6 @@ def read(connection: Connection, lease: Lease, source: str, one: ReadChunk, *, c
             source=source,
             chunk=one.chunk.number,
             source_table=one.chunk.table,
-            size_bytes=one.size_bytes,
             claim=one.to_json(),
         )
     )
@@ -149,7 +145,6 @@ def read(connection: Connection, lease: Lease, source: str, one: ReadChunk, *, c
             reached=json.dumps(one.chunk.through, ensure_ascii=False),
             complete=complete,
             rows_read=_copy.c.rows_read + one.chunk.rows,
-            bytes_read=_copy.c.bytes_read + one.size_bytes,
             updated_us=now_us(connection),
         )
     )
@@ -211,6 +206,4 @@ def _copy_of(row: Row[tuple[object, ...]]) -> TableCopy:
         bool(row.complete),
         row.rows_read,
         row.rows_estimated,
-        row.bytes_read,
-        row.started_us,
     )

@@ -171,7 +171,6 @@ table_copy = Table(
     _needed("complete", Boolean()),
     _needed("rows_read", BigInteger()),
     _needed("rows_estimated", BigInteger()),
-    _needed("bytes_read", BigInteger()),
     _needed("started_us", BigInteger()),
     _needed("updated_us", BigInteger()),
     comment="a copy of a source table that is not staged yet: read up to the key reached, until key_limit; as JSON",
@@ -183,7 +182,6 @@ copied_chunk = Table(
     Column("source", text(NAME), primary_key=True),
     Column("chunk", BigInteger(), primary_key=True, autoincrement=False),
     _needed("source_table", text(TABLE_NAME)),
-    _needed("size_bytes", BigInteger()),
     _needed("claim", long_text()),
     comment="a chunk whose files are durable and which no manifest names yet",
 )

@@ -293,15 +293,8 @@ class _TableCopier:
             tuple(part.path for part in parts),
         )
         complete = through == copy.limit
-        read = ReadChunk(chunk, parts, file.schemas)
-        context.meta.chunk_read(context.lease, context.source, read, complete=complete)
-        return replace(
-            copy,
-            reached=through,
-            complete=complete,
-            rows=copy.rows + file.rows,
-            size_bytes=copy.size_bytes + read.size_bytes,
-        )
+        context.meta.chunk_read(context.lease, context.source, ReadChunk(chunk, parts, file.schemas), complete=complete)
+        return replace(copy, reached=through, complete=complete, rows=copy.rows + file.rows)
 
 
 def _staged(meta: Meta, source: str) -> Checkpoint:

@@ -160,10 +160,11 @@ def _composed(
     some: list[tuple[TableCopy, ReadChunk]] = []
     every = [(copy, one) for copy, chunks in due for one in chunks]
     last = {copy.table: chunks[-1].chunk.number for copy, chunks in due}
-    for number, (copy, chunk) in enumerate(every):
+    size_bytes = 0
+    for copy, chunk in every:
         some.append((copy, chunk))
-        full = sum(one.size_bytes for _, one in some) >= pipeline.limits.batch_mib << 20
-        if full or number == len(every) - 1:
+        size_bytes += chunk.size_bytes
+        if size_bytes >= pipeline.limits.batch_mib << 20 or chunk is every[-1][1]:
             done = tuple(copy.table for copy, one in some if one.chunk.number == last[copy.table])
             copied = {
                 one.table: _copied(one.table, place, chunks, coverage.get(one.table), routes)
@@ -171,7 +172,7 @@ def _composed(
                 if one.table in done
             }
             made.append((_with(empty, [one for _, one in some], copied), done))
-            some = []
+            some, size_bytes = [], 0
     return made
 
 

@@ -4,21 +4,11 @@ from __future__ import annotations
 
 import sqlalchemy as sa
 from alembic import op
-from sqlalchemy.dialects import mysql
-from sqlalchemy.types import TypeEngine
+
+from cdc_core.meta.tables import long_text, text
 
 revision = "0010"
 down_revision = "0009"
-
-_EXACT = {"charset": "utf8mb4", "collation": "utf8mb4_bin"}
-
-
-def _text(length: int) -> TypeEngine[str]:
-    return sa.String(length).with_variant(mysql.VARCHAR(length, **_EXACT), "mysql", "mariadb")
-
-
-def _long() -> TypeEngine[str]:
-    return sa.Text().with_variant(mysql.LONGTEXT(**_EXACT), "mysql", "mariadb")
 
 
 def upgrade() -> None:
@@ -30,34 +20,33 @@ def upgrade() -> None:
     _replace_constraints()
     op.create_table(
         "table_copy",
-        sa.Column("source", _text(64), primary_key=True),
-        sa.Column("source_table", _text(192), primary_key=True),
-        sa.Column("definition", _long(), nullable=False),
-        sa.Column("key_limit", _long()),
-        sa.Column("reached", _long()),
+        sa.Column("source", text(64), primary_key=True),
+        sa.Column("source_table", text(192), primary_key=True),
+        sa.Column("definition", long_text(), nullable=False),
+        sa.Column("key_limit", long_text()),
+        sa.Column("reached", long_text()),
         sa.Column("complete", sa.Boolean(), nullable=False),
         *(
             sa.Column(name, sa.BigInteger(), nullable=False)
-            for name in ("rows_read", "rows_estimated", "bytes_read", "started_us", "updated_us")
+            for name in ("rows_read", "rows_estimated", "started_us", "updated_us")
         ),
         comment="a copy of a source table that is not staged yet: read up to the key reached, until key_limit; as JSON",
         if_not_exists=True,
     )
     op.create_table(
         "copied_chunk",
-        sa.Column("source", _text(64), primary_key=True),
+        sa.Column("source", text(64), primary_key=True),
         sa.Column("chunk", sa.BigInteger(), primary_key=True, autoincrement=False),
-        sa.Column("source_table", _text(192), nullable=False),
-        sa.Column("size_bytes", sa.BigInteger(), nullable=False),
-        sa.Column("claim", _long(), nullable=False),
+        sa.Column("source_table", text(192), nullable=False),
+        sa.Column("claim", long_text(), nullable=False),
         comment="a chunk whose files are durable and which no manifest names yet",
         if_not_exists=True,
     )
     op.create_table(
         "copy_batch",
-        sa.Column("batch_id", _text(128), primary_key=True),
-        sa.Column("source", _text(64), nullable=False),
-        sa.Column("manifest", _long(), nullable=False),
+        sa.Column("batch_id", text(128), primary_key=True),
+        sa.Column("source", text(64), nullable=False),
+        sa.Column("manifest", long_text(), nullable=False),
         comment="a manifest of copied rows that is about to be written: decided once, whoever writes it",
         if_not_exists=True,
     )
