@@ -49,6 +49,10 @@ STATEMENT_TIMEOUT_S = 900.0
 _MAX_TIMEOUT_S = 86_400
 _SWITCH = {"true": True, "1": True, "false": False, "0": False}
 
+DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370})
+"""Error numbers of a statement that the account may not run."""
+GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031})
+"""The connection broke, or someone ended it or its statement; another attempt on a new connection may go through."""
 _REFUSED_LOGINS = frozenset({1044, 1045, 1049, 1130, 1251, 1698, 1862, 2059, 3118, 3159, 4151})
 """Server errors that no retry changes: access denied, unknown database, host not allowed, unknown login method,
 password expired, account locked, TLS required."""

@@ -48,7 +48,9 @@ def snapshot(
         typer.Argument(metavar="[TABLE]...", help="database.table of the source; default: pending ones."),
     ] = None,
     source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Only this source.")] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be copied; read no rows.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Extract, then show what would be copied; copy nothing.")
+    ] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -100,7 +102,7 @@ def copy_sources(
     from cdc_core.extract.extractor import default_holder
     from cdc_core.sink import Capture
     from cdc_core.snapshot.copier import copier_lease, copy_tables
-    from cdc_core.snapshot.staging import finish_decided, stage_due
+    from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
 
     store = open_stage(pipeline.stage)
     routes = Capture(pipeline.tables, pipeline.routes, os.environ).route
@@ -121,14 +123,14 @@ def copy_sources(
                 output.note(f"not copied: {error.what} {error.remedy}.")
             if len(refused) == len(tables):
                 continue
-            _extract_on(pipeline, name, output)
             deadline_s = time.monotonic() + WAIT_S
-            staged = stage_due(meta, store, pipeline, name, lease, routes=routes)
-            while staged.waiting is not None and time.monotonic() < deadline_s:
-                time.sleep(_PAUSE_S)
+            staged = Staged()
+            while True:
                 _extract_on(pipeline, name, output)
-                later = stage_due(meta, store, pipeline, name, lease, routes=routes)
-                staged = _joined(staged, later)
+                staged = staged.then(stage_due(meta, store, pipeline, name, lease, routes=routes))
+                if staged.waiting is None or time.monotonic() > deadline_s:
+                    break
+                time.sleep(_PAUSE_S)
             found[name] = staged
     return found
 
@@ -168,14 +170,6 @@ def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
     except RetryLater as error:
         if error.code not in ANOTHER_HAS_IT:
             raise
-
-
-def _joined(earlier: Staged, later: Staged) -> Staged:
-    from cdc_core.snapshot.staging import Staged
-
-    return Staged(
-        earlier.batches + later.batches, earlier.tables + later.tables, later.waiting, earlier.dropped + later.dropped
-    )
 
 
 def _split(name: str) -> tuple[str, str]:

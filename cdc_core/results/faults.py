@@ -10,15 +10,14 @@ from contextlib import contextmanager
 
 import pymysql
 
-from cdc_core.connections import shown
+from cdc_core.connections import DENIED, GONE, shown
 from cdc_core.errors import LockstepError, Refused, RetryLater
 
-_DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370})
 _ALTERED = frozenset({1049, 1051, 1054, 1072, 1146, 1176, 1412, 1932})
 """A database, table, column or index that existed when the definition was read; 1412: a snapshot older than it."""
 _PASSING = (
     frozenset({1205, 1206, 1213, 1614, 3058, 3101, 3572})  # locks
-    | {0, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031}  # gone
+    | GONE
     | {3, 23, 24, 28, 1021, 1026, 1037, 1038, 1040, 1041, 1135, 1203, 1226, 1461}  # disk, memory, connections
     | {1047, 1969, 3024, 3100, 3168, 3598}  # not in its cluster; limits on the time of statements
 )
@@ -37,7 +36,7 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
             code="results.unavailable",
             remedy="run it again; if this lasts, check the server's log, its load, and what ends its statements",
         )
-    if number in _DENIED:
+    if number in DENIED:
         return Refused(
             f"The account may not read the rows: {said}.",
             where=where,

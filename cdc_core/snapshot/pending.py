@@ -9,7 +9,7 @@ from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How, TableCoverage, lacks
 
-_COPIED = frozenset({How.EXISTING, How.COPIED, How.CREATED, How.EMPTY, How.TRUNCATED})
+_ADDITIVE = frozenset({How.EXISTING, How.COPIED, How.CREATED, How.EMPTY, How.TRUNCATED})
 """A copy adds what is missing. Rows that are gone without a trace in the log it would leave."""
 
 
@@ -56,7 +56,7 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
 
 
 def _require_additive(name: str, source: str, coverage: TableCoverage) -> None:
-    if coverage.how not in _COPIED:
+    if coverage.how not in _ADDITIVE:
         raise Refused(
             f"{lacks(name, source, coverage)}. A copy would bring the rows that the table has now, but would not "
             "remove those that it no longer has.",

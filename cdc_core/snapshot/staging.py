@@ -47,6 +47,12 @@ class Staged:
     waiting: Position | None = None
     dropped: tuple[tuple[str, str], ...] = ()
 
+    def then(self, later: Staged) -> Staged:
+        """What both calls have staged, and what still waits after the later one."""
+        return Staged(
+            self.batches + later.batches, self.tables + later.tables, later.waiting, self.dropped + later.dropped
+        )
+
 
 def stage_due(
     meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, lease: Lease, *, routes: Route

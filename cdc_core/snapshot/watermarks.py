@@ -20,11 +20,11 @@ from dataclasses import dataclass
 
 import pymysql
 
-from cdc_core.connections import answers, quote, shown
+from cdc_core.connections import DENIED, answers, quote, shown
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.source.facts import DENIED, LOST, ServerFacts, as_text, end_position, explained, query
+from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
 
 log = logging.getLogger(__name__)
 

@@ -17,14 +17,13 @@ from typing import Any, ParamSpec, TypeVar
 
 import pymysql
 
-from cdc_core.connections import answers
+from cdc_core.connections import DENIED, answers
 from cdc_core.errors import InternalError, LockstepError, Refused, RetryLater
 from cdc_core.model.position import Position
 
 log = logging.getLogger(__name__)
 
 PARSE_ERROR = 1064
-DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370})
 LOST = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1317, 1927, 2006, 2013, 2014, 2055, 3024})
 """Error numbers of a connection, or a statement on it, that was ended from outside."""
 

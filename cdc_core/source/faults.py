@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from cdc_core.binlog.events import Event, parse_incident, type_name
+from cdc_core.connections import DENIED
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.source.facts import DENIED
 
 
 def inside_transaction(event: Event, where: str) -> DataAtRisk:

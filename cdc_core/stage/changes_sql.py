@@ -124,7 +124,8 @@ def check_key(table: str, key: Sequence[str], schema: TableSchema) -> None:
 def changes_sql(groups: Sequence[FileGroup], columns: Sequence[pa.Field], *, past: bool = False) -> str:
     """All changes under one schema: row columns, `_before`, bookkeeping, and `_cdc_source_table`.
 
-    groups: without any, there is no change. past: leave out values of columns that were dropped since, and added again.
+    groups: may be empty, for a result without rows. past: leave out values of columns that were dropped since, and
+            added again.
     """
     if not groups:
         return _no_changes(columns)

@@ -16,14 +16,12 @@ from dataclasses import dataclass
 
 import pymysql
 
-from cdc_core.connections import shown
+from cdc_core.connections import DENIED, GONE, shown
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, defect
 from cdc_core.target.server_words import reason
 
 BUSY = frozenset({1205, 1206, 1213, 1412, 1614, 3058, 3101, 3572})
 """Lock waits, deadlocks, a definition that changed meanwhile, a transaction that a replication group rolled back."""
-GONE = frozenset({0, 1053, 1152, 1158, 1159, 1160, 1161, 1184, 1317, 1927, 2003, 2006, 2013, 2014, 2055, 3169, 4031})
-"""The connection broke, or someone ended it or its statement; another attempt on a new connection may go through."""
 PASSING = (
     frozenset({3, 23, 24, 28, 1021, 1026, 1114})  # disk and files
     | {1037, 1038, 1040, 1041, 1135, 1203, 1226}  # memory, threads, connections
@@ -33,7 +31,7 @@ PASSING = (
 """The server accepts no writes now."""
 PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "CREATE TEMPORARY TABLES")
 """All privileges that an account needs on the databases of a target."""
-DENIED = frozenset({1044, 1045, 1142, 1143, 1227, 1370, 1396, 1410})
+_DENIED = DENIED | {1396, 1410}
 ALTERED = frozenset({1049, 1051, 1054, 1091, 1146, 1932})
 """A database, table or column that existed when the job looked."""
 LIMITS = (
@@ -75,7 +73,7 @@ _TABLE: tuple[tuple[Iterable[int], _Fault], ...] = (
                             "run the task again once the server accepts writes; if this lasts, check its log and its "
                             "disk, and whether it is a read-only replica (read_only, super_read_only): then point the "
                             "connection at another server")),
-    (DENIED, _Fault(Refused, "target.grant", "The target refused a statement",
+    (_DENIED, _Fault(Refused, "target.grant", "The target refused a statement",
                     f"GRANT {', '.join(PRIVILEGES)} ON the target's databases to the pipeline's account")),
     (ALTERED, _Fault(RetryLater, "target.altered", "The target's table was altered while the job ran",
                      "run the task again, which reads the definition again; if this lasts, run `lockstep check`")),
@@ -110,7 +108,7 @@ def known(error: pymysql.err.MySQLError) -> bool:
 
 def denied(error: pymysql.err.MySQLError) -> bool:
     """Whether the account lacks a privilege for the statement."""
-    return number_of(error) in DENIED
+    return number_of(error) in _DENIED
 
 
 def transient(error: pymysql.err.MySQLError) -> bool:

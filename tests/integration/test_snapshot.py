@@ -136,6 +136,14 @@ def fill(line: Line, rows: int = ROWS) -> None:
             connection.commit()
 
 
+def with_rows(make_line: Callable[..., Line], rows: int) -> Line:
+    """A pipeline that begins after its tables were filled, extracted once."""
+    fill(make_line(), rows)
+    line = make_line()
+    line.drain()
+    return line
+
+
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(4)
@@ -197,10 +205,7 @@ def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
     after: bool,
 ) -> None:
     monkeypatch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 15)
-    line = make_line()
-    fill(line, 40)
-    line = make_line()
-    line.drain()
+    line = with_rows(make_line, 40)
     done = getattr(owner, step)
     left = [2 if step in ("finish", "chunk_read") else 1]
 
@@ -284,10 +289,7 @@ def test_a_table_that_is_dropped_and_created_while_it_is_copied_has_only_its_new
 
 
 def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_line: Callable[..., Line]) -> None:
-    line = make_line()
-    fill(line, 30)
-    line = make_line()
-    line.drain()
+    line = with_rows(make_line, 30)
     line.origin.execute("DELETE FROM number")
     read(line)
     line.drain()
@@ -298,10 +300,7 @@ def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_l
 
 
 def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(make_line: Callable[..., Line]) -> None:
-    line = make_line()
-    fill(line, 40)
-    line = make_line()
-    line.drain()
+    line = with_rows(make_line, 40)
     read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     line.drain()
@@ -323,10 +322,7 @@ def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(ma
 def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     make_line: Callable[..., Line], small_chunks: None
 ) -> None:
-    line = make_line()
-    fill(line, 60)
-    line = make_line()
-    line.drain()
+    line = with_rows(make_line, 60)
     read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     line.drain()
@@ -427,10 +423,7 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
 def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_that_time(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = make_line()
-    fill(line, 20)
-    line = make_line()
-    line.drain()
+    line = with_rows(make_line, 20)
     checkpoint = Meta.checkpoint
     ahead_us = 3_600_000_000
 
@@ -466,10 +459,7 @@ def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) ->
 
 
 def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_line: Callable[..., Line]) -> None:
-    line = make_line()
-    fill(line, 30)
-    line = make_line()
-    line.drain()
+    line = with_rows(make_line, 30)
     read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     line.drain()

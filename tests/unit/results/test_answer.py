@@ -26,7 +26,7 @@ EDGE = rows.MAX_PAYLOAD
 
 
 class Sent:
-    """Stands for a connection: gives bytes in pieces of these sizes, then ends as a lost one does."""
+    """A connection that gives bytes in pieces of these sizes, then ends as a lost one does."""
 
     def __init__(self, data: bytes, pieces: list[int]) -> None:
         self._data, self._pieces = memoryview(data), pieces
