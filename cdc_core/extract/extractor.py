@@ -490,6 +490,9 @@ def recover(meta: Meta, store: ObjectStore, lease: Lease) -> Checkpoint | None:
             meta.advance_watermark(lease, begun)
         return begun
     for manifest in chain(store, lease.source, after=stored.position):
+        if manifest.copied:  # at the position itself, whether it is recorded or not; meta knows what holds there
+            meta.commit_batch(lease, manifest)
+            continue
         log.info("%s: adopting the batch %s, which is staged but not recorded", lease.source, manifest.batch_id)
         meta.commit_batch(lease, manifest)
         stored = manifest.end

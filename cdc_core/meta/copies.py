@@ -157,7 +157,7 @@ def chunks(connection: Connection, source: str) -> tuple[ReadChunk, ...]:
 
 
 def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Sequence[str]) -> None:
-    """These chunks go into this manifest. done: tables whose last chunks they are."""
+    """These chunks go into this manifest. done: their tables, whose copies end with it."""
     leases.require_held(connection, lease)
     numbers = [one.number for one in manifest.chunks]
     for number in numbers:

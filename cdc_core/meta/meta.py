@@ -205,7 +205,10 @@ class Meta:
         return self._database.read(lambda c: copies.chunks(c, source))
 
     def decide_copied(self, lease: Lease, manifest: Manifest, done: Sequence[str]) -> None:
-        """A manifest takes these chunks; it is written next. Raises RetryLater (meta.lease_lost, snapshot.moved)."""
+        """A manifest takes these chunks, all of the tables `done`; it is written next.
+
+        Raises RetryLater (meta.lease_lost, snapshot.moved).
+        """
         self._database.write(lambda c: copies.decide(c, lease, manifest, done))
 
     def decided_copied(self, source: str) -> tuple[Manifest, ...]:

@@ -140,7 +140,11 @@ def _composed(
     coverage: dict[str, TableCoverage],
     routes: Route,
 ) -> list[tuple[Manifest, tuple[str, ...]]]:
-    """Manifests of at most `limits.batch_mib`, each with the tables whose last chunks are in it."""
+    """Manifests, each with its tables: whole tables until they have `limits.batch_mib`.
+
+    A table is never in two. Copied rows leave no gap in the chain where their manifest is lost; what says that the
+    table is whole is lost with it.
+    """
     if not due:
         return []
     newest = manifests.newest(store, source)
@@ -163,22 +167,16 @@ def _composed(
         isolated=isolated,
     )
     made: list[tuple[Manifest, tuple[str, ...]]] = []
-    some: list[tuple[TableCopy, ReadChunk]] = []
-    every = [(copy, one) for copy, chunks in due for one in chunks]
-    last = {copy.table: chunks[-1].chunk.number for copy, chunks in due}
+    chunks: list[ReadChunk] = []
+    copied: dict[str, TableCoverage] = {}
     size_bytes = 0
-    for copy, chunk in every:
-        some.append((copy, chunk))
-        size_bytes += chunk.size_bytes
-        if size_bytes >= pipeline.limits.batch_mib << 20 or chunk is every[-1][1]:
-            done = tuple(copy.table for copy, one in some if one.chunk.number == last[copy.table])
-            copied = {
-                one.table: _copied(one.table, place, chunks, coverage.get(one.table), routes)
-                for one, chunks in due
-                if one.table in done
-            }
-            made.append((_with(empty, [one for _, one in some], copied), done))
-            some, size_bytes = [], 0
+    for copy, mine in due:
+        chunks += mine
+        copied[copy.table] = _copied(copy.table, place, mine, coverage.get(copy.table), routes)
+        size_bytes += sum(one.size_bytes for one in mine)
+        if size_bytes >= pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
+            made.append((_with(empty, chunks, copied), tuple(copied)))
+            chunks, copied, size_bytes = [], {}, 0
     return made
 
 

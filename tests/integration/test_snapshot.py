@@ -15,8 +15,8 @@ import pymysql
 import pytest
 
 from cdc_core.apply.retention import purge, sweep
-from cdc_core.errors import Refused, RetryLater
-from cdc_core.extract.extractor import default_holder
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.extract.extractor import default_holder, recover
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.sink import Capture
@@ -443,6 +443,50 @@ def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_t
     with pytest.raises(Refused):  # the copied rows carry a later time: without them the table would be nearly empty
         table_state(line.store, line.chain, "number", as_of=AsOf(time_us=now.watermark_us))
     assert in_stage(line, "number") == at_source(line, "number")
+
+
+def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Callable[..., Line]) -> None:
+    line = with_rows(make_line, 20)
+    limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a manifest for each table
+    line.pipeline = line.pipeline.model_copy(update={"limits": limits})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 5)
+        read(line)
+    line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
+    line.drain()
+    stage(line)
+    copies = [one for one in line.chain if one.copied]
+    assert len(copies) == len(TABLES)
+    for manifest in copies:
+        (table,) = {chunk.table.partition(".")[2] for chunk in manifest.chunks}
+        assert len(manifest.chunks) > 1
+        assert in_stage(line, table) == at_source(line, table)
+        data = line.store.get(manifest.path)
+        line.store.delete(manifest.path)
+        with pytest.raises(Refused):
+            in_stage(line, table)
+        with Meta.open(line.pipeline.meta.url) as meta, pytest.raises(DataAtRisk) as lost:
+            manifests.require_listed(line.store, "shop", [one.manifest for one in meta.batches("shop")])
+        assert lost.value.code == "stage.missing"
+        line.store.put(manifest.path, data)
+
+
+def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_line: Callable[..., Line]) -> None:
+    line = with_rows(make_line, 20)
+    read(line)
+    line.drain()
+    stage(line)
+    for _ in range(2):
+        line.drain()
+    with Meta.open(line.pipeline.meta.url) as meta:
+        known = meta.checkpoint("shop")
+        assert known is not None
+        assert line.chain[-1].copied
+        assert line.chain[-1].end.position == known.position
+        assert line.chain[-1].end.watermark_us < known.watermark_us
+        lease = meta.acquire_lease("shop", "shop", "me", 60)
+        assert recover(meta, line.store, lease) == known
+        meta.release_lease(lease)
 
 
 def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:
