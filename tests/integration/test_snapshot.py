@@ -489,6 +489,19 @@ def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_
         meta.release_lease(lease)
 
 
+def test_a_copy_waits_until_what_was_written_before_its_read_is_staged(make_line: Callable[..., Line]) -> None:
+    line = with_rows(make_line, 20)
+    line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
+    read(line)
+    early = stage(line)
+    assert (early.batches, early.tables) == ((), ())
+    assert early.waiting is not None
+    assert not any(one.copied for one in line.chain)
+    line.drain()
+    assert len(stage(line).tables) == len(TABLES)
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
 def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:
     line = make_line()
     line.drain()
