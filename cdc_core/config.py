@@ -691,6 +691,11 @@ class Pipeline(_Model):
         routes = [route for route in self.routes if route.to == logical or "\\" in route.to]
         return len(self.sources) == 1 and all(route.only == name for route in routes)
 
+    def counts_newest(self, target: str, logical: str, name: str) -> bool:
+        """Whether rows of the source table `name` and of others count as one in the target, the newest of them."""
+        rule = self.target(target).table(logical)
+        return rule is not None and rule.shared_keys == "newest" and not self.feeds_alone(name, logical)
+
     def source(self, name: str) -> Source:
         return next(source for source in self.sources if source.name == name)
 

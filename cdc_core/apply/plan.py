@@ -30,6 +30,7 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, plan_path
 from cdc_core.model.schema import TableSchema
+from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import parse, require_listed
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.windows import CLOCK_TOLERANCE_US, from_us
@@ -214,7 +215,7 @@ def composed(
     runs, taken = [], []
     for target in targets:
         batches = [batch for chain in view.chain.values() for batch in chain if batch.batch_id in chosen[target.name]]
-        tables = _merge_tables(target, batches, view, schemas)
+        tables = _merge_tables(pipeline, target, batches, view, schemas)
         merge_set = sets.setdefault(tables, MergeSet(str(len(sets)), tables))
         ids = tuple(batch.batch_id for batch in batches)
         runs.append(TargetRun(target.name, merge_set.name, ids, view.consumed[target.name]))
@@ -237,11 +238,15 @@ def composed(
 
 
 def _merge_tables(
-    target: Target, batches: Sequence[BatchRow], view: PlanView, schemas: Mapping[str, TableSchema]
+    pipeline: Pipeline,
+    target: Target,
+    batches: Sequence[BatchRow],
+    view: PlanView,
+    schemas: Mapping[str, TableSchema],
 ) -> tuple[MergeTable, ...]:
     """The tables that the target takes, by name; files in stream order within each source.
 
-    Raises Refused (plan.absent_values), and what key_of does.
+    Raises Refused (plan.absent_values, plan.copied_shared_keys), and what key_of does.
     """
     files: dict[str, list[PlannedFile]] = defaultdict(list)
     for batch in batches:
@@ -258,11 +263,15 @@ def _merge_tables(
                         absent_rows=file.absent_rows,
                     )
                 )
-    return tuple(_merge_table(target, table, tuple(files[table]), schemas) for table in sorted(files))
+    return tuple(_merge_table(pipeline, target, table, tuple(files[table]), schemas) for table in sorted(files))
 
 
 def _merge_table(
-    target: Target, table: str, files: tuple[PlannedFile, ...], schemas: Mapping[str, TableSchema]
+    pipeline: Pipeline,
+    target: Target,
+    table: str,
+    files: tuple[PlannedFile, ...],
+    schemas: Mapping[str, TableSchema],
 ) -> MergeTable:
     rule = target.table(table)
     assert rule is not None  # otherwise its files would not be here
@@ -276,6 +285,16 @@ def _merge_table(
             remedy="set on_row_error: stop for the table; or SET GLOBAL binlog_row_image = FULL on the source, and "
             "apply the batches from before that with on_row_error: stop",
         )
+    for file in files:
+        source_table = schemas[file.schema_id].name
+        if parse_copied(file.path) and pipeline.counts_newest(target.name, table, source_table):
+            raise Refused(
+                f"Rows of several tables count as one row of {table!r}, for which the newest change counts, and the "
+                f"run has copied rows of {source_table}, of which nothing tells when they were changed.",
+                where=f"targets.{target.name}.tables.{table}.shared_keys",
+                code="plan.copied_shared_keys",
+                remedy="leave out shared_keys for the table: rows with the same key then stop the run",
+            )
     return found
 
 

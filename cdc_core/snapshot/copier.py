@@ -233,6 +233,7 @@ class _TableCopier:
         context = self._context
         keys.key_columns(schema)
         require_unreserved(schema)
+        _require_ages(context, schema)
         size = size_of(self._sessions.control, schema)
         self._row_bytes = size.row_bytes
         known = {copy.table: copy for copy in context.meta.copies(context.source)}.get(schema.name)
@@ -295,6 +296,25 @@ class _TableCopier:
         complete = through == copy.limit
         context.meta.chunk_read(context.lease, context.source, ReadChunk(chunk, parts, file.schemas), complete=complete)
         return replace(copy, reached=through, complete=complete, rows=copy.rows + file.rows)
+
+
+def _require_ages(context: CopyContext, schema: TableSchema) -> None:
+    """Where rows of several tables count as one, the newest wins; how old a copied row is, nothing tells.
+
+    Raises Refused (snapshot.shared_keys).
+    """
+    pipeline = context.pipeline
+    for logical in context.capture.route(schema.database, schema.table):
+        for target in pipeline.targets:
+            if pipeline.counts_newest(target.name, logical, schema.name):
+                raise Refused(
+                    f"Rows of {schema.name} and of other tables with the same key count as one row of {logical}, for "
+                    "which the newest change counts; of a copied row nothing tells when it was changed.",
+                    where=f"targets.{target.name}.tables.{logical}.shared_keys",
+                    code="snapshot.shared_keys",
+                    remedy="load the tables' rows into the target by a dump (docs/tutorial.md); or, if the tables "
+                    "share no keys, leave out shared_keys",
+                )
 
 
 def _staged(meta: Meta, source: str) -> Checkpoint:

@@ -14,7 +14,9 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.apply.plan import plan
 from cdc_core.apply.retention import purge, sweep
+from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.extract.extractor import default_holder, recover
 from cdc_core.meta import Meta
@@ -500,6 +502,29 @@ def test_a_copy_waits_until_what_was_written_before_its_read_is_staged(make_line
     line.drain()
     assert len(stage(line).tables) == len(TABLES)
     assert in_stage(line, "number") == at_source(line, "number")
+
+
+def feeding(line: Line, shared_keys: str) -> Pipeline:
+    """The line's pipeline, with a target."""
+    target = {"name": "t", "connections": ["env:TARGET"], "tables": {"*": {"shared_keys": shared_keys}}}
+    return Pipeline.model_validate({**line.pipeline.model_dump(exclude_unset=True), "targets": [target]})
+
+
+def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_their_age(
+    make_line: Callable[..., Line],
+) -> None:
+    line = with_rows(make_line, 3)
+    line.pipeline = feeding(line, "newest")  # the tables of that name in any other database feed it too
+    refused = read(line)
+    assert len(refused) == len(TABLES)
+    assert {error.code for error in refused.values()} == {"snapshot.shared_keys"}
+    line.pipeline = feeding(line, "stop")
+    assert not read(line)
+    line.drain()
+    assert len(stage(line).tables) == len(TABLES)
+    with Meta.open(line.pipeline.meta.url) as meta, pytest.raises(Refused) as caught:
+        plan(meta, line.store, feeding(line, "newest"), window=None, run_id="r1")
+    assert caught.value.code == "plan.copied_shared_keys"
 
 
 def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:
