@@ -22,7 +22,7 @@ from cdc_core.extract.extractor import default_holder, recover
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.sink import Capture
-from cdc_core.snapshot import copier
+from cdc_core.snapshot import copier, watermarks
 from cdc_core.snapshot.copier import copier_lease, copy_tables
 from cdc_core.snapshot.pending import pending
 from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
@@ -30,6 +30,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.reader import table_state
+from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.integration.line import Line
 from tests.integration.source_origin import Origin, fresh_name
@@ -562,6 +563,56 @@ def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_li
         in_stage(line, "number")
     line.origin.execute("UPDATE number SET v = -3 WHERE v < 5")
     line.drain()
+
+
+SEMI_SYNC = {
+    "mysql9": ("INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'", "rpl_semi_sync_source"),
+    "mariadb": ("SET GLOBAL rpl_semi_sync_master_wait_point = 'AFTER_SYNC'", "rpl_semi_sync_master"),
+}
+
+
+@pytest.mark.parametrize("flavor", ["mysql9", "mariadb"])
+def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str
+) -> None:
+    """A semi-synchronous server commits in the engine only after a replica has acknowledged what was logged."""
+    prepare, switch = SEMI_SYNC[flavor]
+    with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as server:
+        origin = Origin(server, fresh_name())
+        origin.execute_on_server(f"CREATE DATABASE {origin.name}")
+        line = Line(origin, tmp_path)
+        fill(line, 20)
+        line = Line(origin, tmp_path)
+        origin.execute_on_server(prepare, f"SET GLOBAL {switch}_timeout = 600000", f"SET GLOBAL {switch}_enabled = ON")
+        waiting = threading.Thread(target=origin.execute, args=("UPDATE number SET v = -1 WHERE v < 10",))
+        waiting.start()
+        try:
+            assert eventually(lambda: line.drain() and any(one.rows for one in line.chain))
+            assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
+            monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
+            if origin.mariadb:  # says the place of what it shows, which is before the transaction
+                assert not read(line, ["number"])
+            else:
+                with pytest.raises(RetryLater) as refused:
+                    read(line, ["number"])
+                assert refused.value.code == "snapshot.not_visible"
+        finally:
+            origin.execute_on_server(f"SET GLOBAL {switch}_enabled = OFF")
+            waiting.join()
+        monkeypatch.undo()
+        read(line)
+        line.drain()
+        assert len(stage(line).tables) == len(TABLES)
+        assert (-1, "w0") in [row[1:] for row in at_source(line, "number")]
+        assert in_stage(line, "number") == at_source(line, "number")
+        origin.control.close()
+
+
+def eventually(reached: Callable[[], bool]) -> bool:
+    deadline_s = time.monotonic() + 60
+    while not (found := reached()) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    return found
 
 
 @pytest.fixture(scope="module")
