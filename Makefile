@@ -119,7 +119,7 @@ check-all: ## lint, types and test, as CI does
 
 lock: setup ## resolve requirements.lock again from pyproject.toml
 	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
-	  --no-header --no-annotate --no-emit-index-url --group dev --extra postgres \
+	  --no-header --no-annotate --no-emit-index-url --group dev --extra all \
 	  pyproject.toml -o requirements.lock
 
 clean: ## remove what was built here (the cache of downloads stays)

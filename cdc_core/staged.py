@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from cdc_core import config
 from cdc_core.errors import LockstepError, Refused, UsageError
+from cdc_core.extras import require
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.stage import coverage, horizon, reader, start
@@ -371,22 +372,20 @@ class Rows:
         return pa.Table.from_batches(self.batches(), schema=self.schema)
 
     def to_pandas(self, **options: Any) -> pd.DataFrame:
-        """All rows as a DataFrame of Arrow types, which are exact; `options` are those of `pyarrow.Table.to_pandas`."""
+        """All rows as a DataFrame of Arrow types, which are exact; `options` are those of `pyarrow.Table.to_pandas`.
+
+        Raises UsageError (install.missing_extra) where pandas is not installed.
+        """
+        require("pandas", by="to_pandas")
         import pandas as pd
 
         return self.to_arrow().to_pandas(**{"types_mapper": pd.ArrowDtype, **options})
 
     def to_polars(self) -> pl.DataFrame:
-        """All rows as a Polars DataFrame. Raises UsageError (stage.no_polars) where Polars is not installed."""
-        try:
-            import polars as pl
-        except ImportError:
-            raise UsageError(
-                "Polars is not installed.",
-                where="to_polars",
-                code="stage.no_polars",
-                remedy="pip install polars; or take to_arrow(), to_pandas() or to_duckdb()",
-            ) from None
+        """All rows as a Polars DataFrame. Raises UsageError (install.missing_extra) where Polars is not installed."""
+        require("polars", by="to_polars")
+        import polars as pl
+
         found = pl.from_arrow(self.to_arrow())
         assert isinstance(found, pl.DataFrame)
         return found

@@ -13,6 +13,7 @@ import os
 import pkgutil
 import sys
 import threading
+from contextlib import suppress
 from typing import Any
 
 import cdc_core
@@ -26,7 +27,8 @@ _LEFT = {"__main__", "migrations", "reader", "staged"}
 def load() -> None:
     for module in pkgutil.walk_packages(cdc_core.__path__, "cdc_core."):
         if not _LEFT & set(module.name.split(".")):
-            importlib.import_module(module.name)
+            with suppress(ModuleNotFoundError):  # of an extra that this Python may lack
+                importlib.import_module(module.name)
     warm()
     assert "duckdb" not in sys.modules, "it would print its leaks at the end of each command"
     gc.freeze()  # else the collector of each child would copy this process's memory by writing to it

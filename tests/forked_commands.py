@@ -35,12 +35,12 @@ class Done:
 
 
 class ForkedCommands:
-    """Runs one command after the other."""
+    """Runs one command after the other. path: folders that Python looks into before all others."""
 
-    def __init__(self) -> None:
+    def __init__(self, *path: Path) -> None:
         self._process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("forked.py"))],
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*path, ROOT)))},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

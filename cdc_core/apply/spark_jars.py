@@ -14,6 +14,7 @@ from pathlib import Path
 
 from cdc_core.apply.jobs import S3_EXCLUDED, S3_PACKAGES, s3_jars
 from cdc_core.errors import Refused, RetryLater
+from cdc_core.extras import require
 
 SIZE_MB = 14
 
@@ -21,8 +22,9 @@ SIZE_MB = 14
 def fetch_s3_jars() -> tuple[Path, bool]:
     """(The folder with the jars; whether they had to be fetched.)
 
-    Raises Refused (spark.no_java, spark.no_pyspark), RetryLater (spark.fetch).
+    Raises UsageError (install.missing_extra), Refused (spark.no_java, spark.no_ivy), RetryLater (spark.fetch).
     """
+    require("spark", by="lockstep spark fetch-jars")
     folder = s3_jars()
     if any(folder.glob("*.jar")):
         return folder, False
@@ -95,8 +97,9 @@ def _ivy() -> Path:
     jars = sorted(Path(spec.origin).parent.glob("jars/ivy-*.jar")) if spec and spec.origin else []
     if not jars:
         raise Refused(
-            "pyspark, with its Ivy jar, is not installed in this environment.",
-            code="spark.no_pyspark",
-            remedy="run the command where the Airflow workers' packages are installed",
+            "The pyspark of this Python has no jars (pyspark-client, for one, has the same files without them).",
+            code="spark.no_ivy",
+            remedy="pip install 'lockstep[spark]' in an environment of its own, or run the command where the Airflow "
+            "workers' packages are installed",
         )
     return jars[0]

@@ -30,6 +30,7 @@ from cdc_core.cli.snapshot import copy_pending
 from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
+from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
@@ -108,6 +109,7 @@ def run(
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
+    require("spark", "quality", by="lockstep run")
     again = replay or requeue is not None
     taking = parsed.targets if again else parsed.scheduled_targets
     targets = choose([one.name for one in taking], target, "target")

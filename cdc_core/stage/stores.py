@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from cdc_core.config import StageConfig
+from cdc_core.extras import require
 from cdc_core.stage.files import FileStore
 from cdc_core.stage.objects import ObjectStore
 
@@ -10,9 +11,10 @@ from cdc_core.stage.objects import ObjectStore
 def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us-east-1") -> ObjectStore:
     """The store of a stage URI (`file:///directory`, `s3://bucket/prefix`); nothing is touched yet.
 
-    Credentials of a bucket come from the environment, as boto3 finds them.
+    Credentials of a bucket come from the environment, as boto3 finds them. Raises UsageError (install.missing_extra).
     """
     if uri.startswith("s3://"):
+        require("s3", by=f"the stage {uri}")
         from cdc_core.stage.s3 import S3Store  # boto3 takes a third of a second to import
 
         return S3Store(uri, endpoint=s3_endpoint, region=s3_region)

@@ -257,7 +257,7 @@ def test_what_cannot_be_answered_is_an_error_with_a_code_and_a_way_out(
     (tmp_path / "empty").mkdir()
     assert code(lambda: lockstep.open(tmp_path / "empty")) == "stage.empty"
     monkeypatch.setitem(sys.modules, "polars", None)
-    assert code(orders.now().to_polars) == "stage.no_polars"
+    assert code(orders.now().to_polars) == "install.missing_extra"
 
 
 def test_a_short_name_that_two_tables_have_is_refused_with_both(tmp_path: Path) -> None:

@@ -1,0 +1,40 @@
+"""Optional parts of an installation, as pyproject.toml names them: who needs one that is missing says which.
+
+lockstep                reads, stages and shows: extract, check, stage, status, the Python API
+lockstep[s3]            a stage in a bucket
+lockstep[postgres]      a meta database on PostgreSQL
+lockstep[pandas]        rows as DataFrames of pandas
+lockstep[polars]        rows as DataFrames of Polars
+lockstep[spark]         the jobs that apply what is staged
+lockstep[quality]       their checks, with Great Expectations
+lockstep[airflow]       the DAGs, the sensor and the page
+"""
+
+from __future__ import annotations
+
+import importlib.util
+
+from cdc_core.errors import UsageError
+
+_MODULES = {
+    "airflow": "airflow",
+    "pandas": "pandas",
+    "polars": "polars",
+    "quality": "great_expectations",
+    "s3": "boto3",
+    "spark": "pyspark",
+}
+"""The module that shows whether an extra is installed."""
+
+
+def require(*extras: str, by: str) -> None:
+    """by: what needs them, in words for people. Raises UsageError (install.missing_extra)."""
+    missing = [extra for extra in extras if importlib.util.find_spec(_MODULES[extra]) is None]
+    if missing:
+        modules = " and ".join(_MODULES[extra] for extra in missing)
+        raise UsageError(
+            f"{by} needs {modules}, which {'is' if len(missing) == 1 else 'are'} not installed in this Python.",
+            where=by,
+            code="install.missing_extra",
+            remedy=f"pip install 'lockstep[{','.join(missing)}]'",
+        )
