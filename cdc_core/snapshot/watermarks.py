@@ -2,7 +2,8 @@
 
 Every transaction before `low` was visible to the read; none from `high` on was. How, depends on the server:
 
-    MariaDB, InnoDB       START TRANSACTION WITH CONSISTENT SNAPSHOT, whose position the server says: exact
+    MariaDB, InnoDB       START TRANSACTION WITH CONSISTENT SNAPSHOT, whose position the server says: exact, but not
+                          before the end of what is staged (there, too, the log is ahead of the engine)
     MySQL with GTIDs      the end of what is staged, once the server has committed all of it in the engine
                           (WAIT_FOR_EXECUTED_GTID_SET: a transaction may reach the log before it can be seen)
     otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 
 VISIBLE_WITHIN_S = 60.0
 """How long the server may take to commit in the engine what it has already sent in its log."""
+VISIBLE_PAUSE_S = 0.05
 LOCK_WAIT_S = 2
 LOCK_ATTEMPTS = 10
 _LOCK_TIMEOUT = 1205
@@ -80,8 +82,22 @@ def high_of(connection: pymysql.Connection, view: View) -> Position:
     return view.low if view.exact else end_position(connection, view.low.timeline)
 
 
-@answers("source")
 def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Position:
+    """Not before the end of what is staged: a transaction between the two would be in neither the view nor, if the
+    capture began after it, the stage."""
+    deadline_s = time.monotonic() + VISIBLE_WITHIN_S
+    while True:
+        position = _snapshot_position(reader, staged)
+        if position >= staged.position:
+            return position
+        _run(reader, "ROLLBACK")
+        if time.monotonic() > deadline_s:
+            raise _not_visible(staged)
+        time.sleep(VISIBLE_PAUSE_S)
+
+
+@answers("source")
+def _snapshot_position(reader: pymysql.Connection, staged: Checkpoint) -> Position:
     _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
     with reader.cursor() as cursor:  # not `query`, which would connect again, without the view
         cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
@@ -93,14 +109,18 @@ def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Positi
 def _await_visible(control: pymysql.Connection, staged: Checkpoint) -> None:
     rows = query(control, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (staged.gtid_set, VISIBLE_WITHIN_S))
     if rows[0][0] != 0:
-        raise RetryLater(
-            f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before "
-            f"{staged.position}.",
-            where="source",
-            code="snapshot.not_visible",
-            remedy="the next attempt waits again; look for a replica that does not acknowledge (semi-synchronous "
-            "replication) or a blocked commit (SHOW PROCESSLIST)",
-        )
+        raise _not_visible(staged)
+
+
+def _not_visible(staged: Checkpoint) -> RetryLater:
+    return RetryLater(
+        f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before "
+        f"{staged.position}.",
+        where="source",
+        code="snapshot.not_visible",
+        remedy="the next attempt waits again; look for a replica that does not acknowledge (semi-synchronous "
+        "replication) or a blocked commit (SHOW PROCESSLIST)",
+    )
 
 
 def _begin_under_lock(

@@ -1,0 +1,575 @@
+"""A source in memory that is copied by the product's own copier, beside writes: what decides about rows is real.
+
+Real are the copier, the watermarks, the chunks and the SQL of keys (which SQLite runs), the parts, meta, the staging of
+copies, the coverage of tables and the fold. Modelled are the server (a log, an engine in which a transaction of the log
+can be seen only later, read views, locks) and the extractor, which stages stretches of the log.
+
+Before whatever the copier does, the world may move. What happens is a list of (skip, number): after so many moments in
+which nothing happens, the event `number`. So hypothesis finds the interleaving, and shrinks it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import shutil
+import sqlite3
+import tempfile
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pymysql
+import pytest
+
+from cdc_core.apply.retention import sweep
+from cdc_core.config import parse
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Lease, Meta
+from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.coverage import Happened, How, TableCoverage, TableEvent, after
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
+from cdc_core.sink import Capture
+from cdc_core.snapshot import copier, watermarks
+from cdc_core.snapshot.copier import CopyContext
+from cdc_core.snapshot.pending import pending
+from cdc_core.snapshot.staging import stage_due
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage import start
+from cdc_core.stage.coverage import coverage_of
+from cdc_core.stage.layout import PartName, part_path
+from cdc_core.stage.open_part import OpenPart
+from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_store
+
+NAME, TABLE = "shop", "shop.t"
+KEYS = 6
+NOTHING = 0
+"""The number of the event that nothing happens."""
+SCHEMA = TableSchema("shop", "t", (Column("id", ColumnType("int"), key_part=1), Column("v", ColumnType("int"))))
+START_US = 497_000 * 3_600_000_000
+Rows = dict[int, int]
+_LITERAL_FIELD = next(one for one in BOOKKEEPING if one.name == LITERAL)
+
+
+class Killed(BaseException):
+    """What a kill is to the code: nothing more runs."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """Something in the log between two places. kind: rows, truncate, create, unlogged. then: the rows after it."""
+
+    kind: str
+    begin: Position
+    end: Position
+    changes: tuple[tuple[str, int, int | None, int | None], ...]
+    then: Rows
+
+
+class Source:
+    """A server. `rows`: by its log; `engine`: what a new read view shows, which lacks the entries `unseen`."""
+
+    def __init__(self, flavor: str, rows: Rows) -> None:
+        self.flavor = flavor
+        self.rows, self.engine, self.before = dict(rows), dict(rows), dict(rows)
+        self.log: list[Entry] = []
+        self.unseen: list[Entry] = []
+        self.end = Position(0, "binlog.000001", 4)
+        self.view: Rows | None = None
+        self.view_place = self.end
+        self.has_read = self.redefined = self.locked = False
+        self._value = 100
+
+    def write(self, chance: random.Random) -> None:
+        """A transaction. It cannot change rows of a transaction that the engine has not ended: those are locked."""
+        if self.locked:
+            return
+        locked = {change[1] for entry in self.unseen for change in entry.changes}
+        rows, changes = dict(self.rows), []
+        for _ in range(chance.randint(1, 2)):
+            key = chance.randrange(KEYS)
+            if key in locked or any(key == one[1] for one in changes):
+                continue
+            had = rows.get(key)
+            self._value += 1
+            if had is None:
+                changes.append(("c", key, None, self._value))
+                rows[key] = self._value
+            elif chance.random() < 0.5:
+                changes.append(("d", key, had, None))
+                del rows[key]
+            else:
+                changes.append(("u", key, had, self._value))
+                rows[key] = self._value
+        if changes:
+            self._add("rows", tuple(changes), rows)
+
+    def define(self, kind: str) -> None:
+        """TRUNCATE, DROP and CREATE, or a change of rows that is not logged: it waits for whoever uses the table."""
+        if self.locked or (self.view is not None and self.has_read):
+            return
+        self.settle_all()
+        gone = {key: value for key, value in self.rows.items() if key % 2} if kind == "unlogged" else {}
+        self._add(kind, (), gone)
+        self.settle_all()
+        self.redefined = self.view is not None
+
+    def rotate(self) -> None:
+        """A new file, which the extractor stages as a batch without rows."""
+        self._add("rows", (), self.rows, Position(0, f"binlog.{self.end.number + 1:06d}", 4))
+
+    def settle(self, chosen: int) -> None:
+        """The engine ends a transaction. MariaDB's ends them in the order of the log."""
+        if self.unseen:
+            entry = self.unseen.pop(0 if self.flavor == "mariadb" else chosen % len(self.unseen))
+            if entry.kind == "rows":
+                for _, key, _, value in entry.changes:
+                    self.engine.pop(key, None)
+                    if value is not None:
+                        self.engine[key] = value
+            else:
+                self.engine = dict(entry.then)
+
+    def settle_all(self, before: Position | None = None) -> None:
+        while any(before is None or one.begin < before for one in self.unseen):
+            index = next(at for at, one in enumerate(self.unseen) if before is None or one.begin < before)
+            self.settle(index)
+
+    def open_view(self) -> None:
+        self.view, self.has_read, self.redefined = dict(self.engine), False, False
+        self.view_place = self.unseen[0].begin if self.unseen else self.end
+
+    def at(self, place: Position) -> Rows:
+        """The rows by the log up to a place."""
+        return next((dict(one.then) for one in reversed(self.log) if one.end <= place), dict(self.before))
+
+    def _add(
+        self,
+        kind: str,
+        changes: tuple[tuple[str, int, int | None, int | None], ...],
+        rows: Rows,
+        end: Position | None = None,
+    ) -> None:
+        begin = self.end
+        self.end = end or Position(0, begin.file, begin.offset + 100)
+        self.rows = rows
+        self.log.append(Entry(kind, begin, self.end, changes, dict(rows)))
+        self.unseen.append(self.log[-1])
+
+
+class Session:
+    """A connection to the source. The reader's statements see its view, the control's see what the engine has."""
+
+    open = True
+
+    def __init__(self, world: World, *, reader: bool) -> None:
+        self._world, self._reader = world, reader
+        self._found: tuple[tuple[Any, ...], ...] = ()
+
+    @contextmanager
+    def cursor(self) -> Iterator[Session]:
+        yield self
+
+    def execute(self, sql: str, _: Any = None) -> None:
+        self._world.move()
+        self._found = self._answer(sql)
+
+    def fetchall(self) -> tuple[tuple[Any, ...], ...]:
+        return self._found
+
+    def fetchone(self) -> tuple[Any, ...] | None:
+        return self._found[0] if self._found else None
+
+    def get_server_info(self) -> str:
+        return "11.4.5-MariaDB" if self._world.source.flavor == "mariadb" else "9.7.0"
+
+    def close(self) -> None:
+        self.open = False
+
+    def ping(self, **_: Any) -> None: ...
+
+    def select(self, sql: str) -> tuple[tuple[Any, ...], ...]:
+        source = self._world.source
+        rows = source.engine
+        if self._reader and source.view is not None:
+            if source.redefined:
+                raise pymysql.err.OperationalError(1412, "Table definition has changed, please retry transaction")
+            rows, source.has_read = source.view, True
+        with sqlite3.connect(":memory:") as database:
+            database.execute("ATTACH ':memory:' AS shop")
+            database.execute("CREATE TABLE shop.t (id INTEGER, v INTEGER)")
+            database.executemany("INSERT INTO shop.t VALUES (?, ?)", rows.items())
+            return tuple(database.execute(sql).fetchall())
+
+    def _answer(self, sql: str) -> tuple[tuple[Any, ...], ...]:
+        source = self._world.source
+        match sql.split()[:2]:
+            case ["START", _]:
+                source.open_view()
+            case ["ROLLBACK", *_]:
+                source.view = None
+            case ["LOCK", _]:
+                source.settle_all()
+                source.locked = True
+            case ["UNLOCK", _]:
+                source.locked = False
+            case ["SHOW", "STATUS"]:
+                place = source.view_place
+                source.settle(0)  # the server goes on
+                return ("Binlog_snapshot_file", place.file), ("Binlog_snapshot_position", str(place.offset))
+            case ["SHOW", "VARIABLES"] | ["SET", _]:
+                pass
+            case ["SHOW", _]:
+                return ((source.end.file, source.end.offset, "", "", ""),)
+            case ["SELECT", "WAIT_FOR_EXECUTED_GTID_SET(%s,"]:
+                source.settle_all(self._world.staged.position)
+                return ((0,),)
+            case ["SELECT", "ENGINE"]:
+                return (("InnoDB",),)
+            case ["SELECT", "TABLE_ROWS,"]:
+                return ((len(source.engine), 8, 64),)
+            case ["SELECT", _]:
+                return self.select(sql)
+            case _:
+                raise AssertionError(f"the model has no answer to {sql}")
+        return ()
+
+
+class Reader:
+    """TableReader of the model: the same SQL, in batches of a row or two."""
+
+    def __init__(self, session: Session, _: TableSchema) -> None:
+        self._session = session
+
+    def batches(self, tail: str) -> Iterator[pa.RecordBatch]:
+        world = self._session._world
+        world.move()
+        try:
+            rows = self._session.select(f"SELECT id, v {tail}")
+        except pymysql.err.OperationalError as error:
+            raise RetryLater(str(error), where="", code="results.definition_changed", remedy="") from None
+        fields = [*[field for field in staged_schema(SCHEMA) if field.name in ("id", "v")], _LITERAL_FIELD]
+        for at in range(0, len(rows), 2):
+            some = [{"id": key, "v": value} for key, value in rows[at : at + 2]]
+            yield pa.RecordBatch.from_pylist(some, schema=pa.schema(fields))
+            world.move()
+
+
+@dataclass
+class World:
+    """Everything, in a folder. events: what happens next."""
+
+    folder: Path
+    source: Source
+    events: Iterator[tuple[int, int]]
+    skip: int = 0
+    number: int = 0
+    depth: int = 0
+    moving: bool = False
+    extractor: dict[str, TableCoverage] | None = None
+    epoch: int = 0
+
+    def __post_init__(self) -> None:
+        self.pipeline = parse(
+            f"pipeline: shop\nsources: [{{name: shop, connection: 'env:X', server_id: 7, start: earliest}}]\n"
+            f"tables: {{include: ['shop[.]t'], on_truncate: stage, on_unlogged_change: record}}\n"
+            f"stage: {{uri: {(self.folder / 'stage').as_uri()}}}\nmeta: {{url: 'sqlite:///{self.folder}/meta.db'}}\n",
+            where="model",
+        )
+        self.store = open_store(self.pipeline.stage.uri)
+        self.capture = Capture(self.pipeline.tables, self.pipeline.routes)
+        self.meta = Meta.open(self.pipeline.meta.url)
+        lease = self._lease(NAME)
+        start.put(self.store, NAME, self._checkpoint(self.source.end), pipeline="shop")
+        self.meta.advance_watermark(lease, self._checkpoint(self.source.end))
+        how = TableCoverage(How.EXISTING, self.source.end.seq - 1, START_US, "the start", feeds=(TABLE,))
+        self.meta.keep_coverage(lease, {TABLE: how}, self.source.end.seq - 1)
+        self.meta.release_lease(lease)
+
+    @property
+    def staged(self) -> Checkpoint:
+        found = self.meta.checkpoint(NAME)
+        assert found is not None
+        return found
+
+    @property
+    def chain(self) -> list[Manifest]:
+        return list(manifests.chain(self.store, NAME))
+
+    def move(self) -> None:
+        """Others go on, or a kill, or another copier that takes over: in the midst of whatever this process does."""
+        if self.moving:
+            return
+        if self.skip:
+            self.skip -= 1
+            return
+        number, (self.skip, self.number) = self.number, next(self.events, (1 << 30, NOTHING))
+        self.moving = True
+        try:
+            self._happen(number % 24, random.Random(number))
+        finally:
+            self.moving = False
+
+    def _happen(self, what: int, chance: random.Random) -> None:
+        match what:
+            case 1 | 2 | 3 | 4 | 5:
+                self.source.write(chance)
+            case 6 | 7 | 8 | 9:
+                self.source.write(chance)
+                self.source.settle_all()
+            case 10 | 11 | 12:
+                self.source.settle(chance.randrange(8))
+            case 13 | 14 | 15:
+                self.extract(chance.randint(1, 3))
+            case 16:
+                self.source.define(chance.choice(("truncate", "create", "unlogged")))
+            case 17:
+                self.source.rotate()
+            case 18:
+                self.extractor = None  # it restarts
+            case 19 if self.depth:
+                raise Killed
+            case 20 if self.depth == 1 and self.source.view is None and not self.source.locked:
+                self.moving = False
+                self.copy()  # by another copier, that takes over
+            case _:
+                pass
+
+    # What processes do. Each may be killed, and begins again from what is durable.
+
+    def copy(self) -> None:
+        """The product's copier reads the table to its end, if nothing comes in between."""
+        with self._process(), self._copier_lease() as lease:
+            sessions = SimpleNamespace(reader=Session(self, reader=True), control=Session(self, reader=False))
+            context = CopyContext(self.pipeline, NAME, self.meta, self.store, self.capture, lease, self.folder)
+            facts = SimpleNamespace(
+                mariadb=self.source.flavor == "mariadb", gtid_mode="ON" if self.source.flavor == "mysql" else "OFF",
+                identity="server_id=1", clock_us=START_US,
+            )  # fmt: skip
+            made: Any = copier._TableCopier(
+                context, facts, sessions, ("shop", "t"), lambda _: self.move(), threading.Event()  # type: ignore[arg-type]
+            )
+            made.run()
+
+    def stage(self) -> None:
+        with self._process(), self._copier_lease() as lease:
+            stage_due(self.meta, self.store, self.pipeline, NAME, lease, routes=self.capture.route)
+
+    def extract(self, most: int) -> None:
+        """Stages the next entries of the log as a batch."""
+        begin = self.staged
+        entries = [one for one in self.source.log if one.begin >= begin.position][:most]
+        if not entries:
+            return
+        lease = self._lease(NAME)
+        known = self.meta.coverage(NAME)
+        if self.extractor is None:
+            self.extractor = dict(known.tables)
+        said = {table: known.tables[table] for table in known.unstaged}
+        for one in entries:
+            what = {
+                "truncate": Happened.TRUNCATED, "create": Happened.CREATED, "unlogged": Happened.UNLOGGED
+            }.get(one.kind, Happened.ROWS)  # fmt: skip
+            event = TableEvent(TABLE, what, one.begin.seq, START_US + one.begin.offset, str(one.begin))
+            found = after(self.extractor.get(TABLE), event)
+            assert found is not None
+            if found is not self.extractor.get(TABLE):
+                self.extractor[TABLE] = said[TABLE] = replace(found, feeds=(TABLE,))
+        end = self._checkpoint(entries[-1].end)
+        parts = self._parts(entries, lease, begin.position)
+        manifest = Manifest(
+            pipeline="shop", source=NAME, epoch=lease.epoch, begin=begin, end=end, window_start_us=START_US,
+            window_end_us=START_US + 3_600_000_000, parts=parts, events=len(entries), transactions=len(entries),
+            created_us=START_US, schemas={SCHEMA.id: SCHEMA}, coverage=said,
+        )  # fmt: skip
+        manifests.commit(self.store, manifest)
+        self.meta.commit_batch(lease, manifest)
+        self.meta.release_lease(lease)
+
+    def lose_meta(self) -> None:
+        """The meta database is lost and made again from the chain."""
+        if not self.chain:
+            return
+        self.meta.close()
+        (self.folder / "meta.db").unlink()
+        shutil.copy(self.folder / "empty.db", self.folder / "meta.db")
+        self.meta = Meta.open(self.pipeline.meta.url)
+        self.extractor = None
+        lease = self.meta.acquire_lease(NAME, "shop", "me", 60)
+        lease, _ = self.meta.rebuild(lease, self.chain)
+        self.meta.release_lease(lease)
+        # As `meta rebuild` does: epochs of file names must not come back.
+        for _ in range(self.epoch):
+            self.meta.release_lease(self.meta.acquire_lease(f"snapshot:{NAME}", "shop", "me", 60))
+
+    def clean(self) -> None:
+        sweep(self.meta, self.store, self.pipeline, older_than_s=-60.0)
+
+    def _parts(self, entries: Sequence[Entry], lease: Lease, begin: Position) -> tuple[Part, ...]:
+        arrow = staged_schema(SCHEMA)
+        rows = []
+        for one in entries:
+            notes = {SOURCE: NAME, TS: START_US + one.begin.offset, SEQ: one.begin.seq, "_cdc_file": one.begin.file,
+                     "_cdc_pos": one.begin.offset}  # fmt: skip
+            changes = one.changes or ((("t", 0, None, None),) if one.kind in ("truncate", "create") else ())
+            for at, (op, key, old, new) in enumerate(changes):
+                if op == "t":
+                    image: dict[str, Any] = {}
+                else:
+                    image = {"id": key, "v": old if op == "d" else new}
+                before = {"id": key, "v": old} if op == "u" else None
+                rows.append({**image, "_before": before, OP: op, ROW: at, **notes})
+        if not rows:
+            return ()
+        name = part_path(TABLE, START_US, PartName(NAME, begin.seq, lease.epoch, 0))
+        file = PartFile(arrow, SCHEMA.key, lambda: self.store.open_output(iter([name]), self.folder), 1)
+        part = OpenPart(TABLE, SCHEMA, file, arrow)
+        part.add(pa.RecordBatch.from_pylist(rows, schema=arrow))
+        file.close()
+        return (part.listed(file.publish()),)
+
+    @contextmanager
+    def _process(self) -> Iterator[None]:
+        """What runs in it may be killed, or stopped by an error after which one tries again."""
+        self.depth += 1
+        try:
+            with suppress(Killed, RetryLater):
+                yield
+        finally:
+            self.depth -= 1
+            if not self.depth:
+                self.source.view, self.source.locked = None, False  # the server ends the sessions
+
+    @contextmanager
+    def _copier_lease(self) -> Iterator[Lease]:
+        """It has expired at once, so that another copier may take over whenever the model says so."""
+        lease = self._lease(f"snapshot:{NAME}")
+        self.epoch = max(self.epoch, lease.epoch)
+        yield lease
+
+    def _lease(self, name: str) -> Lease:
+        return self.meta.acquire_lease(name, "shop", "me", -1)
+
+    def _checkpoint(self, place: Position) -> Checkpoint:
+        count = sum(one.end <= place for one in self.source.log)
+        watermark_us = START_US + sum(100 for one in self.source.log if one.end <= place)
+        return Checkpoint(place, gtid_set=f"u:1-{count + 1}", server="server_id=1", watermark_us=watermark_us)
+
+    # What must be true.
+
+    def check(self) -> None:
+        """Where the stage says that the table is whole, its rows there are those of the source."""
+        chain = self.chain
+        covered = coverage_of(self.store, NAME, chain).get(TABLE)
+        if not chain or covered is None or not covered.whole or covered.seq >= chain[-1].end.position.seq:
+            return
+        expected = self.source.at(chain[-1].end.position)
+        if any(part.table == TABLE for one in chain for part in one.parts):
+            state = table_state(self.store, chain, TABLE)
+            found = dict(zip(state.column("id").to_pylist(), state.column("v").to_pylist(), strict=True))
+        else:
+            found = {}
+        assert found == expected, f"staged {found}, at the source {expected}"
+
+    def finish(self) -> None:
+        """Nothing disturbs any more: everything is staged and copied; the table is whole unless something is pending
+        that a copy cannot repair."""
+        self.events, self.skip, self.number = iter(()), 0, NOTHING
+        for _ in range(3):
+            self.source.settle_all()
+            self.extract(1 << 30)
+            if pending(self.meta, NAME):
+                self.copy()
+                self.source.settle_all()
+                self.extract(1 << 30)
+                self.stage()
+            self.check()
+        covered = coverage_of(self.store, NAME, self.chain).get(TABLE)
+        assert covered is None or covered.whole or covered.how is How.UNLOGGED, covered
+        if covered is None:
+            assert not self.chain
+        assert not pending(self.meta, NAME)
+        assert (self.meta.chunks(NAME), self.meta.decided_copied(NAME)) == ((), ())
+        numbers = [chunk.number for one in self.chain for chunk in one.chunks]
+        assert len(numbers) == len(set(numbers))
+        assert manifests.verify(self.store, NAME, deep=True) == []
+
+
+@contextmanager
+def patched(world: World) -> Iterator[None]:
+    """The product reads the model's server, and each durable step of its processes has a before and an after."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copier, "TableReader", Reader)
+        patch.setattr(copier, "table_schema", lambda *_: SCHEMA)
+        patch.setattr(copier, "is_other_server", lambda *_: False)
+        sizes = itertools.cycle((2, 1, 3))
+        patch.setattr(copier, "chunk_rows", lambda *_: next(sizes))
+        patch.setattr(watermarks, "VISIBLE_PAUSE_S", 0)
+        patch.setattr(watermarks, "VISIBLE_WITHIN_S", 5)
+        steps = [(Meta, name) for name in ("begin_copy", "chunk_read", "decide_copied", "record_copied", "checkpoint")]
+        for owner, name in [*steps, (manifests, "commit"), (copier.ChunkFile, "finish")]:
+            _between(patch, world, owner, name)
+        yield
+
+
+def _between(patch: pytest.MonkeyPatch, world: World, owner: Any, name: str) -> None:
+    done = getattr(owner, name)
+    busy = [False]
+
+    def step(*arguments: Any, **named: Any) -> Any:
+        if not world.depth or world.moving or busy[0]:
+            return done(*arguments, **named)
+        busy[0] = True  # it may be called within itself
+        try:
+            world.move()
+            found = done(*arguments, **named)
+            world.move()
+            return found
+        finally:
+            busy[0] = False
+
+    patch.setattr(owner, name, step)
+
+
+def live(flavor: str, before: Sequence[int], steps: Sequence[int], events: Sequence[tuple[int, int]]) -> None:
+    """Transactions that the capture does not have, steps, and what happens within them; then quiet, and everything must
+    be equal."""
+    source = Source(flavor, {1: 1, 2: 2, 4: 4})
+    for seed in before:
+        source.write(random.Random(seed))
+    source.before = dict(source.rows)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with Meta.open(f"sqlite:///{folder}/empty.db"):
+            pass
+        shutil.copy(folder / "empty.db", folder / "meta.db")
+        world = World(folder, source, iter(events))
+        try:
+            with patched(world):
+                for step in steps:
+                    match step:
+                        case 0 | 1 | 2:
+                            world.copy()
+                        case 3 | 4:
+                            world.stage()
+                        case 5 | 6:
+                            world.extract(step)
+                        case 7:
+                            world.clean()
+                        case 8:
+                            world.lose_meta()
+                        case _:
+                            raise AssertionError(step)
+                    world.check()
+                world.finish()
+        finally:
+            world.meta.close()

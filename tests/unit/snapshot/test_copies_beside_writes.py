@@ -1,0 +1,33 @@
+"""Whatever happens between the steps of a copy, where the stage says that a table is whole, it has the source's rows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.copy_model import live
+
+BEFORE = st.lists(st.integers(0, 99), max_size=2)
+STEPS = st.lists(st.integers(0, 8), min_size=2, max_size=8)
+EVENTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2399)), min_size=1, max_size=40)
+FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
+
+
+@FLAVORS
+@settings(max_examples=12)
+@given(before=BEFORE, steps=STEPS, events=EVENTS)
+def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
+    flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
+) -> None:
+    live(flavor, before, steps, events)
+
+
+@pytest.mark.matrix
+@FLAVORS
+@settings(max_examples=400)
+@given(before=BEFORE, steps=STEPS, events=EVENTS)
+def test_a_copy_beside_anything_at_all_ends_with_the_rows_of_the_source(
+    flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
+) -> None:
+    live(flavor, before, steps, events)
