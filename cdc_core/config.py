@@ -559,6 +559,20 @@ class Limits(_Model):
         return self
 
 
+class Throttle(_Model):
+    """When a copy waits. It is asked between chunks; a limit that is not given does not count."""
+
+    threads_running: int | None = Field(None, ge=1, description="more threads than this run at the source")
+    history_list_length: int | None = Field(
+        None, ge=1, description="the source keeps more undo records than this (MySQL: needs the privilege PROCESS)"
+    )
+    replicas: tuple[ConnectionRef, ...] = Field(
+        (), description="replicas of the source, as env:VARIABLE or airflow:CONNECTION_ID, whose lag counts"
+    )
+    replica_lag_s: float = Field(10.0, gt=0, description="one of `replicas` lags more than this, or does not replicate")
+    query: str | None = Field(None, min_length=1, description="a query whose only value is above 0 at the source")
+
+
 class Snapshot(_Model):
     """How rows that exist already are copied."""
 
@@ -567,8 +581,16 @@ class Snapshot(_Model):
         description="initial: `lockstep run` copies each captured table of which rows from before the capture are "
         "missing; none: only `lockstep snapshot` copies",
     )
-    readers: int = Field(2, ge=1, le=64, description="tables read at once; two connections to the source each")
+    readers: int = Field(2, ge=1, le=64, description="chunks read at once; two connections to the source each")
     chunk_mib: int = Field(32, ge=1, le=1024, description="size of a chunk's rows, which one query reads")
+    chunk_s: float = Field(
+        5.0,
+        gt=0,
+        le=600,
+        description="if a chunk takes longer to read, the next ones are smaller: for so long the source keeps old row "
+        "versions",
+    )
+    throttle: Throttle = Field(default_factory=Throttle, description="when a copy waits")
 
 
 class Suite(_Model):

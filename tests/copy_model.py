@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import itertools
 import random
-import shutil
 import sqlite3
 import tempfile
-import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,10 +36,11 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
 from cdc_core.sink import Capture
-from cdc_core.snapshot import copier, watermarks
+from cdc_core.snapshot import copier, table_chunks, watermarks
 from cdc_core.snapshot.copier import CopyContext
 from cdc_core.snapshot.pending import pending
 from cdc_core.snapshot.staging import stage_due
+from cdc_core.snapshot.table_chunks import TableChunks
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage import start
 from cdc_core.stage.coverage import coverage_of
@@ -52,6 +52,7 @@ from cdc_core.stage.stores import open_store
 
 NAME, TABLE = "shop", "shop.t"
 KEYS = 6
+DURABLE = ("begin_copy", "plan_chunk", "take_chunk", "chunk_read", "decide_copied", "record_copied", "checkpoint")
 NOTHING = 0
 """The number of the event that nothing happens."""
 SCHEMA = TableSchema("shop", "t", (Column("id", ColumnType("int"), key_part=1), Column("v", ColumnType("int"))))
@@ -75,6 +76,16 @@ class Entry:
     then: Rows
 
 
+@dataclass(eq=False)
+class View:
+    """A read view. place: of the first transaction that it does not show. redefined: since, and unread until then."""
+
+    rows: Rows
+    place: Position
+    has_read: bool = False
+    redefined: bool = False
+
+
 class Source:
     """A server. `rows`: by its log; `engine`: what a new read view shows, which lacks the entries `unseen`."""
 
@@ -84,9 +95,8 @@ class Source:
         self.log: list[Entry] = []
         self.unseen: list[Entry] = []
         self.end = Position(0, "binlog.000001", 4)
-        self.view: Rows | None = None
-        self.view_place = self.end
-        self.has_read = self.redefined = self.locked = False
+        self.views: list[View] = []
+        self.locked = False
         self._value = 100
 
     def write(self, chance: random.Random) -> None:
@@ -115,13 +125,14 @@ class Source:
 
     def define(self, kind: str) -> None:
         """TRUNCATE, DROP and CREATE, or a change of rows that is not logged: it waits for whoever uses the table."""
-        if self.locked or (self.view is not None and self.has_read):
+        if self.locked or any(view.has_read for view in self.views):
             return
         self.settle_all()
         gone = {key: value for key, value in self.rows.items() if key % 2} if kind == "unlogged" else {}
         self._add(kind, (), gone)
         self.settle_all()
-        self.redefined = self.view is not None
+        for view in self.views:
+            view.redefined = True
 
     def rotate(self) -> None:
         """A new file, which the extractor stages as a batch without rows."""
@@ -144,9 +155,9 @@ class Source:
             index = next(at for at, one in enumerate(self.unseen) if before is None or one.begin < before)
             self.settle(index)
 
-    def open_view(self) -> None:
-        self.view, self.has_read, self.redefined = dict(self.engine), False, False
-        self.view_place = self.unseen[0].begin if self.unseen else self.end
+    def open_view(self) -> View:
+        self.views.append(View(dict(self.engine), self.unseen[0].begin if self.unseen else self.end))
+        return self.views[-1]
 
     def at(self, place: Position) -> Rows:
         """The rows by the log up to a place."""
@@ -173,6 +184,7 @@ class Session:
 
     def __init__(self, world: World, *, reader: bool) -> None:
         self._world, self._reader = world, reader
+        self._view: View | None = None
         self._found: tuple[tuple[Any, ...], ...] = ()
 
     @contextmanager
@@ -200,10 +212,10 @@ class Session:
     def select(self, sql: str) -> tuple[tuple[Any, ...], ...]:
         source = self._world.source
         rows = source.engine
-        if self._reader and source.view is not None:
-            if source.redefined:
+        if self._view is not None:
+            if self._view.redefined:
                 raise pymysql.err.OperationalError(1412, "Table definition has changed, please retry transaction")
-            rows, source.has_read = source.view, True
+            rows, self._view.has_read = self._view.rows, True
         with sqlite3.connect(":memory:") as database:
             database.execute("ATTACH ':memory:' AS shop")
             database.execute("CREATE TABLE shop.t (id INTEGER, v INTEGER)")
@@ -214,16 +226,21 @@ class Session:
         source = self._world.source
         match sql.split()[:2]:
             case ["START", _]:
-                source.open_view()
+                self._view = source.open_view()
             case ["ROLLBACK", *_]:
-                source.view = None
+                if self._view in source.views:
+                    source.views.remove(self._view)
+                self._view = None
+            case ["SET", "STATEMENT"]:
+                return self.select(sql.partition(" FOR ")[2])
             case ["LOCK", _]:
                 source.settle_all()
                 source.locked = True
             case ["UNLOCK", _]:
                 source.locked = False
             case ["SHOW", "STATUS"]:
-                place = source.view_place
+                assert self._view is not None
+                place = self._view.place
                 source.settle(0)  # the server goes on
                 return ("Binlog_snapshot_file", place.file), ("Binlog_snapshot_position", str(place.offset))
             case ["SHOW", "VARIABLES"] | ["SET", _]:
@@ -275,6 +292,7 @@ class World:
     number: int = 0
     depth: int = 0
     moving: bool = False
+    second: Callable[[], None] | None = None
     extractor: dict[str, TableCoverage] | None = None
     epoch: int = 0
 
@@ -338,9 +356,16 @@ class World:
                 self.extractor = None  # it restarts
             case 19 if self.depth:
                 raise Killed
-            case 20 if self.depth == 1 and self.source.view is None and not self.source.locked:
+            case 20 if self.depth == 1 and not self.source.locked:
                 self.moving = False
                 self.copy()  # by another copier, that takes over
+            case 21 | 22 if self.second is not None and self.depth == 1 and not self.source.locked:
+                self.moving = False
+                self.depth += 1
+                try:
+                    self.second()
+                finally:
+                    self.depth -= 1
             case _:
                 pass
 
@@ -355,10 +380,23 @@ class World:
                 mariadb=self.source.flavor == "mariadb", gtid_mode="ON" if self.source.flavor == "mysql" else "OFF",
                 identity="server_id=1", clock_us=START_US,
             )  # fmt: skip
-            made: Any = copier._TableCopier(
-                context, facts, sessions, ("shop", "t"), lambda _: self.move(), threading.Event()  # type: ignore[arg-type]
-            )
-            made.run()
+            chunks = TableChunks(self.meta, lease, NAME, ("shop", "t"), chunk_bytes=1 << 20, chunk_s=5.0)
+            work, throttle = copier._Work([chunks]), SimpleNamespace(why=lambda _: "")
+
+            def reader(sessions: SimpleNamespace) -> Any:
+                return copier._Reader(context, facts, sessions, work, throttle, lambda _: self.move())  # type: ignore[arg-type]
+
+            def second() -> None:
+                """Another reader of the same process reads a chunk, unless the first one has just locked the table."""
+                if not chunks._lock.locked() and not chunks.exhausted:
+                    others = SimpleNamespace(reader=Session(self, reader=True), control=Session(self, reader=False))
+                    reader(others)._read_one(chunks)
+
+            self.second = second
+            try:
+                reader(sessions).run()
+            finally:
+                self.second = None
 
     def stage(self) -> None:
         with self._process(), self._copier_lease() as lease:
@@ -401,7 +439,7 @@ class World:
             return
         self.meta.close()
         (self.folder / "meta.db").unlink()
-        shutil.copy(self.folder / "empty.db", self.folder / "meta.db")
+        (self.folder / "meta.db").write_bytes(empty_meta())
         self.meta = Meta.open(self.pipeline.meta.url)
         self.extractor = None
         lease = self.meta.acquire_lease(NAME, "shop", "me", 60)
@@ -447,7 +485,8 @@ class World:
         finally:
             self.depth -= 1
             if not self.depth:
-                self.source.view, self.source.locked = None, False  # the server ends the sessions
+                self.source.locked = False  # the server ends the sessions
+                self.source.views.clear()
 
     @contextmanager
     def _copier_lease(self) -> Iterator[Lease]:
@@ -510,12 +549,13 @@ def patched(world: World) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(copier, "TableReader", Reader)
         patch.setattr(copier, "table_schema", lambda *_: SCHEMA)
+        patch.setattr(table_chunks, "table_schema", lambda *_: SCHEMA)
         patch.setattr(copier, "is_other_server", lambda *_: False)
         sizes = itertools.cycle((2, 1, 3))
-        patch.setattr(copier, "chunk_rows", lambda *_: next(sizes))
+        patch.setattr(table_chunks, "chunk_rows", lambda *_: next(sizes))
         patch.setattr(watermarks, "VISIBLE_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_WITHIN_S", 5)
-        steps = [(Meta, name) for name in ("begin_copy", "chunk_read", "decide_copied", "record_copied", "checkpoint")]
+        steps = [(Meta, name) for name in DURABLE]
         for owner, name in [*steps, (manifests, "commit"), (copier.ChunkFile, "finish")]:
             _between(patch, world, owner, name)
         yield
@@ -540,6 +580,15 @@ def _between(patch: pytest.MonkeyPatch, world: World, owner: Any, name: str) -> 
     patch.setattr(owner, name, step)
 
 
+@cache
+def empty_meta() -> bytes:
+    """The file of a new meta database."""
+    with tempfile.TemporaryDirectory() as name:
+        file = Path(name) / "meta.db"
+        Meta.open(f"sqlite:///{file}").close()
+        return file.read_bytes()
+
+
 def live(flavor: str, before: Sequence[int], steps: Sequence[int], events: Sequence[tuple[int, int]]) -> None:
     """Transactions that the capture does not have, steps, and what happens within them; then quiet, and everything must
     be equal."""
@@ -549,9 +598,7 @@ def live(flavor: str, before: Sequence[int], steps: Sequence[int], events: Seque
     source.before = dict(source.rows)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        with Meta.open(f"sqlite:///{folder}/empty.db"):
-            pass
-        shutil.copy(folder / "empty.db", folder / "meta.db")
+        (folder / "meta.db").write_bytes(empty_meta())
         world = World(folder, source, iter(events))
         try:
             with patched(world):

@@ -4,7 +4,7 @@ The stage's manifests are the truth about batches (Meta.rebuild restores them fr
 live only here. Everything goes through `Meta`, whose methods are one transaction each.
 """
 
-from cdc_core.meta.copies import ReadChunk, TableCopy, copier_of
+from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy, copier_of
 from cdc_core.meta.meta import Meta
 from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
 from cdc_core.meta.rows import (
@@ -31,6 +31,7 @@ __all__ = [
     "Account",
     "BatchRow",
     "Claim",
+    "CopyPause",
     "Failure",
     "FileRow",
     "Lease",
@@ -38,6 +39,7 @@ __all__ = [
     "Meta",
     "Overview",
     "PlanView",
+    "PlannedChunk",
     "PlannedRun",
     "ReadChunk",
     "RecordRow",

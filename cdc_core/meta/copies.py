@@ -1,8 +1,13 @@
-"""Copies of tables in progress: which chunks are read, and which manifest they go into.
+"""Copies of tables in progress: which chunks are planned and read, and which manifest they go into.
 
-A chunk passes through three rows, each of which a killed process leaves for the next one: `copied_chunk` (its files are
-durable), `copy_batch` (the text of the manifest that will name it), and the batch itself. The text is decided once, so
-that whoever writes the manifest writes the same one, and no chunk is ever in two.
+A chunk passes through three rows, each of which a killed process leaves for the next one: `copied_chunk`, `copy_batch`
+(the text of the manifest that will name it), and the batch itself. The text is decided once, so that whoever writes the
+manifest writes the same one, and no chunk is ever in two. `copied_chunk` has a state, moved by compare-and-set:
+
+    planned   between two keys; nobody reads it
+    reading   by a reader under an epoch of the copier's lease; once that epoch has ended, it is as good as planned
+    read      its files are durable
+
 Every change happens under the copier's lease.
 """
 
@@ -12,7 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import Connection, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import leases, tables
@@ -22,6 +27,10 @@ from cdc_core.model.batch import CopiedChunk, Manifest, Part
 from cdc_core.model.schema import TableSchema
 
 _ack, _copy, _chunk, _planned = tables.ack_position, tables.table_copy, tables.copied_chunk, tables.copy_batch
+_pause = tables.copy_pause
+
+PLANNED, READING, READ = "planned", "reading", "read"
+"""States of a chunk."""
 
 
 def copier_of(source: str) -> str:
@@ -34,21 +43,47 @@ class TableCopy:
     """A copy of a table that is not staged yet.
 
     limit:    the greatest key when the copy began, as SQL literals; () for a table without rows.
-    reached:  the key up to which it is read; () before the first chunk.
+    planned:  the key up to which chunks are planned; None before the first one.
     complete: everything up to the limit is read.
+    rows, size_bytes: read so far; bytes as values in memory.
+    rows_estimated:   of the whole table; counted if `counted`, else an estimate.
+    waiting:          why no chunk is read at the moment; not kept.
     """
 
     source: str
     schema: TableSchema
     limit: tuple[str, ...]
-    reached: tuple[str, ...] = ()
+    planned: tuple[str, ...] | None = None
     complete: bool = False
     rows: int = 0
     rows_estimated: int = 0
+    size_bytes: int = 0
+    counted: bool = False
+    waiting: str = ""
 
     @property
     def table(self) -> str:
         return self.schema.name
+
+
+@dataclass(frozen=True, slots=True)
+class CopyPause:
+    """since_us: µs UTC, by the database's clock. holder: who paused the copies of a source."""
+
+    since_us: int
+    holder: str
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedChunk:
+    """The rows of a table after the key `above`, up to and with the key `through`. attempts: to read it, this one
+    among them."""
+
+    number: int
+    table: str
+    above: tuple[str, ...]
+    through: tuple[str, ...]
+    attempts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +131,13 @@ def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
             source=copy.source,
             source_table=copy.table,
             definition=json.dumps(copy.schema.to_json(), ensure_ascii=False),
-            key_limit=json.dumps(copy.limit, ensure_ascii=False),
-            reached=json.dumps(copy.reached, ensure_ascii=False),
-            complete=copy.complete,
+            key_limit=_json(copy.limit),
+            planned=None,
+            complete=False,
             rows_read=0,
+            bytes_read=0,
             rows_estimated=copy.rows_estimated,
+            counted=copy.counted,
             started_us=now,
             updated_us=now,
         )
@@ -126,33 +163,120 @@ def give_out_above(connection: Connection, source: str, number: int) -> None:
     connection.execute(update(_ack).where(higher).values(chunks=number))
 
 
-def read(connection: Connection, lease: Lease, source: str, one: ReadChunk, *, complete: bool) -> None:
-    """A chunk's files are durable: the copy has reached its last key."""
-    leases.require_held(connection, lease)
-    mine = (_copy.c.source == source) & (_copy.c.source_table == one.chunk.table)
+def plan_chunk(
+    connection: Connection,
+    lease: Lease,
+    source: str,
+    table: str,
+    above: tuple[str, ...] | None,
+    through: tuple[str, ...],
+) -> PlannedChunk:
+    """The next chunk of a copy; its caller is to read it. above: up to where chunks were planned before.
+
+    Raises RetryLater (meta.lease_lost), and snapshot.moved if the copy was begun again or dropped meanwhile.
+    """
+    number = next_chunk(connection, lease, source)
+    mine = (_copy.c.source == source) & (_copy.c.source_table == table)
+    before = _copy.c.planned.is_(None) if above is None else _copy.c.planned == _json(above)
+    if connection.execute(update(_copy).where(mine & before).values(planned=_json(through))).rowcount != 1:
+        raise _moved(f"The copy of {table} was dropped, or begun again, meanwhile.", source)
     connection.execute(
         insert(_chunk).values(
             source=source,
-            chunk=one.chunk.number,
-            source_table=one.chunk.table,
-            claim=one.to_json(),
+            chunk=number,
+            source_table=table,
+            state=READING,
+            epoch=lease.epoch,
+            attempts=1,
+            above=_json(above or ()),
+            through=_json(through),
         )
     )
+    return PlannedChunk(number, table, above or (), through)
+
+
+def take_chunk(connection: Connection, lease: Lease, source: str, table: str) -> PlannedChunk | None:
+    """A chunk that was planned and that nobody reads: its caller is to read it."""
+    leases.require_held(connection, lease)
+    free = (_chunk.c.state == PLANNED) | ((_chunk.c.state == READING) & (_chunk.c.epoch != lease.epoch))
+    mine = (_chunk.c.source == source) & (_chunk.c.source_table == table)
+    row = connection.execute(select(_chunk).where(mine & free).order_by(_chunk.c.chunk).limit(1)).one_or_none()
+    if row is None:
+        return None
+    seen = (_chunk.c.source == source) & (_chunk.c.chunk == row.chunk) & (_chunk.c.attempts == row.attempts)
+    taken = connection.execute(
+        update(_chunk).where(seen & free).values(state=READING, epoch=lease.epoch, attempts=row.attempts + 1)
+    )
+    if taken.rowcount != 1:
+        return None
+    return PlannedChunk(
+        row.chunk, table, tuple(json.loads(row.above)), tuple(json.loads(row.through)), row.attempts + 1
+    )
+
+
+def leave_chunk(connection: Connection, lease: Lease, source: str, number: int, error: str) -> None:
+    """Its reader has failed: another may take it."""
+    leases.require_held(connection, lease)
+    connection.execute(update(_chunk).where(_reading(lease, source, number)).values(state=PLANNED, error=error))
+
+
+def read(
+    connection: Connection, lease: Lease, source: str, one: ReadChunk, size_bytes: int, rows_estimated: int
+) -> bool:
+    """A chunk's files are durable. False if it is not wanted any more: its copy was dropped or begun again.
+
+    size_bytes: of its values in memory. rows_estimated: of the whole table, as it is known now.
+    """
+    leases.require_held(connection, lease)
+    taken = connection.execute(
+        update(_chunk)
+        .where(_reading(lease, source, one.chunk.number))
+        .values(state=READ, error=None, claim=one.to_json())
+    )
+    if taken.rowcount != 1:
+        return False
+    table = one.chunk.table
+    mine = (_copy.c.source == source) & (_copy.c.source_table == table)
+    copy = connection.execute(select(_copy.c.key_limit, _copy.c.planned).where(mine)).one()
+    unread = (_chunk.c.source == source) & (_chunk.c.source_table == table) & (_chunk.c.state != READ)
+    ended = copy.planned == copy.key_limit and connection.execute(select(_chunk.c.chunk).where(unread)).first() is None
     connection.execute(
         update(_copy)
         .where(mine)
         .values(
-            reached=json.dumps(one.chunk.through, ensure_ascii=False),
-            complete=complete,
+            complete=ended,
             rows_read=_copy.c.rows_read + one.chunk.rows,
+            bytes_read=_copy.c.bytes_read + size_bytes,
+            rows_estimated=rows_estimated,
             updated_us=now_us(connection),
         )
     )
+    return True
+
+
+def pause(connection: Connection, source: str, holder: str) -> None:
+    if paused(connection, source) is None:
+        connection.execute(insert(_pause).values(source=source, since_us=now_us(connection), holder=holder))
+
+
+def resume(connection: Connection, source: str) -> bool:
+    return bool(connection.execute(delete(_pause).where(_pause.c.source == source)).rowcount)
+
+
+def paused(connection: Connection, source: str) -> CopyPause | None:
+    row = connection.execute(select(_pause).where(_pause.c.source == source)).one_or_none()
+    return None if row is None else CopyPause(row.since_us, row.holder)
+
+
+def _reading(lease: Lease, source: str, number: int) -> ColumnElement[bool]:
+    held = (_chunk.c.state == READING) & (_chunk.c.epoch == lease.epoch)
+    return (_chunk.c.source == source) & (_chunk.c.chunk == number) & held
 
 
 def chunks(connection: Connection, source: str) -> tuple[ReadChunk, ...]:
     """Those that are read and in no manifest, by number."""
-    rows = connection.execute(select(_chunk.c.claim).where(_chunk.c.source == source).order_by(_chunk.c.chunk))
+    mine = (_chunk.c.source == source) & (_chunk.c.state == READ)
+    rows = connection.execute(select(_chunk.c.claim).where(mine).order_by(_chunk.c.chunk))
     return tuple(ReadChunk.from_json(row.claim) for row in rows)
 
 
@@ -163,11 +287,8 @@ def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Seque
     for number in numbers:
         mine = (_chunk.c.source == manifest.source) & (_chunk.c.chunk == number)
         if connection.execute(delete(_chunk).where(mine)).rowcount != 1:
-            raise RetryLater(
-                f"The chunk {number} of {manifest.source} was forgotten or staged meanwhile.",
-                where=manifest.batch_id,
-                code="snapshot.moved",
-                remedy="nothing is lost; the next attempt continues with what is there",
+            raise _moved(
+                f"The chunk {number} of {manifest.source} was forgotten or staged meanwhile.", manifest.batch_id
             )
     for table in done:
         connection.execute(delete(_copy).where((_copy.c.source == manifest.source) & (_copy.c.source_table == table)))
@@ -197,13 +318,28 @@ def _forget(connection: Connection, source: str, table: str) -> None:
         connection.execute(delete(one).where((one.c.source == source) & (one.c.source_table == table)))
 
 
+def _moved(what: str, where: str) -> RetryLater:
+    return RetryLater(
+        what,
+        where=where,
+        code="snapshot.moved",
+        remedy="nothing is lost; the next attempt continues with what is there",
+    )
+
+
+def _json(key: Sequence[str]) -> str:
+    return json.dumps(key, ensure_ascii=False)
+
+
 def _copy_of(row: Row[tuple[object, ...]]) -> TableCopy:
     return TableCopy(
         row.source,
         TableSchema.from_json(json.loads(row.definition)),
         tuple(json.loads(row.key_limit)),
-        tuple(json.loads(row.reached)),
+        None if row.planned is None else tuple(json.loads(row.planned)),
         bool(row.complete),
         row.rows_read,
         row.rows_estimated,
+        row.bytes_read,
+        bool(row.counted),
     )

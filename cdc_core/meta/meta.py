@@ -17,7 +17,7 @@ from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, views
-from cdc_core.meta.copies import ReadChunk, TableCopy
+from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import (
@@ -196,9 +196,46 @@ class Meta:
         """A number for a chunk, greater than all before. Raises RetryLater (meta.lease_lost)."""
         return self._database.write(lambda c: copies.next_chunk(c, lease, source))
 
-    def chunk_read(self, lease: Lease, source: str, one: ReadChunk, *, complete: bool) -> None:
-        """A chunk's files are durable; complete: it is the table's last. Raises RetryLater (meta.lease_lost)."""
-        self._database.write(lambda c: copies.read(c, lease, source, one, complete=complete))
+    def plan_chunk(
+        self, lease: Lease, source: str, table: str, above: tuple[str, ...] | None, through: tuple[str, ...]
+    ) -> PlannedChunk:
+        """The next chunk of a table's copy, after `above`; the caller is to read it.
+
+        Raises RetryLater (meta.lease_lost, snapshot.moved).
+        """
+        return self._database.write(lambda c: copies.plan_chunk(c, lease, source, table, above, through))
+
+    def take_chunk(self, lease: Lease, source: str, table: str) -> PlannedChunk | None:
+        """A chunk whose reader has failed or was killed; the caller is to read it.
+
+        Raises RetryLater (meta.lease_lost).
+        """
+        return self._database.write(lambda c: copies.take_chunk(c, lease, source, table))
+
+    def leave_chunk(self, lease: Lease, source: str, number: int, error: str) -> None:
+        """The reader of a chunk has failed. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: copies.leave_chunk(c, lease, source, number, error))
+
+    def chunk_read(
+        self, lease: Lease, source: str, one: ReadChunk, size_bytes: int = 0, rows_estimated: int = 0
+    ) -> bool:
+        """A chunk's files are durable; False if its copy was dropped or begun again.
+
+        size_bytes: of its values in memory. rows_estimated: of the whole table. Raises RetryLater (meta.lease_lost).
+        """
+        return self._database.write(lambda c: copies.read(c, lease, source, one, size_bytes, rows_estimated))
+
+    def pause_copies(self, source: str, holder: str) -> None:
+        """No chunk of the source is read from now on, by any process."""
+        self._database.write(lambda c: copies.pause(c, source, holder))
+
+    def resume_copies(self, source: str) -> bool:
+        """Whether copies were paused."""
+        return self._database.write(lambda c: copies.resume(c, source))
+
+    def copies_paused(self, source: str) -> CopyPause | None:
+        """Since when and by whom; None while copies may be read."""
+        return self._database.read(lambda c: copies.paused(c, source))
 
     def chunks(self, source: str) -> tuple[ReadChunk, ...]:
         """The chunks that are read and in no manifest yet."""

@@ -167,13 +167,15 @@ table_copy = Table(
     Column("source_table", text(TABLE_NAME), primary_key=True),
     _needed("definition", long_text()),
     Column("key_limit", long_text()),
-    Column("reached", long_text()),
+    Column("planned", long_text()),
     _needed("complete", Boolean()),
     _needed("rows_read", BigInteger()),
+    _needed("bytes_read", BigInteger()),
     _needed("rows_estimated", BigInteger()),
+    _needed("counted", Boolean()),
     _needed("started_us", BigInteger()),
     _needed("updated_us", BigInteger()),
-    comment="a copy of a source table that is not staged yet: read up to the key reached, until key_limit; as JSON",
+    comment="a copy of a source table that is not staged yet: planned up to a key, until key_limit; keys as JSON",
 )
 
 copied_chunk = Table(
@@ -182,8 +184,23 @@ copied_chunk = Table(
     Column("source", text(NAME), primary_key=True),
     Column("chunk", BigInteger(), primary_key=True, autoincrement=False),
     _needed("source_table", text(TABLE_NAME)),
-    _needed("claim", long_text()),
-    comment="a chunk whose files are durable and which no manifest names yet",
+    _needed("state", text(16)),
+    _needed("epoch", BigInteger()),
+    _needed("attempts", Integer()),
+    Column("error", long_text()),
+    Column("above", long_text()),
+    Column("through", long_text()),
+    Column("claim", long_text()),
+    comment="a chunk of a copy that no manifest names yet; claim: what a manifest will say, once its files are durable",
+)
+
+copy_pause = Table(
+    "copy_pause",
+    metadata,
+    Column("source", text(NAME), primary_key=True),
+    _needed("since_us", BigInteger()),
+    _needed("holder", text(HOLDER)),
+    comment="a source of which no chunk is read until somebody resumes; holder: who paused it",
 )
 
 copy_batch = Table(

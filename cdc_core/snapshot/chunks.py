@@ -13,11 +13,14 @@ import pymysql
 from cdc_core.connections import answers, quote
 from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot.keys import Key, after, literals, ordered, selected, up_to
-from cdc_core.source.facts import as_text, query
+from cdc_core.source.facts import as_text, explained, query
 
 MAX_CHUNK_ROWS = 1 << 24
 """The ordinal of a row in its chunk has 24 bits."""
 _FIRST_ROWS, _LEAST_ROWS, _MOST_ROWS = 10_000, 1, 4_000_000
+
+COUNT_S = 2.0
+_TOOK_TOO_LONG = frozenset({1317, 1969, 3024})
 
 _ESTIMATE = """
 SELECT TABLE_ROWS, AVG_ROW_LENGTH, DATA_LENGTH FROM INFORMATION_SCHEMA.TABLES
@@ -27,10 +30,11 @@ SELECT TABLE_ROWS, AVG_ROW_LENGTH, DATA_LENGTH FROM INFORMATION_SCHEMA.TABLES
 
 @dataclass(frozen=True, slots=True)
 class TableSize:
-    """The server's estimate. row_bytes: 0 where it is not known."""
+    """The server's estimate. row_bytes: 0 where it is not known. size_bytes: of the rows, as the server stores them."""
 
     rows: int
     row_bytes: int
+    size_bytes: int = 0
 
 
 @answers("source")
@@ -38,7 +42,7 @@ def size_of(connection: pymysql.Connection, schema: TableSchema) -> TableSize:
     rows = query(connection, _ESTIMATE, (schema.database, schema.table))
     if not rows:
         return TableSize(0, 0)
-    return TableSize(*(int(as_text(one)) if one is not None else 0 for one in rows[0][:2]))
+    return TableSize(*(int(as_text(one)) if one is not None else 0 for one in rows[0]))
 
 
 @answers("source")
@@ -47,6 +51,30 @@ def greatest(connection: pymysql.Connection, schema: TableSchema) -> Key:
     order = ordered(schema, descending=True)
     rows = query(connection, f"SELECT {selected(schema)} {from_table(schema)} ORDER BY {order} LIMIT 1")
     return literals(schema, rows[0]) if rows else ()
+
+
+@answers("source")
+def least(connection: pymysql.Connection, schema: TableSchema) -> Key:
+    """The least key; () for a table without rows."""
+    rows = query(connection, f"SELECT {selected(schema)} {from_table(schema)} ORDER BY {ordered(schema)} LIMIT 1")
+    return literals(schema, rows[0]) if rows else ()
+
+
+@answers("source")
+def count_rows(connection: pymysql.Connection, schema: TableSchema, *, mariadb: bool) -> int | None:
+    """How many rows there are; None if the server needs longer than COUNT_S to tell."""
+    if mariadb:
+        sql = f"SET STATEMENT max_statement_time = {COUNT_S} FOR SELECT COUNT(*) {from_table(schema)}"
+    else:
+        sql = f"SELECT /*+ MAX_EXECUTION_TIME({COUNT_S * 1000:.0f}) */ COUNT(*) {from_table(schema)}"
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(sql)
+            return int(cursor.fetchall()[0][0])
+    except pymysql.err.MySQLError as error:
+        if error.args and error.args[0] in _TOOK_TOO_LONG:
+            return None
+        raise explained(error, "SELECT COUNT(*)") from None
 
 
 @answers("source")

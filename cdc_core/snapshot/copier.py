@@ -1,8 +1,9 @@
 """Reads tables chunk by chunk, beside the stream, and keeps in meta how far it is.
 
-A chunk is read in a view of its own, so that the server keeps no old versions for long. After a kill the copy continues
-after the last chunk that meta knows. If the table's definition changes while it is copied, the copy begins again: its
-chunks would mean different columns. The copier holds a lease of its own, and none of the extractor's.
+Several readers share the tables: each takes a chunk of the table that has the fewest readers, so that a large table at
+the end has them all. A chunk is read in a view of its own, so that the server keeps no old versions for long. After a
+kill only the chunks that were being read are read again. If the table's definition changes while it is copied, the copy
+begins again: its chunks would mean different columns. The copier holds a lease of its own, and none of the extractor's.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import logging
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
@@ -21,36 +23,38 @@ from cdc_core.config import Pipeline
 from cdc_core.connections import Server
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
-from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy, copier_of
+from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import require_unreserved
 from cdc_core.results import TableReader, prepare_session
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
-from cdc_core.snapshot.chunks import chunk_rows, end_of_chunk, from_table, greatest, size_of
+from cdc_core.snapshot.chunks import count_rows, from_table, greatest
+from cdc_core.snapshot.table_chunks import TableChunks
+from cdc_core.snapshot.throttle import Throttle
 from cdc_core.snapshot.watermarks import View, high_of, read_view
 from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import ServerFacts
 from cdc_core.source.failover import is_other_server
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.windows import from_us
 
 log = logging.getLogger(__name__)
 
 LEASE_S = 60.0
-_RESTARTS = 3
-"""How often the copy of a table begins again in one call, because its definition changed meanwhile."""
+WAIT_S = 1.0
+"""How often a reader that must wait asks again."""
 
 Progressed = Callable[[TableCopy], None]
 
 
 @dataclass(frozen=True, slots=True)
 class CopyContext:
-    """Of the copy of one table. lease: the copier's."""
+    """Of a reader. lease: the copier's."""
 
     pipeline: Pipeline
     source: str
@@ -62,13 +66,13 @@ class CopyContext:
 
 
 @contextmanager
-def copier_lease(meta: Meta, pipeline: str, source: str, holder: str) -> Iterator[Lease]:
-    """The right to copy tables of a source, renewed until the block ends.
+def copier_lease(meta: Meta, pipeline: str, source: str, holder: str, lease_s: float = LEASE_S) -> Iterator[Lease]:
+    """The right to copy tables of a source, renewed until the block ends. lease_s: how long a killed copier keeps it.
 
     Raises RetryLater (snapshot.running): another copier has it.
     """
     try:
-        lease = meta.acquire_lease(copier_of(source), pipeline, holder, LEASE_S)
+        lease = meta.acquire_lease(copier_of(source), pipeline, holder, lease_s)
     except RetryLater as error:
         if error.code != "meta.lease_held":
             raise
@@ -76,15 +80,15 @@ def copier_lease(meta: Meta, pipeline: str, source: str, holder: str) -> Iterato
             f"Another process is copying tables of the source {source!r}.",
             where=source,
             code="snapshot.running",
-            remedy=f"wait until it has ended or, if it is dead, {LEASE_S:.0f} s for its lease to expire; the copy then "
+            remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
             "continues after its last chunk",
         ) from None
     ending = threading.Event()
 
     def keep() -> None:
-        while not ending.wait(LEASE_S / 3):
+        while not ending.wait(lease_s / 3):
             try:
-                meta.renew_lease(lease, LEASE_S)
+                meta.renew_lease(lease, lease_s)
             except LockstepError as error:  # whatever needs the lease will say so
                 log.warning("%s: the lease could not be renewed: %s", lease.source, error)
 
@@ -110,49 +114,100 @@ def copy_tables(
     environ: Mapping[str, str] | None = None,
     progressed: Progressed = lambda copy: None,
 ) -> dict[str, Refused]:
-    """Reads these tables to their ends, several at once; what was read before is not read again.
+    """Reads these tables to their ends, in several readers; what was read before is not read again.
 
     Returns why tables cannot be copied (snapshot.no_key, snapshot.key_type), by `database.table`.
-    Raises Refused (snapshot.not_started), RetryLater (snapshot.other_server, snapshot.redefined), and what reading and
-    the store raise. What was read until then stays read.
+    Raises Refused (snapshot.not_started, snapshot.throttle), RetryLater (snapshot.other_server, snapshot.redefined,
+    snapshot.paused), and what reading and the store raise. What was read until then stays read.
     """
-    refused: dict[str, Refused] = {}
+    config = pipeline.source(source)
     with ExitStack() as opened:
         scratch = Path(opened.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-snapshot-")))
         staged = _staged(meta, source)
-        config = pipeline.source(source)
         replica = server_id.replica_host(pipeline.pipeline, source, meta.lease_identity(source))
         address, control, server = hosts.connect(config, staged, environ, replica)
         opened.callback(control.close)
         _require_same(staged, server, source)
-        stop = threading.Event()
+        throttle = opened.enter_context(
+            Throttle(pipeline.snapshot.throttle, environ, source=source, mariadb=server.mariadb)
+        )
+        limits = pipeline.snapshot
+        captured = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+        chunks = [
+            TableChunks(
+                meta, lease, source, table, chunk_bytes=limits.chunk_mib << 20, chunk_s=limits.chunk_s,
+                require=lambda schema: _require_ages(pipeline, captured, schema),
+            )
+            for table in tables
+        ]  # fmt: skip
+        work = _Work(chunks)
         warm()  # from the cache on disk; otherwise the first read view would wait for it
 
-        def work(table: tuple[str, str]) -> None:
-            if not stop.is_set():
-                # Each thread has its own: the hasher of masked columns is for one.
-                capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
-                context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
-                try:
-                    with _Sessions(address, source, config.read_timeout_s) as sessions:
-                        _TableCopier(context, server, sessions, table, progressed, stop).run()
-                except Refused as error:
-                    if error.code not in keys.NOT_COPIED:
-                        stop.set()
-                        raise
-                    refused[".".join(table)] = error
-                except BaseException:
-                    stop.set()
-                    raise
+        def read(_: int) -> None:
+            # Each reader has its own: the hasher of masked columns is for one.
+            capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+            context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
+            with work.failing(), _Sessions(address, source, config.read_timeout_s) as sessions:
+                _Reader(context, server, sessions, work, throttle, progressed).run()
 
-        with ThreadPoolExecutor(max(1, min(pipeline.snapshot.readers, len(tables)))) as pool:
+        with ThreadPoolExecutor(max(1, limits.readers if tables else 0)) as pool:
             try:
-                for _ in pool.map(work, tables):
+                for _ in pool.map(read, range(limits.readers if tables else 0)):
                     pass
             except BaseException:  # an interrupt too: the readers end after the batch that they are at
-                stop.set()
+                work.stop()
                 raise
-    return refused
+    return work.refused
+
+
+class _Work:
+    """What the readers share: tables, and who reads which."""
+
+    def __init__(self, tables: Sequence[TableChunks]) -> None:
+        self._tables = list(tables)
+        self._changed = threading.Condition()
+        self.stopped = threading.Event()
+        self.refused: dict[str, Refused] = {}
+
+    def stop(self) -> None:
+        self.stopped.set()
+        with self._changed:
+            self._changed.notify_all()
+
+    @contextmanager
+    def failing(self) -> Iterator[None]:
+        """An error in the block stops all readers."""
+        try:
+            yield
+        except BaseException:
+            self.stop()
+            raise
+
+    @contextmanager
+    def table(self) -> Iterator[TableChunks | None]:
+        """A table to take a chunk of, for the length of a block; None when nothing is left to do.
+
+        While other readers are at work there may be something again: one may fail, or find the table redefined.
+        """
+        with self._changed:
+            while True:
+                open_ones = [one for one in self._tables if not one.exhausted and one.name not in self.refused]
+                chosen = min(open_ones, key=lambda one: one.readers, default=None)
+                if chosen is not None or self.stopped.is_set() or not any(one.readers for one in self._tables):
+                    break
+                self._changed.wait()
+            if chosen is not None:
+                chosen.readers += 1
+        try:
+            yield None if self.stopped.is_set() else chosen
+        finally:
+            with self._changed:
+                if chosen is not None:
+                    chosen.readers -= 1
+                self._changed.notify_all()
+
+    def refuse(self, table: TableChunks, error: Refused) -> None:
+        self.refused[table.name] = error
 
 
 class _Sessions:
@@ -185,65 +240,75 @@ class _RedefinedError(Exception):
     """The table's definition is another than when its copy began."""
 
 
-class _TableCopier:
+class _Reader:
+    """Reads one chunk after the other, each in a view of its own, until no table has any left."""
+
     def __init__(
         self,
         context: CopyContext,
         server: ServerFacts,
         sessions: _Sessions,
-        table: tuple[str, str],
+        work: _Work,
+        throttle: Throttle,
         progressed: Progressed,
-        stop: threading.Event,
     ) -> None:
         self._context = context
         self._server = server
         self._sessions = sessions
-        self._table = table
+        self._work = work
+        self._throttle = throttle
         self._progressed = progressed
-        self._stop = stop
-        self._row_bytes = 0.0
 
     def run(self) -> None:
-        for _ in range(_RESTARTS):
-            schema = self._definition()
-            if schema is None:
-                self._context.meta.drop_copy(self._context.lease, self._context.source, ".".join(self._table))
-                return
-            try:
-                copy = self._begun(schema)
-                self._progressed(copy)
-                while not copy.complete and not self._stop.is_set():
-                    copy = self._next_chunk(copy)
-                    self._progressed(copy)
-                return
-            except _RedefinedError:
-                log.warning("%s: %s was redefined; its copy begins again", self._context.source, schema.name)
-        raise RetryLater(
-            f"The definition of {'.'.join(self._table)} changed {_RESTARTS} times while the table was copied.",
-            where=self._context.source,
-            code="snapshot.redefined",
-            remedy="the next attempt begins the copy of this table again",
-        )
+        while not self._work.stopped.is_set():
+            with self._work.table() as table:
+                if table is None:
+                    return
+                try:
+                    self._read_one(table)
+                except Refused as error:
+                    if error.code not in keys.NOT_COPIED:
+                        raise
+                    self._work.refuse(table, error)
 
-    def _definition(self) -> TableSchema | None:
-        return table_schema(self._sessions.control, *self._table)
+    def _read_one(self, table: TableChunks) -> None:
+        self._wait(table)
+        found = None if self._work.stopped.is_set() else table.next(self._sessions.control, self._begin)
+        if found is None:
+            return
+        copy, planned = found
+        try:
+            self._read(table, copy, planned)
+        except _RedefinedError:
+            table.begin_again(copy.schema)
+        except BaseException as error:
+            with suppress(LockstepError):  # the error itself is what counts
+                table.failed(planned, error)
+            raise
+        if table.copy is not None:
+            self._progressed(table.copy)
 
-    def _begun(self, schema: TableSchema) -> TableCopy:
-        """The copy of this definition that is under way, or a new one."""
+    def _wait(self, table: TableChunks) -> None:
+        """Until a chunk may be read. Raises RetryLater (snapshot.paused), Refused (snapshot.throttle)."""
         context = self._context
-        keys.key_columns(schema)
-        require_unreserved(schema)
-        _require_ages(context, schema)
-        size = size_of(self._sessions.control, schema)
-        self._row_bytes = size.row_bytes
-        known = {copy.table: copy for copy in context.meta.copies(context.source)}.get(schema.name)
-        if known is not None and known.schema.id == schema.id:
-            return known
+        while not self._work.stopped.is_set():
+            pause = context.meta.copies_paused(context.source)
+            if pause is not None:
+                raise paused(context.source, pause)
+            why = self._throttle.why(self._sessions.control)
+            if not why:
+                return
+            log.info("%s: the copy of %s waits: %s", context.source, table.name, why)
+            if table.copy is not None:
+                self._progressed(replace(table.copy, waiting=why))
+            self._work.stopped.wait(WAIT_S)
+
+    def _begin(self, schema: TableSchema) -> tuple[keys.Key, int | None]:
+        """The greatest key that is visible once everything before the end of what is staged is; and a count of rows."""
         with self._view(schema, self._staged_here()):
             limit = greatest(self._sessions.reader, schema)
-        copy = TableCopy(context.source, schema, limit, rows_estimated=size.rows)
-        context.meta.begin_copy(context.lease, copy)
-        return copy
+        rows = count_rows(self._sessions.control, schema, mariadb=self._server.mariadb) if limit else 0
+        return limit, rows
 
     def _staged_here(self) -> Checkpoint:
         """The end of what is staged, in the log of the server that is read."""
@@ -254,57 +319,56 @@ class _TableCopier:
     def _view(self, schema: TableSchema, staged: Checkpoint) -> AbstractContextManager[View]:
         return read_view(self._sessions.reader, self._sessions.control, self._server, staged, schema)
 
-    def _next_chunk(self, copy: TableCopy) -> TableCopy:
+    def _read(self, table: TableChunks, copy: TableCopy, planned: PlannedChunk) -> None:
         context, schema = self._context, copy.schema
-        config = context.pipeline.snapshot
-        rows = chunk_rows(config.chunk_mib << 20, self._row_bytes)
-        through = copy.limit and end_of_chunk(self._sessions.control, schema, copy.reached, copy.limit, rows)
-        number = context.meta.next_chunk(context.lease, context.source)
         staged = self._staged_here()
         reader = TableReader(self._sessions.reader, schema)
-        where = f"{keys.after(schema, copy.reached)} AND {keys.up_to(schema, through)}" if copy.limit else "FALSE"
+        where = f"{keys.after(schema, planned.above)} AND {keys.up_to(schema, planned.through)}"
+        if not copy.limit:
+            where = "FALSE"
         ts_us = staged.watermark_us or self._server.clock_us
+        began_s = time.monotonic()
         with self._view(schema, staged) as view:
             file = ChunkFile(
-                context.store, context.capture, schema, source=context.source, number=number,
+                context.store, context.capture, schema, source=context.source, number=planned.number,
                 epoch=context.lease.epoch, low=view.low, ts_us=ts_us,
                 level=context.pipeline.stage.compression_level, scratch=context.scratch,
             )  # fmt: skip
             try:
                 for batch in reader.batches(f"{from_table(schema)} WHERE {where} ORDER BY {keys.ordered(schema)}"):
                     file.add(batch)
-                if self._definition() != schema:
+                if table_schema(self._sessions.control, schema.database, schema.table) != schema:
                     raise _RedefinedError
                 parts = file.finish()
             except BaseException:
                 file.discard()
                 raise
         high = high_of(self._sessions.control, view)
-        if file.rows:
-            self._row_bytes = file.row_bytes / file.rows
+        took_s = time.monotonic() - began_s
+        paths = tuple(part.path for part in parts)
         chunk = CopiedChunk(
-            number,
-            schema.name,
-            copy.reached,
-            through,
-            ts_us,
-            view.low,
-            high,
-            file.rows,
-            tuple(part.path for part in parts),
+            planned.number, schema.name, planned.above, planned.through, ts_us, view.low, high, file.rows, paths
         )
-        complete = through == copy.limit
-        context.meta.chunk_read(context.lease, context.source, ReadChunk(chunk, parts, file.schemas), complete=complete)
-        return replace(copy, reached=through, complete=complete, rows=copy.rows + file.rows)
+        table.read(ReadChunk(chunk, parts, file.schemas), file.row_bytes, took_s)
 
 
-def _require_ages(context: CopyContext, schema: TableSchema) -> None:
+def paused(source: str, pause: CopyPause) -> RetryLater:
+    """The error of a copy that is not made, because somebody has paused the copies of the source."""
+    return RetryLater(
+        f"Copies of the source {source!r} have been paused since {from_us(pause.since_us):%Y-%m-%d %H:%M:%S} UTC by "
+        f"{pause.holder}.",
+        where=source,
+        code="snapshot.paused",
+        remedy="`lockstep snapshot PIPELINE --resume` lets copies continue after their last chunks",
+    )
+
+
+def _require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
     """Where rows of several tables count as one, the newest wins; how old a copied row is, nothing tells.
 
     Raises Refused (snapshot.shared_keys).
     """
-    pipeline = context.pipeline
-    for logical in context.capture.route(schema.database, schema.table):
+    for logical in capture.route(schema.database, schema.table):
         for target in pipeline.targets:
             if pipeline.counts_newest(target.name, logical, schema.name):
                 raise Refused(

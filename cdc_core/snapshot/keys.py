@@ -72,6 +72,15 @@ def ordered(schema: TableSchema, *, descending: bool = False) -> str:
     return ", ".join(quote(column.name) + (" DESC" if descending else "") for column in key_columns(schema))
 
 
+def fraction(schema: TableSchema, least: Key, key: Key, limit: Key) -> float | None:
+    """How far `key` is from the least key to the limit, if keys are whole numbers that are spread evenly; None for
+    other keys."""
+    if len(schema.key) != 1 or schema.column(schema.key[0]).type.base not in INTEGER_BYTES or not (least and limit):
+        return None
+    first, here, last = (int(one[0]) for one in (least, key or least, limit))
+    return (here - first + 1) / (last - first + 1) if last >= first else None
+
+
 def _compared(schema: TableSchema, key: Key, strict: str, last: str) -> str:
     """Columns are compared one after the other: (a > 1) OR (a = 1 AND b > 2). No row constructor: the servers do not
     use an index for those."""

@@ -22,10 +22,11 @@ from cdc_core.extract.extractor import default_holder, recover
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.sink import Capture
-from cdc_core.snapshot import copier, watermarks
+from cdc_core.snapshot import copier, table_chunks, watermarks
 from cdc_core.snapshot.copier import copier_lease, copy_tables
 from cdc_core.snapshot.pending import pending
 from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
+from cdc_core.source import server
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.layout import parse_copied
@@ -150,7 +151,7 @@ def with_rows(make_line: Callable[..., Line], rows: int) -> Line:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(4)
-    monkeypatch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([1, 7, 90, 400]))
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([1, 7, 90, 400]))
 
 
 @pytest.mark.parametrize("seed", [1, 2])
@@ -207,7 +208,7 @@ def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
     step: str,
     after: bool,
 ) -> None:
-    monkeypatch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 15)
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 15)
     line = with_rows(make_line, 40)
     done = getattr(owner, step)
     left = [2 if step in ("finish", "chunk_read") else 1]
@@ -241,18 +242,18 @@ def changed(line: Line, *statements: str) -> Staged:
     """Half of the copy of `number` is read, then the statements run; then everything goes on."""
     fill(line, 50)
     line.drain()
-    before = copier._TableCopier._next_chunk
+    before = table_chunks.TableChunks.next
     calls = [0]
 
-    def next_chunk(self: Any, copy: Any) -> Any:
+    def next_chunk(self: Any, *arguments: Any) -> Any:
         calls[0] += 1
         if calls[0] == 3:
             line.origin.execute(*statements)
-        return before(self, copy)
+        return before(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 10)
-        patch.setattr(copier._TableCopier, "_next_chunk", next_chunk)
+        patch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 10)
+        patch.setattr(table_chunks.TableChunks, "next", next_chunk)
         read(line, ["number"])
     line.drain()
     return stage(line)
@@ -408,7 +409,7 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
         connection.commit()
     line = make_line()
     line.drain()
-    monkeypatch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 1)
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 1)
     read(line)
     line.drain()
     stage(line)
@@ -453,7 +454,7 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
     limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a manifest for each table
     line.pipeline = line.pipeline.model_copy(update={"limits": limits})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(copier, "chunk_rows", lambda size_bytes, row_bytes: 5)
+        patch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 5)
         read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     line.drain()
@@ -526,6 +527,49 @@ def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_th
     with Meta.open(line.pipeline.meta.url) as meta, pytest.raises(Refused) as caught:
         plan(meta, line.store, feeding(line, "newest"), window=None, run_id="r1")
     assert caught.value.code == "plan.copied_shared_keys"
+
+
+@contextmanager
+def unacknowledged(origin: Origin, wait_ms: int) -> Iterator[None]:
+    """The next transaction is in the log for so long before it can be seen: the server waits for a replica."""
+    if origin.mariadb:
+        names, more = "rpl_semi_sync_master", ", GLOBAL rpl_semi_sync_master_wait_no_slave = ON"
+    else:
+        names, more = "rpl_semi_sync_source", ", GLOBAL rpl_semi_sync_source_wait_no_replica = ON"
+        with suppress(pymysql.err.OperationalError):  # it is there already
+            origin.execute_on_server(f"INSTALL PLUGIN {names} SONAME 'semisync_source.so'")
+    origin.execute_on_server(
+        f"SET GLOBAL {names}_wait_point = AFTER_SYNC, GLOBAL {names}_timeout = {wait_ms}{more}",
+        f"SET GLOBAL {names}_enabled = ON",
+    )
+    try:
+        yield
+    finally:
+        origin.execute_on_server(f"SET GLOBAL {names}_enabled = OFF")
+
+
+def test_a_row_that_is_logged_before_the_capture_and_visible_later_is_copied(
+    make_line: Callable[..., Line], origin: Origin
+) -> None:
+    line = make_line()
+    fill(line, 20)
+    before = server.end_position(origin.control, 0)
+    with unacknowledged(origin, 3000):
+        late = threading.Thread(target=origin.execute, args=("INSERT INTO number VALUES (9000, 1, 'late')",))
+        late.start()
+        try:
+            while server.end_position(origin.control, 0) == before:
+                time.sleep(0.01)
+            line = make_line()
+            assert len(at_source(line, "number")) == 20  # nobody sees the row, and the capture begins after it
+            line.drain()
+            read(line, ["number"])
+        finally:
+            late.join()
+    line.drain()
+    stage(line)
+    assert len(at_source(line, "number")) == 21
+    assert in_stage(line, "number") == at_source(line, "number")
 
 
 def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:

@@ -1,4 +1,4 @@
-"""Whatever happens between the steps of a copy, where the stage says that a table is whole, it has the source's rows."""
+"""Whatever happens between the steps of a copy: a table that the stage says is whole has the source's rows."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 
 
 @FLAVORS
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(before=BEFORE, steps=STEPS, events=EVENTS)
 def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
     flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]

@@ -1,0 +1,188 @@
+"""The chunks of one table's copy, given to readers one at a time.
+
+Readers of a table share one object; only one of them plans at a time, so that no two chunks overlap. A chunk that a
+killed reader left comes first. When the definition of the table changes, the copy begins again, and whatever the other
+readers still bring of the former one is not wanted any more: meta says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+
+import pymysql
+
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import require_unreserved
+from cdc_core.snapshot import keys
+from cdc_core.snapshot.chunks import chunk_rows, end_of_chunk, least, size_of
+from cdc_core.source.definitions import table_schema
+
+log = logging.getLogger(__name__)
+
+_RESTARTS = 3
+"""How often the copy of a table begins again in one call, because its definition changed meanwhile."""
+
+Begin = Callable[[TableSchema], tuple[keys.Key, int | None]]
+
+
+class TableChunks:
+    """table: (database, name). chunk_bytes, chunk_s: what a chunk should not exceed, in bytes and in time to read.
+
+    require: raises Refused for a definition that is not copied.
+    """
+
+    def __init__(
+        self,
+        meta: Meta,
+        lease: Lease,
+        source: str,
+        table: tuple[str, str],
+        *,
+        chunk_bytes: int,
+        chunk_s: float,
+        require: Callable[[TableSchema], None] = lambda _: None,
+    ) -> None:
+        self.table = table
+        self.readers = 0
+        """At work on a chunk of it."""
+        self.exhausted = False
+        """No chunk is left to take; those that are being read may come back."""
+        self._meta = meta
+        self._lease = lease
+        self._source = source
+        self._chunk_bytes = chunk_bytes
+        self._chunk_s = chunk_s
+        self._require = require
+        self._lock = threading.Lock()
+        self._copy: TableCopy | None = None
+        self._least: keys.Key = ()
+        self._chunks_read = 0
+        self._row_bytes = 0.0
+        self._most_rows = 1 << 62
+        self._restarts = 0
+
+    @property
+    def name(self) -> str:
+        return ".".join(self.table)
+
+    @property
+    def copy(self) -> TableCopy | None:
+        """How far it is; None before it has begun, and for a table that is gone."""
+        return self._copy
+
+    def next(self, control: pymysql.Connection, begin: Begin) -> tuple[TableCopy, PlannedChunk] | None:
+        """A chunk to read, and the copy that it is of; None if none is left.
+
+        begin: the greatest key, and the number of rows, as a read view of the table shows them.
+
+        Raises Refused (snapshot.no_key, snapshot.key_type), RetryLater (snapshot.redefined), and what servers and meta
+        raise.
+        """
+        with self._lock:
+            if self._copy is None and not self.exhausted:
+                self._copy = self._begun(control, begin)
+            copy = self._copy
+            if copy is None or self.exhausted:
+                self.exhausted = True
+                return None
+            left = self._meta.take_chunk(self._lease, self._source, self.name)
+            if left is not None:
+                return copy, left
+            if copy.planned is not None and copy.planned == copy.limit:
+                self.exhausted = True
+                return None
+            above = copy.planned or ()
+            rows = min(chunk_rows(self._chunk_bytes, self._row_bytes), self._most_rows)
+            through = copy.limit and end_of_chunk(control, copy.schema, above, copy.limit, rows)
+            planned = self._meta.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
+            self._copy = replace(copy, planned=through)
+            return self._copy, planned
+
+    def read(self, one: ReadChunk, size_bytes: int, took_s: float) -> bool:
+        """A chunk's files are durable. False if its copy has begun again meanwhile, so that the files are not wanted.
+
+        size_bytes: of the values. took_s: how long the read view was open.
+        """
+        with self._lock:
+            rows = one.chunk.rows
+            copy = self._copy
+            estimated = 0
+            if copy is not None:
+                self._chunks_read += 1
+                estimated = self._estimated(copy, copy.rows + rows)
+            wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes, estimated)
+            if wanted and copy is not None:
+                self._copy = replace(
+                    copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes, rows_estimated=estimated,
+                )  # fmt: skip
+            if rows:
+                self._row_bytes = size_bytes / rows
+                if took_s > self._chunk_s:
+                    self._most_rows = max(1, int(rows * self._chunk_s / took_s))
+                elif took_s < self._chunk_s / 2:
+                    self._most_rows = max(self._most_rows, 2 * rows)
+            return wanted
+
+    def failed(self, chunk: PlannedChunk, error: BaseException) -> None:
+        """The chunk was not read. Raises RetryLater (meta.lease_lost)."""
+        with self._lock:
+            self._meta.leave_chunk(self._lease, self._source, chunk.number, f"{type(error).__name__}: {error}"[:2000])
+            self.exhausted = False
+
+    def begin_again(self, former: TableSchema) -> None:
+        """The definition is no longer `former`: what was read of it is forgotten, once, whoever notices.
+
+        Raises RetryLater (snapshot.redefined).
+        """
+        with self._lock:
+            if self._copy is None or self._copy.schema != former:
+                return
+            self._restarts += 1
+            if self._restarts >= _RESTARTS:
+                raise RetryLater(
+                    f"The definition of {self.name} changed {_RESTARTS} times while the table was copied.",
+                    where=self._source,
+                    code="snapshot.redefined",
+                    remedy="the next attempt begins the copy of this table again",
+                )
+            log.warning("%s: %s was redefined; its copy begins again", self._source, self.name)
+            self._meta.drop_copy(self._lease, self._source, self.name)
+            self._copy, self.exhausted = None, False
+
+    def _begun(self, control: pymysql.Connection, begin: Begin) -> TableCopy | None:
+        """The copy of the present definition that is under way, or a new one; None for a table that is gone."""
+        schema = table_schema(control, *self.table)
+        if schema is None:
+            self._meta.drop_copy(self._lease, self._source, self.name)
+            return None
+        keys.key_columns(schema)
+        require_unreserved(schema)
+        self._require(schema)
+        size = size_of(control, schema)
+        self._row_bytes = size.row_bytes
+        self._least = least(control, schema)
+        known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
+        if known is not None and known.schema.id == schema.id:
+            if known.rows:
+                self._row_bytes = known.size_bytes / known.rows
+            return known
+        limit, rows = begin(schema)
+        copy = TableCopy(
+            self._source, schema, limit, rows_estimated=size.rows if rows is None else rows, counted=rows is not None
+        )
+        self._meta.begin_copy(self._lease, copy)
+        return copy
+
+    def _estimated(self, copy: TableCopy, rows: int) -> int:
+        """The rows of the whole table, of which so many are read."""
+        if copy.counted:
+            return copy.rows_estimated
+        done = keys.fraction(copy.schema, self._least, copy.planned or (), copy.limit)
+        # Chunks that other readers have at the moment are planned, and not read.
+        ahead = (self.readers - 1) * rows / max(1, self._chunks_read)
+        return copy.rows_estimated if not done else round((rows + max(0.0, ahead)) / done)

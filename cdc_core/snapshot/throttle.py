@@ -1,0 +1,148 @@
+"""When a copy must wait: the source is busy, a replica lags, undo grows, or a query of the user's says so.
+
+Asked between chunks, by all readers together at most once in CHECK_S. It must keep true that what cannot be asked stops
+the copy, and never passes for "all is well".
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+
+import pymysql
+
+from cdc_core import connections
+from cdc_core.config import Throttle as Limits
+from cdc_core.connections import SafeConnection, answers, shown
+from cdc_core.errors import Refused
+from cdc_core.source.facts import LOST, as_text, explained, query
+
+CHECK_S = 1.0
+_STATUS = "SHOW GLOBAL STATUS LIKE %s"
+
+
+class Throttle:
+    """A context manager: it has connections to the replicas. mariadb: whether the source is one."""
+
+    def __init__(self, limits: Limits, environ: Mapping[str, str] | None, *, source: str, mariadb: bool) -> None:
+        self._limits = limits
+        self._environ = environ
+        self._source = source
+        self._mariadb = mariadb
+        self._lock = threading.Lock()
+        self._asked_s = -CHECK_S
+        self._why = ""
+        self._opened = ExitStack()
+        self._replicas: dict[str, SafeConnection] = {}
+
+    def __enter__(self) -> Throttle:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def why(self, control: pymysql.Connection) -> str:
+        """Why no chunk should be read now, for people; "" if one may be. control: a session at the source.
+
+        Raises Refused (snapshot.throttle) if a limit cannot be asked for, and what servers raise.
+        """
+        with self._lock:
+            if time.monotonic() - self._asked_s >= CHECK_S:
+                self._why = self._ask(control)
+                self._asked_s = time.monotonic()
+            return self._why
+
+    def _ask(self, control: pymysql.Connection) -> str:
+        limits = self._limits
+        if limits.threads_running is not None:
+            running = _status(control, "Threads_running")
+            if running > limits.threads_running:
+                return f"{running} threads are running at the source, more than {limits.threads_running}"
+        if limits.history_list_length is not None:
+            length = self._history(control)
+            if length > limits.history_list_length:
+                return f"the source's history list has {length} entries, more than {limits.history_list_length}"
+        if limits.query is not None:
+            value = self._own(control, limits.query)
+            if value > 0:
+                return f"the query of snapshot.throttle returns {value:g}"
+        for reference in limits.replicas:
+            why = self._lag(reference)
+            if why:
+                return why
+        return ""
+
+    @answers("source")
+    def _history(self, control: pymysql.Connection) -> int:
+        if self._mariadb:
+            return _status(control, "Innodb_history_list_length")
+        sql = "SELECT `COUNT` FROM INFORMATION_SCHEMA.INNODB_METRICS WHERE NAME = 'trx_rseg_history_len'"
+        try:
+            return int(query(control, sql)[0][0])
+        except Refused as error:
+            remedy = "on the source: GRANT PROCESS ON *.* TO the account, or remove history_list_length"
+            raise _not_asked("the length of the history list", error.what, self._source, remedy) from None
+
+    def _own(self, control: pymysql.Connection, sql: str) -> float:
+        remedy = "write a query that returns one number: a copy waits while it is above 0"
+        try:
+            rows = query(control, sql)
+            return float(rows[0][0] if rows and rows[0][0] is not None else 0)
+        except (pymysql.err.MySQLError, ValueError, TypeError, IndexError) as error:
+            what = shown(error) if isinstance(error, pymysql.err.MySQLError) else f"{type(error).__name__}: {error}"
+            raise _not_asked("its query", what, self._source, remedy) from None
+
+    def _lag(self, reference: str) -> str:
+        connection = self._replicas.get(reference)
+        if connection is None or not connection.open:
+            address = connections.resolve(reference, self._environ)
+            connection = connections.connect(address, where=f"{self._source}: {reference}")
+            self._opened.callback(connection.close)
+            self._replicas[reference] = connection
+        lags = _replication_lags(connection, reference, self._source)
+        if None in lags:
+            return f"replication of {reference} has stopped"
+        worst = max(float(lag) for lag in lags if lag is not None)
+        if worst > self._limits.replica_lag_s:
+            return f"{reference} lags {worst:.0f} s, more than {self._limits.replica_lag_s:g} s"
+        return ""
+
+
+@answers("source")
+def _status(control: pymysql.Connection, name: str) -> int:
+    return int(as_text(query(control, _STATUS, (name,))[0][1]))
+
+
+@answers("a replica of the source")
+def _replication_lags(connection: SafeConnection, reference: str, source: str) -> list[float | None]:
+    """Seconds, of each channel; None for one that is stopped."""
+    remedy = (
+        f"give the account of {reference} REPLICATION CLIENT (MariaDB: REPLICA MONITOR), or remove it from replicas"
+    )
+    mariadb = "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
+    sql = "SHOW ALL SLAVES STATUS" if mariadb else "SHOW REPLICA STATUS"
+    try:
+        with connection.cursor(pymysql.cursors.DictCursor) as cursor:
+            cursor.execute(sql)
+            rows = list(cursor.fetchall())
+    except pymysql.err.MySQLError as error:
+        if error.args and error.args[0] in LOST:
+            connection.close()
+            raise explained(error, sql) from None
+        raise _not_asked(f"the lag of {reference}", shown(error), source, remedy) from None
+    if not rows:
+        remedy = f"name replicas of {source}, or remove {reference}"
+        raise _not_asked(f"the lag of {reference}", "the server is not a replica", source, remedy)
+    found = [row["Seconds_Behind_Master"] if mariadb else row["Seconds_Behind_Source"] for row in rows]
+    return [None if lag is None else float(lag) for lag in found]
+
+
+def _not_asked(what: str, why: str, source: str, remedy: str) -> Refused:
+    return Refused(
+        f"The copy cannot ask for {what}, by which snapshot.throttle limits it: {why.rstrip('.')}.",
+        where=source,
+        code="snapshot.throttle",
+        remedy=remedy,
+    )
