@@ -634,12 +634,9 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
             assert eventually(lambda: line.drain() and any(one.rows for one in line.chain))
             assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
             monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
-            if origin.mariadb:  # says the place of what it shows, which is before the transaction
-                assert not read(line, ["number"])
-            else:
-                with pytest.raises(RetryLater) as refused:
-                    read(line, ["number"])
-                assert refused.value.code == "snapshot.not_visible"
+            with pytest.raises(RetryLater) as refused:
+                read(line, ["number"])
+            assert refused.value.code == "snapshot.not_visible"
         finally:
             origin.execute_on_server(f"SET GLOBAL {switch}_enabled = OFF")
             waiting.join()
