@@ -20,6 +20,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cdc_core.apply import lost_writes
 from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of, sha256
 from cdc_core.apply.retention import require_unpurged
@@ -130,9 +131,11 @@ def plan(
     *,
     run_id: str,
     airflow_run_id: str | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> RunPlan:
     """Choose the batches, register the run, write plan.json; returns the plan.
 
+    environ: as in connections.resolve; a target that has batches already is asked whether it has lost any of them.
     Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater
     (plan.not_staged), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
     (replay.absent_values, replay.no_key, plan.no_key, plan.key_column, plan.key_differs, plan.absent_values,
@@ -154,6 +157,8 @@ def plan(
     target = _target(pipeline, selection)
     made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas_of(view, store))
     made = replace(made, replay=True)
+    lost = lost_writes.find(meta, target, environ)
+    made = replace(made, restores=lost_writes.restored_by(meta, store, pipeline, made, lost))
     _require_tables(made, selection)
     _require_no_change_between(meta, made, view)
     require_counted_once(meta, store, view, made)

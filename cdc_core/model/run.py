@@ -78,6 +78,17 @@ class TargetRun:
     skipped: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A shard of a table whose lost writes a replay repeats: those of these runs; all that there ever were, if
+    `everything`. A commit trusts it only if the plan was made after the loss."""
+
+    table: str
+    shard: str
+    runs: tuple[str, ...]
+    everything: bool
+
+
 RUNS, PLAN = "runs/", "plan.json"
 
 
@@ -116,6 +127,7 @@ class RunPlan:
     """See the module's docstring. Times in µs UTC; the window is [start, end).
 
     replay: the run applies what it was told to, consumed or not, and neither needs nor moves consume records.
+    restores: writes that its target had lost when the replay was planned, and that it repeats.
     """
 
     run_id: str
@@ -127,6 +139,7 @@ class RunPlan:
     targets: tuple[TargetRun, ...]
     schemas: Mapping[str, TableSchema]
     replay: bool = False
+    restores: tuple[Restored, ...] = ()
 
     @property
     def root(self) -> str:
@@ -168,6 +181,16 @@ class RunPlan:
             last[file.batch_id.partition("/")[0], schema.name] = schema
         return tuple(last.values())
 
+    def spans(self, target: str) -> dict[str, dict[str, tuple[str, str]]]:
+        """By table of the target and by source: the first and the last batch with changes of the table."""
+        found: dict[str, dict[str, tuple[str, str]]] = {}
+        for table in self.merge_set(self.target(target).merge_set).tables:
+            spans = found.setdefault(table.table, {})
+            for file in table.files:
+                source = file.batch_id.partition("/")[0]
+                spans[source] = (spans.get(source, (file.batch_id, ""))[0], file.batch_id)
+        return found
+
     def claimed(self, target: str) -> tuple[str, ...]:
         """The batches whose consume records the run moves."""
         return () if self.replay else self.target(target).batches
@@ -203,6 +226,7 @@ class RunPlan:
                     for one in data["targets"]
                 ),
                 "schemas": {key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
+                "restores": tuple(Restored(**{**one, "runs": tuple(one["runs"])}) for one in data["restores"]),
             }
         )
 
@@ -250,6 +274,8 @@ class WriteCounts:
     """Of `written`: rows that were already there in exactly this version."""
     quarantined: int = 0
     """Rows that the table rejects, set aside with the reason."""
+    number: int = 0
+    """Of the transaction among all that have written this table, as the ledger in its database has it; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)
