@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from cdc_core.apply import ledger, lost_writes
-from cdc_core.apply.plan import sha256
+from cdc_core.apply.plan import require_registered
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.meta import LastWrite, LedgerRow, Meta
@@ -145,14 +145,7 @@ def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[Ledge
 
 
 def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
-    known = meta.run(plan.run_id)
-    if known is None or known.plan_sha256 != sha256(plan):
-        raise Refused(
-            f"The plan of run {plan.run_id!r} differs from the one that is registered in meta.",
-            where=plan.path,
-            code="commit.plan_differs",
-            remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
-        )
+    require_registered(meta.run(plan.run_id), plan)
 
 
 def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field, replace
 
 from cdc_core.apply import lost_writes
 from cdc_core.apply.overlap import require_counted_once
-from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of, sha256
+from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
@@ -119,7 +119,7 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
             if targets
             else "name a committed run whose ledger has quarantined rows: `lockstep status` lists the latest runs",
         )
-    batches = load(store, run_id).target(targets[0]).batches
+    batches = load(meta, store, run_id).target(targets[0]).batches
     return Selection(targets[0], tables=tuple(entry.table for entry in rows), batches=frozenset(batches))
 
 
@@ -145,9 +145,14 @@ def plan(
     check_run_id(run_id)
     known = meta.run(run_id)
     if known is not None and known.state is RunState.COMMITTED and store.stat(known.plan_path) is not None:
-        stored = load(store, run_id)
-        if stored.target(selection.target).batches:
-            return stored
+        try:
+            stored = load(meta, store, run_id)
+        except Refused as error:
+            if error.code != "plan.version":
+                raise
+        else:
+            if stored.target(selection.target).batches:
+                return stored
     view = chosen(meta, pipeline, selection)
     for source in view.chain:
         require_listed(store, source, [batch.manifest for batch in meta.batches(source)])
@@ -163,13 +168,13 @@ def plan(
     _require_no_change_between(meta, made, view)
     require_counted_once(meta, store, view, made)
     replays = bool(made.target(target.name).batches)
+    store.put(made.path, made.to_bytes())
     meta.claim(
         PlannedRun(
-            run_id, pipeline.pipeline, selection.window, made.path, sha256(made), airflow_run_id, replays=replays
+            run_id, pipeline.pipeline, selection.window, made.path, made.digest, airflow_run_id, replays=replays
         ),
         (),
     )
-    store.put(made.path, made.to_bytes())
     log.info("run %s: replay of %d batches to %s", run_id, len(made.target(target.name).batches), target.name)
     return made
 

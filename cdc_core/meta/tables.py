@@ -264,9 +264,8 @@ apply_ledger = Table(
     ),
     _needed("shards", long_text()),
     _needed("closed_us", BigInteger()),
-    Column("spans", long_text()),
-    comment="the account of one table and target in a run; shards: counts per shard, JSON; spans: by source, the first "
-    "and the last batch, JSON",
+    Column("spans", long_text()),  # by source, the first and the last batch, JSON
+    comment="the account of one table and target in a run; shards: counts per shard, JSON",
 )
 
 last_write = Table(

@@ -231,10 +231,12 @@ class SweepOperator(_PipelineOperator):
     """Removes what killed extractions left on the stage. XCom: counts by source."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from cdc_core.apply.retention import sweep
+        from cdc_core.apply.retention import sweep, sweep_plans
 
         with as_airflow_failures("sweep"), self.open_pipeline() as (pipeline, meta, store):
             found = sweep(meta, store, pipeline, dry_run=is_dry_run(context))
+            dead = sweep_plans(meta, store, pipeline, dry_run=is_dry_run(context))
+        log.info("files of %d dead plans: %s", len(dead), ", ".join(dead) or "none")
         return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
 
 
@@ -277,7 +279,7 @@ class _RunOperator(_PipelineOperator):
         with as_airflow_failures(doing), self.open_pipeline() as (pipeline, meta, store):
             run_id = run_name(context, pipeline)
             try:
-                plan = load(store, run_id)
+                plan = load(meta, store, run_id)
                 reason = taken_over(meta, plan, self.target)
                 if reason:
                     raise AirflowSkipException(reason)
