@@ -436,8 +436,8 @@ class TargetTable(_Model):
     on_row_error: Literal["stop", "quarantine"] = Field(
         "stop",
         description="a row that the target rejects (too long, out of range, null, a check constraint, a trigger): stop "
-        "the run, or set the row aside under runs/<run>/rejected and continue. With quarantine, columns may be shorter "
-        "or smaller than the source's",
+        "the run, or set the row aside under runs/<run>/<plan>/rejected and continue. With quarantine, columns may be "
+        "shorter or smaller than the source's",
     )
     on_truncate: Literal["stop", "apply", "ignore"] = Field(
         "stop",

@@ -76,7 +76,12 @@ def apply(context: RunContext, run_id: str, *, targets: Sequence[str] | None = N
 def replay(context: RunContext, run_id: str, selection: Selection) -> RunResult:
     """Apply the selection, consumed or not. Raises what `carry_out` and the plan raise."""
     context.began("plan")
-    return carry_out(context, replaying.plan(context.meta, context.store, context.pipeline, selection, run_id=run_id))
+    return carry_out(
+        context,
+        replaying.plan(
+            context.meta, context.store, context.pipeline, selection, run_id=run_id, environ=context.environ
+        ),
+    )
 
 
 def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
@@ -95,7 +100,7 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
     with _application(context) as spark:
         if any(one.batches for one in plan.targets) and not taken_over(context.meta, plan):
             with _noted(context, run_id):
-                failed = require_any_target(context.pipeline, plan, context.environ)
+                failed = require_any_target(context.meta, context.pipeline, plan, context.environ)
                 _merge(context, spark, plan)
         for name, refusal in failed.items():
             log.error("run %s: target %s: %s", run_id, name, refusal)
@@ -174,7 +179,7 @@ def _to_target(context: RunContext, spark: SparkApplication, plan: RunPlan, targ
             if task is WRITE:
                 mark_applied(context.meta, plan, target)
     _begin(context, plan, target, COMMIT.name)
-    return commit(context.meta, context.store, context.pipeline, plan, target)
+    return commit(context.meta, context.store, context.pipeline, plan, target, environ=context.environ)
 
 
 def _begin(context: RunContext, plan: RunPlan, target: str, task: str) -> None:

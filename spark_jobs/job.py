@@ -20,7 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core.apply.plan import keys_apart
 from cdc_core.config import Pipeline, Target, load
-from cdc_core.errors import LockstepError, UsageError, to_line
+from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_line
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.objects import ObjectStore
@@ -168,6 +168,14 @@ def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespac
     store = open_stage(pipeline.stage)
     path = arguments.plan.removeprefix(store.uri).lstrip("/")
     plan = RunPlan.from_bytes(store.get(path))
+    if plan.path != path:
+        raise DataAtRisk(
+            f"The plan at {path} is not the one that its name says.",
+            where=f"run {plan.run_id}",
+            code="plan.altered",
+            remedy="nothing was read or written by it; find out who changes files of the stage, then clear the run "
+            "from its plan task on",
+        )
     job = Job(
         open_session(f"lockstep {name} {plan.run_id}"), pipeline, plan, store, arguments.set_name, arguments.target_name
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from cdc_core.errors import Refused
 from cdc_core.model.run import PLAN, RUNS, MergeTable, RunPlan, counts_path
 from spark_jobs.job import Job, log
 from spark_jobs.write import write_table
@@ -20,7 +21,11 @@ def end_writes(job: Job, table: MergeTable) -> bool:
     for info in list(job.store.list(RUNS)):
         if not info.path.endswith(f"/{PLAN}") or info.path == job.plan.path:
             continue
-        plan = RunPlan.from_bytes(job.store.get(info.path))
+        try:
+            plan = RunPlan.from_bytes(job.store.get(info.path))
+        except Refused as error:
+            log.warning("run %s: %s: not looked at: %s", job.plan.run_id, info.path, error)
+            continue
         other = replace(job, plan=plan)
         if not _unfinished(job, plan):
             continue

@@ -13,6 +13,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -113,9 +114,13 @@ def write_table(job: Job, table: MergeTable) -> list[WriteCounts]:
     done = written(job, destination, paths, arrivals=True, upto=upto)
     unfit = [row for one in done for row in one.unfit]
     _set_aside(job, table, unfit)
+    counts = {one.counts.shard: one.counts for one in done}
     if destination.moving:
-        written(job, destination, paths, arrivals=False, unfit=unfit)
-    return [one.counts for one in done]
+        for one in written(job, destination, paths, arrivals=False, unfit=unfit):
+            left = one.counts.shard
+            first = counts.get(left) or WriteCounts(table.table, left, 0, 0, 0)
+            counts[left] = replace(first, number=one.counts.number)
+    return list(counts.values())
 
 
 def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from cdc_core.apply import ledger
-from cdc_core.apply.plan import sha256
+from cdc_core.apply import ledger, lost_writes
+from cdc_core.apply.plan import require_registered
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
-from cdc_core.meta import LedgerRow, Meta
+from cdc_core.meta import LastWrite, LedgerRow, Meta
 from cdc_core.model.run import (
     Counts,
     FilterCounts,
@@ -83,12 +84,21 @@ def mark_applied(meta: Meta, plan: RunPlan, target: str) -> int:
     return moved
 
 
-def commit(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, target: str) -> CommitSummary:
+def commit(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    plan: RunPlan,
+    target: str,
+    *,
+    environ: Mapping[str, str] | None = None,
+) -> CommitSummary:
     """Close the ledger and move the target's records APPLIED -> COMMITTED, in one transaction.
 
-    Raises DataAtRisk (ledger.unbalanced, commit.quality_failed, commit.unreadable), Refused (commit.quality_missing,
-    commit.counts_missing, commit.plan_differs, commit.wrong_pipeline, meta.not_applied, meta.not_planned),
-    RetryLater (meta.taken_over).
+    environ: as in connections.resolve; the target is asked whether it still has what it was given.
+    Raises DataAtRisk (ledger.unbalanced, commit.quality_failed, commit.unreadable, target.lost_writes), Refused
+    (commit.quality_missing, commit.counts_missing, commit.plan_differs, commit.wrong_pipeline, meta.not_applied,
+    meta.not_planned), RetryLater (meta.taken_over), and what lost_writes.find raises.
     """
     if pipeline.pipeline != plan.pipeline:
         raise Refused(
@@ -102,13 +112,23 @@ def commit(meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, ta
     closed = meta.ledger(plan.run_id, target)
     if not batches or (closed and all(record.state.consumed for record in meta.records(target, claimed))):
         return _summary(plan, target, 0, closed)
+    entries: list[LedgerEntry] = []
+    written: list[WriteCounts] = []
+    lacking: Mapping[str, set[str]] = {}
+    renewed: Mapping[str, Mapping[str, LastWrite | None]] = {}
     if plan.merge_set(plan.target(target).merge_set).tables:
         entries, written = _account(store, plan, target)
+        lost_writes.require_own(pipeline, plan, target, written, environ)
+        lost = lost_writes.find(meta, pipeline.target(target), environ)
+        if lost and not plan.replay:
+            raise lost_writes.refusal(pipeline, target, lost)
+        lacking, renewed = lost_writes.still_lost(lost, plan)
     else:
         # The batches have no rows, or only rows of tables that the target leaves out: nothing to write or check.
         meta.mark_applied(plan.run_id, target, claimed)
-        entries, written = [], []
-    moved = meta.commit_run(plan.run_id, target, claimed, entries, written)
+    moved = meta.commit_run(
+        plan.run_id, target, claimed, entries, written, spans=plan.spans(target), lost=lacking, renewed=renewed
+    )
     summary = _summary(plan, target, moved, meta.ledger(plan.run_id, target))
     log.info("run %s: target %s: %d batches committed, %d records moved", plan.run_id, target, len(batches), moved)
     return summary
@@ -125,14 +145,7 @@ def _account(store: ObjectStore, plan: RunPlan, target: str) -> tuple[list[Ledge
 
 
 def _require_same_plan(meta: Meta, plan: RunPlan) -> None:
-    known = meta.run(plan.run_id)
-    if known is None or known.plan_sha256 != sha256(plan):
-        raise Refused(
-            f"The plan of run {plan.run_id!r} differs from the one that is registered in meta.",
-            where=plan.path,
-            code="commit.plan_differs",
-            remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
-        )
+    require_registered(meta.run(plan.run_id), plan)
 
 
 def _require_quality(store: ObjectStore, plan: RunPlan, target: str) -> None:

@@ -5,7 +5,8 @@ missed interval is made up by the next run. Consumed batches are skipped, and th
 
 May assume that meta's rows equal the manifests (Meta.rebuild restores them).
 Keeps true: no plan over a gap in a source's positions, nor over a window that is not staged completely. The claim in
-meta comes before plan.json: a plan that can be read owns its records, until another run takes them over.
+meta comes after plan.json, whose path has the digest of its content: the plan that meta names can be read, is never
+overwritten, and owns its records until another run, or another plan of this one, takes them over.
 
 Planned again, a run gets exactly the same plan as long as it owns its records and the pipeline file is the same.
 A target that the run has committed gets nothing more in that run: later batches belong to later runs.
@@ -17,7 +18,6 @@ the batches can no longer commit them.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,8 +27,8 @@ from cdc_core.apply.retention import require_seeded, require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
-from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView
-from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, plan_path
+from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView, RunRow
+from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import parse, require_listed
@@ -73,14 +73,31 @@ def plan(
     raise AssertionError  # the loop returns or raises
 
 
-def load(store: ObjectStore, run_id: str) -> RunPlan:
-    """The plan that a run's tasks read."""
-    return RunPlan.from_bytes(store.get(plan_path(run_id)))
+def load(meta: Meta, store: ObjectStore, run_id: str) -> RunPlan:
+    """The plan that a run's tasks read: the last one that was registered. Raises Refused (meta.not_planned,
+    plan.version, commit.plan_differs), and what the stage raises."""
+    known = meta.run(run_id)
+    if known is None:
+        raise Refused(
+            f"No plan of the run {run_id!r} was registered.",
+            where=run_id,
+            code="meta.not_planned",
+            remedy="clear the run from its plan task on",
+        )
+    made = RunPlan.from_bytes(store.get(known.plan_path))
+    require_registered(known, made)
+    return made
 
 
-def sha256(plan: RunPlan) -> str:
-    """What meta keeps of a plan, so that no task works on a plan other than the claimed one."""
-    return hashlib.sha256(plan.to_bytes()).hexdigest()
+def require_registered(known: RunRow | None, plan: RunPlan) -> None:
+    """known: what meta has of the plan's run. Raises Refused (commit.plan_differs)."""
+    if known is None or known.plan_sha256 != plan.digest:
+        raise Refused(
+            f"The plan of run {plan.run_id!r} differs from the one that is registered in meta.",
+            where=plan.path,
+            code="commit.plan_differs",
+            remedy="clear the run from its plan task on; the guard in the target makes a repeated write harmless",
+        )
 
 
 def check_run_id(run_id: str) -> None:
@@ -139,13 +156,13 @@ def _plan(
     plan: RunPlan | None = None
     if known is not None and any(view.own.values()):
         plan = composed(pipeline, window, run_id, targets, view, view.own, schemas)
-    if plan is None or known is None or sha256(plan) != known.plan_sha256:
+    if plan is None or known is None or plan.digest != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
         plan = composed(pipeline, window, run_id, targets, view, open_, schemas)
     require_counted_once(meta, store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
-    meta.claim(PlannedRun(run_id, pipeline.pipeline, window, plan.path, sha256(plan), airflow_run_id), claims)
     store.put(plan.path, plan.to_bytes())
+    meta.claim(PlannedRun(run_id, pipeline.pipeline, window, plan.path, plan.digest, airflow_run_id), claims)
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)

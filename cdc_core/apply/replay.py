@@ -20,8 +20,9 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from cdc_core.apply import lost_writes
 from cdc_core.apply.overlap import require_counted_once
-from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of, sha256
+from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.apply.suites import require_suites
 from cdc_core.config import Pipeline, Target
@@ -118,7 +119,7 @@ def requeued(meta: Meta, store: ObjectStore, run_id: str, target: str | None = N
             if targets
             else "name a committed run whose ledger has quarantined rows: `lockstep status` lists the latest runs",
         )
-    batches = load(store, run_id).target(targets[0]).batches
+    batches = load(meta, store, run_id).target(targets[0]).batches
     return Selection(targets[0], tables=tuple(entry.table for entry in rows), batches=frozenset(batches))
 
 
@@ -130,9 +131,11 @@ def plan(
     *,
     run_id: str,
     airflow_run_id: str | None = None,
+    environ: Mapping[str, str] | None = None,
 ) -> RunPlan:
     """Choose the batches, register the run, write plan.json; returns the plan.
 
+    environ: as in connections.resolve; a target that has batches already is asked whether it has lost any of them.
     Raises UsageError (quality.suite, plan.run_id, plan.window, plan.unknown_target, replay.table), RetryLater
     (plan.not_staged), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
     (replay.absent_values, replay.no_key, plan.no_key, plan.key_column, plan.key_differs, plan.absent_values,
@@ -142,9 +145,14 @@ def plan(
     check_run_id(run_id)
     known = meta.run(run_id)
     if known is not None and known.state is RunState.COMMITTED and store.stat(known.plan_path) is not None:
-        stored = load(store, run_id)
-        if stored.target(selection.target).batches:
-            return stored
+        try:
+            stored = load(meta, store, run_id)
+        except Refused as error:
+            if error.code != "plan.version":
+                raise
+        else:
+            if stored.target(selection.target).batches:
+                return stored
     view = chosen(meta, pipeline, selection)
     for source in view.chain:
         require_listed(store, source, [batch.manifest for batch in meta.batches(source)])
@@ -154,17 +162,19 @@ def plan(
     target = _target(pipeline, selection)
     made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas_of(view, store))
     made = replace(made, replay=True)
+    lost = lost_writes.find(meta, target, environ)
+    made = replace(made, restores=lost_writes.restored_by(meta, store, pipeline, made, lost))
     _require_tables(made, selection)
     _require_no_change_between(meta, made, view)
     require_counted_once(meta, store, view, made)
     replays = bool(made.target(target.name).batches)
+    store.put(made.path, made.to_bytes())
     meta.claim(
         PlannedRun(
-            run_id, pipeline.pipeline, selection.window, made.path, sha256(made), airflow_run_id, replays=replays
+            run_id, pipeline.pipeline, selection.window, made.path, made.digest, airflow_run_id, replays=replays
         ),
         (),
     )
-    store.put(made.path, made.to_bytes())
     log.info("run %s: replay of %d batches to %s", run_id, len(made.target(target.name).batches), target.name)
     return made
 

@@ -16,28 +16,31 @@ what killed attempts left on the stage (`stage.manifest.sweep` says what may go)
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import socket
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, Refused, UsageError
-from cdc_core.meta import Lease, Meta, copier_of
+from cdc_core.meta import Lease, Meta, RunState, copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
-from cdc_core.model.run import RUNS, run_root
+from cdc_core.model.run import PLAN, RUNS, run_root
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import first_at, horizon_path, manifests_prefix
 from cdc_core.stage.manifest import SWEPT_AFTER_S, Copies, Swept, chain, parse
 from cdc_core.stage.manifest import sweep as clear_orphans
-from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.objects import ObjectInfo, ObjectStore, find
 
 log = logging.getLogger(__name__)
 
@@ -141,6 +144,69 @@ def sweep(
             turn.renew()
             done[name] = swept(name)
         return done
+
+
+def sweep_plans(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    *,
+    older_than_s: float = SWEPT_AFTER_S,
+    dry_run: bool = False,
+) -> dict[str, list[ObjectInfo]]:
+    """Removes the files of the pipeline's dead plans: of runs that were planned again, or whose batches other runs have
+    taken over and committed. By the plan's folder, the files that are removed, or would be.
+
+    A plan over a batch that a target has not committed stays: its filtered files may be the only place of values that
+    a killed write has to be completed with (spark_jobs/unfinished_writes.py).
+    Raises RetryLater (meta.lease_held: a purge, or another sweep), and what the stage raises.
+    """
+    if dry_run:
+        return _dead_plans(meta, store, pipeline, older_than_s)
+    with _Turn(meta, pipeline):
+        dead = _dead_plans(meta, store, pipeline, older_than_s)
+        for files in dead.values():
+            # The plan goes last: by it the next sweep knows whose the other files are.
+            for info in sorted(files, key=lambda one: one.path.endswith(f"/{PLAN}")):
+                store.delete(info.path)
+        return dead
+
+
+def _dead_plans(meta: Meta, store: ObjectStore, pipeline: Pipeline, older_than_s: float) -> dict[str, list[ObjectInfo]]:
+    folders: dict[str, list[ObjectInfo]] = {}
+    for info in store.list(RUNS):
+        folders.setdefault("/".join(info.path.split("/", 3)[:3]), []).append(info)
+    latest = time.time() - older_than_s
+    old = {root: files for root, files in folders.items() if all(one.modified <= latest for one in files)}
+    staged = {batch.batch_id for source in pipeline.sources for batch in meta.batches(source.name)} if old else set()
+    return {
+        root: files
+        for root, files in old.items()
+        if (raw := find(store, f"{root}/{PLAN}")) is not None and _is_dead(meta, pipeline, raw, staged)
+    }
+
+
+def _is_dead(meta: Meta, pipeline: Pipeline, raw: bytes, staged: set[str]) -> bool:
+    """raw: a plan.json, of any version and any pipeline: a stage may be shared."""
+    try:
+        made = json.loads(raw)
+        owner, run_id, replay = made["pipeline"], made["run_id"], made["replay"]
+        takes = [(one["target"], staged.intersection(one["batches"])) for one in made["targets"]]
+    except (ValueError, KeyError, TypeError):
+        return False
+    if owner != pipeline.pipeline:
+        return False
+    known = meta.run(run_id)
+    finished = replay or (known is not None and known.state is RunState.COMMITTED)
+    if known is not None and finished and known.plan_sha256 == hashlib.sha256(raw).hexdigest():
+        return False  # a purge removes it
+    return not any(_is_open(meta, target, batches) for target, batches in takes)
+
+
+def _is_open(meta: Meta, target: str, batches: Collection[str]) -> bool:
+    """Whether the target has not committed all of the batches."""
+    records = meta.records(target, sorted(batches))
+    return not all(record.state.consumed for record in records) or {one.batch_id for one in records} != set(batches)
 
 
 def _copies(meta: Meta, source: str) -> Copies:

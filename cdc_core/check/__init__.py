@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import urlsplit
 
+from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.sources import check_server, check_tables
@@ -66,6 +67,10 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
     logical = _logical(pipeline, captured)
     for target in pipeline.targets:
         check_target(pipeline, target, logical, sources, environ, findings)
+        if known_to_meta is not None:
+            findings.attempt(
+                f"target {target.name}: committed writes", partial(_require_kept, pipeline, target.name, environ)
+            )
     _untaken(pipeline, logical, findings)
     for suite in pipeline.quality.suites:
         findings.attempt(
@@ -100,6 +105,11 @@ def _meta(
 
     stored = findings.attempt("meta", look, lambda found: f"current, with positions of {counted(len(found), 'source')}")
     return stored, covered
+
+
+def _require_kept(pipeline: Pipeline, target: str, environ: Mapping[str, str] | None) -> None:
+    with Meta.open(pipeline.meta.url, upgrade=False) as meta:
+        require_kept(meta, pipeline, target, environ)
 
 
 def _stage(pipeline: Pipeline, stored: dict[str, _Known] | None, findings: Findings) -> None:

@@ -10,12 +10,14 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.plan import key_of, keys_apart
 from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
 from cdc_core.connections import sensible
 from cdc_core.errors import LockstepError, combined
+from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.destination import open_destination
@@ -60,14 +62,22 @@ def check_target(
 
 
 def require_target(
-    pipeline: Pipeline, plan: RunPlan, target_name: str, environ: Mapping[str, str] | None = None
+    meta: Meta, pipeline: Pipeline, plan: RunPlan, target_name: str, environ: Mapping[str, str] | None = None
 ) -> None:
-    """Asks the target all that the jobs of the run will need, for all of its tables, before the first of them starts.
+    """Asks the target all that the jobs of the run will need, for all of its tables, before the first of them starts,
+    and whether it still has what earlier runs wrote. A replay may write what it lost.
 
     Raises one error with everything that is wrong (errors.combined).
     """
     target = pipeline.target(target_name)
     problems: list[LockstepError] = []
+    if not plan.replay:
+        try:
+            require_kept(meta, pipeline, target_name, environ)
+        except LockstepError as error:
+            if error.retriable:
+                raise
+            problems.append(error)
     for table in plan.merge_set(plan.target(target_name).merge_set).tables:
         if target.table(table.table) is not None and table.files:
             schemas = plan.current_schemas(table)
@@ -91,7 +101,7 @@ def require_target(
 
 
 def require_any_target(
-    pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
+    meta: Meta, pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
 ) -> dict[str, LockstepError]:
     """require_target for each target that has batches: the errors of those that fail, by name, if others can continue.
     If none can, raises the errors of all."""
@@ -99,7 +109,7 @@ def require_any_target(
     failed: dict[str, LockstepError] = {}
     for name in asked:
         try:
-            require_target(pipeline, plan, name, environ)
+            require_target(meta, pipeline, plan, name, environ)
         except LockstepError as error:
             failed[name] = error
     if failed and len(failed) == len(asked):

@@ -86,3 +86,37 @@ def rebuild(
         },
         table("", columns, done, numbers=("batches restored",)),
     )
+
+
+@app.command()
+def accept(
+    pipeline: PipelineArgument,
+    target: Annotated[str, typer.Option("--target", metavar="NAME", help="The target whose tables are complete.")],
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Accept the tables of a target as they are, although they lack writes that were committed (target.lost_writes).
+
+    \b
+      lockstep meta accept shop --target shards
+
+    Only if the lost rows are there in another way, such as a copy of the tables: a replay of the lost batches writes
+    them again and needs no acceptance. Shows what is accepted; later losses are reported again. Running it twice
+    changes nothing.
+    """
+    from cdc_core.apply.lost_writes import accept as accept_writes
+    from cdc_core.meta import Meta
+
+    _, parsed = load_pipeline(pipeline, pipelines)
+    (name,) = choose([one.name for one in parsed.targets], [target], "target")
+    with Meta.open(parsed.meta.url) as meta:
+        lost = accept_writes(meta, parsed, name)
+    rows = [(one.shard, one.rows, ", ".join(one.runs)) for one in lost]
+    CliOutput(as_json).answer(
+        {
+            "pipeline": parsed.pipeline,
+            "target": name,
+            "accepted": [{"table": one.shard, "rows": one.rows, "runs": list(one.runs)} for one in lost],
+        },
+        table("accepted without them", ("table", "rows", "runs"), rows, numbers=("rows",)),
+    )

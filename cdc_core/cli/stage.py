@@ -378,13 +378,14 @@ def sweep(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Remove what killed or aborted extractions left on the stage: files that no batch lists, unfinished uploads.
+    """Remove what killed or aborted tasks left on the stage: files that no batch lists, unfinished uploads, dead plans.
 
     
       lockstep stage sweep shop --dry-run
       lockstep stage sweep shop
 
-    It is safe beside running extractors: files that one of them may still list in a manifest stay. If a source's chain
+    It is safe beside running tasks: files that an extractor may still list in a manifest stay. Without --source it also
+    removes the files of runs that were planned again, or whose batches other runs have committed. If a source's chain
     of manifests is broken, nothing of that source is removed; `stage verify` shows where. The DAG
     `cdc_<pipeline>_retention` sweeps after each purge.
     """
@@ -397,6 +398,7 @@ def sweep(
     store = open_stage(parsed.stage)
     with Meta.open(parsed.meta.url) as meta:
         found = retention.sweep(meta, store, parsed, older_than_s=age_s, sources=names, dry_run=dry_run)
+        plans = {} if source else retention.sweep_plans(meta, store, parsed, older_than_s=age_s, dry_run=dry_run)
     document = {
         "pipeline": parsed.pipeline,
         "dry_run": dry_run,
@@ -409,6 +411,7 @@ def sweep(
             }
             for name, swept in found.items()
         ],
+        "plans": {root: sum(info.size_bytes for info in files) for root, files in plans.items()},
     }
     rows = [
         (name, len(swept.parts), size(sum(info.size_bytes for info in swept.parts)), len(swept.leftovers))
@@ -416,7 +419,15 @@ def sweep(
     ]
     title = "would be removed" if dry_run else "removed"
     columns = ("source", "files", "size", "unfinished")
-    CliOutput(as_json).answer(document, table(title, columns, rows, numbers=("files", "size", "unfinished")))
+    of_plans = [
+        (root.removeprefix("runs/"), len(files), size(sum(info.size_bytes for info in files)))
+        for root, files in plans.items()
+    ]
+    CliOutput(as_json).answer(
+        document,
+        table(title, columns, rows, numbers=("files", "size", "unfinished")),
+        table(f"{title}: runs", ("plan", "files", "size"), of_plans, numbers=("files", "size")),
+    )
 
 
 def _age_us(text: str) -> int:

@@ -9,21 +9,25 @@ Keeps true: a call that raises has moved nothing; frozen values go in and come o
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from types import MappingProxyType, TracebackType
+from typing import Any
 
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, views
+from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, views, writes
 from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
 from cdc_core.meta.rows import (
     BatchRow,
     Claim,
+    ClosedWrite,
     FileRow,
+    LastWrite,
+    LastWrites,
     Lease,
     LedgerRow,
     PlannedRun,
@@ -45,6 +49,7 @@ from cdc_core.windows import Windows
 log = logging.getLogger(__name__)
 
 _NO_RING = RingDepth()
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Meta:
@@ -322,12 +327,19 @@ class Meta:
         batch_ids: Sequence[str],
         entries: Sequence[LedgerEntry],
         shards: Sequence[WriteCounts],
+        *,
+        spans: Mapping[str, Mapping[str, tuple[str, str]]] = _NOTHING,
+        lost: Mapping[str, Collection[str]] = _NOTHING,
+        renewed: Mapping[str, Mapping[str, LastWrite | None]] = _NOTHING,
     ) -> int:
         """APPLIED → COMMITTED for all of them, together with the ledger; how many moved. Again: 0, no change.
 
+        spans: RunPlan.spans. lost, renewed: as in writes.keep.
         Raises RetryLater (meta.taken_over), Refused (meta.not_planned, meta.not_applied).
         """
-        return self._database.write(lambda c: runs.close(c, run_id, target, batch_ids, entries, shards))
+        return self._database.write(
+            lambda c: runs.close(c, run_id, target, batch_ids, entries, shards, spans=spans, lost=lost, renewed=renewed)
+        )
 
     def record_failure(self, run_id: str, error: str, *, target: str | None = None) -> None:
         """Keep why a task of the run failed; states stay. Does nothing for a run that has committed."""
@@ -363,6 +375,18 @@ class Meta:
 
     def ledger(self, run_id: str, target: str | None = None) -> tuple[LedgerRow, ...]:
         return self._database.read(lambda c: runs.ledger(c, run_id, target))
+
+    def last_writes(self, target: str) -> LastWrites:
+        """What the target must have: the last transactions that closed ledgers count."""
+        return self._database.read(lambda c: writes.last(c, target))
+
+    def closed_writes(self, target: str, table: str) -> tuple[ClosedWrite, ...]:
+        """What closed ledgers say of one table, in the order of their closing; those that meta still has."""
+        return self._database.read(lambda c: writes.closed(c, target, table))
+
+    def accept_writes(self, target: str, shown: Mapping[str, Mapping[str, LastWrite | None]]) -> None:
+        """The target need have nothing of these tables' shards but what it shows."""
+        self._database.write(lambda c: writes.accept(c, target, shown))
 
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""

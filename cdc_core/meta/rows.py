@@ -160,6 +160,29 @@ class LedgerRow:
 
 
 @dataclass(frozen=True, slots=True)
+class LastWrite:
+    """A transaction that a target's table must have: of which run, and its number in the ledger of its database."""
+
+    run_id: str
+    number: int
+
+
+LastWrites = Mapping[str, Mapping[str, LastWrite]]
+"""By logical table and by shard (`database.table`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedWrite:
+    """What a closed ledger says of one table of a target: by shard the transaction's number and how many rows it wrote;
+    by source the first and the last batch."""
+
+    run_id: str
+    numbers: Mapping[str, int]
+    written: Mapping[str, int]
+    spans: Mapping[str, tuple[str, str]]
+
+
+@dataclass(frozen=True, slots=True)
 class Failure:
     """An error that no success has followed. subject: a source (extract), a run (run), "" (plan).
 

@@ -9,15 +9,15 @@ Locks are taken in one order (run, then records by batch and table), so that run
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
 
 from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, update
 
 from cdc_core.errors import Refused, RetryLater, defect
-from cdc_core.meta import failures, tables
+from cdc_core.meta import failures, tables, writes
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import BatchRow, Claim, LedgerRow, PlannedRun, RecordRow, RunRow
+from cdc_core.meta.rows import BatchRow, Claim, LastWrite, LedgerRow, PlannedRun, RecordRow, RunRow
 from cdc_core.meta.states import RecordState, RunState, before, run_may_move
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -201,6 +201,10 @@ def close(
     batch_ids: Sequence[str],
     entries: Sequence[LedgerEntry],
     shards: Sequence[WriteCounts],
+    *,
+    spans: Mapping[str, Mapping[str, tuple[str, str]]],
+    lost: Mapping[str, Collection[str]],
+    renewed: Mapping[str, Mapping[str, LastWrite | None]],
 ) -> int:
     """See Meta.commit_run."""
     moved = move(connection, run_id, target, batch_ids, RecordState.COMMITTED)
@@ -218,10 +222,12 @@ def close(
                     **{figure: getattr(entry, figure) for figure in _LEDGER_FIGURES},
                     "shards": json.dumps([asdict(one) for one in shards if one.table == entry.table]),
                     "closed_us": now,
+                    "spans": json.dumps(spans.get(entry.table, {})),
                 }
                 for entry in entries
             ],
         )
+    writes.keep(connection, target, run_id, shards, lost=lost, renewed=renewed)
     open_records = exists().where(_record.c.run_id == run_id, _record.c.state.in_(UNCONSUMED))
     known = find(connection, run_id, lock=True)
     if known is not None and not connection.execute(select(open_records)).scalar_one():

@@ -281,5 +281,16 @@ apply_ledger = Table(
     ),
     _needed("shards", long_text()),
     _needed("closed_us", BigInteger()),
+    Column("spans", long_text()),  # by source, the first and the last batch, JSON
     comment="the account of one table and target in a run; shards: counts per shard, JSON",
+)
+
+last_write = Table(
+    "last_write",
+    metadata,
+    Column("target", text(NAME), primary_key=True),
+    Column("table_name", text(TABLE_NAME), primary_key=True),
+    _needed("shards", long_text()),
+    _needed("updated_us", BigInteger()),
+    comment="what a target must have: by shard, the last transaction that a closed ledger counts, JSON",
 )

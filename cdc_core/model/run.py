@@ -1,6 +1,7 @@
 """A run: one pass of staged batches to the targets. The plan is written once; every task of the run reads it.
 
-The files of a run are under `runs/<run id>/` on the stage:
+The files of a plan are under `runs/<run id>/<digest of the plan>/` on the stage. A run that is planned again with other
+batches has another folder, so that tasks of the first plan that are still alive meet nothing of the second:
 
     plan.json                                     RunPlan
     merged/set=<n>/cdc_table=<table>/*.parquet        winners, and merged/set=<n>/counts.json
@@ -16,11 +17,14 @@ counts. A task that runs again replaces its own folder and nothing else.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
+from cdc_core.errors import Refused
 from cdc_core.model.paths import segment
 from cdc_core.model.schema import TableSchema
 
@@ -78,7 +82,22 @@ class TargetRun:
     skipped: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """A shard of a table whose lost writes a replay repeats: those of these runs; all that there ever were, if
+    `everything`. A commit trusts it only if the plan was made after the loss."""
+
+    table: str
+    shard: str
+    runs: tuple[str, ...]
+    everything: bool
+
+
 RUNS, PLAN = "runs/", "plan.json"
+PLAN_VERSION = 1
+"""Of plan.json. It grows with each change of its fields and of what the tasks leave for one another, so that no task
+continues what another version of Lockstep began."""
+_DIGEST_CHARS = 16
 
 
 def run_root(run_id: str) -> str:
@@ -86,14 +105,19 @@ def run_root(run_id: str) -> str:
     return f"{RUNS}{segment(run_id)}"
 
 
-def plan_path(run_id: str) -> str:
-    """The path of a run's plan on the stage."""
-    return f"{run_root(run_id)}/{PLAN}"
+def plan_path(run_id: str, digest: str) -> str:
+    """The path of a plan on the stage."""
+    return f"{run_root(run_id)}/{digest[:_DIGEST_CHARS]}/{PLAN}"
 
 
-def quality_folder(run_id: str, target: str) -> str:
-    """The verdicts of a target's suites, and the report, which shows them."""
-    return f"{run_root(run_id)}/quality/target={target}"
+def plan_folder(path: str) -> str:
+    """The folder of a plan, by the path of its plan.json."""
+    return path.removesuffix(f"/{PLAN}")
+
+
+def quality_folder(root: str, target: str) -> str:
+    """The verdicts of a target's suites, and the report, which shows them. root: the folder of the plan."""
+    return f"{root}/quality/target={target}"
 
 
 def quality_report(folder: str) -> str:
@@ -111,11 +135,12 @@ def table_folder(folder: str, table: str) -> str:
     return f"{folder}/cdc_table={segment(table)}"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class RunPlan:
     """See the module's docstring. Times in µs UTC; the window is [start, end).
 
     replay: the run applies what it was told to, consumed or not, and neither needs nor moves consume records.
+    restores: writes that its target had lost when the replay was planned, and that it repeats.
     """
 
     run_id: str
@@ -127,14 +152,20 @@ class RunPlan:
     targets: tuple[TargetRun, ...]
     schemas: Mapping[str, TableSchema]
     replay: bool = False
+    restores: tuple[Restored, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """SHA-256 of plan.json: what meta keeps of a plan, so that no task works on another than the claimed one."""
+        return hashlib.sha256(self.to_bytes()).hexdigest()
+
+    @cached_property
+    def path(self) -> str:
+        return plan_path(self.run_id, self.digest)
 
     @property
     def root(self) -> str:
-        return run_root(self.run_id)
-
-    @property
-    def path(self) -> str:
-        return plan_path(self.run_id)
+        return plan_folder(self.path)
 
     def merged_folder(self, merge_set: str) -> str:
         return f"{self.root}/merged/set={merge_set}"
@@ -152,7 +183,7 @@ class RunPlan:
         return f"{self.root}/written/target={target}"
 
     def quality_folder(self, target: str) -> str:
-        return quality_folder(self.run_id, target)
+        return quality_folder(self.root, target)
 
     def merge_set(self, name: str) -> MergeSet:
         return next(one for one in self.merge_sets if one.name == name)
@@ -168,17 +199,39 @@ class RunPlan:
             last[file.batch_id.partition("/")[0], schema.name] = schema
         return tuple(last.values())
 
+    def spans(self, target: str) -> dict[str, dict[str, tuple[str, str]]]:
+        """By table of the target and by source: the first and the last batch with changes of the table."""
+        found: dict[str, dict[str, tuple[str, str]]] = {}
+        for table in self.merge_set(self.target(target).merge_set).tables:
+            spans = found.setdefault(table.table, {})
+            for file in table.files:
+                source = file.batch_id.partition("/")[0]
+                spans[source] = (spans.get(source, (file.batch_id, ""))[0], file.batch_id)
+        return found
+
     def claimed(self, target: str) -> tuple[str, ...]:
         """The batches whose consume records the run moves."""
         return () if self.replay else self.target(target).batches
 
     def to_bytes(self) -> bytes:
-        data = asdict(self) | {"schemas": {key: schema.to_json() for key, schema in self.schemas.items()}}
+        fields = {"version": PLAN_VERSION} | asdict(self)
+        data = fields | {"schemas": {key: schema.to_json() for key, schema in self.schemas.items()}}
         return json.dumps(data, indent=1, ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RunPlan:
+        """Raises Refused (plan.version)."""
         data: dict[str, Any] = json.loads(raw)
+        version = data.pop("version", 0)
+        if version != PLAN_VERSION:
+            raise Refused(
+                f"The plan has version {version}; this version of Lockstep reads version {PLAN_VERSION}: Lockstep was "
+                "upgraded or downgraded while the run was under way.",
+                where=f"run {data.get('run_id')}",
+                code="plan.version",
+                remedy="clear the run from its plan task on; without Airflow, start another run, which takes its "
+                "batches. The guard in the target makes a repeated write harmless",
+            )
         return cls(
             **{
                 **data,
@@ -190,8 +243,8 @@ class RunPlan:
                                 table["table"],
                                 tuple(table["key"]),
                                 tuple(PlannedFile(**file) for file in table["files"]),
-                                table.get("on_truncate", "stop"),
-                                table.get("shared_keys", "stop"),
+                                table["on_truncate"],
+                                table["shared_keys"],
                             )
                             for table in one["tables"]
                         ),
@@ -203,6 +256,7 @@ class RunPlan:
                     for one in data["targets"]
                 ),
                 "schemas": {key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
+                "restores": tuple(Restored(**{**one, "runs": tuple(one["runs"])}) for one in data["restores"]),
             }
         )
 
@@ -250,6 +304,8 @@ class WriteCounts:
     """Of `written`: rows that were already there in exactly this version."""
     quarantined: int = 0
     """Rows that the table rejects, set aside with the reason."""
+    number: int = 0
+    """Of the transaction among all that have written this table, as the ledger in its database has it; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True)

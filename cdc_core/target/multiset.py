@@ -84,8 +84,7 @@ def write_copies(
         absent=absent,
         quarantined=quarantined,
     )
-    note(cursor, write, counts)
-    return counts
+    return note(cursor, write, counts)
 
 
 def marks_name(facts: TableFacts) -> str:

@@ -6,7 +6,8 @@
     <database>._lockstep_truncate    one row per table that was truncated: a tombstone of all of its keys
     <database>._lockstep_mark        instead of both, for tables without a key: up to which batch of each source they
                                      have the changes
-    <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows
+    <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
+                                     the transactions that have written the table
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
 are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
@@ -64,7 +65,9 @@ CREATE TABLE IF NOT EXISTS {{database}}.{LEDGER} (
   stale BIGINT NOT NULL,
   absent BIGINT NOT NULL,
   at TIMESTAMP(6) NOT NULL DEFAULT CURRENT_TIMESTAMP(6),
-  PRIMARY KEY (run_id, table_name)
+  number BIGINT NOT NULL,
+  PRIMARY KEY (run_id, table_name),
+  KEY (table_name, number)
 ) ENGINE=InnoDB COMMENT='Lockstep: what each run wrote'
 """
 

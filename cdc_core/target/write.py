@@ -28,7 +28,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pymysql
@@ -100,7 +100,8 @@ class _UnfitRows(Exception):
 
 @dataclass(frozen=True, slots=True)
 class ShardWrite:
-    """What is written where. freshness: as in config.TargetTable. ledger: note the counts (not for a second pass).
+    """What is written where. freshness: as in config.TargetTable. ledger: note the counts (a second pass notes only
+    that it was).
     quarantine: rows that the table rejects are left out, instead of an error."""
 
     run_id: str
@@ -337,7 +338,7 @@ class ShardTransaction:
         )
 
     def ledger(self, states: States, upserts: int) -> WriteCounts:
-        """The counts, in the shard's own ledger too where this pass is the one that counts."""
+        """The counts, also in the shard's own ledger."""
         counts = WriteCounts(
             self.write.logical,
             self.facts.name,
@@ -347,9 +348,7 @@ class ShardTransaction:
             equal=states.get((UPSERT, EQUAL), 0),
             quarantined=self.quarantined,
         )
-        if self.write.ledger:
-            note(self.cursor, self.write, counts)
-        return counts
+        return note(self.cursor, self.write, counts)
 
 
 def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool, quarantined: int) -> WriteCounts:
@@ -534,8 +533,18 @@ def _verify_generated(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
                 )
 
 
-def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> None:
-    cursor.execute(
-        f"REPLACE INTO {LEDGER} (run_id, table_name, logical, written, stale, absent) VALUES (%s, %s, %s, %s, %s, %s)",
-        (write.run_id, write.facts.table, write.logical, counts.written, counts.stale, counts.absent),
-    )
+def note(cursor: Any, write: ShardWrite, counts: WriteCounts) -> WriteCounts:
+    """Writes the shard's own ledger row; the counts with the transaction's number. The lock on the table is held, so
+    that the transactions of a table are numbered in the order of their commits."""
+    cursor.execute(f"SELECT COALESCE(MAX(number), 0) + 1 FROM {LEDGER} WHERE table_name = %s", (write.facts.table,))
+    number = int(cursor.fetchone()[0])
+    named = "run_id, table_name, logical, written, stale, absent, number"
+    values = [write.run_id, write.facts.table, write.logical, counts.written, counts.stale, counts.absent, number]
+    if write.ledger:
+        cursor.execute(f"REPLACE INTO {LEDGER} ({named}) VALUES (%s, %s, %s, %s, %s, %s, %s)", values)
+    else:  # the counts are those of the first pass
+        cursor.execute(
+            f"INSERT INTO {LEDGER} ({named}) VALUES (%s, %s, %s, %s, %s, %s, %s) ON DUPLICATE KEY UPDATE number = %s",
+            [*values[:3], 0, 0, 0, number, number],
+        )
+    return replace(counts, number=number)

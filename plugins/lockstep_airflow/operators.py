@@ -126,7 +126,7 @@ class PlanOperator(_PipelineOperator, SkipMixin):
             targets=targets_of(context, pipeline),
             airflow_run_id=context["dag_run"].run_id,
         )
-        return _planned(pipeline, made, str(window))
+        return _planned(meta, pipeline, made, str(window))
 
     def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         """What a plan would choose, without registering it."""
@@ -160,8 +160,16 @@ class ReplayPlanOperator(PlanOperator):
 
         selection = selection_of(context, pipeline, meta, store)
         run_id, airflow_run_id = run_name(context, pipeline), context["dag_run"].run_id
-        made = plan(meta, store, pipeline, selection, run_id=run_id, airflow_run_id=airflow_run_id)
-        return _planned(pipeline, made, str(RunWindow(made.window_start_us, made.window_end_us)))
+        made = plan(
+            meta,
+            store,
+            pipeline,
+            selection,
+            run_id=run_id,
+            airflow_run_id=airflow_run_id,
+            environ=environment(pipeline),
+        )
+        return _planned(meta, pipeline, made, str(RunWindow(made.window_start_us, made.window_end_us)))
 
     def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.replay import chosen
@@ -177,7 +185,7 @@ class ReplayPlanOperator(PlanOperator):
         }
 
 
-def _planned(pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
+def _planned(meta: Meta, pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
     """A plan's XCom. Raises Refused (check.loop) for one that would write what the pipeline captures, and what is wrong
     with the targets where none of them can be written; else the filter task of a target fails by it."""
     from cdc_core.check.loops import require_no_loops
@@ -185,7 +193,7 @@ def _planned(pipeline: Pipeline, made: RunPlan, window: str) -> dict[str, Any]:
 
     environ = environment(pipeline)
     require_no_loops(pipeline, made, environ)
-    for target, error in require_any_target(pipeline, made, environ).items():
+    for target, error in require_any_target(meta, pipeline, made, environ).items():
         log.error("%s: %s", target, error)
     return {
         "run_id": made.run_id,
@@ -223,10 +231,12 @@ class SweepOperator(_PipelineOperator):
     """Removes what killed extractions left on the stage. XCom: counts by source."""
 
     def execute(self, context: Context) -> dict[str, Any]:
-        from cdc_core.apply.retention import sweep
+        from cdc_core.apply.retention import sweep, sweep_plans
 
         with as_airflow_failures("sweep"), self.open_pipeline() as (pipeline, meta, store):
             found = sweep(meta, store, pipeline, dry_run=is_dry_run(context))
+            dead = sweep_plans(meta, store, pipeline, dry_run=is_dry_run(context))
+        log.info("files of %d dead plans: %s", len(dead), ", ".join(dead) or "none")
         return {name: {"parts": len(one.parts), "leftovers": len(one.leftovers)} for name, one in found.items()}
 
 
@@ -269,7 +279,7 @@ class _RunOperator(_PipelineOperator):
         with as_airflow_failures(doing), self.open_pipeline() as (pipeline, meta, store):
             run_id = run_name(context, pipeline)
             try:
-                plan = load(store, run_id)
+                plan = load(meta, store, run_id)
                 reason = taken_over(meta, plan, self.target)
                 if reason:
                     raise AirflowSkipException(reason)
@@ -317,7 +327,7 @@ class SparkJobOperator(_RunOperator):
             if self.job == FILTER.name:
                 from cdc_core.check.targets import require_target
 
-                require_target(pipeline, plan, self.target, environ)
+                require_target(meta, pipeline, plan, self.target, environ)
             for job in self._jobs(pipeline, plan, local=local):
                 self._submit(job, environ_for(pipeline, environ, job.environment))
             if self.job == WRITE.name:
@@ -395,7 +405,7 @@ class CommitOperator(_RunOperator):
         from cdc_core.apply.commit import commit
 
         with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
-            summary = commit(meta, store, pipeline, plan, self.target)
+            summary = commit(meta, store, pipeline, plan, self.target, environ=environment(pipeline))
             metrics.committed(pipeline.pipeline, summary)
             positions = _positions(store, plan, self.target)
         for table in summary.tables:

@@ -615,7 +615,7 @@ def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_doe
     copied.execute("SELECT status FROM orders")
     assert [row[0] for row in copied.fetchall()] == ["new"]
     (aside,) = (Path(lockstep("stage", "ls", "shop.yaml").document["stage"].removeprefix("file://"))).glob(
-        f"runs/{done['run_id']}/rejected/quarantine/target=copy/cdc_table=*/*.parquet"
+        f"runs/{done['run_id']}/*/rejected/quarantine/target=copy/cdc_table=*/*.parquet"
     )
     (row,) = pq.read_table(aside).to_pylist()
     assert (row["status"], "status" in row["_cdc_reason"]) == ("paid", True)

@@ -401,13 +401,13 @@ def test_a_killed_connection_leaves_nothing_and_the_next_attempt_writes_all(
     table.write([shop("u", 1, "a", 1, 10)])
     note, killed = write_module.note, []
 
-    def kill_once(cursor: Any, *arguments: Any, **options: Any) -> None:
+    def kill_once(cursor: Any, *arguments: Any, **options: Any) -> Any:
         if not killed:
             killed.append(cursor.connection.thread_id())
             table.query(f"KILL {killed[0]}")
             # Another session sees nothing of the transaction that has written everything but its commit.
             assert table.rows() == [(1, "a", 1)]
-        note(cursor, *arguments, **options)
+        return note(cursor, *arguments, **options)
 
     monkeypatch.setattr(write_module, "note", kill_once)
     counts = table.write([shop("u", 1, "a", 2, 20), shop("u", 2, "b", 2, 20)])

@@ -194,6 +194,27 @@ def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectation
     line.adds_up(plan)
 
 
+def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_the_present_one(line: Line) -> None:
+    """The run was planned again, with one batch more, while Spark went on merging for the first plan."""
+    keys = {"shop.orders": ["id"]}
+    line.stage.add("shop.orders", replace(ORDERS, table="orders"), FIRST)
+    former = line.stage.plan("again", keys)
+    merge(line.job(former, target=None))
+    line.stage.add("shop.orders", replace(ORDERS, table="orders"), [order("d", 1, 1, "c1", 20)])
+    present = line.stage.plan("again", keys)
+    merge(line.job(present, target=None))
+    merge(line.job(former, target=None))
+    apply_filter(line.job(former))
+    apply_filter(line.job(present))
+    write(line.job(present))
+    check(line.job(present))
+    line.adds_up(present)
+    assert {row[0] for rows in line.rows().values() for row in rows} == set(range(2, 9))
+    write(line.job(former))
+    assert {row[0] for rows in line.rows().values() for row in rows} == set(range(2, 9))
+    line.adds_up(present)
+
+
 def test_each_winner_is_classified_and_stale_ones_are_kept_with_their_reason(line: Line) -> None:
     line.run(*FIRST, order("d", 7, 7, "c7", 30))
     plan = line.run(

@@ -21,7 +21,7 @@ from cdc_core.cli.status import health, ledger_document, problem_document, run_d
 from cdc_core.errors import InternalError, LockstepError
 from cdc_core.meta import Meta, RecordState, RunState
 from cdc_core.meta.health import retention_left_s
-from cdc_core.model.run import quality_folder, quality_report
+from cdc_core.model.run import plan_folder, quality_folder, quality_report
 from cdc_core.windows import to_us
 from lockstep_airflow.page import airflow_state
 from lockstep_airflow.pipelines import read_folder
@@ -219,6 +219,7 @@ def account_document(account: Account, stage: config.StageConfig) -> dict[str, A
     """A run, and by target the sums of its ledgers, the ledgers, and the path of the report of its checks; no sums for
     a target that it has not committed."""
     targets = []
+    root = plan_folder(account.run.plan_path)
     for target in account.targets:
         rows = [row for row in account.ledgers if row.entry.target == target]
         targets.append(
@@ -227,7 +228,7 @@ def account_document(account: Account, stage: config.StageConfig) -> dict[str, A
                 "sums": _sums(rows) if rows else None,
                 "adds_up": not any(row.entry.problems() for row in rows) if rows else None,
                 "ledgers": [ledger_document(row.entry) for row in rows],
-                "report": f"{stage.uri.rstrip('/')}/{quality_report(quality_folder(account.run.run_id, target))}",
+                "report": f"{stage.uri.rstrip('/')}/{quality_report(quality_folder(root, target))}",
             }
         )
     return run_document(account.run) | {"targets": targets}
@@ -289,7 +290,7 @@ def verdicts(pipeline: config.Pipeline, account: Account) -> dict[str, list[dict
     store = open_stage(pipeline.stage)
     found: dict[str, list[dict[str, Any]]] = {}
     for target in account.targets:
-        folder = f"{quality_folder(account.run.run_id, target)}/"
+        folder = f"{quality_folder(plan_folder(account.run.plan_path), target)}/"
         for info in store.list(folder):
             if info.path.endswith(".json"):
                 verdict = json.loads(store.get(info.path))

@@ -77,8 +77,9 @@ def test_quality_that_failed_or_is_missing_moves_nothing(line: Line) -> None:
     assert (type(error), error.code) == (DataAtRisk, "commit.quality_failed")
     assert "b.json" in error.what
     assert "a.json" not in error.what
-    for found in list(line.store.list("runs/r/quality/")):
-        line.store.delete(found.path)
+    for found in list(line.store.list("runs/r/")):
+        if "/quality/" in found.path:
+            line.store.delete(found.path)
     error = refused(line, quality={})
     assert (type(error), error.code) == (Refused, "commit.quality_missing")
 

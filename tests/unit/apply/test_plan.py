@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +16,7 @@ from cdc_core.apply.replay import Selection
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
 from cdc_core.model.batch import Manifest
-from cdc_core.model.run import RunPlan, plan_path
+from cdc_core.model.run import PLAN_VERSION, RunPlan, plan_path
 from cdc_core.stage.layout import start_path
 from cdc_core.windows import CLOCK_TOLERANCE_US
 from tests.made_batches import HOUR_US, START_US, checkpoint, manifest, position, schema
@@ -52,7 +53,7 @@ def test_a_plan_names_the_files_in_stream_order_with_their_key(line: Line) -> No
 def test_the_plan_is_on_the_stage_and_its_records_are_the_runs(line: Line) -> None:
     line.stage(B[0])
     run = line.plan("manual__2026-11-21T04:00:00+00:00", airflow_run_id="manual__2026-11-21T04:00:00+00:00")
-    assert plan.load(line.store, run.run_id) == run
+    assert plan.load(line.meta, line.store, run.run_id) == run
     assert ":" not in run.path
     (record,) = line.meta.records("t", IDS)
     assert (record.state, record.run_id, record.table, record.rows) == (
@@ -151,7 +152,7 @@ def test_planned_again_a_run_gets_the_same_plan_whatever_was_staged_since(line: 
     assert line.plan("r") == first
     line.store.delete(first.path)  # killed between the claim and the file
     assert line.plan("r") == first
-    assert plan.load(line.store, "r") == first
+    assert plan.load(line.meta, line.store, "r") == first
     line.apply(first)  # even after the write
     assert line.plan("r") == first
 
@@ -316,7 +317,7 @@ def test_a_table_without_a_key_is_counted_where_the_target_says_so_and_names_no_
     counted = line.with_targets({"name": "t", "tables": {"*": rule}})
     plan_of = counted.plan("r")
     assert plan_of.merge_set("0").tables[0].key == ()
-    assert plan.load(line.store, "r") == plan_of
+    assert plan.load(line.meta, line.store, "r") == plan_of
     named = line.with_targets({"name": "t", "tables": {"*": {**rule, "key": ["id"]}}})
     assert named.plan("r").merge_set("0").tables[0].key == ("id",)
     line.stage(manifest(1, schemas=[schema(key=("id",))]))
@@ -416,9 +417,9 @@ def test_no_plan_and_no_replay_over_a_stage_that_has_lost_what_meta_recorded(lin
 
 def test_run_ids_that_paths_cannot_hold_have_folders_of_their_own() -> None:
     ids = ["a/b", "a%2Fb", "a~b", "a%7Eb", "..", ".", "%2E", "a:b", "a b", "x" * 250, "x" * 249 + "y"]
-    paths = [plan_path(run_id) for run_id in ids]
+    paths = [plan_path(run_id, "0" * 64) for run_id in ids]
     assert len(set(paths)) == len(ids)
-    assert all(path.count("/") == 2 and ".." not in path for path in paths)
+    assert all(path.count("/") == 3 and ".." not in path for path in paths)
     assert all(len(path.split("/")[1]) <= 200 for path in paths)
 
 
@@ -441,4 +442,44 @@ def test_targets_of_other_policies_for_truncates_do_not_share_their_merge(line: 
     assert {one.target: run.merge_set(one.merge_set).tables[0].on_truncate for one in run.targets} == {
         name: name for name in rules
     }
-    assert plan.load(line.store, "r") == run
+    assert plan.load(line.meta, line.store, "r") == run
+
+
+def test_a_run_that_is_planned_again_with_other_batches_shares_no_folder_with_its_first_plan(line: Line) -> None:
+    line.stage(B[0])
+    first = line.plan("r")
+    line.stage(B[1])
+    assert line.plan("r") == first  # it still owns its records
+    line.done("other")
+    line.stage(B[2])
+    second = line.plan("r")
+    assert taken(second) == IDS[2:3]
+    folders = [
+        {one.merged_folder("0"), one.filtered_folder("t"), one.written_folder("t"), one.quality_folder("t"), one.path}
+        for one in (first, second)
+    ]
+    assert folders[0].isdisjoint(folders[1])
+    assert plan.load(line.meta, line.store, "r") == second
+    line.apply(second)
+    line.put_counts(first, "t", [], [], [])  # a task of the first plan that is still alive
+    assert refusal(lambda: line.commit(first)).code == "commit.plan_differs"
+    assert line.commit(second).moved == 1
+
+
+@pytest.mark.parametrize("version", [0, PLAN_VERSION + 1])
+def test_a_plan_of_another_version_is_refused_in_words_and_planning_again_helps(line: Line, version: int) -> None:
+    line.stage(B[0])
+    run = line.plan("r")
+    data = json.loads(run.to_bytes()) | {"version": version, "unheard_of": 1}
+    line.store.put(run.path, json.dumps(data).encode())
+    error = refusal(lambda: plan.load(line.meta, line.store, "r"))
+    assert (error.code, f"version {version}" in error.what, "run r" in error.where) == ("plan.version", True, True)
+    assert line.plan("r") == run
+    assert plan.load(line.meta, line.store, "r") == run
+
+
+def test_a_plan_that_was_altered_is_not_worked_on(line: Line) -> None:
+    line.stage(B[0], B[1])
+    run = line.plan("r")
+    line.store.put(run.path, replace(run, window_end_us=run.window_end_us + 1).to_bytes())
+    assert refusal(lambda: plan.load(line.meta, line.store, "r")).code == "commit.plan_differs"

@@ -294,3 +294,41 @@ def test_status_counts_what_is_staged_still(line: Line) -> None:
 def test_an_unknown_target_cannot_be_seeded(line: Line) -> None:
     error = refusal(lambda: retention.seeded(line.meta, line.store, line.pipeline, "nobody"))
     assert type(error) is UsageError
+
+
+def folders(line: Line) -> set[str]:
+    return {info.path.split("/")[2] for info in line.store.list("runs/")}
+
+
+def sweep_plans(line: Line, **options: Any) -> set[str]:
+    found = retention.sweep_plans(line.meta, line.store, line.pipeline, **{"older_than_s": -60, **options})
+    return {root.split("/")[2] for root in found}
+
+
+def test_a_sweep_removes_plans_that_nothing_needs_any_more_and_no_others(line: Line) -> None:
+    """A run is planned again with more batches, another takes them all over, and a third is planned and replayed."""
+    run = line.plan("again")
+    line.apply(run)
+    wider = line.with_targets({"name": "t"}, {"name": "u"})
+    planned = wider.plan("again")
+    assert planned.root != run.root
+    assert folders(line) == {run.digest[:16], planned.digest[:16]}
+    assert sweep_plans(line) == set()  # no target has committed these batches: a killed write may need the files
+    committed = wider.done("winner")
+    made = replay.plan(line.meta, line.store, line.pipeline, Selection("t"), run_id="replay")
+    assert sweep_plans(line, older_than_s=3600) == set()
+    dead = {run.digest[:16], planned.digest[:16]}
+    assert sweep_plans(line, dry_run=True) == dead
+    assert sweep_plans(line) == dead
+    assert folders(line) == {committed.digest[:16], made.digest[:16]}
+    assert sweep_plans(line) == set()
+
+
+def test_a_sweep_leaves_plans_of_other_pipelines_and_files_that_are_no_plans(line: Line) -> None:
+    other = line.plan("other").to_bytes().replace(b'"pipeline": "line"', b'"pipeline": "another"')
+    line.store.put("runs/other/0/plan.json", other)
+    line.store.put("runs/note/1/plan.json", b"[]")
+    line.store.put("runs/lost/2/merged/x.parquet", b"x")
+    line.done("first")
+    assert {"0", "1", "2"}.isdisjoint(sweep_plans(line))
+    assert {"0", "1", "2"} <= folders(line)

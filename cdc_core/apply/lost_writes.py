@@ -1,0 +1,201 @@
+"""Whether a target still has every transaction that a closed ledger counts, and what brings back the lost ones.
+
+A target may fail over to a replica that had not received its last transactions, or be restored from a backup. The
+ledgers in meta are then closed over rows that are gone, and no later run would write them again. So `check`, every run
+before its first job, and every commit look for the row that each shard's last counted transaction left in the shard's
+own ledger (`target.write.note`). A server has a prefix of its transactions: with that row it has all earlier ones.
+
+The way on is a replay of the lost batches. It is planned over the loss: its plan names the shards that it restores, and
+its commit, which looks again, records that they are restored if no more is lost by then. A replay that began before
+the loss restores nothing, since it may have left out what the target had at that time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from cdc_core.config import Pipeline, Target
+from cdc_core.errors import DataAtRisk
+from cdc_core.meta import ClosedWrite, LastWrite, Meta
+from cdc_core.model.run import Restored, RunPlan, WriteCounts
+from cdc_core.stage import horizon as horizons
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.target.ledger_rows import ledger_rows
+from cdc_core.words import counted
+
+_SHOWN = 3
+
+
+@dataclass(frozen=True, slots=True)
+class LostWrites:
+    """Transactions that one shard of a table lacks, although closed ledgers count them.
+
+    writes: in the order of their ledgers; more may be lost if `everything` is: the shard has no row of any ledger that
+    meta knows. last: the last transaction that the shard shows.
+    """
+
+    table: str
+    shard: str
+    writes: tuple[ClosedWrite, ...]
+    everything: bool
+    last: LastWrite | None
+
+    @property
+    def runs(self) -> tuple[str, ...]:
+        return tuple(one.run_id for one in self.writes)
+
+    @property
+    def rows(self) -> int:
+        return sum(one.written.get(self.shard, 0) for one in self.writes)
+
+
+def find(meta: Meta, target: Target, environ: Mapping[str, str] | None = None) -> tuple[LostWrites, ...]:
+    """What the target has lost. Raises what ledger_rows raises."""
+    due = {
+        (table, shard): write
+        for table, shards in meta.last_writes(target.name).items()
+        for shard, write in shards.items()
+    }
+    there = ledger_rows(target, {shard: (write.run_id,) for shard, write in due.items()}, environ)
+    lacking = {at: write for at, write in due.items() if at in there and there[at].get(write.run_id, 0) < write.number}
+    if not lacking:
+        return ()
+    shown = ledger_rows(target, dict.fromkeys(lacking), environ)
+    closed = {table: meta.closed_writes(target.name, table) for table in {table for table, _ in lacking}}
+    return tuple(
+        _lost(table, shard, write, shown[table, shard], closed[table]) for (table, shard), write in lacking.items()
+    )
+
+
+def _lost(table: str, shard: str, due: LastWrite, rows: Mapping[str, int], closed: Iterable[ClosedWrite]) -> LostWrites:
+    """rows: numbers of the transactions that the shard shows, by run."""
+    mine = [one for one in closed if shard in one.numbers]
+    kept = max((one.numbers[shard] for one in mine if rows.get(one.run_id, 0) >= one.numbers[shard]), default=0)
+    lost = tuple(one for one in mine if one.numbers[shard] > kept)
+    known = due.run_id in {one.run_id for one in lost}
+    last = max(((number, run_id) for run_id, number in rows.items()), default=None)
+    return LostWrites(table, shard, lost, not kept or not known, last and LastWrite(last[1], last[0]))
+
+
+def require_kept(meta: Meta, pipeline: Pipeline, target: str, environ: Mapping[str, str] | None = None) -> None:
+    """Raises DataAtRisk (target.lost_writes), and what ledger_rows raises."""
+    lost = find(meta, pipeline.target(target), environ)
+    if lost:
+        raise refusal(pipeline, target, lost)
+
+
+def refusal(pipeline: Pipeline, target: str, lost: Iterable[LostWrites]) -> DataAtRisk:
+    """The error for lost writes, with the replay that restores them."""
+    all_lost = sorted(lost, key=lambda one: (one.table, one.shard))
+    shown = "; ".join(
+        f"{one.shard} lacks "
+        + (f"{counted(one.rows, 'row')} of {', '.join(one.runs[-_SHOWN:])}" if one.writes else "all that was written")
+        for one in all_lost[:_SHOWN]
+    )
+    more = f"; so do {counted(len(all_lost) - _SHOWN, 'more table')}" if len(all_lost) > _SHOWN else ""
+    first = first_batches(all_lost)
+    begin = "".join(f" --from {batch}" for batch in first)
+    return DataAtRisk(
+        f"The target {target!r} has lost writes that were committed: {shown}{more}.",
+        where=f"targets.{target}",
+        code="target.lost_writes",
+        remedy="nothing was written. If the connection leads to the wrong server, correct it. If the server was "
+        "restored, or is a replica that was promoted before it had received everything, write the lost batches again: "
+        f"lockstep run {pipeline.pipeline} --replay --target {target}{begin} "
+        f"({'first_batches in Airflow: ' + ', '.join(first) if first else 'in Airflow: the replay DAG, from the start'}"
+        "); the next run then continues. If the rows are there in another way: "
+        f"lockstep meta accept {pipeline.pipeline} --target {target}",
+    )
+
+
+def first_batches(lost: Iterable[LostWrites]) -> list[str]:
+    """By source, the batch from which a replay must begin; [] for all that is staged."""
+    first: dict[str, str] = {}
+    for one in lost:
+        if one.everything:
+            return []
+        for write in one.writes:
+            for source, (begin, _) in write.spans.items():
+                first[source] = min(begin, first.get(source, begin))
+    return [first[source] for source in sorted(first)]
+
+
+def restored_by(
+    meta: Meta, store: ObjectStore, pipeline: Pipeline, plan: RunPlan, lost: Iterable[LostWrites]
+) -> tuple[Restored, ...]:
+    """Those of the lost writes that a replay repeats: it takes every batch that they came from."""
+    sources = [source.name for source in pipeline.sources]
+    taken = {table.table: {file.batch_id for file in table.files} for one in plan.merge_sets for table in one.tables}
+    return tuple(
+        Restored(one.table, one.shard, one.runs, one.everything)
+        for one in lost
+        if (batches := taken.get(one.table)) and _needed(meta, store, sources, one) <= batches
+    )
+
+
+def _needed(meta: Meta, store: ObjectStore, sources: Iterable[str], lost: LostWrites) -> set[str]:
+    """The batches that the lost writes came from."""
+    spans: list[tuple[str, str, str]]
+    if lost.everything:
+        spans = [(source, f"{source}/", f"{source}0") for source in sources]  # "0" is the character after "/"
+        purged = [horizons.read(store, source) for source in sources]
+        needed = {one.last_batch for one in purged if one is not None and lost.table in one.tables}
+    else:
+        spans = [(source, *ends) for one in lost.writes for source, ends in one.spans.items()]
+        needed = {end for _, *ends in spans for end in ends}
+    for source, begin, end in spans:
+        ids = [one.batch_id for one in meta.batches(source) if begin <= one.batch_id <= end]
+        needed |= {batch for batch, files in meta.files(ids).items() if any(file.table == lost.table for file in files)}
+    return needed
+
+
+def require_own(
+    pipeline: Pipeline,
+    plan: RunPlan,
+    target: str,
+    written: Iterable[WriteCounts],
+    environ: Mapping[str, str] | None = None,
+) -> None:
+    """The target has what the run itself wrote. Raises DataAtRisk (target.lost_writes)."""
+    mine = {(one.table, one.shard): one.number for one in written if one.number}
+    there = ledger_rows(pipeline.target(target), dict.fromkeys(mine, (plan.run_id,)), environ)
+    gone = [shard for shard, number in mine.items() if shard in there and there[shard].get(plan.run_id, 0) < number]
+    if gone:
+        raise DataAtRisk(
+            f"The target {target!r} has lost what this run wrote to {gone[0][1]}"
+            + (f" and {counted(len(gone) - 1, 'more table')}" if len(gone) > 1 else "")
+            + ": it may have failed over meanwhile.",
+            where=f"targets.{target}",
+            code="target.lost_writes",
+            remedy="no batch was marked as consumed. Clear the run from its filter task on; without Airflow, start "
+            "another run, which takes the batches again",
+        )
+
+
+def still_lost(
+    lost: Iterable[LostWrites], plan: RunPlan
+) -> tuple[dict[str, set[str]], dict[str, dict[str, LastWrite | None]]]:
+    """(the shards by table that lack writes after this run; what the others show, which it restored)."""
+    restores = {(one.table, one.shard): one for one in plan.restores}
+    lacking: dict[str, set[str]] = {}
+    renewed: dict[str, dict[str, LastWrite | None]] = {}
+    for one in lost:
+        known = restores.get((one.table, one.shard))
+        if known is not None and set(one.runs) <= set(known.runs) and known.everything >= one.everything:
+            renewed.setdefault(one.table, {})[one.shard] = one.last
+        else:
+            lacking.setdefault(one.table, set()).add(one.shard)
+    return lacking, renewed
+
+
+def accept(
+    meta: Meta, pipeline: Pipeline, target: str, environ: Mapping[str, str] | None = None
+) -> tuple[LostWrites, ...]:
+    """Ask no more for what the target has lost; what that was."""
+    lost = find(meta, pipeline.target(target), environ)
+    shown: dict[str, dict[str, LastWrite | None]] = {}
+    for one in lost:
+        shown.setdefault(one.table, {})[one.shard] = one.last
+    meta.accept_writes(target, shown)
+    return lost

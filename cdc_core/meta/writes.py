@@ -1,0 +1,105 @@
+"""What a target must still have: for each of its tables, the last transaction that a closed ledger counts.
+
+A ledger is closed here, in another database than its rows. A target that fails over to a replica that lagged, or that
+is restored from a backup, may lack transactions that ledgers count: the tasks compare these rows with the target.
+Keeps true: an entry is replaced only by a later transaction, or where `renewed` says that the target was looked at.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+
+from sqlalchemy import Connection, insert, select, update
+from sqlalchemy.exc import IntegrityError
+
+from cdc_core.meta import tables
+from cdc_core.meta.database import now_us
+from cdc_core.meta.rows import ClosedWrite, LastWrite, LastWrites
+from cdc_core.model.run import WriteCounts
+
+_last, _ledger = tables.last_write, tables.apply_ledger
+
+
+def last(connection: Connection, target: str) -> LastWrites:
+    """See Meta.last_writes."""
+    query = select(_last).where(_last.c.target == target).order_by(_last.c.table_name)
+    return {
+        row.table_name: {shard: LastWrite(*one) for shard, one in json.loads(row.shards).items()}
+        for row in connection.execute(query)
+    }
+
+
+def closed(connection: Connection, target: str, table: str) -> tuple[ClosedWrite, ...]:
+    """See Meta.closed_writes."""
+    query = (
+        select(_ledger.c.run_id, _ledger.c.shards, _ledger.c.spans)
+        .where(_ledger.c.target == target, _ledger.c.table_name == table)
+        .order_by(_ledger.c.closed_us, _ledger.c.run_id)
+    )
+    found = []
+    for run_id, shards, spans in connection.execute(query):
+        counts = [WriteCounts(**one) for one in json.loads(shards)]
+        numbers = {one.shard: one.number for one in counts if one.number}
+        rows = {one.shard: one.written for one in counts}
+        found.append(ClosedWrite(run_id, numbers, rows, {s: (a, b) for s, (a, b) in json.loads(spans or "{}").items()}))
+    return tuple(found)
+
+
+def keep(
+    connection: Connection,
+    target: str,
+    run_id: str,
+    counts: Iterable[WriteCounts],
+    *,
+    lost: Mapping[str, Collection[str]],
+    renewed: Mapping[str, Mapping[str, LastWrite | None]],
+) -> None:
+    """A ledger that is closed now counts these transactions.
+
+    lost: shards by table whose last transaction the target lacks: their entries stay. renewed: entries by table and
+    shard to write instead of those that there are; None: nothing is left to ask for.
+    """
+    mine: dict[str, dict[str, LastWrite]] = {}
+    for one in counts:
+        if one.number:
+            mine.setdefault(one.table, {})[one.shard] = LastWrite(run_id, one.number)
+    for table in sorted({*mine, *renewed}):
+        entries = _entries(connection, target, table)
+        for shard, write in mine.get(table, {}).items():
+            stays = shard in entries and entries[shard].number > write.number
+            if not stays and shard not in lost.get(table, ()):
+                entries[shard] = write
+        _store(connection, target, table, _replaced(entries, renewed.get(table, {})))
+
+
+def accept(connection: Connection, target: str, shown: Mapping[str, Mapping[str, LastWrite | None]]) -> None:
+    """See Meta.accept_writes."""
+    for table in sorted(shown):
+        _store(connection, target, table, _replaced(_entries(connection, target, table), shown[table]))
+
+
+def _replaced(entries: Mapping[str, LastWrite], by: Mapping[str, LastWrite | None]) -> dict[str, LastWrite]:
+    kept = {shard: one for shard, one in entries.items() if shard not in by}
+    return kept | {shard: one for shard, one in by.items() if one is not None}
+
+
+def _entries(connection: Connection, target: str, table: str) -> dict[str, LastWrite]:
+    """The entries of a table, locked until the transaction ends."""
+    chosen = select(_last.c.shards).where(_last.c.target == target, _last.c.table_name == table).with_for_update()
+    known = connection.execute(chosen).scalar_one_or_none()
+    if known is None:
+        with suppress(IntegrityError), connection.begin_nested():  # another run may insert it at this moment
+            connection.execute(insert(_last).values(target=target, table_name=table, shards="{}", updated_us=0))
+        known = connection.execute(chosen).scalar_one()
+    return {shard: LastWrite(*one) for shard, one in json.loads(known).items()}
+
+
+def _store(connection: Connection, target: str, table: str, entries: Mapping[str, LastWrite]) -> None:
+    text = json.dumps({shard: [one.run_id, one.number] for shard, one in sorted(entries.items())})
+    connection.execute(
+        update(_last)
+        .where(_last.c.target == target, _last.c.table_name == table)
+        .values(shards=text, updated_us=now_us(connection))
+    )

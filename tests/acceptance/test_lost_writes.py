@@ -1,0 +1,123 @@
+"""A target that has lost committed writes: a replica that lagged was promoted, or a backup was restored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+from tests.acceptance.test_cli import ORDERS, failed
+
+LOG = "CREATE TABLE log (line VARCHAR(20), n INT)"
+RULES = """targets:
+  - name: copy
+    connections: ["env:COPY"]
+    tables: {{'{0}.orders': {{}}, '{0}.log': {{no_key: rows}}}}
+"""
+
+
+@pytest.fixture(params=["mariadb_target", "mysql9"])
+def target(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+class Copied:
+    """A pipeline with two tables, one of them without a key, and the target's database."""
+
+    def __init__(self, source: Any, server: Any, lockstep: Any) -> None:
+        self.source, self.server, self.lockstep, self.name = source, server, lockstep, source.name
+
+    def query(self, *statements: str, server: Any = None, database: str = "") -> list[tuple[Any, ...]]:
+        opened = (server or self.server).connect(database or self.name, autocommit=True)
+        with opened as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return [tuple(row) for row in cursor.fetchall() or ()]
+
+    def tables(self) -> list[str]:
+        return [name for (name,) in self.query("SHOW TABLES")]
+
+    def equal(self) -> bool:
+        orders = "SELECT order_id, status, amount, at FROM orders ORDER BY order_id"
+        log = "SELECT line, n FROM log ORDER BY line, n"
+        return all(self.query(sql) == self.query(sql, server=self.source.server) for sql in (orders, log))
+
+    def run(self, *arguments: str, code: int = 0) -> Any:
+        return self.lockstep("run", "shop.yaml", *arguments, code=code)
+
+    @contextmanager
+    def backup(self) -> Iterator[None]:
+        """What the database's tables hold at the beginning of the block they hold again after it."""
+        spare = f"{self.name}_backup"
+        self.query(f"CREATE DATABASE {spare}")
+        tables = self.tables()
+        for table in tables:
+            names = ", ".join(
+                f"`{name}`"
+                for (name,) in self.query(
+                    "SELECT COLUMN_NAME FROM information_schema.COLUMNS "
+                    f"WHERE TABLE_SCHEMA = '{self.name}' AND TABLE_NAME = '{table}'"
+                )
+            )
+            move = f"INSERT INTO {{}}.`{table}` ({names}) SELECT {names} FROM {{}}.`{table}`"
+            self.query(f"CREATE TABLE {spare}.`{table}` LIKE `{table}`", move.format(spare, self.name))
+        yield
+        for table in self.tables():
+            self.query(f"DROP TABLE `{table}`")
+        for table in tables:
+            self.query(f"RENAME TABLE {spare}.`{table}` TO `{table}`")
+        self.query(f"DROP DATABASE {spare}")
+
+
+@pytest.fixture
+def copied(source_database: Any, target: Any, lockstep: Any) -> Iterator[Copied]:
+    lockstep.environ |= {"SHOP": source_database.server.url, "COPY": target.url}
+    source_database.execute(ORDERS, LOG)
+    made = Copied(source_database, target, lockstep)
+    with target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute("SET GLOBAL local_infile = ON")
+        cursor.execute(f"CREATE DATABASE `{made.name}`")
+    try:
+        made.query(ORDERS, LOG)
+        arguments = ("init", "shop", "--source", "env:SHOP", "--include", rf"{made.name}\..*", "--target", "env:COPY")
+        lockstep(*arguments)
+        file = lockstep.directory / "shop.yaml"
+        file.write_text(re.sub(r"(?ms)^targets:.*?(?=^\S|\Z)", RULES.format(made.name), file.read_text()))
+        yield made
+    finally:
+        made.query(f"DROP DATABASE `{made.name}`")
+        made.query(f"DROP DATABASE IF EXISTS `{made.name}_backup`", database="mysql")
+
+
+@pytest.mark.matrix
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_target_that_lost_committed_writes_stops_the_next_run_and_a_replay_restores_them(copied: Copied) -> None:
+    copied.source.execute(
+        "INSERT INTO orders VALUES (1,'new',1,NULL), (2,'new',2,NULL), (3,'old',3,NULL)",
+        "INSERT INTO log VALUES ('a',1), ('a',1), ('b',2)",
+    )
+    copied.run()
+    with copied.backup():
+        copied.source.execute(
+            "UPDATE orders SET status='paid' WHERE order_id=1",
+            "DELETE FROM orders WHERE order_id=2",
+            "DELETE FROM log WHERE line='a' LIMIT 1",
+            "INSERT INTO log VALUES ('c',3)",
+        )
+        lost = copied.run().document["run_id"]
+        assert copied.equal()
+    copied.source.execute("INSERT INTO orders VALUES (4,'new',4,NULL)", "INSERT INTO log VALUES ('a',1)")
+    refused = copied.run(code=4).error
+    assert (refused["code"], lost in refused["what"]) == ("target.lost_writes", True)
+    assert "target.lost_writes" in failed(copied.lockstep("check", "shop.yaml", code=4))
+    replay = re.search(r"lockstep run shop (--replay --target copy --from \S+)", refused["remedy"])
+    assert replay is not None, refused
+    copied.run(*replay[1].split())
+    assert copied.lockstep("check", "shop.yaml").document["ok"] is True
+    copied.run()
+    assert copied.equal()

@@ -1,0 +1,280 @@
+"""What a target has lost that closed ledgers count: noticed before a run and by every commit, until a replay made after
+the loss has brought it back."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from cdc_core.apply import lost_writes
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import DataAtRisk
+from cdc_core.meta import Meta, PlannedRun
+from cdc_core.model.run import LedgerEntry, MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun, WriteCounts
+from cdc_core.stage.stores import open_store
+from cdc_core.target.facts import TableFacts, table_facts
+from cdc_core.target.prepare import prepare
+from cdc_core.target.write import ShardWrite, note
+from tests.refusals import refusal
+
+TABLES = ("a", "b")
+PIPELINE = """
+pipeline: shop
+sources: [{{name: one, connection: "env:SOURCE", server_id: 9}}]
+tables: {{include: [".*"]}}
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+targets:
+  - {{name: copy, connections: ["env:TARGET"],
+      tables: {{a: {{database: {name}, table: ta}}, b: {{database: {name}, table: tb}}}}}}
+"""
+
+
+@dataclass
+class Line:
+    """A target's database with two tables, a meta database, and the transactions that the server has had."""
+
+    server: Any
+    name: str
+    pipeline: Pipeline
+    meta: Meta
+    folder: Path
+    runs: int = 0
+    history: list[tuple[str, str]] = field(default_factory=list)
+    """(run, table) of the transactions that the server has, in the order of their commits."""
+
+    def query(self, sql: str, *arguments: Any) -> list[Any]:
+        with self.server.connect(self.name, autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute(sql, arguments)
+            return list(cursor.fetchall() or ())
+
+    def plan(self, *tables: str, replay: bool = False, batches: tuple[int, ...] = ()) -> RunPlan:
+        self.runs += 1
+        run_id = f"{'replay' if replay else 'run'}{self.runs:03d}"
+        ids = batches or (self.runs,)
+        files = tuple(PlannedFile(f"p{n}", 1, "s", f"one/{n:04d}", 1, "x") for n in ids)
+        merged = MergeSet("0", tuple(MergeTable(table, ("id",), files) for table in tables))
+        taken = TargetRun("copy", "0", tuple(file.batch_id for file in files))
+        made = RunPlan(run_id, "shop", self.pipeline.stage.uri, 0, 1, (merged,), (taken,), {}, replay=replay)
+        self.meta.claim(PlannedRun(run_id, "shop", None, "plan", "sha", replays=True), ())
+        return made
+
+    def write(self, plan: RunPlan, table: str, *, ledger: bool = True) -> WriteCounts:
+        with self.server.connect(self.name) as connection, connection.cursor() as cursor:
+            facts = TableFacts(self.name, f"t{table}", (), ())
+            counts = note(cursor, ShardWrite(plan.run_id, table, facts, ledger=ledger), counts_of(self, table))
+            connection.commit()
+        self.history.append((plan.run_id, table))
+        return counts
+
+    def find(self) -> tuple[lost_writes.LostWrites, ...]:
+        return lost_writes.find(self.meta, self.pipeline.target("copy"), self.environ)
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"TARGET": self.server.url}
+
+    def commit(self, plan: RunPlan, written: list[WriteCounts]) -> None:
+        """As apply.commit does it."""
+        lost_writes.require_own(self.pipeline, plan, "copy", written, self.environ)
+        lost = self.find()
+        if lost and not plan.replay:
+            raise lost_writes.refusal(self.pipeline, "copy", lost)
+        lacking, renewed = lost_writes.still_lost(lost, plan)
+        entries = [LedgerEntry(plan.run_id, "copy", one.table, 1, 0, 1, 0, 1, 0, 0) for one in written]
+        self.meta.commit_run(
+            plan.run_id, "copy", (), entries, written, spans=plan.spans("copy"), lost=lacking, renewed=renewed
+        )
+
+    def run(self, *tables: str) -> RunPlan:
+        plan = self.plan(*tables)
+        self.commit(plan, [self.write(plan, table) for table in tables])
+        return plan
+
+    def replay(self, *tables: str, batches: tuple[int, ...]) -> RunPlan:
+        plan = self.restoring(self.plan(*tables, replay=True, batches=batches))
+        self.commit(plan, [self.write(plan, table) for table in tables])
+        return plan
+
+    def restoring(self, plan: RunPlan) -> RunPlan:
+        """As apply.replay plans it."""
+        store = open_store(f"file://{self.folder}/stage")
+        restores = lost_writes.restored_by(self.meta, store, self.pipeline, plan, self.find())
+        return RunPlan(**{name: getattr(plan, name) for name in RunPlan.__annotations__} | {"restores": restores})
+
+    def fail_over(self, lost: int) -> None:
+        """The server is another one now, which never had its last transactions."""
+        for run_id, table in self.history[len(self.history) - lost :]:
+            self.query("DELETE FROM _lockstep_ledger WHERE run_id = %s AND table_name = %s", run_id, f"t{table}")
+        del self.history[len(self.history) - lost :]
+
+
+def counts_of(line: Line, table: str) -> WriteCounts:
+    return WriteCounts(table, f"{line.name}.t{table}", 1, 0, 0)
+
+
+@pytest.fixture(params=["mariadb_target", "mysql9"])
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def line(server: Any, tmp_path: Path) -> Iterator[Line]:
+    yield from opened(server, tmp_path)
+
+
+def opened(server: Any, folder: Path) -> Iterator[Line]:
+    name = f"l{uuid.uuid4().hex[:10]}"
+    pipeline = parse(PIPELINE.format(folder=folder, name=name), where="shop.yaml")
+    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        cursor.execute(f"USE {name}")
+        cursor.execute("CREATE TABLE ta (id INT PRIMARY KEY)")
+        prepare(connection, table_facts(connection, name, ["ta"])["ta"])
+        with Meta.open(pipeline.meta.url) as meta:
+            yield Line(server, name, pipeline, meta, folder)
+        cursor.execute(f"DROP DATABASE {name}")
+
+
+def test_a_run_asks_for_the_last_counted_write_of_each_table_and_names_the_replay(line: Line) -> None:
+    first = line.run("a", "b")
+    second = line.run("a")
+    third = line.run("a")
+    assert line.find() == ()
+    line.fail_over(2)
+    (lost,) = line.find()
+    assert (lost.shard, lost.runs, lost.rows) == (f"{line.name}.ta", (second.run_id, third.run_id), 2)
+    error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
+    assert isinstance(error, DataAtRisk)
+    assert "--replay --target copy --from one/0002 " in error.remedy
+    assert first.run_id not in str(error)
+    line.replay("a", batches=(3,))  # not all of what is lost
+    assert len(line.find()) == 1
+    line.replay("b", batches=(2, 3))
+    assert len(line.find()) == 1
+    line.replay("a", batches=(2, 3))
+    assert line.find() == ()
+    line.run("a", "b")
+
+
+def test_a_commit_refuses_what_was_lost_while_the_run_worked(line: Line) -> None:
+    line.run("a")
+    plan = line.plan("a", "b")
+    counts = [line.write(plan, "a")]
+    line.fail_over(1)
+    counts.append(line.write(plan, "b"))
+    assert "Clear the run from its filter task" in refusal(lambda: line.commit(plan, counts)).remedy
+    line.commit(plan, [line.write(plan, "a"), counts[1]])
+    assert line.find() == ()
+
+
+def test_a_write_to_the_new_server_does_not_hide_what_the_old_one_had(line: Line) -> None:
+    """The run was planned before the loss; its transaction takes the number of the one that is lost."""
+    line.run("a")
+    line.run("a")
+    going_on = line.plan("a")
+    line.fail_over(1)
+    counts = [line.write(going_on, "a")]
+    assert refusal(lambda: line.commit(going_on, counts)).code == "target.lost_writes"
+    line.replay("a", batches=(2, 3))
+    line.commit(going_on, counts)
+    assert line.find() == ()
+
+
+def test_a_replay_that_was_planned_before_the_loss_restores_nothing(line: Line) -> None:
+    line.run("a")
+    line.run("a")
+    early = line.restoring(line.plan("a", replay=True, batches=(1, 2)))
+    line.fail_over(1)
+    line.commit(early, [line.write(early, "a")])
+    assert len(line.find()) == 1
+
+
+def test_a_database_without_any_ledger_row_needs_all_that_was_staged_or_an_operator(line: Line) -> None:
+    line.run("a", "b")
+    line.run("b")
+    line.query("DROP TABLE _lockstep_ledger")
+    error = refusal(lambda: lost_writes.require_kept(line.meta, line.pipeline, "copy", line.environ))
+    assert "--replay --target copy (" in error.remedy
+    assert "lockstep meta accept shop --target copy" in error.remedy
+    accepted = lost_writes.accept(line.meta, line.pipeline, "copy", line.environ)
+    assert {one.table for one in accepted} == {"a", "b"}
+    assert line.find() == ()
+    assert lost_writes.accept(line.meta, line.pipeline, "copy", line.environ) == ()
+
+
+def test_a_table_that_the_target_no_longer_takes_is_not_asked_for(line: Line) -> None:
+    line.run("a", "b")
+    line.fail_over(1)
+    assert [one.table for one in line.find()] == ["b"]
+    rules = {"a": line.pipeline.target("copy").tables["a"]}
+    fewer = line.pipeline.target("copy").model_copy(update={"tables": rules})
+    assert lost_writes.find(line.meta, fewer, line.environ) == ()
+
+
+def test_a_write_of_a_second_pass_counts_too(line: Line) -> None:
+    """Rows that leave a shard are removed in a transaction of their own, after the one that brings the others."""
+    plan = line.plan("a")
+    first = line.write(plan, "a")
+    second = line.write(plan, "a", ledger=False)
+    assert second.number > first.number
+    assert line.query("SELECT written, number FROM _lockstep_ledger") == [(1, second.number)]
+    line.commit(plan, [second])
+    line.query("UPDATE _lockstep_ledger SET number = %s", first.number)
+    assert [one.runs for one in line.find()] == [(plan.run_id,)]
+
+
+STEPS = st.lists(
+    st.one_of(
+        st.tuples(st.just("write"), st.sampled_from(TABLES)),
+        st.tuples(st.just("replay"), st.sampled_from(TABLES)),
+        st.tuples(st.just("commit"), st.integers(0, 3)),
+        st.tuples(st.just("fail"), st.integers(1, 3)),
+    ),
+    max_size=14,
+)
+LAST_OF_ALL = [("write", "a"), ("commit", 0), ("write", "a"), ("write", "a"), ("commit", 1), ("commit", 0), ("fail", 2)]
+
+
+@given(steps=STEPS)
+@example(steps=LAST_OF_ALL)
+@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_whatever_fails_between_whatever_writes_no_counted_transaction_is_missed(
+    server: Any, steps: list[tuple[str, Any]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    for line in opened(server, tmp_path_factory.mktemp("line")):
+        open_: list[tuple[RunPlan, str, WriteCounts, frozenset[tuple[str, str]]]] = []
+        counted: set[tuple[str, str]] = set()  # (run, table) that ledgers count and no replay has repeated
+        for step, what in steps:
+            gone = {one for one in counted if one not in line.history}
+            if step == "write":
+                plan = line.plan(what)
+                open_.append((plan, what, line.write(plan, what), frozenset()))
+            elif step == "replay":
+                every = tuple(range(1, line.runs + 1))
+                plan = line.restoring(line.plan(what, replay=True, batches=every))
+                seen = frozenset(one for one in gone if one[1] == what)
+                open_.append((plan, what, line.write(plan, what), seen))
+            elif step == "commit" and open_:
+                plan, table, counts, seen = open_.pop(what % len(open_))
+                try:
+                    line.commit(plan, [counts])
+                except DataAtRisk:
+                    assert gone or (plan.run_id, table) not in line.history
+                else:
+                    assert (plan.run_id, table) in line.history
+                    assert plan.replay or not gone
+                    counted.add((plan.run_id, table))
+                    if {one for one in gone if one[1] == table} <= seen:
+                        counted -= seen
+            elif step == "fail":
+                line.fail_over(min(what, len(line.history)))
+            missing = {table for run_id, table in counted if (run_id, table) not in line.history}
+            assert {one.table for one in line.find()} == missing, steps
