@@ -206,9 +206,7 @@ FROM source_side s JOIN target_side t USING (k)"""
         among = "differing e CROSS JOIN truncates t"
         earlier = "(e.seq < t.seq OR (e.seq = t.seq AND e.ordinal < t.ordinal))"
         if tables > 1:
-            among = (
-                f"events e JOIN truncates t ON e.of_source = t.of_source AND e.of_table = t.of_table AND {earlier}"
-            )
+            among = f"events e JOIN truncates t ON e.of_source = t.of_source AND e.of_table = t.of_table AND {earlier}"
         self._db.execute("CREATE TABLE truncates AS SELECT * FROM events WHERE k IS NULL")
         self._db.execute("DELETE FROM events WHERE k IS NULL")
         if self._keyed:

@@ -41,7 +41,8 @@ _ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Of all events of a part. consumed: as in EVENT_COLUMNS. high_seq: of a batch of copied rows, the highest of its chunks; else -1."""
+    """Of all events of a part. consumed: as in EVENT_COLUMNS. high_seq: of a batch of copied rows, the highest of its
+    chunks; else -1."""
 
     part: StagedPart
     consumed: bool
