@@ -95,6 +95,7 @@ carry all values. ordinal: `_cdc_row`. sure_seq: a source that is read after thi
 the change's own place; of a copied row, the place that its chunk waited for. consumed: by the target, before its rows
 were read. A null key: of all keys, a TRUNCATE."""
 
+_BOUNDS = pa.schema([("of_source", pa.string()), ("low", pa.int64()), ("high", pa.int64())])
 _HASH = f"unhex(left(sha256(concat(text, '{SEPARATOR}', place)), 32))"
 _MEMORY = "512MB"
 _ORDER = "{'seq': seq, 'ordinal': ordinal}"
@@ -168,8 +169,9 @@ class Comparison:
         bounds: by source, order keys of `low`, of its earliest read, and `high`, of its latest.
         whole: the stage knows every row, so that a key without a change has no row.
         """
-        for source, (low, high) in bounds.items():
-            self._db.execute("INSERT INTO bounds VALUES (?, ?, ?)", [source, low, high])
+        places = [{"of_source": source, "low": low, "high": high} for source, (low, high) in bounds.items()]
+        with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
+            self._db.execute("INSERT INTO bounds SELECT of_source, low, high FROM taken")
         self._spread_truncates()
         self._db.execute(
             "CREATE TABLE seen AS SELECT e.*, e.sure_seq < b.low AS before_read, "
