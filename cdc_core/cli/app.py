@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from cdc_core.cli import airflow, check, config, extract, init, meta, run, snapshot, spark, stage, status
+from cdc_core.cli import airflow, check, config, extract, init, meta, run, snapshot, spark, stage, status, verify
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
 
@@ -27,7 +27,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "LOCKSTEP"},
     epilog="Exit codes: 0 done, 2 usage, 3 refused, 4 data at risk, 75 retry later, 70 internal (docs/errors.md).",
 )
-for module in (init, check, extract, snapshot, run, status):
+for module in (init, check, extract, snapshot, run, verify, status):
     module.register(app)
 for module in (stage, meta, airflow, spark, config):
     app.add_typer(module.app)

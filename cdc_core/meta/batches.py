@@ -225,7 +225,8 @@ def _belongs(lease: Lease, manifest: Manifest, *, any_epoch: bool = False) -> No
             where=manifest.path,
             code="meta.empty_range",
         )
-    if not any_epoch and manifest.epoch > lease.epoch:
+    # A batch of copied rows has the epoch of its copier's lease, which says nothing about this one.
+    if not (any_epoch or manifest.copied) and manifest.epoch > lease.epoch:
         raise RetryLater(
             f"The batch was written under epoch {manifest.epoch}; the lease of {lease.holder} has epoch {lease.epoch}.",
             where=manifest.path,

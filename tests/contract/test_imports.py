@@ -31,11 +31,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "apply": BASE | {"target", "stage", "meta"},
     "extract": JOINED - {"extract", "apply", "target"},
     "snapshot": JOINED - {"apply", "target"} | {"results"},
+    "verify": JOINED | {"results", "snapshot"},
     "staged": BASE | {"stage", "meta"},
     "check": JOINED,
     "init": JOINED | {"check"},
     "run": JOINED | {"check"},
-    "cli": JOINED | {"check", "init", "run", "snapshot", "staged"},
+    "cli": JOINED | {"check", "init", "run", "snapshot", "staged", "verify"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 

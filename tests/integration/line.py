@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,17 @@ class Line:
         for old, new in changed.items():
             self._text = self._text.replace(old, new)
         self.pipeline = parse(self._text, where="test")
+
+    @property
+    def text(self) -> str:
+        """The pipeline file."""
+        return self._text
+
+    def begin_now(self) -> None:
+        """Begins where the server is now, if nothing was read yet."""
+        end = server.end_position(self.origin.control, 0)
+        self._text = re.sub(r"position: \{.*?\}", f"position: {{file: {end.file}, offset: {end.offset}}}", self._text)
+        self.again()
 
     def drain(self) -> dict[str, How]:
         with Meta.open(self.pipeline.meta.url) as meta:

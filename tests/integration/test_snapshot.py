@@ -684,3 +684,19 @@ def test_a_copy_from_a_server_without_gtids_ends_with_its_rows(
     for table in TABLES:
         assert in_stage(line, table) == at_source(line, table), table
     origin.control.close()
+
+
+def test_an_extractor_adopts_copied_rows_of_a_copier_that_had_more_leases_than_it(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = with_rows(make_line, 20)
+    for _ in range(5):  # each raises the epoch of the copier's lease
+        read(line)
+    line.drain()
+    with monkeypatch.context() as killed:
+        killed.setattr(Meta, "record_copied", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            stage(line)
+    assert line.chain[-1].copied
+    line.drain()
+    assert {line.coverage[table] for table in TABLES} == {How.COPIED}

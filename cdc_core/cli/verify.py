@@ -1,0 +1,281 @@
+"""`lockstep verify`: proves that the targets have the rows of the sources, and says which side is wrong where not."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+from cdc_core.cli.extract import extract_sources
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    choose,
+    load_pipeline,
+)
+from cdc_core.cli.output import CliOutput, duration, table
+from cdc_core.config import Pipeline
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, UsageError, worst
+from cdc_core.stage.stores import open_stage
+from cdc_core.words import counted
+
+if TYPE_CHECKING:
+    from cdc_core.verify.verifier import Finding, TableResult
+
+_SHOWN = 20
+"""Findings of a table that are printed; --json has more."""
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(verify)
+
+
+def verify(
+    pipeline: PipelineArgument,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Logical tables; default: all of the target.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")] = None,
+    show: Annotated[bool, typer.Option("--show", help="Verify nothing; show the newest evidence and its age.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Compare every row of the sources with a target, while both are written.
+
+    \b
+      lockstep verify shop
+      lockstep verify shop shop.orders --target shards
+      lockstep verify shop --show
+
+    Reads the sources in short chunks with SELECT only, stops nothing and locks nothing. A change that the target has
+    not applied yet is not a difference. For a row that differs, the staged changes say whether the target is wrong, or
+    the stage. Evidence is kept on the stage. Exit code 0: equal; 4: differences; 75: some rows could not be judged yet;
+    3: a table cannot be compared.
+    """
+    output = CliOutput(as_json)
+    _, parsed = load_pipeline(pipeline, pipelines)
+    name = _target(parsed, target)
+    if show:
+        _show(output, parsed, name)
+        return
+    from cdc_core.meta import Meta
+    from cdc_core.verify import evidence
+    from cdc_core.verify.lease import verifier_lease
+    from cdc_core.verify.verifier import Job
+    from cdc_core.verify.verifier import verify as run
+
+    store = open_stage(parsed.stage)
+    started_us = time.time_ns() // 1000
+    with Meta.open(parsed.meta.url) as meta, verifier_lease(meta, parsed.pipeline, name), _watch(output) as watch:
+        job = Job(
+            parsed,
+            parsed.target(name),
+            meta,
+            store,
+            lambda source: extract_on(parsed, source, output),
+            os.environ,
+            watch,
+        )
+        results = run(job, tables)
+    ended_us = time.time_ns() // 1000
+    path = evidence.keep(store, parsed, name, results, started_us=started_us, ended_us=ended_us)
+    _answer(output, parsed, name, results, store.location(path))
+    error = _outcome(results, name)
+    if error is not None:
+        raise typer.Exit(error.exit_code)
+
+
+def extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
+    """Extracts up to now, unless another extractor is at it."""
+    from cdc_core.extract.outcome import ANOTHER_HAS_IT
+
+    try:
+        extract_sources(pipeline, [source], None, output)
+    except RetryLater as error:
+        if error.code not in ANOTHER_HAS_IT:
+            raise
+
+
+def _target(pipeline: Pipeline, wanted: str | None) -> str:
+    names = choose([one.name for one in pipeline.targets], [wanted] if wanted else None, "target")
+    if len(names) != 1:
+        raise UsageError(
+            f"The pipeline has {counted(len(names), 'target')}.",
+            where="lockstep verify",
+            code="cli.usage",
+            remedy=f"add --target, one of: {', '.join(names)}" if names else "add a target to the pipeline file",
+        )
+    return names[0]
+
+
+def _outcome(results: Sequence[TableResult], target: str) -> LockstepError | None:
+    """The error of the results together; None where all tables are equal."""
+    errors = [one.error for one in results if one.error is not None]
+    different = [one for one in results if one.differences]
+    if different:
+        errors.append(
+            DataAtRisk(
+                f"{counted(sum(one.differences for one in different), 'row')} of "
+                f"{', '.join(one.table for one in different)} differ.",
+                where=f"target {target}",
+                code="verify.differs",
+                remedy="see the findings, and which side is wrong",
+            )
+        )
+    unsettled = [one for one in results if one.unsettled]
+    if unsettled:
+        errors.append(
+            RetryLater(
+                f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
+                f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
+                where=f"target {target}",
+                code="verify.unsettled",
+                remedy="verify again, after the next run",
+            )
+        )
+    return worst(errors) if errors else None
+
+
+def _answer(output: CliOutput, pipeline: Pipeline, target: str, results: Sequence[TableResult], path: str) -> None:
+    document: dict[str, Any] = {
+        "pipeline": pipeline.pipeline,
+        "target": target,
+        "equal": all(one.equal for one in results),
+        "evidence": path,
+        "tables": [_document(one) for one in results],
+    }
+    error = _outcome(results, target)
+    if error is not None:
+        document["error"] = {"code": error.code, "class": error.exit_class, "what": error.what, "remedy": error.remedy}
+    rows = [
+        (one.table, _verdict(one), one.source.rows, one.target.rows, one.differences, one.moving, one.unsettled)
+        for one in results
+    ]
+    shown: list[RenderableType] = [
+        table(
+            f"verified: {target}",
+            ("table", "verdict", "source rows", "target rows", "different", "moving", "unsettled"),
+            rows,
+            numbers=("source rows", "target rows", "different", "moving", "unsettled"),
+            omit_empty=("different", "moving", "unsettled"),
+        )
+    ]
+    for one in results:
+        if one.findings:
+            shown.append(_findings(one))
+    output.answer(document, *shown)
+    for one in results:
+        if one.error is not None:
+            output.note(f"{one.table} was not compared: {one.error}")
+        for name, why in one.left_out.items():
+            output.note(f"{one.table}.{name} was not compared: {why}")
+        if one.differences > _SHOWN:
+            output.note(f"{one.table}: {one.differences} differences; --json has the first {len(one.findings)}")
+    output.note(f"evidence: {path}")
+
+
+def _verdict(one: TableResult) -> str:
+    if one.error is not None:
+        return "not compared"
+    if one.differences:
+        return "different"
+    if one.unsettled:
+        return "unsettled"
+    return "equal so far" if one.moving else "equal"
+
+
+def _findings(one: TableResult) -> RenderableType:
+    rows = [
+        (", ".join(f"{name}={_shown(value)}" for name, value in finding.key.items()), finding.kind, finding.wrong,
+         _values(finding), ", ".join(finding.shards))
+        for finding in one.findings[:_SHOWN]
+    ]  # fmt: skip
+    return table(f"differences: {one.table}", ("key", "how", "wrong", "source → target", "at"), rows)
+
+
+def _values(finding: Finding) -> str:
+    if not finding.columns:
+        return f"{counted(finding.source_rows, 'row')} → {counted(finding.target_rows, 'row')}"
+    return ", ".join(
+        f"{name}: " + ("(masked)" if mine is None and theirs is None else f"{_shown(mine)} → {_shown(theirs)}")
+        for name, (mine, theirs) in finding.columns.items()
+    )
+
+
+def _shown(value: str | None) -> str:
+    return "NULL" if value is None else repr(value) if len(value) <= 60 else repr(value[:60]) + "…"
+
+
+def _document(one: TableResult) -> dict[str, Any]:
+    return {
+        "table": one.table,
+        "verdict": _verdict(one),
+        "error": None if one.error is None else {"code": one.error.code, "what": one.error.what},
+        "source_rows": one.source.rows,
+        "target_rows": one.target.rows,
+        "differences": dict(one.found),
+        "moving": one.moving,
+        "unsettled": one.unsettled,
+        "read": [{"source": span.source, "low": str(span.low), "high": str(span.high)} for span in one.spans],
+        "consumed_until": dict(one.consumed_until),
+        "left_out": dict(one.left_out),
+        "seconds": round(one.seconds, 3),
+        "findings": [
+            {
+                "kind": str(finding.kind),
+                "wrong": str(finding.wrong),
+                "key": dict(finding.key),
+                "columns": {
+                    name: {"source": mine, "target": theirs} for name, (mine, theirs) in finding.columns.items()
+                },
+                "source_rows": finding.source_rows,
+                "target_rows": finding.target_rows,
+                "at": list(finding.shards),
+            }
+            for finding in one.findings
+        ],
+    }
+
+
+def _show(output: CliOutput, pipeline: Pipeline, target: str) -> None:
+    from cdc_core.verify import evidence
+    from cdc_core.windows import parse_moment, to_us
+
+    store = open_stage(pipeline.stage)
+    path, document = evidence.newest(store, target)
+    age_s = time.time() - to_us(parse_moment(document["ended"])) / 1_000_000
+    rows = [
+        (one["table"], "equal" if one["equal"] else "not proven", one["source"]["rows"], one["target"]["rows"],
+         sum(one["differences"].values()), one["unsettled"])
+        for one in document["tables"]
+    ]  # fmt: skip
+    output.answer(
+        {**document, "path": store.location(path), "age_s": round(age_s, 3)},
+        table(
+            f"evidence of {document['ended']}, {duration(age_s)} old",
+            ("table", "verdict", "source rows", "target rows", "different", "unsettled"),
+            rows,
+            numbers=("source rows", "target rows", "different", "unsettled"),
+            omit_empty=("different", "unsettled"),
+        ),
+    )
+
+
+@contextmanager
+def _watch(output: CliOutput) -> Iterator[Callable[[str, str, int], None]]:
+    """A line with what is being read."""
+    if not output.animated:
+        yield lambda table, side, rows: None
+        return
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=output.err, transient=True) as progress:
+        bar = progress.add_task("", total=None)
+        yield lambda table, side, rows: progress.update(bar, description=f"{table}, {side}: {counted(rows, 'row')}")

@@ -1,0 +1,75 @@
+"""Rows as canonical texts: equal values have equal texts on every server, in every type that takes them unchanged.
+
+It may assume a pair of types that target.pairs allows. It must keep true that two values that a server tells apart have
+different texts: case, trailing blanks, the sign of zero and the last digit of a FLOAT count; the width of an integer, a
+DECIMAL's scale, the fractional digits of a time, the character set and the order of a SET's labels do not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from decimal import Decimal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from cdc_core.model.schema import Column, ColumnType
+from cdc_core.target.text import column_text, escaped
+
+SEPARATOR = "\t"
+NULL = "\\N"
+_FRACTION = r"(\.\d*?)0+$"
+_ESCAPED = re.compile(r"\\(.)", re.DOTALL)
+_PLAIN = {"t": "\t", "n": "\n", "0": "\0", "\\": "\\"}
+
+
+def column_texts(rows: pa.RecordBatch, column: Column) -> pa.StringArray:
+    """The canonical text of each value of a column, null for null. rows may have `_cdc_literal`."""
+    return _normal(column_text(rows, column.name), column.type)
+
+
+def row_texts(rows: pa.RecordBatch, columns: Sequence[Column]) -> pa.StringArray:
+    """One text for the values of these columns: escaped, and joined in their order."""
+    if not columns:
+        return pa.array([""] * rows.num_rows, pa.string())
+    parts = [escaped(column_texts(rows, column)) for column in columns]
+    return pc.binary_join_element_wise(*parts, SEPARATOR, null_handling="replace", null_replacement=NULL)
+
+
+def values_of(text: str) -> list[str | None]:
+    """The canonical texts of the values that `row_texts` joined."""
+    return [
+        None if part == NULL else _ESCAPED.sub(lambda match: _PLAIN[match[1]], part) for part in text.split(SEPARATOR)
+    ]
+
+
+def of_arrow(batch: pa.RecordBatch, types: Mapping[str, ColumnType]) -> list[Column]:
+    """Columns of a batch, with these types."""
+    return [Column(name, types[name]) for name in batch.schema.names if name in types]
+
+
+def _normal(text: pa.StringArray, kind: ColumnType) -> pa.StringArray:
+    if kind.base == "decimal":
+        return _numbers(text)
+    if kind.base in ("time", "datetime", "timestamp"):
+        return _without_zeros(text)
+    if kind.base == "set":
+        coded = text.dictionary_encode()
+        labels = [",".join(sorted(one.split(","))) for one in coded.dictionary.to_pylist()]
+        return pa.array(labels, pa.string()).take(coded.indices)
+    return text
+
+
+def _without_zeros(text: pa.StringArray) -> pa.StringArray:
+    """Without zeros at the end of a fraction."""
+    return pc.replace_substring_regex(pc.replace_substring_regex(text, _FRACTION, r"\1"), r"\.$", "")
+
+
+def _numbers(text: pa.StringArray) -> pa.StringArray:
+    # Arrow writes small numbers with an exponent, as no server does.
+    small = pc.fill_null(pc.match_substring(text, "E"), False)
+    if pc.any(small).as_py():
+        plain = [f"{Decimal(one):f}" for one in text.filter(small).to_pylist()]
+        text = pc.replace_with_mask(text, small, pa.array(plain, pa.string()))
+    return pc.replace_substring_regex(_without_zeros(text), r"^-0$", "0")

@@ -1,0 +1,294 @@
+"""Rows of source and target, compared by key; and what the staged changes say about keys that differ.
+
+A database file of DuckDB holds them: memory is bounded, and what does not fit goes to the disk. A row is a key's
+canonical text and a hash of the row's and its shard; a row without a key is its own key. It must keep true that no key
+is left out: each is equal, explained by a change that the reader or the target had not seen, unsettled, or a finding.
+
+    source  target   verdict
+    right   right    equal, as far as each had come
+    right   wrong    the target is wrong
+    wrong   right    the stage is wrong: a change was missed, and the target has what was staged
+    wrong   wrong    both are wrong
+    ?       ?        the rows differ, and the stage has never seen the key: nothing says which is wrong
+
+A side is right if its row is one of the states that the key had while the side was read, and unknown ("?") if it is
+not, and the stage does not know the state before. Where one side is unknown, the key is unsettled if a change of it was
+under way, else judged by the other side.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import pyarrow as pa
+
+from cdc_core.verify.canonical import SEPARATOR
+
+
+class Wrong(StrEnum):
+    """Which corner a finding accuses."""
+
+    TARGET = "target"
+    STAGE = "stage"
+    BOTH = "stage and target"
+    UNKNOWN = "unknown"
+
+
+class Kind(StrEnum):
+    """How source and target differ. MISSING, SURPLUS: at the target. COPIES: of equal rows, or of one key."""
+
+    MISSING = "missing"
+    SURPLUS = "surplus"
+    DIFFERS = "differs"
+    COPIES = "copies"
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """key: canonical text. source_rows, target_rows: how many rows each has under it."""
+
+    key: str
+    kind: Kind
+    wrong: Wrong
+    source_rows: int
+    target_rows: int
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """What was read of one side. sum_: of the first 128 bits of SHA-256 of all rows, modulo 2 to the 128th, hex."""
+
+    rows: int
+    sum_: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """moving: keys that differed, and that changes explain. unsettled: keys that a later look can judge."""
+
+    source: Side
+    target: Side
+    moving: int
+    unsettled: int
+    by_wrong: Mapping[str, int]
+
+    @property
+    def findings(self) -> int:
+        return sum(self.by_wrong.values())
+
+
+EVENT_COLUMNS = pa.schema(
+    [
+        ("k", pa.string()), ("text", pa.string()), ("place", pa.int64()), ("gone", pa.bool_()), ("partial", pa.bool_()),
+        ("of_source", pa.string()), ("of_table", pa.string()), ("ts", pa.int64()), ("seq", pa.int64()),
+        ("ordinal", pa.int64()), ("sure_seq", pa.int64()), ("consumed", pa.bool_()),
+    ]
+)  # fmt: skip
+"""What staged changes say of keys. gone: the row leaves; without a key, one copy of it. partial: the change does not
+carry all values. ordinal: `_cdc_row`. sure_seq: a source that is read after this place has the change, or a later one:
+the change's own place; of a copied row, the place that its chunk waited for. consumed: by the target, before its rows
+were read. A null key: of all keys, a TRUNCATE."""
+
+_BOUNDS = pa.schema([("of_source", pa.string()), ("low", pa.int64()), ("high", pa.int64())])
+_HASH = f"unhex(left(sha256(concat(text, '{SEPARATOR}', place)), 32))"
+_MEMORY = "512MB"
+_ORDER = "{'seq': seq, 'ordinal': ordinal}"
+
+
+class Comparison:
+    """folder: where its file is. keyed: whether rows have a key."""
+
+    def __init__(self, folder: Path, *, keyed: bool) -> None:
+        import duckdb  # takes a while, and not every command that loads this module compares
+
+        self._keyed = keyed
+        self._db = duckdb.connect(
+            str(folder / "verify.duckdb"),
+            config={
+                "memory_limit": _MEMORY, "threads": 2, "temp_directory": str(folder), "preserve_insertion_order": False,
+                "autoinstall_known_extensions": False, "autoload_known_extensions": False,
+            },
+        )  # fmt: skip
+        self._db.execute("SET python_enable_replacements = false")
+        for side in ("source", "target"):
+            self._db.execute(f"CREATE TABLE {side}_rows (k VARCHAR, g BLOB)")
+        self._db.execute(
+            "CREATE TABLE events (k VARCHAR, g BLOB, gone BOOLEAN, partial BOOLEAN, of_source VARCHAR, "
+            "of_table VARCHAR, ts BIGINT, seq BIGINT, ordinal BIGINT, sure_seq BIGINT, consumed BOOLEAN)"
+        )
+        self._db.execute("CREATE TABLE bounds (of_source VARCHAR, low BIGINT, high BIGINT)")
+
+    def __enter__(self) -> Comparison:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._db.close()
+
+    def add(self, side: str, keys: pa.Array, texts: pa.Array, places: pa.Array) -> None:
+        """Rows of a side, "source" or "target"."""
+        with self._taken(pa.table({"k": keys, "text": texts, "place": places})):
+            self._db.execute(f"INSERT INTO {side}_rows SELECT k, {_HASH} FROM taken")
+
+    def differing(self) -> int:
+        """How many keys do not have the same rows on both sides."""
+        self._db.execute(
+            "CREATE OR REPLACE TABLE differing AS SELECT DISTINCT k FROM (SELECT k, g FROM ("
+            "SELECT k, g, 1 AS n FROM source_rows UNION ALL SELECT k, g, -1 AS n FROM target_rows) "
+            "GROUP BY k, g HAVING sum(n) <> 0)"
+        )
+        return int(self._rows("SELECT count(*) FROM differing")[0][0])
+
+    def side(self, side: str) -> Side:
+        """What was read of a side."""
+        halves = ", ".join(
+            f"coalesce(sum(('0x' || {part}(hex(g), 16))::UBIGINT::HUGEINT), 0)" for part in ("left", "right")
+        )
+        rows, high, low = self._rows(f"SELECT count(*), {halves} FROM {side}_rows")[0]
+        return Side(int(rows), f"{((int(high) << 64) + int(low)) % (1 << 128):032x}")
+
+    def add_events(self, events: pa.Table) -> None:
+        """Those of keys that differ are kept. events: EVENT_COLUMNS. Call `differing` before."""
+        with self._taken(events):
+            self._db.execute(
+                f"INSERT INTO events SELECT k, CASE WHEN gone THEN NULL ELSE {_HASH} END, gone, partial, of_source, "
+                "of_table, ts, seq, ordinal, sure_seq, consumed FROM taken "
+                "WHERE k IS NULL OR k IN (SELECT k FROM differing)"
+            )
+
+    def judge(self, bounds: Mapping[str, tuple[int, int]], *, whole: bool) -> Verdict:
+        """Judges every key that differs, after all events were added.
+
+        bounds: by source, order keys of `low`, of its earliest read, and `high`, of its latest.
+        whole: the stage knows every row, so that a key without a change has no row.
+        """
+        places = [{"of_source": source, "low": low, "high": high} for source, (low, high) in bounds.items()]
+        with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
+            self._db.execute("INSERT INTO bounds SELECT of_source, low, high FROM taken")
+        self._spread_truncates()
+        self._db.execute(
+            "CREATE TABLE seen AS SELECT e.*, e.sure_seq < b.low AS before_read, "
+            "e.sure_seq >= b.low AND e.seq < b.high AS during_read FROM events e JOIN bounds b USING (of_source)"
+        )
+        sides = self._keyed_sides(whole) if self._keyed else self._counted_sides(whole)
+        self._db.execute(
+            f"""CREATE TABLE judged AS WITH {sides}
+SELECT k, s.rows AS source_rows, t.rows AS target_rows,
+  CASE WHEN s.state = 'right' AND t.state = 'right' THEN 'moving'
+       WHEN s.state = 'wrong' AND t.state = 'wrong' THEN '{Wrong.BOTH}'
+       WHEN t.state = 'wrong' THEN '{Wrong.TARGET}'
+       WHEN s.state = 'wrong' THEN '{Wrong.STAGE}'
+       WHEN s.state = t.state AND NOT (s.touched OR t.touched) THEN '{Wrong.UNKNOWN}'
+       ELSE 'unsettled' END AS verdict
+FROM source_side s JOIN target_side t USING (k)"""
+        )
+        counts = {name: int(count) for name, count in self._rows("SELECT verdict, count(*) FROM judged GROUP BY 1")}
+        moving, unsettled = counts.pop("moving", 0), counts.pop("unsettled", 0)
+        return Verdict(self.side("source"), self.side("target"), moving, unsettled, counts)
+
+    def findings(self, limit: int) -> list[Difference]:
+        """The first of them in the order of their keys, after `judge`."""
+        found = self._rows(
+            "SELECT k, verdict, source_rows, target_rows FROM judged "
+            f"WHERE verdict NOT IN ('moving', 'unsettled') ORDER BY k LIMIT {int(limit)}"
+        )
+        return [Difference(k, _kind(s, t, self._keyed), Wrong(verdict), s, t) for k, verdict, s, t in found]
+
+    def _spread_truncates(self) -> None:
+        """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had."""
+        tables = self._rows("SELECT count(DISTINCT of_source || '/' || of_table) FROM events")[0][0]
+        row = "e.k, NULL, true, false, t.of_source, t.of_table, t.ts, t.seq, t.ordinal, t.sure_seq, t.consumed"
+        among = "differing e CROSS JOIN truncates t"
+        earlier = "(e.seq < t.seq OR (e.seq = t.seq AND e.ordinal < t.ordinal))"
+        if tables > 1:
+            among = f"events e JOIN truncates t ON e.of_source = t.of_source AND e.of_table = t.of_table AND {earlier}"
+        self._db.execute("CREATE TABLE truncates AS SELECT * FROM events WHERE k IS NULL")
+        self._db.execute("DELETE FROM events WHERE k IS NULL")
+        if self._keyed:
+            self._db.execute(f"INSERT INTO events SELECT DISTINCT {row} FROM {among}")
+        else:
+            # A count begins at the last one that both sides have seen; a later one may be in either or not.
+            self._db.execute(
+                "DELETE FROM events e WHERE EXISTS (SELECT 1 FROM truncates t JOIN bounds b USING (of_source) "
+                f"WHERE t.of_source = e.of_source AND t.of_table = e.of_table AND {earlier} AND t.sure_seq < b.low "
+                "AND t.consumed)"
+            )
+
+    def _keyed_sides(self, whole: bool) -> str:
+        """CTEs `source_side` and `target_side`: by key the number of rows, their state, and whether a change of it was
+        under way."""
+        ctes = []
+        for side, settled, under_way in (
+            ("source", "before_read", "during_read"),
+            ("target", "consumed", "NOT consumed"),
+        ):
+            # Only the target's rows must be one: sources may share keys, where the newest wins.
+            one = "n.rows <= 1" if side == "target" else "true"
+            ctes.append(f"""{side}_last AS (
+  SELECT k, arg_max(v, {{'ts': ts, 'of_source': of_source}}) AS v FROM (
+    SELECT k, of_source, arg_max({{'g': g, 'partial': partial}}, {_ORDER}) AS v, arg_max(ts, {_ORDER}) AS ts
+    FROM seen WHERE {settled} GROUP BY k, of_source) GROUP BY k),
+{side}_states AS (
+  SELECT k, v.g AS g, v.partial AS partial, false AS touched FROM {side}_last
+  UNION ALL
+  SELECT k, NULL, {"false" if whole else "true"}, false FROM differing WHERE k NOT IN (SELECT k FROM {side}_last)
+  UNION ALL
+  SELECT k, g, partial, true FROM seen WHERE {under_way}),
+{side}_counts AS (
+  SELECT d.k, count(r.k) AS rows FROM differing d LEFT JOIN {side}_rows r ON r.k = d.k GROUP BY d.k),
+{side}_side AS (
+  SELECT n.k, any_value(n.rows) AS rows, bool_or(s.touched) AS touched,
+    CASE WHEN any_value({one}) AND bool_or(NOT s.partial AND r.g IS NOT DISTINCT FROM s.g) THEN 'right'
+         WHEN any_value({one}) AND bool_or(s.partial) THEN 'unknown' ELSE 'wrong' END AS state
+  FROM {side}_counts n JOIN {side}_states s ON s.k = n.k LEFT JOIN {side}_rows r ON r.k = n.k GROUP BY n.k)""")
+        return ",\n".join(ctes)
+
+    def _counted_sides(self, whole: bool) -> str:
+        """As `_keyed_sides`, for rows without a key: how many copies there may be."""
+        ctes = []
+        for side, settled, under_way in (
+            ("source", "before_read", "during_read"),
+            ("target", "consumed", "NOT consumed"),
+        ):
+            touching = "NOT t.consumed" if side == "target" else "t.sure_seq >= b.low"
+            ctes.append(f"""{side}_moves AS (
+  SELECT k, coalesce(sum(CASE WHEN gone THEN -1 ELSE 1 END) FILTER (WHERE {settled}), 0) AS base,
+    count(*) FILTER (WHERE {under_way} AND gone) AS less, count(*) FILTER (WHERE {under_way} AND NOT gone) AS more
+  FROM seen GROUP BY k),
+{side}_counts AS (
+  SELECT d.k, count(r.k) AS rows FROM differing d LEFT JOIN {side}_rows r ON r.k = d.k GROUP BY d.k),
+{side}_emptied AS (
+  SELECT count(*) > 0 AS emptied FROM truncates t JOIN bounds b USING (of_source) WHERE {touching}),
+{side}_side AS (
+  SELECT n.k, n.rows, coalesce(m.less + m.more, 0) > 0 OR x.emptied AS touched,
+    CASE WHEN x.emptied OR NOT {"true" if whole else "false"} THEN 'unknown'
+         WHEN n.rows BETWEEN coalesce(m.base - m.less, 0) AND coalesce(m.base + m.more, 0) THEN 'right'
+         ELSE 'wrong' END AS state
+  FROM {side}_counts n LEFT JOIN {side}_moves m ON m.k = n.k CROSS JOIN {side}_emptied x)""")
+        return ",\n".join(ctes)
+
+    @contextmanager
+    def _taken(self, rows: pa.Table) -> Iterator[None]:
+        self._db.register("taken", rows)
+        try:
+            yield
+        finally:
+            self._db.unregister("taken")
+
+    def _rows(self, sql: str) -> list[tuple[Any, ...]]:
+        return self._db.execute(sql).fetchall()
+
+
+def _kind(source_rows: int, target_rows: int, keyed: bool) -> Kind:
+    if not target_rows:
+        return Kind.MISSING
+    if not source_rows:
+        return Kind.SURPLUS
+    return Kind.DIFFERS if keyed and target_rows == 1 else Kind.COPIES

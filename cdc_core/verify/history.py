@@ -1,0 +1,178 @@
+"""The staged changes of a table as events of its keys, in the form that `comparison` judges rows by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_core.model.batch import Manifest
+from cdc_core.model.schema import Column
+from cdc_core.model.staged import (
+    BEFORE,
+    BEFORE_MARK,
+    DELETE,
+    LITERAL,
+    OP,
+    ROW,
+    SEQ,
+    TRUNCATE,
+    TS,
+    UPDATE,
+    LiteralEntries,
+    lacking,
+)
+from cdc_core.stage.intact import open_intact
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.unify import StagedPart, parts_of
+from cdc_core.target import pairs
+from cdc_core.verify.canonical import row_texts
+from cdc_core.verify.comparison import EVENT_COLUMNS
+from cdc_core.verify.shape import Shape
+
+_ROWS = 65_536
+
+
+@dataclass(frozen=True, slots=True)
+class _Event:
+    """Of all events of a part. consumed: as in EVENT_COLUMNS. high_seq: of a batch of copied rows, the highest of its
+    chunks; else -1."""
+
+    part: StagedPart
+    consumed: bool
+    high_seq: int
+
+
+def events(
+    store: ObjectStore, manifests: Sequence[Manifest], shape: Shape, consumed: AbstractSet[str]
+) -> Iterator[pa.Table]:
+    """Every staged change of the table, batch by batch: EVENT_COLUMNS.
+
+    manifests: of all sources. consumed: ids of the batches that the target had consumed before its rows were read.
+    Raises DataAtRisk (stage.missing, stage.damaged).
+    """
+    for manifest in manifests:
+        if not any(part.table == shape.logical for part in manifest.parts):
+            continue
+        # A copy counts as a whole: what makes older rows go may be in a file of its first chunk.
+        high_seq = max((chunk.high.seq for chunk in manifest.chunks), default=-1)
+        for part in parts_of([manifest], shape.logical):
+            event = _Event(part, manifest.batch_id in consumed, high_seq)
+            with open_intact(store, part.part) as file:
+                for batch in pq.ParquetFile(file).iter_batches(_ROWS):
+                    yield from _of_batch(batch, shape, event)
+
+
+def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event) -> Iterator[pa.Table]:
+    ops = np.asarray(rows.column(OP).cast(pa.string()).to_numpy(zero_copy_only=False))
+    truncates = ops == TRUNCATE
+    if truncates.any():
+        yield _table(rows.filter(pa.array(truncates)), shape, event, gone=True, keys=None)
+    after = rows.filter(pa.array(~truncates))
+    if not after.num_rows:
+        return
+    ops = ops[~truncates]
+    gone = ops == DELETE
+    for some, leaves in ((after.filter(pa.array(~gone)), False), (after.filter(pa.array(gone)), True)):
+        if some.num_rows:
+            yield _table(some, shape, event, gone=leaves, keys=row_texts(*_view(some, shape.key_or_all, event)))
+    updates = after.filter(pa.array(ops == UPDATE))
+    if updates.num_rows and (not shape.key or event.part.part.key_changes):
+        before = _before(updates)
+        keys = row_texts(*_view(before, shape.key_or_all, event))
+        if shape.key:
+            moved = pc.not_equal(keys, row_texts(*_view(updates, shape.key_or_all, event)))
+            updates, keys = updates.filter(moved), keys.filter(moved)
+        if updates.num_rows:
+            yield _table(updates, shape, event, gone=True, keys=keys)
+
+
+def _table(rows: pa.RecordBatch, shape: Shape, event: _Event, *, gone: bool, keys: pa.Array | None) -> pa.Table:
+    """Events of these rows. gone: their keys have left."""
+    n = rows.num_rows
+    partial = _partial(rows, shape, event) if not gone else np.zeros(n, bool)
+    if gone:
+        text, place = pa.nulls(n, pa.string()), pa.array(np.zeros(n, np.int64))
+    else:
+        view, columns = _view(rows, shape.columns, event)
+        text = row_texts(view, columns)
+        place = pa.array(_places(rows, shape, partial))
+    seq = rows.column(SEQ).cast(pa.int64())
+    sure = seq if event.high_seq < 0 else pa.array(np.full(n, event.high_seq - 1))
+    part = event.part
+    columns_ = {
+        "k": pa.nulls(n, pa.string()) if keys is None else keys,
+        "text": text,
+        "place": place,
+        "gone": pa.array(np.full(n, gone)),
+        "partial": pa.array(partial),
+        "of_source": pa.array([part.source] * n, pa.string()),
+        "of_table": pa.array([part.schema.name] * n, pa.string()),
+        "ts": rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64()),
+        "seq": seq,
+        "ordinal": rows.column(ROW).cast(pa.int64()),
+        "sure_seq": sure,
+        "consumed": pa.array(np.full(n, event.consumed)),
+    }
+    return pa.table(columns_, schema=EVENT_COLUMNS)
+
+
+def _places(rows: pa.RecordBatch, shape: Shape, partial: npt.NDArray[np.bool_]) -> npt.NDArray[np.int64]:
+    """The shard of each row; 0 where the change does not carry its shard key."""
+    if shape.destination.rule.sharding is None:
+        return np.zeros(rows.num_rows, np.int64)
+    column = rows.column(shape.destination.rule.sharding.key)
+    there = ~partial & np.asarray(column.is_valid())
+    places = np.zeros(rows.num_rows, np.int64)
+    if there.any():
+        places[there] = shape.destination.shard_numbers(rows.filter(pa.array(there)))
+    return places
+
+
+def _partial(rows: pa.RecordBatch, shape: Shape, event: _Event) -> npt.NDArray[np.bool_]:
+    """Which rows lack a value of a compared column."""
+    then = {column.name.lower(): column.type for column in event.part.schema.columns}
+    for column in shape.columns:
+        kind = then.get(column.name.lower())
+        if kind is None or (kind != column.type and pairs.problem(kind, column.type)):
+            return np.ones(rows.num_rows, bool)  # the table's definition was another, and may have changed the value
+    if not event.part.part.absent_rows:
+        return np.zeros(rows.num_rows, bool)
+    wanted = {column.name for column in shape.columns}
+    indices, sets = lacking(rows)
+    bad = np.array([bool(names & wanted) for names in sets] + [False])
+    found: npt.NDArray[np.bool_] = bad[np.asarray(pc.fill_null(indices, len(sets)))]
+    return found
+
+
+def _view(rows: pa.RecordBatch, columns: Sequence[Column], event: _Event) -> tuple[pa.RecordBatch, list[Column]]:
+    """The rows with these columns under the part's own types; null where its definition lacks one."""
+    own = {column.name.lower(): column for column in event.part.schema.columns}
+    found: list[Column] = []
+    arrays: list[pa.Array] = []
+    for column in columns:
+        there = own.get(column.name.lower())
+        found.append(there or column)
+        arrays.append(rows.column(there.name) if there else pa.nulls(rows.num_rows, pa.string()))
+    names = [column.name for column in found]
+    return pa.RecordBatch.from_arrays([*arrays, rows.column(LITERAL)], names=[*names, LITERAL]), found
+
+
+def _before(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """The before images of these rows, with their exact texts."""
+    before = rows.column(BEFORE)
+    fields: Mapping[str, pa.Array] = dict(zip((field.name for field in before.type), before.flatten(), strict=True))
+    literal = rows.column(LITERAL)
+    if literal.null_count < rows.num_rows:
+        entries = LiteralEntries.of(literal)
+        marked = np.asarray(pc.starts_with(entries.name, BEFORE_MARK))
+        kept = entries.where(marked)
+        names = pc.replace_substring(kept.name, BEFORE_MARK, "", max_replacements=1)
+        literal = LiteralEntries(kept.row, names, kept.text).array(rows.num_rows)
+    return pa.RecordBatch.from_arrays([*fields.values(), literal], names=[*fields, LITERAL])

@@ -1,0 +1,80 @@
+"""What of a logical table is compared with a target's: its columns, its key, and what is left out.
+
+It must keep true that a column is compared on both sides or said to be left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from cdc_core.errors import Refused
+from cdc_core.model.schema import Column, TableSchema
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.destination import Destination
+
+
+@dataclass(frozen=True)
+class Shape:
+    """destination: opened for the table. columns: those that are compared, as the source names them and with its types.
+    left_out: other columns of the source, and why. masked: columns whose values are not staged."""
+
+    logical: str
+    destination: Destination
+    columns: tuple[Column, ...]
+    left_out: Mapping[str, str]
+    masked: frozenset[str]
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        return self.destination.key
+
+    @cached_property
+    def key_columns(self) -> tuple[Column, ...]:
+        by_name = {column.name: column for column in self.columns}
+        return tuple(by_name[name] for name in self.key)
+
+    @property
+    def key_or_all(self) -> tuple[Column, ...]:
+        """What identifies a row: without a key, all of it."""
+        return self.key_columns or self.columns
+
+
+def shape_of(destination: Destination, schemas: Sequence[TableSchema], unmasked: Sequence[TableSchema]) -> Shape:
+    """schemas: of the source tables that feed the table, after the pipeline's rules; unmasked: before them, in the same
+    order.
+
+    Raises Refused (verify.key_not_compared).
+    """
+    columns: list[Column] = []
+    left_out: dict[str, str] = {}
+    loaded = [{name.lower() for name in shard.columns} for shard in destination.shards]
+    for name in dict.fromkeys(column.name for schema in schemas for column in schema.columns):
+        of = [column for schema in schemas for column in schema.columns if column.name == name]
+        if name.lower() == VERSION_COLUMN:
+            continue
+        if len(of) < len(schemas):
+            left_out[name] = "not all source tables have it"
+        elif not all(column.logged for column in of):
+            left_out[name] = "the source computes it, and does not log it"
+        elif not all(name.lower() in names for names in loaded):
+            left_out[name] = "it is computed, or missing, in a table of the target"
+        else:
+            columns.append(of[0])
+    names = {column.name for column in columns}
+    for name in destination.key:
+        if name not in names:
+            raise Refused(
+                f"The key column {name} of {destination.logical} cannot be compared: {left_out.get(name, 'unknown')}.",
+                where=f"target {destination.target}",
+                code="verify.key_not_compared",
+                remedy="compare the table by other means, or make the column a plain one on both sides",
+            )
+    masked = {
+        column.name
+        for schema, before in zip(schemas, unmasked, strict=True)
+        for column in schema.columns
+        if any(one.name == column.name and one.type != column.type for one in before.columns)
+    }
+    return Shape(destination.logical, destination, tuple(columns), left_out, frozenset(masked))

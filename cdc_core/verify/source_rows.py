@@ -1,0 +1,195 @@
+"""The rows of the source tables that feed a logical table, through the pipeline's own rules.
+
+A table with a key is read chunk by chunk, each in a view of its own; without one, at once. It must keep true that every
+row that was there at `low` and was not changed until `high` is read once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_core import connections
+from cdc_core.config import Pipeline
+from cdc_core.connections import SafeConnection
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.extract import hosts
+from cdc_core.meta import Meta
+from cdc_core.model.block import TableRows
+from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
+from cdc_core.results import TableReader, prepare_session
+from cdc_core.sink import Capture
+from cdc_core.snapshot import keys
+from cdc_core.snapshot.chunks import chunk_rows, end_of_chunk, from_table, greatest, size_of
+from cdc_core.snapshot.watermarks import high_of, read_view
+from cdc_core.source import server_id
+from cdc_core.source.definitions import table_schema, table_schemas
+from cdc_core.source.facts import ServerFacts
+from cdc_core.source.failover import is_other_server
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """A piece that was read. low, high: as of a claim."""
+
+    rows: int
+    low: Position
+    high: Position
+
+
+class SourceTables:
+    """The sessions at one source: `open_source`."""
+
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        name: str,
+        meta: Meta,
+        server: ServerFacts,
+        reader: SafeConnection,
+        control: SafeConnection,
+        capture: Capture,
+    ) -> None:
+        self.name = name
+        self._chunk_bytes = pipeline.snapshot.chunk_mib << 20
+        self._meta = meta
+        self._server = server
+        self._reader = reader
+        self._control = control
+        self.capture = capture
+
+    def schemas(self) -> list[TableSchema]:
+        """The definitions of its captured tables, before the pipeline's rules."""
+        return table_schemas(self._control, self.capture.captures)
+
+    def staged(self) -> Checkpoint:
+        """The end of what is staged, in the log of the server that is read."""
+        return _same_server(self._meta, self.name, self._server)
+
+    def read(self, schema: TableSchema, logical: str, take: Callable[[TableRows], None]) -> Iterator[Read]:
+        """Reads a table; each piece of its rows that is routed to the logical table goes to `take`.
+
+        Raises RetryLater (verify.redefined), and what read_view and TableReader raise.
+        """
+        if not _in_chunks(schema):
+            yield self._piece(schema, logical, "", take)
+            return
+        with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
+            limit = greatest(self._reader, schema)
+        # Rows above the limit came later: they count as read, and not found.
+        yield Read(0, view.low, high_of(self._control, view))
+        reached: keys.Key = ()
+        row_bytes = float(size_of(self._control, schema).row_bytes)
+        while limit and reached != limit:
+            rows = chunk_rows(self._chunk_bytes, row_bytes)
+            through = end_of_chunk(self._control, schema, reached, limit, rows)
+            where = f"WHERE {keys.after(schema, reached)} AND {keys.up_to(schema, through)}"
+            yield self._piece(schema, logical, where, take)
+            reached = through
+
+    def lookup(self, schema: TableSchema, logical: str, condition: str, take: Callable[[TableRows], None]) -> Read:
+        """Reads the rows that meet a condition; else as `read`."""
+        return self._piece(schema, logical, f"WHERE {condition}", take)
+
+    def _piece(self, schema: TableSchema, logical: str, where: str, take: Callable[[TableRows], None]) -> Read:
+        reader = TableReader(self._reader, schema)
+        count = 0
+        with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
+            for batch in reader.batches(f"{from_table(schema)} {where}"):
+                count += batch.num_rows
+                for routed in self.capture.routed(_as_staged(schema, batch)):
+                    if routed.logical == logical and routed.rows.num_rows:
+                        take(routed)
+            if table_schema(self._control, schema.database, schema.table) != schema:
+                raise RetryLater(
+                    f"{schema.name} was redefined while it was verified.",
+                    where=self.name,
+                    code="verify.redefined",
+                    remedy="verify it again; nothing was concluded about it",
+                )
+        return Read(count, view.low, high_of(self._control, view))
+
+
+@contextmanager
+def open_source(
+    pipeline: Pipeline, name: str, meta: Meta, environ: Mapping[str, str] | None = None
+) -> Iterator[SourceTables]:
+    """Two sessions at the server that the extractor reads.
+
+    Raises Refused (verify.not_started), RetryLater (verify.other_server), and what hosts.connect raises.
+    """
+    config = pipeline.source(name)
+    with ExitStack() as opened:
+        stored = meta.checkpoint(name)
+        replica = server_id.replica_host(pipeline.pipeline, name, meta.lease_identity(name))
+        address, control, server = hosts.connect(config, stored, environ, replica)
+        opened.callback(control.close)
+        _same_server(meta, name, server)
+        sessions = []
+        for _ in range(2):
+            session = connections.connect(
+                address, where=name, read_timeout=config.read_timeout_s, statement_timeout_s=None
+            )
+            opened.callback(session.close)
+            prepare_session(session)
+            with session.cursor() as cursor:  # a key may be a date that strict modes do not compare with anything
+                cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
+            sessions.append(session)
+        capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+        yield SourceTables(pipeline, name, meta, server, sessions[0], sessions[1], capture)
+
+
+def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:
+    staged = meta.checkpoint(name)
+    if staged is None:
+        raise Refused(
+            f"Nothing of the source {name!r} was extracted yet, so that its rows have no place in its log.",
+            where=name,
+            code="verify.not_started",
+            remedy="run `lockstep run` first",
+        )
+    if is_other_server(staged, server):
+        raise RetryLater(
+            f"The server of {name!r} that was read last does not answer, and another one does.",
+            where=name,
+            code="verify.other_server",
+            remedy="run `lockstep extract` first, which begins the log of the new server; then verify again",
+        )
+    return staged
+
+
+def _in_chunks(schema: TableSchema) -> bool:
+    try:
+        keys.key_columns(schema)
+    except Refused as error:
+        if error.code not in keys.NOT_COPIED:
+            raise
+        return False
+    return True
+
+
+def _as_staged(schema: TableSchema, rows: pa.RecordBatch) -> TableRows:
+    """The rows as the pipeline's rules take them. Their places in the log are of no interest, and null."""
+    arrow = staged_schema(schema)
+    n = rows.num_rows
+    arrays = [rows.column(column.name) for column in schema.columns]
+    arrays.append(pa.nulls(n, arrow.field(BEFORE).type))
+    for field in BOOKKEEPING:
+        if field.name == LITERAL:
+            arrays.append(rows.column(LITERAL))
+        elif pa.types.is_dictionary(field.type):
+            empty = field.name == ABSENT
+            indices = pa.nulls(n, pa.int32()) if empty else pa.array(np.zeros(n, np.int32))
+            arrays.append(pa.DictionaryArray.from_arrays(indices, pa.array([] if empty else ["r"], pa.string())))
+        elif field.nullable:
+            arrays.append(pa.nulls(n, field.type))
+        else:
+            arrays.append(pa.array(np.zeros(n, np.int64)).cast(field.type))
+    staged = pa.RecordBatch.from_arrays(arrays, schema=arrow)
+    return TableRows(schema, schema.name, staged, np.zeros(n, np.int32))

@@ -1,0 +1,583 @@
+"""Verification: every planted fault is found, the right side is accused, and running writes are never a difference."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import pymysql
+import pytest
+
+from cdc_core.errors import RetryLater
+from cdc_core.extract import Extractor
+from cdc_core.meta import Meta
+from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_stage
+from cdc_core.verify.comparison import Kind, Wrong
+from cdc_core.verify.lease import verifier_lease
+from cdc_core.verify.verifier import Job, TableResult, verify
+from tests.forked_commands import ForkedCommands
+from tests.integration import test_snapshot as snapshots
+from tests.integration.line import Line
+from tests.integration.source_origin import fresh_name
+
+TYPES = {
+    "i8": ("TINYINT", "-128", "-127"), "u64": ("BIGINT UNSIGNED", "18446744073709551615", "18446744073709551614"),
+    "i24": ("MEDIUMINT", "-8388608", "-8388607"), "d": ("DECIMAL(20,6)", "1.000001", "1.000002"),
+    "wide": ("DECIMAL(50,10)", "123456789012345678901234567890.1", "123456789012345678901234567890.2"),
+    "f": ("FLOAT", "1.234567", "1.234568"), "dd": ("DOUBLE", "0.1", "0.10000000000000002"),
+    "day": ("DATE", "'2024-02-29'", "'2024-03-01'"), "dt": ("DATETIME(6)", "'2024-01-01 10:00:00.000001'",
+    "'2024-01-01 10:00:00.000002'"), "ts": ("TIMESTAMP NULL", "'2024-01-01 10:00:00'", "'2024-01-01 11:00:00'"),
+    "t": ("TIME(3)", "'-100:00:00.001'", "'-100:00:00.002'"), "y": ("YEAR", "1999", "2000"),
+    "b1": ("BIT(1)", "b'0'", "b'1'"), "b9": ("BIT(9)", "b'100000001'", "b'100000000'"),
+    "e": ("ENUM('a','b','')", "'a'", "'b'"), "s": ("SET('x','y','z')", "'x,z'", "'x,y'"),
+    "c": ("CHAR(10)", "'Case'", "'case'"), "v": ("VARCHAR(20)", "'blank'", "'blank '"),
+    "tx": ("TEXT", "'tab\\t\\\\N'", "'tab\\t\\\\n'"), "bin": ("BINARY(4)", "X'00FF'", "X'00FE'"),
+    "vb": ("VARBINARY(9)", "X'0001'", "X'000100'"), "bl": ("BLOB", "X'80'", "X'81'"),
+    "j": ("JSON", "'{\"a\": 1}'", "'{\"a\": 2}'"), "g": ("POINT", "POINT(1,2)", "POINT(1,3)"),
+    "n": ("INT", "NULL", "0"), "nv": ("VARCHAR(5)", "NULL", "''"),
+}  # fmt: skip
+"""By column: its type, a value, and the nearest other value."""
+
+
+FIRST_MARIADB = pytest.mark.parametrize(
+    "any_server", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)], indirect=True
+)
+FIRST_MYSQL = pytest.mark.parametrize(
+    "any_server", [pytest.param("mariadb", marks=pytest.mark.matrix), "mysql9"], indirect=True
+)
+
+
+class Verified:
+    """A pipeline whose target is a second database of the same server."""
+
+    def __init__(self, line: Line, rule: str, table: str) -> None:
+        self.line, self.place = line, fresh_name()
+        line.origin.execute_on_server(f"CREATE DATABASE {self.place}")
+        target = (
+            "            targets: [{name: copy, connections: [env:TARGET], tables: {'*': {database: "
+            f"'{self.place}', table: '{table}'{rule}}}}}}}]\n"
+        )
+        line.again(**{"            meta:": f"{target}            meta:"})
+        self.environ = {"SOURCE": line.origin.sql.url, "TARGET": line.origin.sql.url, "SALT": "pepper"}
+
+    def drain(self) -> None:
+        with (
+            Meta.open(self.line.pipeline.meta.url) as meta,
+            Extractor(self.line.pipeline, "shop", meta=meta, environ=self.environ) as extractor,
+        ):
+            extractor.drain()
+
+    def load(self, *tables: str) -> None:
+        """Makes the target equal to the source, as by a run that applies everything staged."""
+        self.drain()
+        for table in tables:
+            self.target(
+                f"DROP TABLE IF EXISTS {table}",
+                f"CREATE TABLE {table} LIKE {self.line.origin.name}.{table}",
+                f"INSERT INTO {table} SELECT * FROM {self.line.origin.name}.{table}",
+            )
+        self.consumed()
+
+    def consumed(self) -> None:
+        with Meta.open(self.line.pipeline.meta.url) as meta:
+            meta.seed("copy", list(meta.batches("shop")))
+
+    def target(self, *statements: str) -> None:
+        connected = closing(self.line.origin.sql.connect(self.place, autocommit=True))
+        with connected as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def source(self, *statements: str) -> None:
+        self.line.origin.execute(*statements)
+
+    def unlogged(self, *statements: str) -> None:
+        """On the source, and not in its log."""
+        self.line.origin.execute("SET SESSION sql_log_bin = 0", *statements)
+
+    def verify(
+        self, *tables: str, progressed: Callable[[str, str, int], None] = lambda table, side, rows: None
+    ) -> dict[str, TableResult]:
+        pipeline = self.line.pipeline
+        with Meta.open(pipeline.meta.url) as meta:
+            job = Job(
+                pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: self.drain(), self.environ,
+                progressed,
+            )  # fmt: skip
+            return {one.table: one for one in verify(job, tables)}
+
+    def found(self, table: str) -> list[tuple[str, str, dict[str, Any], list[str]]]:
+        result = self.verify(table)[table]
+        assert result.error is None, result.error
+        assert result.unsettled == 0
+        assert result.differences == len(result.findings)
+        return [(one.kind, one.wrong, dict(one.key), list(one.columns)) for one in result.findings]
+
+
+@pytest.fixture
+def verified(make_line: Callable[..., Line]) -> Iterator[Callable[..., Verified]]:
+    made: list[Verified] = []
+
+    def make(rule: str = "", *, table: str = "{table}", tables: str = "") -> Verified:
+        made.append(Verified(make_line(more=tables), rule, table))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.line.origin.execute_on_server(f"DROP DATABASE {one.place}")
+
+
+def typed(run: Verified, name: str = "types", key: str = "id INT PRIMARY KEY") -> None:
+    columns = ", ".join(f"{column} {kind}" for column, (kind, _, _) in TYPES.items())
+    run.source(f"CREATE TABLE {name} ({key}, {columns})")
+
+
+def insert_typed(run: Verified, ids: range) -> None:
+    values = ", ".join(value for _, value, _ in TYPES.values())
+    run.source(*(f"INSERT INTO types VALUES ({one}, {values})" for one in ids))
+
+
+def test_a_bit_in_each_type_is_found_and_the_target_is_accused(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    typed(run)
+    insert_typed(run, range(len(TYPES) + 2))
+    run.load("types")
+    assert run.verify("types")["types"].equal
+    for number, (column, (_, _, other)) in enumerate(TYPES.items()):
+        run.target(f"UPDATE types SET {column} = {other} WHERE id = {number}")
+    found = run.found("types")
+    assert sorted((key["id"], columns) for _, _, key, columns in found) == sorted(
+        (str(number), [column]) for number, column in enumerate(TYPES)
+    )
+    assert {(kind, wrong) for kind, wrong, _, _ in found} == {(Kind.DIFFERS, Wrong.TARGET)}
+
+
+def numbers(run: Verified, rows: int = 40, *, table: str = "number", key: str = "PRIMARY KEY") -> None:
+    """Rows with an hour each, and loaded."""
+    run.source(f"CREATE TABLE {table} (id INT {key}, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)")
+    fill(run, range(rows), table)
+    run.load(table)
+
+
+def fill(run: Verified, ids: range, table: str = "number") -> None:
+    run.source(*(f"INSERT INTO {table} VALUES ({n}, 'v{n}', '2024-01-01 10:00:00' + INTERVAL {n} MINUTE)" for n in ids))
+
+
+@pytest.fixture
+def shop(verified: Callable[..., Verified]) -> Verified:
+    run = verified()
+    numbers(run)
+    return run
+
+
+@FIRST_MYSQL
+def test_all_rows_shifted_by_an_hour_are_found(shop: Verified) -> None:
+    shop.target("UPDATE number SET at = at + INTERVAL 1 HOUR")
+    result = shop.verify("number")["number"]
+    assert result.found == {Wrong.TARGET: 40}
+    assert {tuple(one.columns) for one in result.findings} == {("at",)}
+    assert result.findings[0].columns["at"] == ("2024-01-01 10:00:00", "2024-01-01 11:00:00")
+
+
+@FIRST_MARIADB
+def test_missing_surplus_and_swapped_rows_are_found_and_named(shop: Verified) -> None:
+    shop.target(
+        "DELETE FROM number WHERE id = 1",
+        "INSERT INTO number VALUES (1000, 'new', NULL)",
+        "UPDATE number SET v = IF(id = 5, 'v6', 'v5') WHERE id IN (5, 6)",
+    )
+    assert shop.found("number") == [
+        (Kind.MISSING, Wrong.TARGET, {"id": "1"}, []),
+        (Kind.SURPLUS, Wrong.TARGET, {"id": "1000"}, []),
+        (Kind.DIFFERS, Wrong.TARGET, {"id": "5"}, ["v"]),
+        (Kind.DIFFERS, Wrong.TARGET, {"id": "6"}, ["v"]),
+    ]
+
+
+@FIRST_MYSQL
+def test_a_change_that_the_log_does_not_have_accuses_the_stage(shop: Verified) -> None:
+    shop.unlogged(
+        "UPDATE number SET v = 'silent' WHERE id = 3",
+        "DELETE FROM number WHERE id = 4",
+        "INSERT INTO number VALUES (99, 'silent', NULL)",
+        "UPDATE number SET v = 'silent' WHERE id = 7",
+    )
+    shop.target("UPDATE number SET v = 'own' WHERE id = 7")
+    assert shop.found("number") == [
+        (Kind.DIFFERS, Wrong.STAGE, {"id": "3"}, ["v"]),
+        (Kind.SURPLUS, Wrong.STAGE, {"id": "4"}, []),
+        (Kind.DIFFERS, Wrong.BOTH, {"id": "7"}, ["v"]),
+        (Kind.MISSING, Wrong.STAGE, {"id": "99"}, []),
+    ]
+
+
+@FIRST_MYSQL
+def test_changes_that_the_target_has_not_applied_are_no_differences(shop: Verified) -> None:
+    shop.source(
+        "UPDATE number SET v = 'later' WHERE id < 10",
+        "DELETE FROM number WHERE id = 20",
+        "INSERT INTO number VALUES (500, 'later', NULL)",
+        "UPDATE number SET id = 600 WHERE id = 30",
+    )
+    shop.target("UPDATE number SET v = 'wrong' WHERE id IN (7, 35)")
+    result = shop.verify("number")["number"]
+    assert [(dict(one.key)["id"], one.wrong) for one in result.findings] == [("35", Wrong.TARGET), ("7", Wrong.TARGET)]
+    assert result.moving == 9 + 1 + 1 + 2
+    shop.drain()  # staged now, still not applied
+    assert len(shop.found("number")) == 2
+    shop.load("number")
+    assert shop.verify("number")["number"].equal
+
+
+@FIRST_MARIADB
+def test_a_truncate_that_the_target_has_not_applied_is_no_difference(verified: Callable[..., Verified]) -> None:
+    run = verified(tables=", on_truncate: stage")
+    numbers(run)
+    run.source("TRUNCATE TABLE number", "INSERT INTO number VALUES (1, 'again', NULL)")
+    result = run.verify("number")["number"]
+    assert result.error is None
+    assert (result.differences, result.unsettled, result.moving) == (0, 0, 40)
+    run.consumed()
+    assert run.verify("number")["number"].found == {Wrong.TARGET: 40}
+
+
+@FIRST_MYSQL
+def test_rows_without_a_key_are_counted(verified: Callable[..., Verified]) -> None:
+    run = verified(", no_key: rows")
+    numbers(run, 10, key="")
+    run.source("INSERT INTO number VALUES (3, 'v3', '2024-01-01 10:03:00')")
+    run.load("number")
+    assert run.verify("number")["number"].equal
+    run.target(
+        "INSERT INTO number VALUES (5, 'v5', '2024-01-01 10:05:00')",
+        "DELETE FROM number WHERE id = 3 LIMIT 1",
+        "UPDATE number SET v = 'V8' WHERE id = 8",
+    )
+    result = run.verify("number")["number"]
+    assert result.error is None
+    assert sorted(
+        (one.kind, one.key["id"], one.key["v"], one.source_rows, one.target_rows) for one in result.findings
+    ) == [
+        (Kind.COPIES, "3", "v3", 2, 1),
+        (Kind.COPIES, "5", "v5", 1, 2),
+        (Kind.MISSING, "8", "v8", 1, 0),
+        (Kind.SURPLUS, "8", "V8", 0, 1),
+    ]
+    assert {one.wrong for one in result.findings} == {Wrong.TARGET}
+
+
+@FIRST_MARIADB
+def test_without_a_key_copies_that_come_and_go_are_no_differences(verified: Callable[..., Verified]) -> None:
+    run = verified(", no_key: rows")
+    numbers(run, 10, key="")
+    run.source(
+        "INSERT INTO number VALUES (3, 'v3', '2024-01-01 10:03:00')", "DELETE FROM number WHERE id = 4",
+        "UPDATE number SET v = 'later' WHERE id = 5",
+    )  # fmt: skip
+    result = run.verify("number")["number"]
+    assert (result.error, result.differences, result.unsettled, result.moving) == (None, 0, 0, 4)
+    run.target("DELETE FROM number WHERE id = 6")
+    assert [one.key["id"] for one in run.verify("number")["number"].findings] == ["6"]
+
+
+@FIRST_MARIADB
+def test_a_row_in_the_wrong_shard_is_found(verified: Callable[..., Verified]) -> None:
+    run = verified(", sharding: {key: id, function: mod, databases: 1, tables: 2}", table="{table}_{t}")
+    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)")
+    fill(run, range(20))
+    run.drain()
+    for shard in (0, 1):
+        run.target(
+            f"CREATE TABLE number_{shard} LIKE {run.line.origin.name}.number",
+            f"INSERT INTO number_{shard} SELECT * FROM {run.line.origin.name}.number WHERE MOD(id, 2) = {shard}",
+        )
+    run.consumed()
+    assert run.verify("number")["number"].equal
+    run.target(
+        "INSERT INTO number_1 SELECT * FROM number_0 WHERE id IN (4, 6)", "DELETE FROM number_0 WHERE id = 4",
+    )  # fmt: skip
+    result = run.verify("number")["number"]
+    assert [
+        (one.kind, one.wrong, one.key["id"], [name.rpartition("_")[2] for name in one.shards])
+        for one in result.findings
+    ] == [
+        (Kind.DIFFERS, Wrong.TARGET, "4", ["1"]),
+        (Kind.COPIES, Wrong.TARGET, "6", ["0", "1"]),
+    ]
+
+
+@FIRST_MYSQL
+def test_filters_and_masks_are_applied_to_what_is_expected(verified: Callable[..., Verified]) -> None:
+    run = verified(tables=", rows: [{match: '.*', where: 'id < 30'}], columns: {mask: ['.*[.]v'], salt: env:SALT}")
+    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)")
+    fill(run, range(40))
+    run.drain()
+    run.target(
+        "CREATE TABLE number (id INT PRIMARY KEY, v CHAR(64) CHARACTER SET ascii COLLATE ascii_bin, at DATETIME)",
+        f"INSERT INTO number SELECT id, SHA2(CONCAT('pepper', v), 256), at FROM {run.line.origin.name}.number "
+        "WHERE id < 30",
+    )
+    run.consumed()
+    assert run.verify("number")["number"].equal
+    run.target("UPDATE number SET v = REPEAT('0', 64) WHERE id = 1", "INSERT INTO number VALUES (35, '', NULL)")
+    result = run.verify("number")["number"]
+    assert [(one.kind, one.key["id"], dict(one.columns)) for one in result.findings] == [
+        (Kind.DIFFERS, "1", {"v": (None, None)}),
+        (Kind.SURPLUS, "35", {}),
+    ]
+
+
+@FIRST_MARIADB
+def test_a_target_of_other_types_charsets_and_collations_is_equal(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    run.source(
+        "CREATE TABLE number (name VARCHAR(20) CHARACTER SET latin1 COLLATE latin1_bin PRIMARY KEY, n INT, "
+        "d DECIMAL(10,2), f FLOAT, at DATETIME, t TIME, s SET('a','b'), z DATETIME)",
+        "SET SESSION sql_mode = ''",
+        "INSERT INTO number VALUES ('A', 1, 1.50, 0.1, '2024-01-01', '-01:02:03', 'a,b', '0000-00-00'), "
+        "('a', -1, -0.10, 16777216, '2024-01-01 00:00:01', '100:00:00', '', NULL), "
+        "('\u00e9 x', 0, 0, -0.0, NULL, NULL, 'b', '2024-00-00')",
+    )
+    run.drain()
+    run.target(
+        "CREATE TABLE number (name VARCHAR(30) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY, n BIGINT, "
+        "d DECIMAL(40,20), f DOUBLE, at DATETIME(6), t TIME(6), s SET('b','x','a'), z DATETIME(3))",
+        "SET SESSION sql_mode = ''",
+        f"INSERT INTO number SELECT name, n, d, f, at, t, s, z FROM {run.line.origin.name}.number",
+    )
+    run.consumed()
+    result = run.verify("number")["number"]
+    assert result.error is None
+    assert result.equal, result.findings
+    run.target("UPDATE number SET d = d + 0.00000001 WHERE n = 0", "UPDATE number SET z = NULL WHERE n = 1")
+    assert [columns for _, _, _, columns in run.found("number")] == [["z"], ["d"]]
+
+
+class Applier:
+    """Applies what is staged to the target, row by row, as runs would: late, and never all at once."""
+
+    def __init__(self, run: Verified, table: str) -> None:
+        self.run, self.table = run, table
+
+    def apply(self, chance: random.Random) -> None:
+        """All that is staged now; the target is between two states for a while."""
+        line = self.run.line
+        with Meta.open(line.pipeline.meta.url) as meta:
+            batches = list(meta.batches("shop"))
+            chain = [one for one in line.chain if one.batch_id in {row.batch_id for row in batches}]
+            rows = table_state(line.store, chain, self.table).to_pylist()
+            connected = closing(line.origin.sql.connect(self.run.place, autocommit=True))
+            with connected as connection, connection.cursor() as cursor:
+                wanted = {row["id"]: row for row in rows}
+                cursor.execute(f"SELECT id FROM {self.table}")
+                for (gone,) in set(cursor.fetchall()) - {(one,) for one in wanted}:
+                    cursor.execute(f"DELETE FROM {self.table} WHERE id = {gone}")
+                for row in chance.sample(rows, len(rows)):
+                    cursor.execute(f"REPLACE INTO {self.table} VALUES (%s, %s, %s)", (row["id"], row["v"], row["at"]))
+            meta.seed("copy", batches)
+
+
+@contextmanager
+def beside(*works: Callable[[], None]) -> Iterator[None]:
+    """Runs each again and again until the block ends; a failure of one is raised then."""
+    stop = threading.Event()
+    failed: list[BaseException] = []
+
+    def again(work: Callable[[], None]) -> None:
+        try:
+            while not stop.is_set():
+                work()
+        except BaseException as error:  # noqa: BLE001
+            failed.append(error)
+
+    threads = [threading.Thread(target=again, args=(work,)) for work in works]
+    for one in threads:
+        one.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        for one in threads:
+            one.join()
+    if failed:
+        raise failed[0]
+
+
+@pytest.mark.parametrize("passes", [2, pytest.param(40, marks=pytest.mark.matrix)])
+def test_writes_and_lag_are_no_differences_and_a_fault_is(verified: Callable[..., Verified], passes: int) -> None:
+    run = verified()
+    numbers(run, 300)
+    chance = random.Random(passes)
+
+    def write() -> None:
+        with closing(run.line.origin.sql.connect(run.line.origin.name)) as connection, connection.cursor() as cursor:
+            for _ in range(30):
+                n, m = chance.randrange(600), chance.randrange(600)
+                try:
+                    cursor.execute(
+                        chance.choice(
+                            [
+                                f"INSERT IGNORE INTO number VALUES ({n}, 'w{m}', NULL)",
+                                f"UPDATE number SET v = 'w{m}' WHERE id = {n}",
+                                f"DELETE FROM number WHERE id = {n} AND id > 3",
+                                f"UPDATE IGNORE number SET id = {n} WHERE id = {m} AND id > 3",
+                            ]
+                        )
+                    )
+                    connection.commit()
+                except pymysql.err.OperationalError:
+                    connection.rollback()
+
+    def copy() -> None:
+        snapshots.read(run.line, ["number"])
+        snapshots.stage(run.line)
+
+    applier = Applier(run, "number")
+    with beside(write, lambda: applier.apply(random.Random(1)), copy):
+        for _ in range(passes):
+            result = run.verify("number")["number"]
+            assert result.error is None
+            assert (result.differences, result.unsettled) == (0, 0), result.findings
+    applier.apply(chance)
+    run.target("UPDATE number SET v = 'fault' WHERE id = 2")
+    assert [(wrong, key) for _, wrong, key, _ in run.found("number")] == [(Wrong.TARGET, {"id": "2"})]
+
+
+@FIRST_MYSQL
+def test_the_command_says_what_differs_and_keeps_evidence(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = verified()
+    numbers(run)
+    folder = run.line.folder
+    (folder / "shop.yaml").write_text(run.line.text)
+
+    def command(*arguments: str) -> Any:
+        return commands.run("verify", "shop.yaml", *arguments, "--json", directory=folder, environ=run.environ)
+
+    assert command("--show").error["code"] == "verify.no_evidence"
+    equal = command()
+    assert (equal.code, equal.document["equal"], equal.document["tables"][0]["source_rows"]) == (0, True, 40)
+    run.target("UPDATE number SET v = 'fault' WHERE id = 2")
+    run.source("INSERT INTO number VALUES (77, 'later', NULL)")
+    different = command("number")
+    assert different.code == 4
+    assert different.error["code"] == "verify.differs"
+    (told,) = different.document["tables"]
+    assert told["moving"] == 1
+    assert [(one["key"], one["wrong"], one["columns"]) for one in told["findings"]] == [
+        ({"id": "2"}, "target", {"v": {"source": "v2", "target": "fault"}})
+    ]
+    shown = command("--show")
+    assert shown.code == 0
+    assert shown.document["path"] == different.document["evidence"]
+    assert shown.document["tables"][0]["differences"] == {"target": 1}
+    assert "fault" not in json.dumps(shown.document), "evidence has no values of rows"
+    (at,) = folder.glob(f"stage/evidence/target=copy/{shown.document['path'].rpartition('/')[2]}")
+    at.write_text(at.read_text().replace('"moving": 1', '"moving": 0'))
+    assert command("--show").error["code"] == "verify.evidence"
+    assert command("absent").error["code"] == "verify.unknown_table"
+
+
+@FIRST_MARIADB
+def test_of_two_verifiers_of_a_target_one_works(shop: Verified) -> None:
+    with Meta.open(shop.line.pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+        with pytest.raises(RetryLater) as caught, verifier_lease(meta, "shop", "copy"):
+            pass
+        assert caught.value.code == "verify.running"
+        with verifier_lease(meta, "shop", "other"):
+            pass
+    with Meta.open(shop.line.pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+        pass
+
+
+@FIRST_MYSQL
+def test_without_an_extraction_rows_that_differ_are_not_judged(shop: Verified) -> None:
+    shop.source("UPDATE number SET v = 'later' WHERE id = 1")
+    pipeline = shop.line.pipeline
+    with Meta.open(pipeline.meta.url) as meta:
+        job = Job(
+            pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: None, shop.environ, wait_s=0.0
+        )
+        (result,) = verify(job)
+    assert result.error is not None
+    assert result.error.code == "verify.not_staged"
+    assert not result.equal
+
+
+@FIRST_MARIADB
+def test_rows_that_were_never_staged_are_judged_as_far_as_that_goes(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)")
+    fill(run, range(5))
+    run.line.begin_now()
+    run.load("number")
+    run.target("UPDATE number SET v = 'own' WHERE id IN (1, 2)")
+    run.source("UPDATE number SET v = 'later' WHERE id IN (2, 3)")
+    result = run.verify("number")["number"]
+    assert [(one.key["id"], one.wrong) for one in result.findings] == [("1", Wrong.UNKNOWN)]
+    assert result.unsettled == 2
+    assert not result.equal
+
+
+@FIRST_MYSQL
+def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    for name, first in (("all_a", 0), ("all_b", 100)):
+        run.source(f"CREATE TABLE {name} (id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)")
+        fill(run, range(first, first + 20), name)
+    run.drain()
+    run.target(
+        "CREATE TABLE `all` (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)",
+        f"INSERT INTO `all` SELECT * FROM {run.line.origin.name}.all_a UNION ALL "
+        f"SELECT * FROM {run.line.origin.name}.all_b",
+    )
+    for name in ("all_a", "all_b"):
+        run.target(f"CREATE TABLE {name} LIKE `all`", f"INSERT INTO {name} SELECT * FROM {run.line.origin.name}.{name}")
+    run.consumed()
+    assert {name: one.equal for name, one in run.verify().items()} == {"all": True, "all_a": True, "all_b": True}
+    run.target("DELETE FROM `all` WHERE id = 105", "UPDATE all_a SET v = 'fault' WHERE id = 3")
+    run.source("UPDATE all_b SET v = 'later' WHERE id = 107")
+    result = run.verify()
+    assert {
+        name: [(one.kind, one.wrong, one.key["id"]) for one in found.findings] for name, found in result.items()
+    } == {
+        "all": [(Kind.MISSING, Wrong.TARGET, "105")],
+        "all_a": [(Kind.DIFFERS, Wrong.TARGET, "3")],
+        "all_b": [],
+    }
+    assert (result["all"].moving, result["all_a"].moving, result["all_b"].moving) == (1, 0, 1)
+
+
+@FIRST_MARIADB
+def test_a_table_that_is_altered_while_it_is_read_does_not_count_as_equal(shop: Verified) -> None:
+    def alter(table: str, side: str, rows: int) -> None:
+        if side == "source" and not rows:
+            shop.source("ALTER TABLE number ADD COLUMN extra INT")
+
+    result = shop.verify("number", progressed=alter)["number"]
+    assert result.error is not None
+    assert result.error.code in ("verify.redefined", "results.definition_changed")
+    assert not result.equal
+
+
+@FIRST_MYSQL
+def test_rows_that_were_written_under_an_older_definition_accuse_nobody_wrongly(shop: Verified) -> None:
+    shop.source("ALTER TABLE number ADD COLUMN extra INT NULL")
+    shop.target("ALTER TABLE number ADD COLUMN extra INT NULL")
+    shop.drain()
+    shop.consumed()
+    assert shop.verify("number")["number"].equal
+    shop.source("UPDATE number SET extra = 5 WHERE id = 1")
+    result = shop.verify("number")["number"]
+    assert (result.error, result.differences) == (None, 0)
+    assert (result.unsettled, result.equal) == (1, False)  # no staged row says what `extra` was
+    shop.load("number")
+    shop.source("UPDATE number SET extra = 6 WHERE id = 1")
+    result = shop.verify("number")["number"]
+    assert (result.differences, result.unsettled, result.moving) == (0, 0, 1)

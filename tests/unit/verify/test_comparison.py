@@ -1,0 +1,165 @@
+"""Any interleaving of writes, reads and applied batches is explained; any row that none explains is a finding."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from cdc_core.verify.comparison import EVENT_COLUMNS, Comparison, Verdict, Wrong
+
+KEYS = 4
+
+
+@dataclass(frozen=True)
+class Change:
+    """At a place of the log: a key has a value, or none; or, without a key of its own, all keys have none."""
+
+    key: int | None
+    value: str | None
+
+
+@dataclass(frozen=True)
+class World:
+    """changes: one at each place. low, high: of the read. read_at: where each key was read. consumed: batches of one
+    change each that the target had; applied: up to where it has each key, at least that."""
+
+    changes: tuple[Change, ...]
+    low: int
+    high: int
+    read_at: tuple[int, ...]
+    consumed: int
+    applied: tuple[int, ...]
+
+
+def state(changes: Sequence[Change], key: int, until: int) -> str | None:
+    value = None
+    for one in changes[:until]:
+        if one.key in (key, None):
+            value = one.value
+    return value
+
+
+def any_world(chance: random.Random) -> World:
+    changes = tuple(
+        Change(None, None) if chance.random() < 0.05 else Change(chance.randrange(KEYS), chance.choice([None, *"abc"]))
+        for _ in range(chance.randrange(14))
+    )
+    low, high = sorted(chance.randint(0, len(changes)) for _ in range(2))
+    consumed = chance.randint(0, len(changes))
+    return World(
+        changes, low, high, tuple(chance.randint(low, high) for _ in range(KEYS)), consumed,
+        tuple(chance.randint(consumed, len(changes)) for _ in range(KEYS)),
+    )  # fmt: skip
+
+
+Values = list[str | None]
+
+
+def judged(
+    folder: Path, cases: Sequence[tuple[World, Values, Values]], *, known_from: int | None = None
+) -> tuple[Verdict, dict[str, Wrong]]:
+    """Each world is a source of its own; findings by `world/key`. known_from: changes before it are not staged."""
+    with Comparison(folder, keyed=True) as comparison:
+        bounds, events = {}, []
+        rows: dict[str, list[tuple[str, str]]] = {"source": [], "target": []}
+        for number, (world, source, target) in enumerate(cases):
+            name = f"s{number}"
+            for side, values in (("source", source), ("target", target)):
+                rows[side] += [(f"{number}/{key}", value) for key, value in enumerate(values) if value is not None]
+            bounds[name] = (world.low, world.high)
+            begun = 0 if known_from is None else min(known_from, world.low, world.consumed)
+            events += [
+                {
+                    "k": None if one.key is None else f"{number}/{one.key}", "text": one.value, "place": 0,
+                    "gone": one.value is None, "partial": False, "of_source": name, "of_table": "t", "ts": seq,
+                    "seq": seq, "ordinal": 0, "sure_seq": seq, "consumed": seq < world.consumed,
+                }
+                for seq, one in enumerate(world.changes)
+                if seq >= begun
+            ]  # fmt: skip
+        for side, there in rows.items():
+            keys, texts = pa.array([k for k, _ in there], pa.string()), pa.array([v for _, v in there], pa.string())
+            comparison.add(side, keys, texts, pa.array([0] * len(there), pa.int64()))
+        comparison.differing()
+        comparison.add_events(pa.Table.from_pylist(events, EVENT_COLUMNS))
+        verdict = comparison.judge(bounds, whole=known_from is None)
+        return verdict, {one.key: one.wrong for one in comparison.findings(1000)}
+
+
+def sides(world: World) -> tuple[Values, Values]:
+    return (
+        [state(world.changes, key, at) for key, at in enumerate(world.read_at)],
+        [state(world.changes, key, at) for key, at in enumerate(world.applied)],
+    )
+
+
+WORLDS = 150
+"""One database for many: opening one costs more than they do."""
+EXAMPLES = [3, pytest.param(100, marks=pytest.mark.matrix)]
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_a_lag_is_never_a_difference(tmp_path_factory: pytest.TempPathFactory, examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(seed=st.integers(0), count=st.sampled_from([1, WORLDS]), known_from=st.integers(0, 6))
+    @example(seed=1, count=WORLDS, known_from=3)
+    def check(seed: int, count: int, known_from: int) -> None:
+        chance = random.Random(seed)
+        cases = [(world, *sides(world)) for world in (any_world(chance) for _ in range(count))]
+        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases)
+        assert (verdict.findings, verdict.unsettled, findings) == (0, 0, {})
+        # Of rows from before the first staged change the stage knows nothing; a lag is still not a difference.
+        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases, known_from=known_from)
+        assert (verdict.findings, findings) == (0, {})
+
+    check()
+
+
+FAULTS = {"target": Wrong.TARGET, "source": Wrong.STAGE, "both": Wrong.BOTH}
+
+
+@pytest.mark.parametrize("examples", EXAMPLES)
+def test_a_row_that_no_change_explains_is_a_finding_that_accuses_the_right_side(
+    tmp_path_factory: pytest.TempPathFactory, examples: int
+) -> None:
+    @settings(max_examples=examples)
+    @given(seed=st.integers(0))
+    def check(seed: int) -> None:
+        chance = random.Random(seed)
+        cases, expected = [], {}
+        for number in range(WORLDS):
+            world, key, where = any_world(chance), chance.randrange(KEYS), chance.choice(sorted(FAULTS))
+            source, target = sides(world)
+            if where != "source":
+                target[key] = "fault"
+            if where != "target":
+                source[key] = "unlogged"
+            cases.append((world, source, target))
+            expected[f"{number}/{key}"] = FAULTS[where]
+        verdict, findings = judged(tmp_path_factory.mktemp("c"), cases)
+        assert findings == expected
+        assert verdict.unsettled == 0
+
+    check()
+
+
+def test_without_a_staged_change_nothing_says_which_side_is_wrong(tmp_path: Path) -> None:
+    world = World((Change(0, "a"),), 1, 1, (1,) * KEYS, 1, (1,) * KEYS)
+    _, findings = judged(tmp_path, [(world, [None, "x", None, None], [None, "y", None, None])], known_from=1)
+    assert findings == {"0/1": Wrong.UNKNOWN}
+
+
+def test_an_even_number_of_equal_changes_does_not_cancel(tmp_path: Path) -> None:
+    """As it does in an XOR of CRC32."""
+    world = World((), 0, 0, (0,) * KEYS, 0, (0,) * KEYS)
+    here: Values = ["10:01", "10:02", "10:03", "10:04"]
+    verdict, _ = judged(tmp_path, [(world, here, [one.replace("10", "11") for one in here if one])])
+    assert verdict.findings == KEYS
+    assert verdict.source.sum_ != verdict.target.sum_
