@@ -34,8 +34,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "staged": BASE | {"stage", "meta"},
     "check": JOINED,
     "init": JOINED | {"check"},
-    "run": JOINED | {"check"},
-    "cli": JOINED | {"check", "init", "run", "snapshot", "staged"},
+    "target_tables": JOINED | {"check"},
+    "run": JOINED | {"check", "target_tables"},
+    "cli": JOINED | {"check", "init", "run", "snapshot", "staged", "target_tables"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 
