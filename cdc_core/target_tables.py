@@ -19,7 +19,7 @@ from cdc_core.check.loops import require_no_loop
 from cdc_core.check.targets import identity, require_any_target
 from cdc_core.config import Pipeline, Source, Target
 from cdc_core.connections import answers, connect, resolve
-from cdc_core.errors import LockstepError, RetryLater, combined, parts_of
+from cdc_core.errors import LockstepError, RetryLater, parts_of
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.sink import Capture
@@ -172,9 +172,10 @@ def _require_no_loops(
 def create_missing(
     pipeline: Pipeline, targets: Sequence[Target], environ: Mapping[str, str] | None = None
 ) -> list[MadeTable]:
-    """Creates the tables that these targets lack, of all captured ones. Definitions are read only where one is missing.
+    """Creates the tables that these targets lack, of all captured ones: those that were created, and those that could
+    not be, with their errors. Definitions are read only where a table is missing. Raises what `create` does.
 
-    Raises what `create` does, and the errors of all tables as one.
+    A table of which nothing is staged stops no run; for the others a run asks again (require_any_ready).
     """
     lacking: dict[str, Target] = {}
     wanted: set[str] = set()
@@ -191,10 +192,7 @@ def create_missing(
     results: list[MadeTable] = []
     for target in lacking.values():
         results += create(pipeline, target, tables, Actions(), environ=environ)
-    errors = [one.error for one in results if one.error is not None]
-    if errors:
-        raise combined(errors)
-    return [one for one in results if one.state == "created"]
+    return [one for one in results if one.state == "created" or one.error is not None]
 
 
 def _captured(pipeline: Pipeline, environ: Mapping[str, str] | None) -> list[str]:

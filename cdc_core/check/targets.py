@@ -24,6 +24,7 @@ from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.make import MADE_BY_POLICY, Actions, Wanted, make_tables
+from cdc_core.target.sharding import shard_tables
 from cdc_core.words import counted
 
 
@@ -167,6 +168,9 @@ def _logical_table(
         try:
             destination = open_destination(target, name, schemas, key=key, ready=False, shared=shared, environ=environ)
         except LockstepError as error:
+            for place in shard_tables(target, name):
+                if place.connection in looped:
+                    require_no_loop(pipeline, place)
             return _require_makeable(target, name, schemas, key, environ, error)
         for shard in destination.shards:
             if shard.table.connection in looped:

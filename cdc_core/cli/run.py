@@ -150,7 +150,10 @@ def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -
     if not creating:
         return
     for one in create_missing(pipeline, creating, os.environ):
-        output.note(f"created {one.name}" + (f": {'; '.join(one.notes)}" if one.notes else ""))
+        if one.error is not None:
+            output.note(f"{one.name} is not made: {one.error.what} {one.error.remedy}.")
+        else:
+            output.note(f"created {one.name}" + (f": {'; '.join(one.notes)}" if one.notes else ""))
 
 
 @contextmanager
