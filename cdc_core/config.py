@@ -312,6 +312,11 @@ class CaptureRules(_Model):
         "any other unlogged change; stage: stage it as a change of its own (t), which exports apply, and targets treat "
         "as on_truncate of their tables says",
     )
+    on_new: Literal["snapshot", "stream", "stop"] = Field(
+        "snapshot",
+        description="a table that appears later and matches: copy the rows that it already has, as snapshot.mode says, "
+        "and follow it; only follow it; or stop the source where the log creates it",
+    )
     on_unreadable: Literal["stop", "isolate"] = Field(
         "stop",
         description="a table whose definition is unknown, or that has an unsupported value or event: stop the source, "
@@ -449,6 +454,11 @@ class TargetTable(_Model):
         description="two source tables, or two sources, have rows with the same key: stop the run, or treat them as "
         "one row, for which the newest change counts, even a delete",
     )
+    on_new_column: Literal["add", "stop"] = Field(
+        "stop",
+        description="a column that the source has and the table lacks: add it, if it allows NULL or has a default, "
+        "before rows that have it are written; or stop the run with the statement that adds it",
+    )
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"
     )
@@ -489,6 +499,11 @@ class Target(_Model):
     )
     tables: Mapping[str, TargetTable] = Field(
         min_length=1, description="rules by logical table name; '*' matches every other table"
+    )
+    on_missing_table: Literal["create", "stop"] = Field(
+        "stop",
+        description="a table that does not exist there: create it from the source's definition, with its database, "
+        "before the first run that needs it; or stop the run",
     )
     replay_only: bool = Field(
         False, description="only replays that name this target feed it; scheduled runs and `lockstep run` skip it"

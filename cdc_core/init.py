@@ -276,19 +276,23 @@ def _targets(references: tuple[str, ...], catalogue: Catalogue) -> list[str]:
     for number, reference in enumerate(references, 1):
         lines += [
             f"  - name: target{number if len(references) > 1 else ''}",
-            "    # The target must have tables with the same names, columns and keys.",
             f"    connections: [{quoted(reference)}]",
+            "    # Tables and columns that it lacks are created from the source's definitions when a run needs them.",
+            "    # `lockstep target create --dry-run` shows the statements. To create them by hand, write stop.",
+            "    on_missing_table: create",
             "    tables:",
         ]
         for schema in catalogue.captured:
             if schema.key:
-                lines += [f"      # key ({_comment(', '.join(schema.key))})", f"      {quoted(schema.name)}: {{}}"]
+                lines += [
+                    f"      # key ({_comment(', '.join(schema.key))})",
+                    f"      {quoted(schema.name)}: {{on_new_column: add}}",
+                ]
             else:
                 lines += [
                     "      # No key: the target keeps as many copies of each row as the source has. If some columns",
                     "      # are unique, name them instead: {key: [...]}",
-                    f"      {quoted(schema.name)}: {{no_key: rows}}",
+                    f"      {quoted(schema.name)}: {{no_key: rows, on_new_column: add}}",
                 ]
-        if not catalogue.captured:
-            lines += ["      # No tables match yet; '*' covers all that will.", "      '*': {}"]
+        lines += ["      # All tables that appear later.", "      '*': {no_key: rows, on_new_column: add}"]
     return lines

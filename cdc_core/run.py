@@ -21,7 +21,6 @@ from cdc_core.apply.jobs import environ_for, spark_job
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.spark_application import SparkApplication
 from cdc_core.check.loops import require_no_loops
-from cdc_core.check.targets import require_any_target
 from cdc_core.config import Pipeline
 from cdc_core.connections import variable_of
 from cdc_core.errors import LockstepError
@@ -29,6 +28,7 @@ from cdc_core.meta import LedgerRow, Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.tasks import COMMIT, MERGE, TARGET_TASKS, WRITE
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.target_tables import require_any_ready
 
 log = logging.getLogger(__name__)
 
@@ -100,7 +100,7 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
     with _application(context) as spark:
         if any(one.batches for one in plan.targets) and not taken_over(context.meta, plan):
             with _noted(context, run_id):
-                failed = require_any_target(context.meta, context.pipeline, plan, context.environ)
+                failed = require_any_ready(context.meta, context.pipeline, plan, context.environ)
                 _merge(context, spark, plan)
         for name, refusal in failed.items():
             log.error("run %s: target %s: %s", run_id, name, refusal)

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -16,14 +16,17 @@ from cdc_core.check.findings import Findings, connected
 from cdc_core.check.loops import require_no_loop
 from cdc_core.config import Pipeline, Target
 from cdc_core.connections import sensible
-from cdc_core.errors import LockstepError, combined
+from cdc_core.errors import LockstepError, combined, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
+from cdc_core.target.definition_sql import Origin
 from cdc_core.target.destination import open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
+from cdc_core.target.make import MADE_BY_POLICY, Actions, Wanted, make_tables
+from cdc_core.target.sharding import shard_tables
 from cdc_core.words import counted
 
 
@@ -101,20 +104,43 @@ def require_target(
 
 
 def require_any_target(
-    meta: Meta, pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
+    meta: Meta,
+    pipeline: Pipeline,
+    plan: RunPlan,
+    environ: Mapping[str, str] | None = None,
+    *,
+    made: Callable[[str, LockstepError], bool] = lambda name, error: False,
 ) -> dict[str, LockstepError]:
     """require_target for each target that has batches: the errors of those that fail, by name, if others can continue.
-    If none can, raises the errors of all."""
+    If none can, raises the errors of all.
+
+    made: what may change a target that fails, so that it is asked again; whether it has."""
     asked = [one.target for one in plan.targets if one.batches]
     failed: dict[str, LockstepError] = {}
     for name in asked:
         try:
-            require_target(meta, pipeline, plan, name, environ)
+            _require_or_make(meta, pipeline, plan, name, environ, made)
         except LockstepError as error:
             failed[name] = error
     if failed and len(failed) == len(asked):
         raise combined(list(failed.values()))
     return failed
+
+
+def _require_or_make(
+    meta: Meta,
+    pipeline: Pipeline,
+    plan: RunPlan,
+    name: str,
+    environ: Mapping[str, str] | None,
+    made: Callable[[str, LockstepError], bool],
+) -> None:
+    try:
+        require_target(meta, pipeline, plan, name, environ)
+    except LockstepError as error:
+        if not made(name, error):
+            raise
+        require_target(meta, pipeline, plan, name, environ)
 
 
 def _identity(connection: pymysql.Connection[Any], place: str, findings: Findings) -> str | None:
@@ -148,10 +174,16 @@ def _logical_table(
 ) -> None:
     """`looped`: numbers of the target's connections that lead to a server we read."""
 
-    def look() -> int:
+    def look() -> str:
         key = key_of(target, name, schemas)
         shared = policy is not None and keys_apart(pipeline, name, key, policy.shared_keys, schemas)
-        destination = open_destination(target, name, schemas, key=key, ready=False, shared=shared, environ=environ)
+        try:
+            destination = open_destination(target, name, schemas, key=key, ready=False, shared=shared, environ=environ)
+        except LockstepError as error:
+            for place in shard_tables(target, name):
+                if place.connection in looped:
+                    require_no_loop(pipeline, place)
+            return _require_makeable(target, name, schemas, key, environ, error)
         for shard in destination.shards:
             if shard.table.connection in looped:
                 require_no_loop(pipeline, shard.table)
@@ -163,7 +195,7 @@ def _logical_table(
                 "are equal to it stop the run (target.key_collapse)",
                 "give the columns the source's collation, or one that ends in _bin, unless such rows cannot exist",
             )
-        return len(destination.shards)
+        return f"{counted(len(destination.shards), 'table')} with the columns and key of the source{apart}"
 
     subject = f"target {target.name}: {name}"
     feeding = len({(schema.database, schema.table) for schema in schemas})
@@ -171,6 +203,42 @@ def _logical_table(
     apart = f"; its {feeding} source tables must not share keys" if feeding > 1 else ""
     if policy is not None and policy.shared_keys == "newest":
         apart = ""
-    findings.attempt(
-        subject, look, lambda count: f"{counted(count, 'table')} with the columns and key of the source{apart}"
-    )
+    findings.attempt(subject, look, lambda said: said)
+
+
+def _require_makeable(
+    target: Target,
+    name: str,
+    schemas: list[TableSchema],
+    key: tuple[str, ...],
+    environ: Mapping[str, str] | None,
+    error: LockstepError,
+) -> str:
+    """What a run will make of the tables, in words. Raises `error` without that, and what the server refuses of it."""
+    rule = target.table(name)
+    creates = target.on_missing_table == "create"
+    adds = frozenset({name} if rule is not None and rule.on_new_column == "add" else ())
+    if not (creates or adds) or not {part.code for part in parts_of(error)} & MADE_BY_POLICY:
+        raise error
+    wanted = {name: Wanted(tuple(map(Origin, schemas)), key, len(schemas) == 1)}
+    actions = Actions(create=creates, add=adds, dry=True, probe=True)
+    made = make_tables(target, wanted, actions, environ=environ)
+    refused = [one.error for one in made if one.error is not None]
+    if refused:
+        raise combined(refused)
+    new = {one.name for one in made if one.state == "missing" and creates}
+    extended = {one.name for one in made if one.state == "exists" and one.statements}
+    extended -= {one.name for one in made if any(left.stops for left, _ in one.differences)}
+    left = [
+        part
+        for part in parts_of(error)
+        # That the database of a missing table is missing, too, is reported as a table that was altered.
+        if not (
+            part.where in new or part.where in extended or (new and part.code in ("target.table", "target.altered"))
+        )
+    ]
+    if left:
+        raise combined(left)
+    words = [f"{counted(len(new), 'table')} to create"] if new else []
+    words += [f"{counted(len(extended), 'table')} to extend by columns"] if extended else []
+    return f"{' and '.join(words)} with the next run, of {len(made)}"

@@ -14,7 +14,21 @@ from typing import Annotated
 import typer
 from typer.exceptions import TyperException
 
-from cdc_core.cli import airflow, check, config, extract, init, meta, run, snapshot, spark, stage, status, verify
+from cdc_core.cli import (
+    airflow,
+    check,
+    config,
+    extract,
+    init,
+    meta,
+    run,
+    snapshot,
+    spark,
+    stage,
+    status,
+    target,
+    verify,
+)
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
 
@@ -29,7 +43,7 @@ app = typer.Typer(
 )
 for module in (init, check, extract, snapshot, run, verify, status):
     module.register(app)
-for module in (stage, meta, airflow, spark, config):
+for module in (stage, target, meta, airflow, spark, config):
     app.add_typer(module.app)
 
 
@@ -39,7 +53,7 @@ def unwrapped(text: str) -> str:
     return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in paragraphs)
 
 
-for typed in (app, stage.app, meta.app, airflow.app, spark.app, config.app):
+for typed in (app, stage.app, target.app, meta.app, airflow.app, spark.app, config.app):
     for command in typed.registered_commands:
         command.help = unwrapped((command.callback and command.callback.__doc__) or "")
 

@@ -131,6 +131,8 @@ def run(
         copied = copy_pending(parsed, output)
         extracted = [(name, copied.get(name, result)) for name, result in extracted]
     warn_of_partial(output, extracted)
+    if extracted:
+        _create_missing(parsed, targets, output)
     with _context(parsed, path, output) as context:
         if again:
             done = _replay(context, selection, requeue, targets[0] if target else None)
@@ -138,6 +140,20 @@ def run(
             done = _apply(context, targets)
     nothing = "no batch is staged there" if again else "every target has taken all that is staged"
     _answer(output, parsed.pipeline, done, extracted, context.logs if _keeps_logs() else None, nothing)
+
+
+def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -> None:
+    """Also tables of which no row is staged; those of the run's plan are made by the run itself."""
+    from cdc_core.target_tables import create_missing
+
+    creating = [one for one in map(pipeline.target, targets) if one.on_missing_table == "create"]
+    if not creating:
+        return
+    for one in create_missing(pipeline, creating, os.environ):
+        if one.error is not None:
+            output.note(f"{one.name} is not made: {one.error.what} {one.error.remedy}.")
+        else:
+            output.note(f"created {one.name}" + (f": {'; '.join(one.notes)}" if one.notes else ""))
 
 
 @contextmanager

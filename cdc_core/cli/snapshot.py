@@ -79,7 +79,7 @@ def snapshot(
 
     extract_sources(parsed, names, None, output)
     with Meta.open(parsed.meta.url) as meta:
-        wanted = {name: _wanted(meta, name, tables) for name in names}
+        wanted = {name: _wanted(meta, name, tables, parsed.tables.on_new) for name in names}
         if dry_run:
             _show_plan(output, parsed, wanted)
             return
@@ -141,7 +141,7 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
     from cdc_core.snapshot.pending import pending
 
     with Meta.open(pipeline.meta.url) as meta:
-        wanted = {source.name: pending(meta, source.name) for source in pipeline.sources}
+        wanted = {one.name: pending(meta, one.name, on_new=pipeline.tables.on_new) for one in pipeline.sources}
         if not any(wanted.values()):
             return {}
         try:
@@ -155,10 +155,10 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
     return dict(extract_sources(pipeline, [name for name, one in staged.items() if one.batches], None, output))
 
 
-def _wanted(meta: Meta, source: str, tables: list[str] | None) -> tuple[PendingTable, ...]:
+def _wanted(meta: Meta, source: str, tables: list[str] | None, on_new: str) -> tuple[PendingTable, ...]:
     from cdc_core.snapshot.pending import chosen, pending
 
-    return chosen(meta, source, tables) if tables else pending(meta, source)
+    return chosen(meta, source, tables) if tables else pending(meta, source, on_new=on_new)
 
 
 def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from cdc_core.errors import Refused
 from cdc_core.meta import SourceCoverage
 from cdc_core.model.block import Block, TableRows
-from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, How, TableCoverage, TableEvent, after
+from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, How, TableCoverage, TableEvent, after, is_new
 from cdc_core.model.position import Position
 from cdc_core.model.staged import OP, SEQ, TRUNCATE, TS
 from cdc_core.source.survey import Survey
@@ -54,7 +55,8 @@ class CoverageLog:
             known = self._known.get(table)
             if table in found.empty:
                 if known is None or known.how is How.EXISTING:
-                    self._set(table, TableCoverage(How.EMPTY, seq, found.at_us, place))
+                    absent_seq = self.surveyed_seq if known is None else known.absent_seq
+                    self._set(table, TableCoverage(How.EMPTY, seq, found.at_us, place, absent_seq=absent_seq))
             elif known is None:
                 absent_seq = self.surveyed_seq
                 self._set(table, TableCoverage(How.EXISTING, seq, found.at_us, place, rows, absent_seq=absent_seq))
@@ -89,6 +91,18 @@ class CoverageLog:
                 end = block.end
                 moment_us = int(block.entries.commit_ts_us.max())
                 self._set(table, TableCoverage(How.ISOLATED, end.seq, moment_us, str(end)))
+
+    def require_none_new(self, block: Block) -> None:
+        """Raises Refused (source.new_table) if a block creates a table that appeared later (tables.on_new: stop)."""
+        for event in block.happened:
+            for table in self._meant(event.table):
+                if self._logical(table) and is_new(self._known.get(table), event, surveyed_seq=self.surveyed_seq):
+                    raise Refused(
+                        f"{table} is a new table, and tables.on_new is stop.",
+                        where=f"{block.source}, {event.place}",
+                        code="source.new_table",
+                        remedy="exclude it (tables.exclude); or set tables.on_new: snapshot or stream to follow it",
+                    )
 
     def _meant(self, table: str) -> list[str]:
         if table == ANY_TABLE:

@@ -410,6 +410,8 @@ class Extractor:
         taken = self._ring.take(timeout_s=POLL_S)
         if taken is not None:
             for block in taken.blocks:
+                if self._pipeline.tables.on_new == "stop":
+                    self._stager.coverage.require_none_new(block)
                 self._stager.add(block, now_us=now_us)
             return True
         if self._ring.starved:

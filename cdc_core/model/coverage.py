@@ -100,6 +100,11 @@ class TableCoverage:
     def whole(self) -> bool:
         return self.how.whole
 
+    @property
+    def found_later(self) -> bool:
+        """Whether a later survey found the table, and an earlier one had found that it did not exist."""
+        return self.how in (How.EXISTING, How.EMPTY) and 0 < self.absent_seq < self.seq
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "how": self.how.value, "feeds": list(self.feeds)}
 
@@ -120,7 +125,10 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
             whole = How.CREATED
         case Happened.TRUNCATED:
             whole = How.TRUNCATED
-        case Happened.CREATED_IF_ABSENT if 0 < absent_seq <= event.seq:
+        # Where the table was seen, it was there already: only before that place the statement created it.
+        case Happened.CREATED_IF_ABSENT if 0 < absent_seq <= event.seq and not (
+            known is not None and known.found_later and event.seq > known.seq
+        ):
             whole = How.CREATED
         case Happened.DROPPED if known is not None:
             return replace(known, absent_seq=event.seq)
@@ -132,6 +140,18 @@ def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int =
         case Happened.ROWS if known is None:
             return TableCoverage(How.EXISTING, event.seq, event.ts_us, event.place)
     return known if whole is None else TableCoverage(whole, event.seq, event.ts_us, event.place)
+
+
+def is_new(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int) -> bool:
+    """Whether an event of the log creates a table that did not exist when the captured tables were first surveyed.
+
+    surveyed_seq: order key of the latest complete survey. A table that the log created and dropped before it is not.
+    """
+    if event.what not in (Happened.CREATED, Happened.CREATED_IF_ABSENT):
+        return False
+    if known is None:
+        return event.seq > surveyed_seq
+    return known.found_later and known.absent_seq < event.seq <= known.seq
 
 
 def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage]) -> dict[str, TableCoverage]:

@@ -22,14 +22,17 @@ class PendingTable:
     rows: int | None = None
 
 
-def pending(meta: Meta, source: str) -> tuple[PendingTable, ...]:
-    """Tables of which rows from before their capture are missing, and those whose copy is under way."""
+def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[PendingTable, ...]:
+    """Tables of which rows from before their capture are missing, and those whose copy is under way.
+
+    on_new: as in config.CaptureRules; with `stream`, tables that appeared later are not copied.
+    """
     coverage = meta.coverage(source).tables
     begun = {copy.table: copy for copy in meta.copies(source)}
     found = {
         table: PendingTable(table, lacks(table, source, one), one.rows)
         for table, one in coverage.items()
-        if one.how is How.EXISTING
+        if one.how is How.EXISTING and not (on_new == "stream" and one.found_later)
     }
     for table, copy in begun.items():
         found[table] = PendingTable(table, "its copy is under way", copy.rows_estimated)

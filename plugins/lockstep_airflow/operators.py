@@ -189,11 +189,11 @@ def _planned(meta: Meta, pipeline: Pipeline, made: RunPlan, window: str) -> dict
     """A plan's XCom. Raises Refused (check.loop) for one that would write what the pipeline captures, and what is wrong
     with the targets where none of them can be written; else the filter task of a target fails by it."""
     from cdc_core.check.loops import require_no_loops
-    from cdc_core.check.targets import require_any_target
+    from cdc_core.target_tables import require_any_ready
 
     environ = environment(pipeline)
     require_no_loops(pipeline, made, environ)
-    for target, error in require_any_target(meta, pipeline, made, environ).items():
+    for target, error in require_any_ready(meta, pipeline, made, environ).items():
         log.error("%s: %s", target, error)
     return {
         "run_id": made.run_id,

@@ -1,0 +1,166 @@
+"""`lockstep target`: the tables of targets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+from rich.text import Text
+
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    choose,
+    load_pipeline,
+)
+from cdc_core.cli.output import CliOutput, error_document, print_error
+from cdc_core.errors import LockstepError, Refused, UsageError, combined
+from cdc_core.words import counted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cdc_core.config import Target
+    from cdc_core.target.make import MadeTable
+    from cdc_core.target_tables import SourceTables
+
+app = typer.Typer(name="target", help="Create and compare the tables of targets.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    pipeline: PipelineArgument,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements; execute none.")] = False,
+    alter: Annotated[
+        bool, typer.Option("--alter", help="Also add columns to existing tables, and widen their types.")
+    ] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Create the databases and tables that targets lack, and compare those that exist.
+
+    \b
+      lockstep target create shop --dry-run
+      lockstep target create shop
+      lockstep target create shop --target shards --alter
+
+    Every shard of every captured table is created from the source's current definition: types, keys, indexes, defaults
+    and comments, with what Lockstep needs beside it. Whatever would change or refuse rows by itself is left out:
+    AUTO_INCREMENT, ON UPDATE, triggers, foreign keys, CHECK constraints and partitions. Notes say what differs from the
+    source. Existing tables are only compared; with --alter, columns are added and types widened. The exit code is 3
+    if a table still cannot be written.
+    """
+    from cdc_core.target.make import Actions
+    from cdc_core.target_tables import create as create_tables
+    from cdc_core.target_tables import source_tables
+
+    output = CliOutput(as_json)
+    path, parsed = load_pipeline(pipeline, pipelines)
+    names = choose([one.name for one in parsed.targets], target, "target")
+    if not names:
+        raise UsageError(
+            "The pipeline has no targets.",
+            where=str(path),
+            code="cli.no_targets",
+            remedy="add one to `targets`",
+        )
+    tables = source_tables(parsed, os.environ)
+    results: dict[str, list[MadeTable]] = {}
+    for name in names:
+        chosen = parsed.target(name)
+        with _progress(output, name, _count(chosen, tables)) as made:
+            results[name] = create_tables(
+                parsed, chosen, tables, Actions(alter=alter, dry=dry_run), environ=os.environ, made=made
+            )
+    document = {
+        "pipeline": parsed.pipeline,
+        "dry_run": dry_run,
+        "targets": {name: [_described(one) for one in found] for name, found in results.items()},
+        "left_out": dict(sorted(tables.problems.items())),
+    }
+    shown: list[RenderableType] = []
+    for name, found in results.items():
+        shown += _shown(name, found, dry_run=dry_run)
+    shown += [Text(f"left out: {name}: {why}") for name, why in sorted(tables.problems.items())]
+    output.answer(document, *shown)
+    errors = [error for found in results.values() for one in found for error in _errors(one)]
+    if errors:
+        worst = combined(errors)
+        if not as_json:
+            print_error(worst, as_json=False)
+        raise typer.Exit(worst.exit_code)
+
+
+def _count(target: Target, tables: SourceTables) -> int:
+    from cdc_core.target.sharding import shard_tables
+
+    return sum(len(shard_tables(target, logical)) for logical in tables.origins if target.table(logical) is not None)
+
+
+def _errors(one: MadeTable) -> Iterator[LockstepError]:
+    if one.error is not None:
+        yield one.error
+    for difference, statement in one.differences:
+        if difference.stops:
+            yield Refused(
+                f"{one.name}: {difference.what}.",
+                where=one.name,
+                code="target.differs",
+                remedy=statement or "change the table by hand, so that it takes the source's rows",
+            )
+
+
+def _described(one: MadeTable) -> dict[str, Any]:
+    return {
+        "logical": one.logical,
+        "table": one.name,
+        "state": one.state,
+        "statements": list(one.statements),
+        "differences": [
+            {"what": difference.what, "stops": difference.stops, "statement": statement}
+            for difference, statement in one.differences
+        ],
+        "notes": list(one.notes),
+        "error": error_document(one.error)["error"] if one.error else None,
+    }
+
+
+def _shown(name: str, found: list[MadeTable], *, dry_run: bool) -> Iterator[RenderableType]:
+    count = {state: sum(one.state == state for one in found) for state in ("created", "altered", "exists", "missing")}
+    said: set[tuple[str, str]] = set()
+    for one in found:
+        if dry_run:
+            yield from (Text(f"{statement};") for statement in one.statements)
+        lines = [f"note: {note}" for note in one.notes] if one.state in ("created", "missing") else []
+        lines += [
+            f"{'stops' if difference.stops else 'differs'}: {difference.what}" + (f": {statement}" if statement else "")
+            for difference, statement in one.differences
+        ]
+        for line in lines:
+            if (one.logical, line) not in said:  # once for all shards
+                said.add((one.logical, line))
+                yield Text(f"-- {one.name}: {line}", style="dim" if line.startswith("note") else "")
+    words = [f"{number:,} {'to create' if state == 'missing' else state}" for state, number in count.items() if number]
+    yield Text(f"{'-- ' if dry_run else ''}target {name}: {counted(len(found), 'table')}: {', '.join(words) or 'none'}")
+
+
+@contextmanager
+def _progress(output: CliOutput, name: str, total: int) -> Iterator[Callable[[MadeTable], None]]:
+    if not output.animated:
+        yield lambda one: None
+        return
+    columns = (
+        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=output.err, transient=True) as progress:
+        task = progress.add_task(name, total=total)
+        yield lambda one: progress.update(task, advance=1, description=one.name)

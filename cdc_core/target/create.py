@@ -1,0 +1,218 @@
+"""Makes the tables of a target, compares those that exist, and alters them where that only adds.
+
+A column is added, and a type is widened, if the new type takes every value of the old one and of the source; nothing
+else of an existing table is touched. Whatever was done is found by looking again: killed between two statements, or
+done by two at once, the next call continues.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pymysql
+
+from cdc_core.connections import quote
+from cdc_core.model.schema import ColumnType
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target import pairs
+from cdc_core.target.definition import LITERAL, ColumnDefinition, TableDefinition
+from cdc_core.target.definition_sql import Dialect, PlannedColumn, PlannedTable, default_literal, text_literal
+from cdc_core.target.facts import declaration
+from cdc_core.target.faults import number_of
+
+_DUPLICATE_COLUMN = 1060
+
+Literals = Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """How an existing table differs. stops: rows cannot be written as it is. alter: clauses of the ALTER TABLE that
+    ends the difference; safe: it only adds. column: it is about a column that the table lacks."""
+
+    what: str
+    stops: bool = False
+    alter: str = ""
+    safe: bool = False
+    column: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Existing:
+    """A table that exists. literals: the exact values of its literal defaults. empty: it has no rows."""
+
+    definition: TableDefinition
+    literals: Literals = field(default_factory=dict)
+    empty: bool = False
+
+
+def dialect_of(connection: pymysql.Connection[Any]) -> Dialect:
+    """What the server understands."""
+    info = str(connection.get_server_info())  # type: ignore[no-untyped-call]
+    with connection.cursor() as cursor:
+        cursor.execute("SELECT VERSION()")
+        (version,) = cursor.fetchone() or ("",)
+        cursor.execute("SELECT * FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY")
+        names = [one[0].upper() for one in cursor.description]
+        at = names.index("FULL_COLLATION_NAME") if "FULL_COLLATION_NAME" in names else names.index("COLLATION_NAME")
+        collations = frozenset(str(row[at]) for row in cursor.fetchall())
+    numbers = str(version).partition("-")[0].split(".")
+    return Dialect("MariaDB" in info, tuple(int(one) for one in numbers if one.isdigit()), collations)
+
+
+def differences(planned: PlannedTable, there: Existing) -> list[Difference]:
+    """Everything in which an existing table is another than the one that would be created."""
+    found: list[Difference] = []
+    definition = there.definition
+    for column in planned.columns:
+        theirs = definition.by_name.get(column.name.lower())
+        if theirs is None:
+            found.append(_missing(column, empty=there.empty))
+        else:
+            found += _column_differences(planned, column, theirs, there)
+    known = {column.name.lower() for column in planned.columns} | {VERSION_COLUMN}
+    for extra in definition.columns:
+        if extra.name.lower() not in known:
+            needed = not (extra.nullable or extra.default or extra.generated or extra.counted)
+            found.append(Difference(f"the column {extra.name} is not on the source", stops=needed))
+    found += _index_differences(planned, definition)
+    if definition.engine.lower() != "innodb":
+        found.append(Difference(f"the engine is {definition.engine}", alter="ENGINE=InnoDB"))
+    found += [Difference(f"the trigger {name} may change rows") for name in definition.triggers]
+    found += [Difference(f"the foreign key {name} may change or refuse rows") for name in definition.foreign_keys]
+    return found
+
+
+def _missing(column: PlannedColumn, *, empty: bool) -> Difference:
+    """A computed default would give the rows that exist another value than they have on the source: they get NULL."""
+    what = f"the column {column.name} ({column.type}) is missing"
+    loose = column.default not in ("", LITERAL) and not empty
+    if loose and not column.nullable:
+        what += "; it is added with NULL allowed, since the rows that exist have no value for it"
+    safe = empty or column.nullable or column.generated or bool(column.default)
+    alter = f"ADD COLUMN {column.loose if loose else column.sql}"
+    return Difference(what, stops=not column.generated, alter=alter, safe=safe, column=column.name)
+
+
+def _column_differences(
+    planned: PlannedTable, column: PlannedColumn, theirs: ColumnDefinition, there: Existing
+) -> list[Difference]:
+    found = []
+    name = theirs.name
+    in_key = name.lower() in {one.lower() for one in planned.key}
+    problem = pairs.problem(column.source, theirs.type)
+    if not problem and column.nullable and not theirs.nullable and not theirs.generated:
+        problem = "it is NOT NULL"
+    if problem and not theirs.generated:
+        wide = column.type if pairs.problem(column.source, theirs.type) else theirs.type
+        alter = ""
+        if not pairs.problem(theirs.type, wide) and not (wide.base == "char" and theirs.type.base != "char"):
+            nullable = theirs.nullable or (column.nullable and not in_key)
+            alter = _modified(replace(theirs, type=wide, nullable=nullable), there)
+        found.append(
+            Difference(
+                f"the column {name} is {column.source} on the source and {theirs.type} here: {problem}",
+                stops=True,
+                alter=alter,
+                safe=bool(alter),
+            )
+        )
+    elif theirs.type != column.type:
+        found.append(Difference(f"the column {name} is {_shown(theirs.type)}, not {_shown(column.type)}"))
+    if theirs.nullable and not column.nullable and not column.generated:
+        found.append(Difference(f"the column {name} allows NULL", stops=in_key))
+    if bool(theirs.generated) != column.generated:
+        found.append(Difference(f"the column {name} is {'' if theirs.generated else 'not '}generated"))
+    if not column.generated and theirs.default != column.default:
+        found.append(Difference(f"the column {name} has {'another' if theirs.default else 'no'} default"))
+    if theirs.counted:
+        found.append(Difference(f"the column {name} is AUTO_INCREMENT: the target hands out ids to other writers"))
+    if theirs.refreshed:
+        found.append(Difference(f"the column {name} has ON UPDATE, which may change rows"))
+    return found
+
+
+def _shown(kind: ColumnType) -> str:
+    return str(kind) + (f" {kind.collation}" if kind.collation else "")
+
+
+def _modified(column: ColumnDefinition, there: Existing) -> str:
+    """MODIFY with all else as it is; "" where that cannot be known."""
+    default = ""
+    if column.name.lower() in there.definition.column_checks or column.generated or column.srid is not None:
+        return ""
+    if column.default == LITERAL:
+        value = there.literals.get(column.name)
+        if value is None:
+            return ""
+        default = f" DEFAULT {default_literal(value, there.definition.by_name[column.name.lower()].type)}"
+        if column.type.base in _LARGE and not there.definition.mariadb:
+            return ""
+    elif column.default:
+        return ""
+    words = [f"MODIFY COLUMN {quote(column.name)} {declaration(column.type)}"]
+    words += ["ZEROFILL"] if column.zerofill else []
+    words.append(("NULL" if column.nullable else "NOT NULL") + default)
+    words += ["AUTO_INCREMENT"] if column.counted else []
+    words += ["INVISIBLE"] if column.invisible else []
+    words += [f"COMMENT {text_literal(column.comment)}"] if column.comment else []
+    return "" if column.refreshed else " ".join(words)
+
+
+_LARGE = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob", "json"})
+
+
+def _index_differences(planned: PlannedTable, definition: TableDefinition) -> list[Difference]:
+    found = []
+    shapes = {
+        (index.unique, tuple((part.column.lower(), part.prefix) for part in index.parts)): index.name
+        for index in definition.indexes
+    }
+    wanted = {(index.unique, index.parts) for index in planned.indexes}
+    key = planned.indexes[0] if planned.key else None
+    for index in planned.indexes:
+        if index is key:
+            same = any(
+                unique and {name for name, prefix in parts if prefix is None} == {name for name, _ in index.parts}
+                and len(parts) == len(index.parts)
+                for unique, parts in shapes
+            )  # fmt: skip
+            if not same:
+                found.append(Difference(f"no unique key over exactly ({', '.join(planned.key)})", stops=True,
+                                        alter=f"ADD {index.sql}"))  # fmt: skip
+        elif (index.unique, index.parts) not in shapes:
+            found.append(Difference(f"the index {index.name} is missing", alter=f"ADD {index.sql}"))
+    keyed = {name for name, _ in key.parts} if key else set()
+    for (unique, parts), name in shapes.items():
+        if unique and (unique, parts) not in wanted and {one for one, _ in parts} != keyed:
+            found.append(Difference(f"the unique key {name} is not on the source: rows may violate it"))
+    return found
+
+
+def create_database_sql(database: str, collation: str) -> str:
+    return f"CREATE DATABASE IF NOT EXISTS {quote(database)}" + (f" COLLATE {collation}" if collation else "")
+
+
+def alter_table(
+    connection: pymysql.Connection[Any], database: str, table: str, found: Sequence[Difference]
+) -> list[str]:
+    """Executes the safe alterations; the statements. Each is one of its own: killed between two, the rest is found
+    again. Raises PyMySQL's errors."""
+    done = []
+    for one in found:
+        if one.safe and one.alter:
+            statement = alter_sql(database, table, one)
+            try:
+                with connection.cursor() as cursor:
+                    cursor.execute(statement)
+            except pymysql.err.MySQLError as error:
+                if number_of(error) != _DUPLICATE_COLUMN:  # another has added it meanwhile
+                    raise
+            done.append(statement)
+    return done
+
+
+def alter_sql(database: str, table: str, one: Difference) -> str:
+    return f"ALTER TABLE {quote(database, table)} {one.alter}"

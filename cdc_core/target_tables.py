@@ -1,0 +1,267 @@
+"""The tables of targets, made from the definitions that the sources have now.
+
+`create` is for all captured tables of a pipeline. `make_ready` is for a run: it makes what the tables of its plan
+lack, as the pipeline file allows. The rows that are staged decide about columns, types and keys; the source adds
+defaults, comments and further indexes where its columns are still the same. Without the source a run does without them.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pymysql
+
+from cdc_core.apply.plan import key_of
+from cdc_core.check.loops import require_no_loop
+from cdc_core.check.targets import identity, require_any_target
+from cdc_core.config import Pipeline, Source, Target
+from cdc_core.connections import answers, connect, resolve
+from cdc_core.errors import LockstepError, RetryLater, parts_of
+from cdc_core.meta import Meta
+from cdc_core.model.run import RunPlan
+from cdc_core.model.schema import Column, TableSchema
+from cdc_core.sink import Capture
+from cdc_core.source.defaults import column_defaults
+from cdc_core.source.facts import lower_case_names
+from cdc_core.source.near import table_names
+from cdc_core.source.survey import find_tables
+from cdc_core.target.create import Literals
+from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
+from cdc_core.target.definition_sql import Origin
+from cdc_core.target.make import MADE_BY_POLICY, Actions, MadeTable, Wanted, make_tables, missing_tables
+from cdc_core.target.sharding import shard_tables
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SourceTables:
+    """Of all sources: the origins of each logical table; tables that no target can take, with the reason; the servers'
+    identities (check.targets.identity)."""
+
+    origins: Mapping[str, Sequence[Origin]]
+    problems: Mapping[str, str] = field(default_factory=dict)
+    servers: frozenset[str] = frozenset()
+
+
+def source_tables(
+    pipeline: Pipeline, environ: Mapping[str, str] | None = None, *, only: Collection[str] | None = None
+) -> SourceTables:
+    """The captured tables as they are now. only: of these logical tables. Raises what connecting and the rules of
+    `tables` raise."""
+    origins: dict[str, list[Origin]] = {}
+    problems: dict[str, str] = {}
+    servers: set[str] = set()
+    for source in pipeline.sources:
+        with _connected(source, environ) as connection, answers(source.name):
+            servers.add(identity(connection))
+            capture = _capture(pipeline, connection, environ)
+            wanted = capture.route if only is None else _only(capture, frozenset(only))
+            found = find_tables(connection, lambda database, table, wanted=wanted: bool(wanted(database, table)))  # type: ignore[misc]
+            schemas = []
+            for one in found:
+                if one.schema is not None and not one.problem:
+                    schemas.append(one.schema)
+                elif one.kind == "table":
+                    problems[one.name] = one.problem
+            for origin in _origins(connection, capture, schemas):
+                for logical in wanted(*_name(origin)):
+                    origins.setdefault(logical, []).append(origin)
+    return SourceTables(origins, problems, frozenset(servers))
+
+
+def _only(capture: Capture, names: frozenset[str]) -> Callable[[str, str], tuple[str, ...]]:
+    return lambda database, table: tuple(one for one in capture.route(database, table) if one in names)
+
+
+def _name(origin: Origin) -> tuple[str, str]:
+    return origin.schema.database, origin.schema.table
+
+
+def _capture(pipeline: Pipeline, connection: pymysql.Connection[Any], environ: Mapping[str, str] | None) -> Capture:
+    return Capture(pipeline.tables, pipeline.routes, environ, lower_case=lower_case_names(connection))
+
+
+def _connected(source: Source, environ: Mapping[str, str] | None) -> Any:
+    """A connection to the first of a source's servers that answers."""
+    for number, reference in enumerate(source.connections, 1):
+        try:
+            return connect(resolve(reference, environ), where=source.name)
+        except RetryLater:
+            if number == len(source.connections):
+                raise
+    raise AssertionError("unreachable")
+
+
+def _origins(connection: pymysql.Connection[Any], capture: Capture, schemas: Sequence[TableSchema]) -> Iterable[Origin]:
+    by_database: dict[str, list[TableSchema]] = {}
+    for schema in schemas:
+        by_database.setdefault(schema.database, []).append(schema)
+    for database, mine in by_database.items():
+        definitions = read_definitions(connection, database, [schema.table for schema in mine])
+        for schema in mine:
+            definition = definitions.get(schema.table)
+            if definition is None:  # dropped meanwhile
+                continue
+            literal = any(column.default == LITERAL for column in definition.columns)
+            literals = column_defaults(connection, schema) if literal else {}
+            yield Origin(capture.shape(schema), definition, literals)
+
+
+def _literals_of(connection: pymysql.Connection[Any], definition: TableDefinition) -> Literals:
+    columns = tuple(
+        Column(one.name, one.type, one.nullable, generated=bool(one.generated)) for one in definition.columns
+    )
+    return column_defaults(connection, TableSchema(definition.database, definition.table, columns))
+
+
+def create(
+    pipeline: Pipeline,
+    target: Target,
+    tables: SourceTables,
+    actions: Actions,
+    *,
+    environ: Mapping[str, str] | None = None,
+    made: Callable[[MadeTable], None] = lambda one: None,
+) -> list[MadeTable]:
+    """Makes the tables of a target for all captured tables that it takes.
+
+    Raises Refused (check.loop), and what make_tables does. Errors of single tables are in the results.
+    """
+    wanted: dict[str, Wanted] = {}
+    results: list[MadeTable] = []
+    for logical, origins in sorted(tables.origins.items()):
+        if target.table(logical) is None:
+            continue
+        try:
+            key = key_of(target, logical, [origin.schema for origin in origins])
+        except LockstepError as error:
+            results.append(MadeTable(logical, logical, "missing", error=error))
+            made(results[-1])
+            continue
+        wanted[logical] = Wanted(tuple(origins), key, _alone(origins))
+    _require_no_loops(pipeline, target, wanted, tables.servers, environ)
+    return results + make_tables(target, wanted, actions, environ=environ, literals_of=_literals_of, made=made)
+
+
+def _alone(origins: Sequence[Origin]) -> bool:
+    """Whether one table feeds a logical one. Another that appears later makes unique values of both collide, which
+    stops a run with an error; no index at all would be silent."""
+    return len(origins) == 1
+
+
+def _require_no_loops(
+    pipeline: Pipeline,
+    target: Target,
+    logicals: Iterable[str],
+    servers: Collection[str],
+    environ: Mapping[str, str] | None,
+) -> None:
+    ours = {}
+    for number, reference in enumerate(target.connections):
+        with connect(resolve(reference, environ), where=reference) as connection, answers(reference):
+            ours[number] = identity(connection)
+    for logical in logicals:
+        for place in shard_tables(target, logical):
+            if ours[place.connection] in servers:
+                require_no_loop(pipeline, place)
+
+
+def create_missing(
+    pipeline: Pipeline, targets: Sequence[Target], environ: Mapping[str, str] | None = None
+) -> list[MadeTable]:
+    """Creates the tables that these targets lack, of all captured ones: those that were created, and those that could
+    not be, with their errors. Definitions are read only where a table is missing. Raises what `create` does.
+
+    A table of which nothing is staged stops no run; for the others a run asks again (require_any_ready).
+    """
+    lacking: dict[str, Target] = {}
+    wanted: set[str] = set()
+    logicals = _captured(pipeline, environ)
+    for target in targets:
+        taken = [logical for logical in logicals if target.table(logical) is not None]
+        missing = missing_tables(target, taken, environ=environ)
+        if missing:
+            lacking[target.name] = target
+            wanted |= missing.keys()
+    if not lacking:
+        return []
+    tables = source_tables(pipeline, environ, only=wanted)
+    results: list[MadeTable] = []
+    for target in lacking.values():
+        results += create(pipeline, target, tables, Actions(), environ=environ)
+    return [one for one in results if one.state == "created" or one.error is not None]
+
+
+def _captured(pipeline: Pipeline, environ: Mapping[str, str] | None) -> list[str]:
+    """The logical tables of everything that is captured now."""
+    found: dict[str, None] = {}
+    for source in pipeline.sources:
+        with _connected(source, environ) as connection, answers(source.name):
+            capture = _capture(pipeline, connection, environ)
+            for name in table_names(connection):
+                database, _, table = name.partition(".")
+                found |= dict.fromkeys(capture.route(database, table))
+    return list(found)
+
+
+def require_any_ready(
+    meta: Meta, pipeline: Pipeline, plan: RunPlan, environ: Mapping[str, str] | None = None
+) -> dict[str, LockstepError]:
+    """check.targets.require_any_target, after what the tables of the plan lack was made, where the pipeline file says
+    so. A target that lacks nothing is asked once."""
+
+    def make(name: str, error: LockstepError) -> bool:
+        return make_ready(pipeline, plan, name, error, environ)
+
+    return require_any_target(meta, pipeline, plan, environ, made=make)
+
+
+def make_ready(
+    pipeline: Pipeline, plan: RunPlan, name: str, error: LockstepError, environ: Mapping[str, str] | None = None
+) -> bool:
+    """Makes what the target lacks for the tables of a plan; whether anything was made.
+
+    error: what require_target has found. Raises what make_tables raises; errors of single tables are logged, and
+    found again by whoever asks the target again.
+    """
+    target = pipeline.target(name)
+    codes = {part.code for part in parts_of(error)} & MADE_BY_POLICY
+    tables = [
+        one for one in plan.merge_set(plan.target(name).merge_set).tables if target.table(one.table) and one.files
+    ]
+    add = frozenset(one.table for one in tables if (rule := target.table(one.table)) and rule.on_new_column == "add")
+    creates = target.on_missing_table == "create" and "target.table" in codes
+    if not creates and not (add and "target.column" in codes):
+        return False
+    try:
+        present = source_tables(pipeline, environ, only=[one.table for one in tables]).origins
+    except LockstepError as unreachable:
+        log.warning("%s: its tables are made without asking the source: %s", name, unreachable)
+        present = {}
+    wanted = {}
+    for one in tables:
+        origins = _staged_origins(plan.current_schemas(one), present.get(one.table, ()))
+        wanted[one.table] = Wanted(tuple(origins), one.key, _alone(origins))
+    results = make_tables(target, wanted, Actions(create=creates, add=add), environ=environ, literals_of=_literals_of)
+    for made in results:
+        for note in made.notes if made.state == "created" else ():
+            log.info("%s: %s", made.name, note)
+        if made.error is not None:
+            log.error("%s: %s", made.name, made.error)
+    return any(made.state in ("created", "altered") for made in results)
+
+
+def _staged_origins(schemas: Sequence[TableSchema], present: Sequence[Origin]) -> list[Origin]:
+    """Of the staged rows, with what the source says beside; and of the other tables that feed the same logical one."""
+    known: dict[str, list[Origin]] = {}
+    for origin in present:
+        known.setdefault(origin.schema.name, []).append(origin)
+    found = []
+    for schema in schemas:
+        same = known.get(schema.name)
+        found.append(replace(same.pop(0), schema=schema) if same else Origin(schema))
+    return found + [origin for rest in known.values() for origin in rest]

@@ -1,0 +1,176 @@
+"""Target tables that nobody has made: made by the first run, by one whose source has new columns and tables, by a
+replay."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from cdc_core import config
+from cdc_core.apply.plan import plan
+from cdc_core.errors import Refused
+from cdc_core.meta import Meta
+from cdc_core.stage.stores import open_stage
+from cdc_core.target_tables import require_any_ready
+
+
+@pytest.fixture(params=["mariadb mysql9", "mysql9 mariadb_target"])
+def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """A source and a target, with the database `grown` on the source only."""
+    source, target = (request.getfixturevalue(name) for name in request.param.split())
+    run_sql(source, "CREATE DATABASE grown CHARACTER SET utf8mb4")
+    run_sql(target, "SET GLOBAL local_infile = ON")
+    yield source, target
+    run_sql(source, "DROP DATABASE grown")
+    run_sql(target, "DROP DATABASE IF EXISTS grown", "DROP DATABASE IF EXISTS again")
+
+
+def run_sql(server: Any, *statements: str) -> list[tuple[Any, ...]]:
+    with closing(server.connect(autocommit=True, charset="utf8mb4")) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+def rows(server: Any, table: str, columns: str = "*") -> list[tuple[Any, ...]]:
+    return run_sql(server, f"SELECT {columns} FROM {table} ORDER BY 1")
+
+
+@pytest.mark.matrix
+@pytest.mark.spark
+@pytest.mark.slow
+def test_on_an_existing_database_a_run_needs_no_table_made_by_hand(servers: tuple[Any, Any], lockstep: Any) -> None:
+    source, target = servers
+    run_sql(
+        source,
+        "CREATE TABLE grown.orders (id INT AUTO_INCREMENT PRIMARY KEY, status VARCHAR(9) NOT NULL DEFAULT 'new', "
+        "code VARCHAR(9) UNIQUE)",
+        "INSERT INTO grown.orders VALUES (1, 'old', 'a'), (2, 'old', 'b')",
+        "CREATE TABLE grown.nothing (id INT PRIMARY KEY)",
+        "CREATE TABLE grown.keyless (n INT)",
+    )
+    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    planned = lockstep("target", "create", "shop.yaml", "--dry-run").document["targets"]["target"]
+    assert {one["state"] for one in planned} == {"missing"}
+    assert run_sql(target, "SHOW DATABASES LIKE 'grown'") == []
+    checked = lockstep("check", "shop.yaml", code=None).document["findings"]
+    assert [one for one in checked if one["status"] == "fail"] == []
+    assert sum("to create with the next run" in one["what"] for one in checked) == 3
+
+    lockstep("run", "shop.yaml")
+    assert rows(target, "grown.orders") == rows(source, "grown.orders") == [(1, "old", "a"), (2, "old", "b")]
+    assert rows(target, "grown.nothing") == []
+
+    run_sql(
+        source,
+        "ALTER TABLE grown.orders ADD COLUMN note VARCHAR(20) NULL COMMENT 'why'",
+        "INSERT INTO grown.orders (code, note) VALUES ('c', 'it''s')",
+        "UPDATE grown.orders SET code = IF(id = 1, 'b', 'x') WHERE id < 3 ORDER BY id DESC",
+        "CREATE TABLE grown.later (id INT PRIMARY KEY, at DATETIME(3) DEFAULT CURRENT_TIMESTAMP(3))",
+        "INSERT INTO grown.later (id) VALUES (1), (2)",
+    )
+    checked = lockstep("check", "shop.yaml").document["findings"]
+    assert sum("1 table to extend by columns with the next run" in one["what"] for one in checked) == 1
+    lockstep("run", "shop.yaml")
+    wanted = rows(source, "grown.orders")
+    assert rows(target, "grown.orders", "id, status, code, note") == wanted
+    assert wanted[2] == (3, "new", "c", "it's")
+    assert rows(target, "grown.later") == rows(source, "grown.later")
+    made = lockstep("target", "create", "shop.yaml").document["targets"]["target"]
+    assert {one["state"] for one in made} == {"exists"}
+    assert [one["differences"] for one in made] == [[]] * 4
+
+    # A replay needs the staged files alone.
+    file = lockstep.directory / "shop.yaml"
+    file.write_text(
+        file.read_text()
+        + "  - {name: again, connections: [env:COPY], on_missing_table: create, replay_only: true,\n"
+        + "     tables: {'*': {database: again, no_key: rows, on_new_column: add}}}\n"
+    )
+    lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
+    lockstep("run", "shop.yaml", "--replay", "--target", "again")
+    assert rows(target, "again.orders", "id, status, code, note") == wanted
+    assert rows(target, "again.later") == rows(source, "grown.later")
+
+
+@pytest.mark.matrix
+@pytest.mark.spark
+@pytest.mark.slow
+def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(servers: Any, lockstep: Any) -> None:
+    source, target = servers
+    run_sql(source, "CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
+    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    file = lockstep.directory / "shop.yaml"
+    text = file.read_text()
+    assert "on_missing_table: create" in text
+    file.write_text(
+        text.replace("on_missing_table: create", "on_missing_table: stop").replace("on_new_column: add", "")
+    )
+    error = lockstep("run", "shop.yaml", code=3).error
+    assert "CREATE TABLE" in error["remedy"]
+    made = lockstep("target", "create", "shop.yaml").document["targets"]["target"]
+    assert [(one["table"], one["state"]) for one in made] == [("grown.orders", "created")]
+    run_sql(source, "ALTER TABLE grown.orders ADD COLUMN n INT NULL", "INSERT INTO grown.orders VALUES (2, 2)")
+    error = lockstep("run", "shop.yaml", code=3).error
+    assert error["code"] == "target.column"
+    assert "ADD COLUMN `n` int" in error["remedy"]
+    compared = lockstep("target", "create", "shop.yaml", code=3).document["targets"]["target"][0]
+    assert [one["stops"] for one in compared["differences"]] == [True]
+    lockstep("target", "create", "shop.yaml", "--alter")
+    lockstep("run", "shop.yaml")
+    assert rows(target, "grown.orders", "id, n") == [(1, None), (2, 2)]
+
+
+def made_ready(lockstep: Any, number: int) -> None:
+    """What the plan of a run does before Spark starts."""
+    file = lockstep.directory / "shop.yaml"
+    pipeline = config.load(file)
+    with Meta.open(pipeline.meta.url) as meta:
+        planned = plan(
+            meta, open_stage(pipeline.stage), pipeline, window=None, run_id=f"shop-{number}", targets=["target"]
+        )
+        assert require_any_ready(meta, pipeline, planned, lockstep.environment) == {}
+
+
+def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
+    run_sql(mysql9, "SET GLOBAL local_infile = ON")
+    run_sql(mariadb, "CREATE DATABASE planned", "CREATE TABLE planned.a (id INT PRIMARY KEY, s VARCHAR(9) DEFAULT 'x')")
+    try:
+        lockstep.environ |= {"SHOP": mariadb.url, "COPY": mysql9.url}
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", r"planned\..*", "--target", "env:COPY")
+        run_sql(mariadb, "INSERT INTO planned.a VALUES (1, 'a')")
+        lockstep("extract", "shop.yaml")
+        made_ready(lockstep, 1)
+        run_sql(mysql9, "INSERT INTO planned.a (id) VALUES (7)")
+        assert rows(mysql9, "planned.a", "id, s") == [(7, "x")]
+        run_sql(
+            mariadb,
+            "ALTER TABLE planned.a ADD COLUMN n BIGINT NULL COMMENT 'why'",
+            "INSERT INTO planned.a VALUES (2, 'b', 1)",
+            "CREATE TABLE planned.later (id INT PRIMARY KEY)",
+            "INSERT INTO planned.later VALUES (1)",
+        )
+        lockstep("extract", "shop.yaml")
+        for number in (2, 3):
+            made_ready(lockstep, number)
+            assert rows(mysql9, "planned.a", "id, s, n") == [(7, "x", None)]
+            assert rows(mysql9, "planned.later") == []
+        # The staged definition is enough where the source does not answer.
+        run_sql(mysql9, "DROP DATABASE planned")
+        lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
+        made_ready(lockstep, 4)
+        assert rows(mysql9, "planned.a", "id, s, n") == []
+        run_sql(mysql9, "DROP TABLE planned.later")
+        file = lockstep.directory / "shop.yaml"
+        file.write_text(file.read_text().replace("on_missing_table: create", "on_missing_table: stop"))
+        with pytest.raises(Refused) as caught:
+            made_ready(lockstep, 5)
+        assert caught.value.code == "target.table"
+    finally:
+        run_sql(mariadb, "DROP DATABASE planned")
+        run_sql(mysql9, "DROP DATABASE IF EXISTS planned")

@@ -1,0 +1,80 @@
+"""Tables that appear after a pipeline has begun: followed, copied or refused, as tables.on_new says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from cdc_core.errors import Refused
+from cdc_core.meta import Meta
+from cdc_core.model.coverage import How
+from cdc_core.snapshot.pending import pending
+from tests.integration.line import Line
+from tests.integration.source_origin import Origin
+
+TABLE = "CREATE TABLE {} (id INT PRIMARY KEY)"
+
+
+def waiting(line: Line) -> set[str]:
+    """Tables that a copy is due for."""
+    with Meta.open(line.pipeline.meta.url) as meta:
+        found = pending(meta, "shop", on_new=line.pipeline.tables.on_new)
+    return {one.name.partition(".")[2] for one in found}
+
+
+def widened(origin: Origin, make_line: Callable[..., Line]) -> Line:
+    """A pipeline of which `old` and, later, `other` is captured; both have rows from before."""
+    origin.execute(TABLE.format("old"), "INSERT INTO old VALUES (1)", TABLE.format("other"),
+                   "INSERT INTO other VALUES (1)")  # fmt: skip
+    line = make_line(tables=f"include: ['{origin.name}[.]old']")
+    line.drain()
+    line.again(**{"[.]old": "[.].*"})
+    return line
+
+
+def test_a_new_table_is_whole_from_its_creation_and_one_with_rows_is_copied_unless_it_is_only_to_be_followed(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    line = widened(origin, make_line)
+    origin.execute(TABLE.format("fresh"), "INSERT INTO fresh VALUES (3)")
+    assert line.drain() == {"old": How.EXISTING, "other": How.EXISTING, "fresh": How.CREATED}
+    assert waiting(line) == {"old", "other"}
+    line.again(**{"include:": "on_new: stream, include:"})
+    assert waiting(line) == {"old"}
+    assert line.ids("fresh") == [3]
+
+
+def test_a_table_with_rows_is_not_taken_for_a_new_one_because_it_would_be_created_if_it_did_not_exist(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    line = widened(origin, make_line)
+    origin.execute("INSERT INTO old VALUES (2)")
+    assert line.drain()["other"] is How.EXISTING
+    origin.execute("CREATE TABLE IF NOT EXISTS other (id INT PRIMARY KEY)", "INSERT INTO other VALUES (2)")
+    assert line.drain()["other"] is How.EXISTING
+    assert "from before" in line.refuses("other")
+
+
+def test_where_new_tables_stop_the_source_it_stops_at_each_until_somebody_decides(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    origin.execute(TABLE.format("old"), TABLE.format("gone"), "INSERT INTO old VALUES (1)")
+    line = make_line(more=", on_new: stop, on_unlogged_change: record")
+    line.drain()
+    # No new tables: one that is there already, one that is made again, one that is not captured.
+    origin.execute("CREATE TABLE IF NOT EXISTS old (id INT PRIMARY KEY)", "DROP TABLE gone", TABLE.format("gone"),
+                   "INSERT INTO old VALUES (2)", "CREATE TEMPORARY TABLE scratch (id INT)")  # fmt: skip
+    line.drain()
+    assert line.ids("old", partial=True) == [2]
+    origin.execute("INSERT INTO old VALUES (3)", TABLE.format("fresh"), "INSERT INTO fresh VALUES (1)")
+    for _ in range(2):
+        with pytest.raises(Refused) as caught:
+            line.drain()
+        assert caught.value.code == "source.new_table"
+        assert f"{origin.name}.fresh" in caught.value.what
+    assert "binlog" in caught.value.where
+    line.again(**{"on_new: stop": "on_new: stream"})
+    assert line.drain()["fresh"] is How.CREATED
+    assert line.ids("fresh") == [1]
+    assert line.ids("old", partial=True) == [2, 3]

@@ -1,0 +1,443 @@
+"""Tables of a target that are made from the source's definitions, on each pair of kinds of servers."""
+
+from __future__ import annotations
+
+import tempfile
+import uuid
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core import config, connections
+from cdc_core.errors import Refused
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import LITERAL
+from cdc_core.results import TableReader
+from cdc_core.target.definition import read_definitions
+from cdc_core.target.destination import open_destination
+from cdc_core.target.keys import coarser_columns
+from cdc_core.target.load import LoadFile
+from cdc_core.target.make import Actions, MadeTable
+from cdc_core.target.write import ShardWrite, write_shard
+from cdc_core.target_tables import create, source_tables
+from examples.sandbox.mariadb import MariaDb
+from tests.integration.test_binlog_types import CASES, MARIADB, MYSQL, Case
+from tests.unit.binlog.reading import known_schema
+
+MORE = ("mysql9 mariadb", "mariadb mariadb", "mysql9 mysql9")
+PAIRS = ("mariadb mysql9", MORE[0], *(pytest.param(one, marks=pytest.mark.matrix) for one in MORE[1:]))
+"""Source and target. A server may be both: the tables are in different databases."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A database on a source, and another on the target, which does not exist."""
+
+    source: Any
+    target: Any
+    database: str
+    made: str
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"SOURCE": self.source.url, "TARGET": self.target.url, "SALT": "salt"}
+
+    def pipeline(self, *, tables: str = "'*': {database: MADE}", more: str = "", rules: str = "") -> config.Pipeline:
+        text = f"""
+pipeline: made
+sources: [{{name: one, connection: env:SOURCE, server_id: 77}}]
+tables:
+  include: ['{self.database}\\..*']
+{rules}
+stage: {{uri: file:///tmp/never}}
+meta: {{url: sqlite:////tmp/never}}
+targets:
+  - name: copy
+    connections: [env:TARGET]
+    tables: {{{tables.replace("MADE", self.made)}}}
+{more}
+"""
+        return config.parse(text, where="test")
+
+    def create(self, pipeline: config.Pipeline, actions: Actions | None = None) -> dict[str, MadeTable]:
+        tables = source_tables(pipeline, self.environ)
+        results = create(pipeline, pipeline.targets[0], tables, actions or Actions(), environ=self.environ)
+        return {one.name: one for one in results}
+
+    def on_source(self, *statements: str, **settings: str) -> None:
+        run(self.source, self.database, *statements)
+
+    def on_target(self, *statements: str) -> list[tuple[Any, ...]]:
+        return run(self.target, None, *statements)
+
+
+def run(server: Any, database: str | None, *statements: str) -> list[tuple[Any, ...]]:
+    with server.connect(database, autocommit=True, charset="utf8mb4") as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+@contextmanager
+def pair_of(source: Any, target: Any) -> Iterator[Pair]:
+    name = f"t_{uuid.uuid4().hex[:10]}"
+    run(source, None, f"CREATE DATABASE {name} CHARACTER SET utf8mb4")
+    run(target, None, "SET GLOBAL local_infile = ON")
+    try:
+        yield Pair(source, target, name, f"{name}_made")
+    finally:
+        run(source, None, f"DROP DATABASE {name}")
+        run(target, None, f"DROP DATABASE IF EXISTS {name}_made")
+
+
+@pytest.fixture(params=PAIRS)
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    source, target = request.param.split()
+    with pair_of(request.getfixturevalue(source), request.getfixturevalue(target)) as made:
+        yield made
+
+
+@pytest.fixture(params=(PAIRS[0], *(pytest.param(one, marks=pytest.mark.matrix) for one in MORE)))
+def any_pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    """For what hardly depends on the kinds of the servers."""
+    source, target = request.param.split()
+    with pair_of(request.getfixturevalue(source), request.getfixturevalue(target)) as made:
+        yield made
+
+
+def flavor(server: Any) -> str:
+    return MARIADB if isinstance(server, MariaDb) else MYSQL
+
+
+def opened(server: Any) -> connections.SafeConnection:
+    return connections.connect(connections.parse_url(server.url, where="test"), where="test")
+
+
+def rows_of(server: Any, schema: TableSchema, tail: str = "ORDER BY id") -> pa.RecordBatch:
+    with opened(server) as connection:
+        reader = TableReader(connection, schema)
+        batches = list(reader.batches(f"FROM `{schema.database}`.`{schema.table}` {tail}"))
+        return pa.Table.from_batches(batches, reader.arrow).combine_chunks().to_batches()[0]
+
+
+def write(pair: Pair, pipeline: config.Pipeline, schema: TableSchema, rows: pa.RecordBatch) -> Any:
+    """The rows of the source, written as a run writes them; the destination."""
+    destination = open_destination(pipeline.targets[0], schema.name, [schema], ready=True, environ=pair.environ)
+    (shard,) = destination.shards
+    count = rows.num_rows
+    notes = {
+        "_cdc_op": pa.array(["u"] * count),
+        "_cdc_ts": pa.array([1] * count, pa.timestamp("us", tz="UTC")),
+        "_cdc_seq": pa.array([1] * count, pa.int64()),
+        "_cdc_row": pa.array(range(count), pa.int64()),
+        "_cdc_source": pa.array(["one"] * count),
+        "_cdc_absent": pa.nulls(count, pa.string()),
+    }
+    columns = dict(zip(rows.schema.names, rows.columns, strict=True)) | notes
+    with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
+        file.add(pa.record_batch(columns))
+        done = write_shard(shard.server, ShardWrite("run", schema.name, shard.facts), file)
+    assert done.counts.written == count
+    return destination
+
+
+COLUMNS = 12
+"""Cases that share a table: fewer tables, so that all types fit into the ordinary run."""
+
+
+def fill(pair: Pair) -> list[Sequence[Case]]:
+    """Tables c0, c1, ... of the source with the cases as their columns; rows combine the values of all columns."""
+    vectors = flavor(pair.target) == MYSQL
+    with pair.source.connect(pair.database, autocommit=True, charset="utf8mb4") as connection:
+        cursor = connection.cursor()
+        cursor.execute("SELECT VERSION()")
+        version = tuple(int(part) for part in cursor.fetchone()[0].split("-")[0].split("."))
+        cases = [
+            one for one in CASES
+            if flavor(pair.source) in one.on and one.since <= version and not one.globals
+            and (vectors or "VECTOR" not in one.type) and "'nope'" not in one.values  # no write takes an error value
+        ]  # fmt: skip
+        groups = [cases[at : at + COLUMNS] for at in range(0, len(cases), COLUMNS)]
+        cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'")
+        for number, group in enumerate(groups):
+            columns = ", ".join(f"v{at} {case.type}" for at, case in enumerate(group))
+            cursor.execute(f"CREATE TABLE c{number} (id INT PRIMARY KEY AUTO_INCREMENT, {columns})")
+            for row in range(max(len(case.values) for case in group)):
+                values = ", ".join(case.values[row % len(case.values)] for case in group)
+                cursor.execute(f"INSERT IGNORE INTO c{number} VALUES ({row + 1}, {values})")
+    return groups
+
+
+def test_a_created_table_passes_the_check_and_takes_the_extreme_values_of_every_type(pair: Pair) -> None:
+    groups = fill(pair)
+    pipeline = pair.pipeline()
+    made = pair.create(pipeline)
+    assert {name: one.state for name, one in made.items()} == {
+        f"{pair.made}.c{number}": "created" for number in range(len(groups))
+    }
+    wrong = []
+    for number, group in enumerate(groups):
+        schema = known_schema(pair.source, pair.database, f"c{number}")
+        there = rows_of(pair.source, schema)
+        destination = write(pair, pipeline, schema, there)
+        (shard,) = destination.shards
+        assert coarser_columns(shard.facts, [schema]) == ()
+        copied = rows_of(pair.target, known_schema(pair.target, pair.made, f"c{number}"))
+        for name in (*(f"v{at}" for at in range(len(group))), LITERAL):
+            theirs, ours = there.column(name).to_pylist(), copied.column(name).to_pylist()
+            if theirs != ours:
+                wrong.append((name, group[int(name[1:])].type if name[1:].isdigit() else "", theirs, ours))
+    assert wrong == []
+    assert all(one.differences == () for one in pair.create(pipeline).values())
+
+
+RICH = (
+    "CREATE TABLE rich (id INT UNSIGNED AUTO_INCREMENT PRIMARY KEY, a INT NOT NULL DEFAULT 5 COMMENT 'it''s; \\\\n', "
+    "s VARCHAR(20) CHARACTER SET latin1 DEFAULT 'a''b\\\\c\\n?', em VARCHAR(20) DEFAULT '\U0001f600', "
+    "b BIT(3) DEFAULT b'101', "
+    "vb VARBINARY(4) DEFAULT 0x00ff3f, d DECIMAL(5,2) DEFAULT 1.5, fl FLOAT DEFAULT 0.1, "
+    "ts TIMESTAMP(3) NOT NULL DEFAULT CURRENT_TIMESTAMP(3) ON UPDATE CURRENT_TIMESTAMP(3), "
+    "t2 TIMESTAMP NOT NULL DEFAULT '2020-01-02 03:04:05', e ENUM('a','b''x') DEFAULT 'b''x', "
+    "z INT(5) ZEROFILL DEFAULT 7, tx TEXT, n INT, dt DATE DEFAULT '2020-01-01', u VARCHAR(9) NOT NULL, "
+    "p POINT NOT NULL, UNIQUE KEY u (u), KEY k (s(5), a DESC), FULLTEXT KEY f (tx), SPATIAL KEY sp (p), "
+    "g INT AS (a + 1) STORED, gv VARCHAR(50) AS (CONCAT(s, 'x\\'')) VIRTUAL, x VARCHAR(36) DEFAULT (UUID()), "
+    "KEY kg (g), CONSTRAINT ck CHECK (a > 1), inv INT {invisible}) COMMENT 'rich'"
+)  # fmt: skip
+
+
+def rich(pair: Pair) -> None:
+    invisible = "INVISIBLE DEFAULT 3" if flavor(pair.source) == MARIADB else "DEFAULT 3 INVISIBLE"
+    pair.on_source(
+        "SET time_zone = '+00:00'",
+        RICH.format(invisible=invisible),
+        "CREATE TABLE child (id INT PRIMARY KEY, rich_id INT UNSIGNED, FOREIGN KEY fk (rich_id) REFERENCES rich (id))",
+        "CREATE TRIGGER t BEFORE INSERT ON child FOR EACH ROW SET NEW.id = NEW.id + 1",
+        "CREATE TABLE parts (id INT PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 2",
+    )
+
+
+def test_defaults_keys_and_comments_are_those_of_the_source_and_the_rest_is_said(pair: Pair) -> None:
+    rich(pair)
+    same = flavor(pair.source) == flavor(pair.target)
+    made = pair.create(pair.pipeline())
+    assert {name.partition(".")[2]: one.state for name, one in made.items()} == dict.fromkeys(
+        ("rich", "child", "parts"), "created"
+    )
+    notes = "\n".join(made[f"{pair.made}.rich"].notes)
+    for said in ("id is not AUTO_INCREMENT", "ts has no ON UPDATE", "CHECK constraints (ck)"):
+        assert said in notes
+    assert "foreign keys (" in str(made[f"{pair.made}.child"].notes)
+    assert "triggers (t)" in str(made[f"{pair.made}.child"].notes)
+    assert "not partitioned" in made[f"{pair.made}.parts"].notes
+    with opened(pair.target) as connection:
+        found = read_definitions(connection, pair.made, ["rich"])["rich"]
+    with opened(pair.source) as connection:
+        theirs = read_definitions(connection, pair.database, ["rich"])["rich"]
+    assert [column.name for column in found.columns][:-1] == [column.name for column in theirs.columns]
+    assert bool(found.by_name["g"].generated) == same
+    assert ("plain column with the source's values" in notes) != same
+    assert found.by_name["g"].type == theirs.by_name["g"].type
+    assert [(one.name, one.unique, one.columns) for one in found.indexes] == [
+        (one.name, one.unique, one.columns) for one in theirs.indexes
+    ]
+    assert (found.comment, found.by_name["a"].comment) == ("rich", theirs.by_name["a"].comment)
+    assert found.by_name["inv"].invisible
+    assert not found.checks
+    pair.on_target(
+        f"INSERT INTO {pair.made}.rich (id, u, p) VALUES (1, 'u', ST_GeomFromText('POINT(1 2)'))",
+    )
+    pair.on_source("INSERT INTO rich (id, u, p) VALUES (1, 'u', ST_GeomFromText('POINT(1 2)'))")
+    read = "SELECT a, s, em, b + 0, HEX(vb), d, fl + 0e0, t2, e, z, dt, n, tx, inv, ts FROM {}.rich"
+    ours, wanted = (
+        run(server, None, "SET time_zone = '+00:00'", read.format(database))[0]
+        for server, database in ((pair.target, pair.made), (pair.source, pair.database))
+    )
+    assert ours[:-1] == wanted[:-1]
+    assert ours[-1] is not None
+    again = pair.create(pair.pipeline())
+    assert {name: (one.state, one.differences) for name, one in again.items()} == dict.fromkeys(made, ("exists", ()))
+
+
+COLLATED = {
+    MYSQL: ("utf8mb4_0900_ai_ci", "utf8mb4_0900_as_cs", "utf8mb4_0900_bin", "utf8mb4_de_pb_0900_ai_ci"),
+    MARIADB: ("utf8mb4_uca1400_ai_ci", "utf8mb4_nopad_bin", "latin1_swedish_nopad_ci", "utf8mb4_uca1400_german2_as_cs"),
+}
+
+
+def test_collations_that_the_target_lacks_never_join_keys_that_the_source_keeps_apart(pair: Pair) -> None:
+    names = COLLATED[flavor(pair.source)]
+    for number, name in enumerate(names):
+        charset = name.partition("_")[0]
+        kind = f"VARCHAR(20) CHARACTER SET {charset} COLLATE {name} NOT NULL"
+        pair.on_source(f"CREATE TABLE k{number} (id {kind} PRIMARY KEY, u {kind}, v {kind}, UNIQUE KEY u (u))")
+    apart = ["a ", "b", "ae", "ss"]
+    found: dict[str, set[str]] = {}
+    pipeline = pair.pipeline()
+    made = pair.create(pipeline)
+    for number, _ in enumerate(names):
+        rows = ", ".join(f"('{one}', '{one}', '{one}')" for one in apart)
+        pair.on_source(f"INSERT INTO k{number} VALUES {rows}")
+        schema = known_schema(pair.source, pair.database, f"k{number}")
+        destination = write(pair, pipeline, schema, rows_of(pair.source, schema))
+        assert coarser_columns(destination.shards[0].facts, [schema]) == ()
+        assert sorted(pair.on_target(f"SELECT id FROM {pair.made}.k{number}")) == [(one,) for one in sorted(apart)]
+        there = known_schema(pair.target, pair.made, f"k{number}")
+        found[schema.column("id").type.collation] = {column.type.collation for column in there.columns[:3]}
+        # Whatever is equal on the source is told apart by no more than its bytes.
+        notes = made[f"{pair.made}.k{number}"].notes
+        assert bool(notes) == (schema.column("id").type.collation not in found[schema.column("id").type.collation])
+    if flavor(pair.source) == flavor(pair.target):
+        assert found == {name: {name} for name in names}
+
+
+def test_no_two_logical_tables_become_one(any_pair: Pair) -> None:
+    pair = any_pair
+    pair.on_source("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)")
+    with pytest.raises(Refused) as caught:
+        pair.create(pair.pipeline(tables="'*': {database: MADE, table: same}"))
+    assert caught.value.code == "target.same_table"
+    assert pair.on_target(f"SHOW DATABASES LIKE '{pair.made}'") == []
+
+
+def test_a_pipeline_makes_no_table_that_it_captures(mariadb: MariaDb) -> None:
+    with pair_of(mariadb, mariadb) as pair:
+        pair.on_source("CREATE TABLE a (id INT PRIMARY KEY)")
+        with pytest.raises(Refused) as caught:
+            pair.create(pair.pipeline(tables=f"'*': {{database: {pair.database}, table: copy}}"))
+        assert caught.value.code == "check.loop"
+
+
+MERGED = "routes: [{match: '.*\\.(?:orders)_\\d', to: orders}]"
+
+
+def test_sources_that_feed_one_table_must_agree_and_what_only_one_of_them_keeps_unique_is_not(any_pair: Pair) -> None:
+    pair = any_pair
+    for number in (1, 2):
+        pair.on_source(f"CREATE TABLE orders_{number} (id INT PRIMARY KEY, u INT, n INT NOT NULL, UNIQUE KEY u (u))")
+    pipeline = pair.pipeline(tables="orders: {database: MADE}", more=MERGED)
+    made = pair.create(pipeline)[f"{pair.made}.orders"]
+    assert (made.state, any("u is not unique" in note for note in made.notes)) == ("created", True)
+    pair.on_target(f"INSERT INTO {pair.made}.orders (id, u, n) VALUES (1, 1, 1), (2, 1, 1)")
+    pair.on_source("ALTER TABLE orders_2 ADD COLUMN more INT NOT NULL")
+    pair.on_target(f"DROP DATABASE {pair.made}")
+    made = pair.create(pipeline)[f"{pair.made}.orders"]
+    assert "the column more is not in every source table: it allows NULL" in made.notes
+    pair.on_source("ALTER TABLE orders_2 MODIFY n BIGINT NOT NULL, MODIFY u SMALLINT")
+    pair.on_target(f"DROP DATABASE {pair.made}")
+    refused = pair.create(pipeline)[f"{pair.made}.orders"].error
+    assert refused is not None
+    assert refused.code == "target.sources_differ"
+    assert all(text in refused.what for text in ("u is int in", "n is int in", "bigint", "smallint"))
+
+
+def test_masked_and_excluded_columns_have_the_types_of_what_is_staged(any_pair: Pair) -> None:
+    pair = any_pair
+    pair.on_source(
+        "CREATE TABLE people (id INT PRIMARY KEY, mail VARCHAR(99), secret INT, born DATE, UNIQUE KEY mail (mail), "
+        "KEY secret (secret), KEY prefix (mail(5)), KEY born (born), g INT AS (secret + 1) STORED)"
+    )
+    pipeline = pair.pipeline(
+        rules="  columns: {mask: ['.*\\.mail'], exclude: ['.*\\.secret'], salt: env:SALT}",
+    )
+    made = pair.create(pipeline)[f"{pair.made}.people"]
+    assert made.state == "created"
+    there = known_schema(pair.target, pair.made, "people")
+    assert [str(column.type) for column in there.columns[:4]] == ["int", "char(64)", "date", "int"]
+    assert not there.column("g").generated
+    with opened(pair.target) as connection:
+        found = read_definitions(connection, pair.made, ["people"])["people"]
+    assert {one.name for one in found.indexes} == {"PRIMARY", "mail", "born"}
+    assert sum("is left out" in note for note in made.notes) == 2
+
+
+def test_every_shard_is_made_and_two_at_once_make_the_same(any_pair: Pair) -> None:
+    pair = any_pair
+    pair.on_source(
+        "CREATE TABLE orders (id BIGINT PRIMARY KEY, n INT)", "CREATE TABLE events (n INT, s VARCHAR(9), KEY n (n))"
+    )
+    sharded = (
+        f"'{pair.database}.orders': {{database: MADE, table: 'orders_{{t:02d}}', sharding: {{key: id, tables: 8}}, "
+        "guard: {store: table}}, '*': {database: MADE, no_key: rows}"
+    )
+    pipeline = pair.pipeline(tables=sharded)
+    with ThreadPoolExecutor(2) as pool:
+        made = list(pool.map(lambda _: pair.create(pipeline), range(2)))
+    wanted = {f"{pair.made}.orders_{number:02d}" for number in range(8)} | {f"{pair.made}.events"}
+    for one in made:
+        assert one.keys() == wanted
+        assert {table.state for table in one.values()} <= {"created", "exists"}
+        assert all(table.error is None and table.differences == () for table in one.values())
+    for logical in (f"{pair.database}.orders", f"{pair.database}.events"):
+        schema = known_schema(pair.source, *logical.split("."))
+        key = None if schema.key else ()
+        destination = open_destination(
+            pipeline.targets[0], logical, [schema], key=key, ready=False, environ=pair.environ
+        )
+        assert all(shard.facts.beside or shard.facts.keyless for shard in destination.shards)
+    names = {name for (name,) in pair.on_target(f"SHOW TABLES FROM {pair.made}")}
+    assert {
+        "_lockstep_ledger",
+        "_lockstep_mark",
+        "_lockstep_version_orders_07",
+        "_lockstep_tombstone_orders_00",
+    } <= names
+
+
+def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(pair: Pair) -> None:
+    pair.on_source(
+        "CREATE TABLE t (id INT PRIMARY KEY, s VARCHAR(20) NOT NULL DEFAULT 'x' COMMENT 'c', n BIGINT, k INT NOT NULL, "
+        "added INT NULL, filled VARCHAR(9) NOT NULL DEFAULT 'it''s \U0001f600', bare INT NOT NULL, small TINYINT, "
+        "KEY n (n))"
+    )
+    pair.on_target(
+        f"CREATE DATABASE {pair.made}",
+        f"CREATE TABLE {pair.made}.t (id INT PRIMARY KEY, s VARCHAR(10) NOT NULL DEFAULT 'y' COMMENT 'mine', "
+        "n INT NOT NULL, k INT NULL, small BIGINT, own INT, UNIQUE KEY own (own))",
+        f"INSERT INTO {pair.made}.t (id, n) VALUES (1, 1)",
+    )
+    before = pair.on_target(f"SHOW CREATE TABLE {pair.made}.t")
+    pipeline = pair.pipeline()
+    for actions in (Actions(), Actions(alter=True, dry=True)):
+        found = pair.create(pipeline, actions)[f"{pair.made}.t"]
+        assert found.state == "exists"
+        assert pair.on_target(f"SHOW CREATE TABLE {pair.made}.t") == before
+    stops = {one.what.split()[2] for one, _ in pair.create(pipeline)[f"{pair.made}.t"].differences if one.stops}
+    assert stops == {"s", "n", "added", "filled", "bare"}
+    told = "\n".join(one.what for one, _ in pair.create(pipeline)[f"{pair.made}.t"].differences)
+    for text in ("own is not on the source", "key own is not", "k allows NULL", "small is bigint", "index n is"):
+        assert text in told
+    altered = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
+    assert altered.state == "altered"
+    assert {one.what.split()[2] for one, _ in altered.differences if one.stops} == {"bare"}
+    assert pair.on_target(f"SELECT * FROM {pair.made}.t") == [(1, "y", 1, None, None, None, None, "it's \U0001f600")]
+    there = known_schema(pair.target, pair.made, "t")
+    shown = {column.name: (str(column.type), column.nullable) for column in there.columns}
+    assert (shown["s"], shown["n"], shown["small"]) == (("varchar(20)", False), ("bigint", True), ("bigint", True))
+    comment = f"SELECT COLUMN_COMMENT FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = '{pair.made}' "
+    assert pair.on_target(comment + "AND COLUMN_NAME = 's'") == [("mine",)]
+    # An empty table has no row for which the value of `bare` would be invented.
+    pair.on_target(f"DELETE FROM {pair.made}.t")
+    emptied = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
+    assert not [one for one, _ in emptied.differences if one.stops]
+    again = pair.create(pipeline, Actions(alter=True))[f"{pair.made}.t"]
+    assert (again.state, again.statements) == ("exists", ())
+
+
+def test_a_definition_that_the_target_cannot_have_is_refused_in_words_and_the_others_are_made(pair: Pair) -> None:
+    text = "CREATE TABLE {} (k TEXT CHARACTER SET utf8mb4 NOT NULL, n INT, PRIMARY KEY (k(10)))"
+    pair.on_source(text.format("large"), "CREATE TABLE fine (id INT PRIMARY KEY)")
+    made = pair.create(pair.pipeline())
+    assert made[f"{pair.made}.fine"].state == "created"
+    large = made[f"{pair.made}.large"]
+    if flavor(pair.target) == MARIADB:
+        assert large.state == "created"
+    else:
+        assert large.error is not None
+        assert (large.state, large.error.code) == ("missing", "target.key")
+        assert "MySQL has no unique key" in large.error.what
