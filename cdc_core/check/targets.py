@@ -21,7 +21,7 @@ from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.definition_sql import Origin
-from cdc_core.target.destination import open_destination
+from cdc_core.target.destination import Survey, open_destination
 from cdc_core.target.facts import require_server
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
@@ -58,10 +58,11 @@ def check_target(
                 _bulk_load(connection, place, findings)
     if None in servers:
         return  # said above: no table can be looked at before its server answers
-    for name, schemas in logical.items():
-        if target.table(name) is not None:
-            looped = {number for number, server in enumerate(servers) if server in sources}
-            _logical_table(pipeline, target, name, schemas, looped, environ, findings)
+    looped = {number for number, server in enumerate(servers) if server in sources}
+    taken = {name: schemas for name, schemas in logical.items() if target.table(name) is not None}
+    with Survey(target, taken, environ) as survey:
+        for name, schemas in taken.items():
+            _logical_table(pipeline, target, name, schemas, looped, environ, findings, survey)
 
 
 def require_target(
@@ -81,8 +82,10 @@ def require_target(
             if error.retriable:
                 raise
             problems.append(error)
-    for table in plan.merge_set(plan.target(target_name).merge_set).tables:
-        if target.table(table.table) is not None and table.files:
+    tables = plan.merge_set(plan.target(target_name).merge_set).tables
+    tables = tuple(table for table in tables if target.table(table.table) is not None and table.files)
+    with Survey(target, [table.table for table in tables], environ) as survey:
+        for table in tables:
             schemas = plan.current_schemas(table)
             try:
                 open_destination(
@@ -94,6 +97,7 @@ def require_target(
                     partial=table.absent_rows > 0,
                     shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
                     environ=environ,
+                    survey=survey,
                 )
             except LockstepError as error:
                 problems.append(error)
@@ -171,6 +175,7 @@ def _logical_table(
     looped: set[int],
     environ: Mapping[str, str] | None,
     findings: Findings,
+    survey: Survey,
 ) -> None:
     """`looped`: numbers of the target's connections that lead to a server we read."""
 
@@ -178,7 +183,9 @@ def _logical_table(
         key = key_of(target, name, schemas)
         shared = policy is not None and keys_apart(pipeline, name, key, policy.shared_keys, schemas)
         try:
-            destination = open_destination(target, name, schemas, key=key, ready=False, shared=shared, environ=environ)
+            destination = open_destination(
+                target, name, schemas, key=key, ready=False, shared=shared, environ=environ, survey=survey
+            )
         except LockstepError as error:
             for place in shard_tables(target, name):
                 if place.connection in looped:

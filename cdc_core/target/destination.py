@@ -6,7 +6,8 @@ never in a file).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, ParamSpec
@@ -17,22 +18,23 @@ import pyarrow as pa
 import pymysql
 
 from cdc_core.config import Sharding, Target, TargetTable
-from cdc_core.connections import Server, connect, resolve, sensible
-from cdc_core.errors import LockstepError, Refused, combined
+from cdc_core.connections import SafeConnection, Server, connect, resolve, sensible
+from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
 from cdc_core.target.facts import (
     TableFacts,
+    database_lacks,
     loaded_columns,
     require_grants,
     require_server,
     table_facts,
     table_problems,
 )
-from cdc_core.target.faults import translated, translating
+from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
-from cdc_core.target.limits import require_engine, require_room
+from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, documents_of, open_session, set_session
-from cdc_core.target.prepare import prepare, require_store
+from cdc_core.target.prepare import Ours, ours_beside, prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
 _ALTER_S = 86_400
@@ -95,6 +97,7 @@ def open_destination(
     partial: bool = False,
     shared: bool = False,
     environ: Mapping[str, str] | None = None,
+    survey: Survey | None = None,
 ) -> Destination:
     """Checks every physical table, and with `ready` adds what Lockstep needs there.
 
@@ -102,8 +105,9 @@ def open_destination(
     the Spark jobs with ready=True. Everything that is wrong is raised as one error (errors.combined).
 
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
-    first schema's. partial: row images leave columns out. shared: as in Destination. Raises what sharding, facts.*,
-    limits.* and prepare raise, and what target.faults makes of the servers' errors.
+    first schema's. partial: row images leave columns out. shared: as in Destination. survey: of this and other tables
+    of the target, where several are opened. Raises what sharding, facts.*, limits.* and prepare raise, and what
+    target.faults makes of the servers' errors.
     """
     places = shard_tables(target, logical)
     rule = target.table(logical)
@@ -114,22 +118,19 @@ def open_destination(
     demands = _Demands(tuple(schemas), key, rule, ready, partial, shared)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
-    for number, reference in enumerate(target.connections):
-        mine = [place for place in places if place.connection == number]
-        if not mine:
-            continue
-        server = resolve(reference, environ)
-        try:
-            with sensible(reference), connect(server, where=reference) as connection:
-                with connection.cursor() as cursor:
-                    set_session(cursor)
-                require_server(connection, where=f"{reference} ({server})")
-                found = _inspect(connection, mine, demands, reference, problems)
-                shards += [Shard(place, server, facts, _loaded(facts, schemas)) for place, facts in found]
-        except LockstepError as error:
-            problems.append(error)
-        except pymysql.err.MySQLError as error:
-            problems.append(translated(error, where=f"{reference} ({server})"))
+    with ExitStack() as stack:
+        if survey is None:
+            survey = stack.enter_context(Survey(target, [logical], environ))
+        for number, reference in enumerate(target.connections):
+            mine = [place for place in places if place.connection == number]
+            if not mine:
+                continue
+            try:
+                with survey.asking(number) as server:
+                    found = _inspect(survey, mine, demands, reference, problems)
+                    shards += [Shard(place, server, facts, _loaded(facts, schemas)) for place, facts in found]
+            except LockstepError as error:
+                problems.append(error)
     if problems:
         raise combined(problems)
     if ready:
@@ -197,21 +198,107 @@ class _Demands:
     shared: bool
 
 
+@dataclass(frozen=True, slots=True)
+class _Database:
+    """What a server says of a database of the target."""
+
+    facts: Mapping[str, TableFacts]
+    engines: Mapping[str, Engine]
+    ours: Ours
+
+
+class Survey:
+    """What the servers of a target say of several logical tables: each database is asked once for all of them.
+
+    Connections stay open until the end of the block; one that fails is opened again when it is next needed.
+    """
+
+    def __init__(self, target: Target, logical: Iterable[str], environ: Mapping[str, str] | None = None) -> None:
+        self._target = target
+        self._environ = environ
+        self._tables: dict[tuple[int, str], dict[str, None]] = {}
+        self._connections: dict[int, SafeConnection] = {}
+        self._databases: dict[tuple[int, str], _Database] = {}
+        self._lacking: dict[tuple[int, str], tuple[str, ...]] = {}
+        for name in logical:
+            with suppress(UsageError):  # open_destination raises it, for the table that it is about
+                for place in shard_tables(target, name):
+                    self._tables.setdefault((place.connection, place.database), {})[place.table] = None
+
+    def __enter__(self) -> Survey:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number in list(self._connections):
+            self._forget(number)
+
+    @contextmanager
+    def asking(self, number: int) -> Iterator[Server]:
+        """Around questions to one of the target's servers, whose errors become Lockstep's."""
+        reference = self._target.connections[number]
+        server = resolve(reference, self._environ)
+        where = f"{reference} ({server})"
+        try:
+            with translating(where), sensible(reference):
+                if number not in self._connections:
+                    self._connections[number] = connect(server, where=reference)
+                    with self._connections[number].cursor() as cursor:
+                        set_session(cursor)
+                    require_server(self._connections[number], where=where)
+                yield server
+        except BaseException:
+            self._forget(number)
+            raise
+
+    def connection(self, number: int) -> SafeConnection:
+        """Within `asking`."""
+        return self._connections[number]
+
+    def lacks(self, number: int, name: str, *, where: str) -> tuple[str, ...]:
+        """Within `asking`: facts.database_lacks."""
+        at = number, name
+        if at not in self._lacking:
+            self._lacking[at] = database_lacks(self._connections[number], name, where=where)
+        return self._lacking[at]
+
+    def database(self, number: int, name: str) -> _Database:
+        """Within `asking`."""
+        at = number, name
+        if at not in self._databases:
+            connection, tables = self._connections[number], list(self._tables[at])
+            self._databases[at] = _Database(
+                table_facts(connection, name, tables),
+                engines_of(connection, name, tables),
+                ours_beside(connection, name, tables),
+            )
+        return self._databases[at]
+
+    def _forget(self, number: int) -> None:
+        connection = self._connections.pop(number, None)
+        if connection is not None:
+            connection.close()
+
+
 def _inspect(
-    connection: pymysql.Connection[Any],
+    survey: Survey,
     places: Sequence[ShardTable],
     demands: _Demands,
     where: str,
     problems: list[LockstepError],
 ) -> Iterator[tuple[ShardTable, TableFacts]]:
-    """The tables that exist; what is wrong with them, and with the missing ones, is added to `problems`.
+    """The tables that exist, of one server; what is wrong with them, and with the missing ones, is added to `problems`.
 
     Raises LockstepError, or an error of the server, if it takes no statements now: further checks would be pointless.
     """
+    number = places[0].connection
+    connection = survey.connection(number)
     mariadb = "MariaDB" in connection.get_server_info()  # type: ignore[no-untyped-call]
     for database in dict.fromkeys(place.database for place in places):
         here = [place for place in places if place.database == database]
-        found = table_facts(connection, database, [place.table for place in here])
+        known = survey.database(number, database)
+        found = {place.table: known.facts[place.table] for place in here if place.table in known.facts}
         for place in here:
             facts = found.get(place.table)
             for schema in demands.schemas[: None if facts else 1]:
@@ -233,18 +320,23 @@ def _inspect(
                     beside=bool(demands.key) and demands.rule.guard.store == "table",
                 )
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
-        sound = [one for one in found.values() if _collect(problems, require_engine, connection, one)]
-        granted = _collect(problems, require_grants, connection, sound, temporary_in=database, where=where)
+        sound = [one for one in found.values() if _collect(problems, require_engine, one, known.engines.get(one.table))]
+        granted = _collect(problems, _require_grants, survey, number, database, sound, where)
         for place in here:
             if place.table not in found:
                 continue
             facts = found[place.table]
-            _collect(problems, require_store, connection, facts)
+            _collect(problems, require_store, connection, facts, known.ours)
             if granted and facts in sound and not demands.ready:
                 _collect(
                     problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=demands.shared
                 )
             yield place, facts
+
+
+def _require_grants(survey: Survey, number: int, database: str, tables: Sequence[TableFacts], where: str) -> None:
+    lacks = survey.lacks(number, database, where=where)
+    require_grants(survey.connection(number), tables, temporary_in=database, where=where, lacks=lacks)
 
 
 Rules = ParamSpec("Rules")

@@ -95,7 +95,7 @@ class TableFacts:
 
 @sensible("target")
 def table_facts(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> dict[str, TableFacts]:
-    """Facts about those of the named tables that exist, in four queries."""
+    """Facts about those of the named tables that exist, in three queries."""
     if not tables:
         return {}
     names = list(tables)
@@ -113,15 +113,14 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
         for table, *rest in cursor.fetchall():
             columns.setdefault(table, []).append(_column(*rest))
         cursor.execute(
-            f"SELECT * FROM information_schema.STATISTICS WHERE {where} AND NON_UNIQUE = 0 "
-            "ORDER BY TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX",
+            # Not CARDINALITY, for which MySQL opens each table.
+            "SELECT TABLE_NAME, INDEX_NAME, COLUMN_NAME, SUB_PART FROM information_schema.STATISTICS "
+            f"WHERE {where} AND NON_UNIQUE = 0 ORDER BY TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX",
             arguments,
         )
-        at = {name[0].upper(): index for index, name in enumerate(cursor.description)}
-        parts: dict[tuple[str, str], list[tuple[str, int | None]]] = {}
-        for row in cursor.fetchall():
-            column = row[at["COLUMN_NAME"]] or ""
-            parts.setdefault((row[at["TABLE_NAME"]], row[at["INDEX_NAME"]]), []).append((column, row[at["SUB_PART"]]))
+        parts: dict[str, dict[str, list[tuple[str, int | None]]]] = {}
+        for table, index, column, length in cursor.fetchall():
+            parts.setdefault(table, {}).setdefault(index, []).append((column or "", length))
         cursor.execute(
             "SELECT EVENT_OBJECT_TABLE, TRIGGER_NAME FROM information_schema.TRIGGERS "
             f"WHERE TRIGGER_SCHEMA = %s AND EVENT_OBJECT_TABLE IN ({marks})",
@@ -135,7 +134,7 @@ def table_facts(connection: pymysql.Connection[Any], database: str, tables: Coll
             database,
             table,
             tuple(found),
-            tuple(UniqueKey(name, tuple(part)) for (of, name), part in parts.items() if of == table),
+            tuple(UniqueKey(name, tuple(part)) for name, part in parts.get(table, {}).items()),
             tuple(sorted(triggers.get(table, ()))),
         )
         for table, found in columns.items()
@@ -388,27 +387,46 @@ def _quoted(facts: TableFacts) -> str:
 
 
 @sensible("target")
-def require_grants(
-    connection: pymysql.Connection[Any], facts: Iterable[TableFacts], *, temporary_in: str, where: str
-) -> None:
-    """Raises Refused (target.grant), which names each privilege that the account lacks, and what target.faults makes of
-    other errors, such as those of a server that takes no writes now.
+def database_lacks(connection: pymysql.Connection[Any], database: str, *, where: str) -> tuple[str, ...]:
+    """The privileges on a whole database that the account lacks. Raises as require_grants.
 
-    EXPLAIN and PREPARE check the privileges of their statement and run nothing; the ALTER always fails, for lack of the
-    privilege or because the column exists.
+    PREPARE checks the privileges of its statement and runs nothing.
     """
-    tables = list(facts)
-    lacking: dict[str, None] = {}
+    lacking = []
     with connection.cursor() as cursor:
-        probe = f"{quote(temporary_in)}._lockstep_check"
+        probe = f"{quote(database)}._lockstep_check"
         if not _may(cursor, f"CREATE TEMPORARY TABLE {probe} (n INT PRIMARY KEY)", where):
-            lacking["CREATE TEMPORARY TABLES"] = None
+            lacking.append("CREATE TEMPORARY TABLES")
         else:
             cursor.execute(f"DROP TEMPORARY TABLE {probe}")
         create = f"CREATE TABLE {probe} (n INT PRIMARY KEY)".encode().hex()
         cursor.execute(f"SET @_lockstep_check = CONVERT(X'{create}' USING utf8mb4)")
         if not _may(cursor, "PREPARE _lockstep_check FROM @_lockstep_check", where):
-            lacking["CREATE"] = None
+            lacking.append("CREATE")
+    return tuple(lacking)
+
+
+@sensible("target")
+def require_grants(
+    connection: pymysql.Connection[Any],
+    facts: Iterable[TableFacts],
+    *,
+    temporary_in: str,
+    where: str,
+    lacks: Sequence[str] | None = None,
+) -> None:
+    """Raises Refused (target.grant), which names each privilege that the account lacks, and what target.faults makes of
+    other errors, such as those of a server that takes no writes now.
+
+    lacks: what database_lacks says, if it is known.
+    EXPLAIN checks the privileges of its statement and runs nothing; the ALTER always fails, for lack of the privilege
+    or because the column exists.
+    """
+    tables = list(facts)
+    if lacks is None:
+        lacks = database_lacks(connection, temporary_in, where=where)
+    lacking = dict.fromkeys(lacks)
+    with connection.cursor() as cursor:
         for table in tables:
             lacking |= dict.fromkeys(
                 privilege for privilege, statement in _probes(table) if not _may(cursor, statement, where)

@@ -7,12 +7,12 @@ target changes.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import pymysql
 
-from cdc_core.connections import quote
+from cdc_core.connections import quote, sensible
 from cdc_core.errors import Refused
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.target.facts import TableFacts
@@ -23,19 +23,30 @@ from cdc_core.target.prepare import indexable
 _COPY = "_lockstep_copy"
 
 
-def require_engine(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
-    """Raises Refused (target.engine) for a table that cannot be written in a transaction, and for a view."""
+Engine = tuple[str | None, str, str | None]
+"""A table's storage engine, its kind (BASE TABLE, VIEW), and whether the engine has transactions (YES)."""
+
+
+@sensible("target")
+def engines_of(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> dict[str, Engine]:
+    """The storage engines of those tables that exist."""
+    if not tables:
+        return {}
     with connection.cursor() as cursor:
         cursor.execute(
-            "SELECT t.ENGINE, t.TABLE_TYPE, e.TRANSACTIONS FROM information_schema.TABLES t "
+            "SELECT t.TABLE_NAME, t.ENGINE, t.TABLE_TYPE, e.TRANSACTIONS FROM information_schema.TABLES t "
             "LEFT JOIN information_schema.ENGINES e ON e.ENGINE = t.ENGINE "
-            "WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME = %s",
-            (facts.database, facts.table),
+            f"WHERE t.TABLE_SCHEMA = %s AND t.TABLE_NAME IN ({', '.join(['%s'] * len(tables))})",
+            [database, *tables],
         )
-        row = cursor.fetchone()
-    if row is None or row[2] == "YES":
+        return {table: (engine, kind, transactions) for table, engine, kind, transactions in cursor.fetchall()}
+
+
+def require_engine(facts: TableFacts, found: Engine | None) -> None:
+    """Raises Refused (target.engine) for a table that cannot be written in a transaction, and for a view."""
+    if found is None or found[2] == "YES":
         return
-    engine, kind, _ = row
+    engine, kind, _ = found
     shown = f"has the storage engine {engine}" if engine else f"is a {str(kind).lower()}"
     raise Refused(
         f"{facts.name} {shown}, which cannot roll back: a write that fails half-way would leave rows there.",

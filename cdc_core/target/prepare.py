@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -107,7 +107,7 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     """
     try:
         with connection.cursor() as cursor:
-            there = _ours(cursor, facts)
+            there = _ours(cursor, facts.database, [facts.table])
             _require_store(cursor, facts, there)
             _create_missing(cursor, facts, there)
             if facts.versioned or facts.beside or facts.keyless:
@@ -147,23 +147,34 @@ def lock_table(cursor: Any, facts: TableFacts) -> str:
     return name
 
 
-@sensible("target")
-def require_store(connection: pymysql.Connection[Any], facts: TableFacts) -> None:
-    """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look."""
-    with connection.cursor() as cursor:
-        _require_store(cursor, facts, _ours(cursor, facts))
-
-
 Ours = Mapping[str, Mapping[str, str]]
 """Lockstep's tables that exist: for each the declared types of its columns."""
 
 
-def _ours(cursor: Any, facts: TableFacts) -> Ours:
-    names = (TRUNCATES, LEDGER, MARKS, tombstones_table(facts.table), versions_table(facts.table))
+@sensible("target")
+def require_store(connection: pymysql.Connection[Any], facts: TableFacts, there: Ours | None = None) -> None:
+    """Raises Refused (target.guard_store) when versions of the rows are kept where `guard.store` does not look.
+
+    there: what ours_beside says, if it is known.
+    """
+    with connection.cursor() as cursor:
+        _require_store(cursor, facts, _ours(cursor, facts.database, [facts.table]) if there is None else there)
+
+
+@sensible("target")
+def ours_beside(connection: pymysql.Connection[Any], database: str, tables: Collection[str]) -> Ours:
+    """Lockstep's tables in a database, and those beside the named tables."""
+    with connection.cursor() as cursor:
+        return _ours(cursor, database, tables)
+
+
+def _ours(cursor: Any, database: str, tables: Collection[str]) -> Ours:
+    names = [TRUNCATES, LEDGER, MARKS]
+    names += [beside(table) for table in tables for beside in (tombstones_table, versions_table)]
     cursor.execute(
         "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME "
         f"FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME IN ({', '.join(['%s'] * len(names))})",
-        (facts.database, *names),
+        (database, *names),
     )
     found: dict[str, dict[str, str]] = {}
     for table, column, declared, charset, collation in cursor.fetchall():

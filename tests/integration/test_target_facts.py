@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pymysql
 import pytest
 
-from cdc_core.errors import Refused
+from cdc_core.config import Target
+from cdc_core.errors import LockstepError, Refused
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
+from cdc_core.target.destination import Survey, open_destination
 from cdc_core.target.facts import require_table, table_facts
 from tests.target_rows import Winner, target_table
 
@@ -77,3 +80,52 @@ def test_columns_may_stand_in_another_order(server: Any) -> None:
         for n in (1, 2):
             table.write([Winner("u", {"id": 4, "code": "c", "n": n}, (n, n, 0, "one"))])
         assert table.query(f"SELECT * FROM {table.facts.name}") == [(None, 2, "c", 4)]
+
+
+def test_a_survey_asks_each_database_once_and_judges_each_table_as_if_it_were_asked_alone(
+    server: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Good tables, one that lacks a column, one of an engine that cannot roll back, and one that is not there."""
+    columns = ", ".join(f"{name} {declared}" for name, declared in SOURCE.items())
+    kinds = ["", "", "", " ENGINE=MyISAM", " lacking"]
+    asked: list[str] = []
+    execute = pymysql.cursors.Cursor.execute
+
+    def counted(cursor: Any, sql: str, arguments: Any = None) -> Any:
+        if "information_schema" in sql:
+            asked.append(sql)
+        return execute(cursor, sql, arguments)
+
+    with target_table(server, f"CREATE TABLE {{name}} ({columns}, PRIMARY KEY (id))") as table:
+        database = table.facts.database
+        with table.connection.cursor() as cursor:
+            for number, kind in enumerate(kinds):
+                shown = columns.replace(", n int", "") if kind == " lacking" else columns
+                cursor.execute(
+                    f"CREATE TABLE {database}.t{number} ({shown}, PRIMARY KEY (id)){kind.replace(' lacking', '')}"
+                )
+        monkeypatch.setenv("TARGET_URL", server.url)
+        target = Target.model_validate(
+            {
+                "name": "copy",
+                "connections": ["env:TARGET_URL"],
+                "tables": {"*": {"database": database, "table": "{table}"}},
+            }
+        )
+        names = [f"shop.t{number}" for number in range(len(kinds) + 1)]
+
+        def judge(name: str, survey: Survey | None) -> Any:
+            try:
+                return open_destination(target, name, [SCHEMA], ready=False, survey=survey)
+            except LockstepError as error:
+                return str(error)
+
+        monkeypatch.setattr(pymysql.cursors.Cursor, "execute", counted)
+        alone = [judge(name, None) for name in names]
+        before = len(asked)
+        with Survey(target, names) as survey:
+            together = [judge(name, survey) for name in names]
+    assert together == alone
+    assert [type(one).__name__ for one in alone] == ["Destination"] * 3 + ["str"] * 3
+    assert [code in text for code, text in zip(("engine", "column", "table"), together[3:], strict=True)] == [True] * 3
+    assert len(asked) - before == before / len(names)
