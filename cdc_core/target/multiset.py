@@ -127,7 +127,7 @@ def _apply(cursor: Any, facts: TableFacts, columns: Sequence[str]) -> int:
             f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(f'l.{name}' for name in names)} "
             f"FROM {_LINES} k STRAIGHT_JOIN {_NET} n ON n._f = k._f STRAIGHT_JOIN {TEMPORARY} l ON l._n = k._n "
             f"WHERE k._o = '{UPSERT}' AND k._r <= n._net"
-        ))  # fmt: skip
+        ), f"{TEMPORARY} l", "l._n")  # fmt: skip
     if facts.triggers:
         cursor.execute(f"INSERT INTO {_NOW} {count.format('')}")
         cursor.execute(
@@ -170,18 +170,49 @@ def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
             facts,
             staying,
             f"INSERT INTO {table_name(facts)} ({names}) SELECT {names} FROM {_KEPT} WHERE _lockstep_stays",
+            _KEPT,
+            "_lockstep_n",
         )
     return absent
 
 
-def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str) -> None:
+def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str, numbered: str, number: str) -> None:
+    """number: a column that differs in each row of the table `numbered`, which the statement reads; the statement ends in
+    its WHERE.
+
+    MariaDB refuses several rows by one INSERT (...) SELECT, with 1048, if the table has a BEFORE INSERT trigger and a
+    NOT NULL column without a default: then they are inserted in parts, down to single rows.
+    """
     try:
         cursor.execute(statement)
+        inserted = int(cursor.rowcount)
     except pymysql.err.MySQLError as error:
-        if is_row_error(error):
+        if not is_row_error(error):
+            raise
+        if not facts.triggers:
             raise row_error(facts, None, reason(error)) from None
-        raise
-    _require(facts, "rows inserted", cursor.rowcount, rows)
+        cursor.execute(f"SELECT MIN({number}), MAX({number}) FROM {numbered}")
+        low, high = (int(value) for value in cursor.fetchone())
+        inserted = _insert_parts(cursor, facts, f"{statement} AND {number} BETWEEN", low, high)
+    _require(facts, "rows inserted", inserted, rows)
+
+
+def _insert_parts(cursor: Any, facts: TableFacts, statement: str, low: int, high: int) -> int:
+    """Inserts the rows from one number to the other; how many. Raises DataAtRisk (target.row_error)."""
+    inserted, ranges = 0, [(low, high)]
+    while ranges:
+        low, high = ranges.pop()
+        try:
+            cursor.execute(f"{statement} {low} AND {high}")
+            inserted += int(cursor.rowcount)
+        except pymysql.err.MySQLError as error:
+            if not is_row_error(error):
+                raise
+            if low == high:
+                raise row_error(facts, None, reason(error)) from None
+            middle = (low + high) // 2
+            ranges += [(middle + 1, high), (low, middle)]
+    return inserted
 
 
 def _require(facts: TableFacts, what: str, found: int, wanted: int) -> None:

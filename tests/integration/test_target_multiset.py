@@ -181,6 +181,26 @@ def test_a_trigger_that_changes_rows_is_found_out_and_nothing_is_written(request
         assert held(table) == made(("a", 1), ("a", 1))
 
 
+@pytest.mark.parametrize("server", ["mariadb_target", "mysql9"])
+def test_a_table_without_a_key_that_has_a_trigger_before_its_rows_is_written(
+    request: pytest.FixtureRequest, server: str
+) -> None:
+    """MariaDB refuses INSERT (...) SELECT of several rows into such a table."""
+    definition = "CREATE TABLE {name} (word VARCHAR(9) NOT NULL CHECK (word <> 'bad'), n INT NOT NULL)"
+    with target_table(request.getfixturevalue(server), definition, COLUMNS, ()) as table:
+        table.query(f"CREATE TRIGGER {table.facts.database}.before BEFORE INSERT ON {table.facts.name} FOR EACH ROW "
+                    "SET @seen = NEW.n")  # fmt: skip
+        triggered = partial(put, keyless(table, "t", COLUMNS))
+        triggered(entries(1, Counter({("a", 1): 3, ("b", 2): 2, ("c", 3): 1})), {"one": 1})
+        assert held(table) == made(*[("a", 1)] * 3, *[("b", 2)] * 2, ("c", 3))
+        triggered(entries(2, Counter({("a", 1): -1, ("d", 4): 2, ("b", 2): -2})), {"one": 2})
+        assert held(table) == made(*[("a", 1)] * 2, ("c", 3), *[("d", 4)] * 2)
+        with pytest.raises(DataAtRisk) as caught:
+            triggered(entries(3, Counter({("e", 5): 2, ("bad", 1): 1, ("f", 6): 2})), {"one": 3})
+        assert caught.value.code == "target.row_error"
+        assert held(table) == made(*[("a", 1)] * 2, ("c", 3), *[("d", 4)] * 2)
+
+
 def keyless(table: Table, name: str, columns: Mapping[str, pa.DataType]) -> Table:
     """A table of the same database, as it is now."""
     facts = replace(table_facts(table.connection, table.facts.database, [name])[name], keyless=True)
