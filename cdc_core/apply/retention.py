@@ -23,12 +23,13 @@ import os
 import socket
 import time
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
 from cdc_core.config import Pipeline
-from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.meta import Lease, Meta, RunState, copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
@@ -40,7 +41,7 @@ from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import first_at, horizon_path, manifests_prefix
 from cdc_core.stage.manifest import SWEPT_AFTER_S, Copies, Swept, chain, parse
 from cdc_core.stage.manifest import sweep as clear_orphans
-from cdc_core.stage.objects import ObjectInfo, ObjectStore, find
+from cdc_core.stage.objects import ObjectInfo, ObjectStore, check_writable, find
 
 log = logging.getLogger(__name__)
 
@@ -100,6 +101,7 @@ def purge(
         found = [_look(meta, store, pipeline, source.name, cutoff_us)[0] for source in pipeline.sources]
         batches = meta.forget_batches(_positions(found), before_us, dry_run=True)
     else:
+        check_writable(store)  # if it deletes nothing, nothing must be recorded as purged
         with _Turn(meta, pipeline) as turn:
             found = [_move_horizon(meta, store, pipeline, source.name, cutoff_us, turn) for source in pipeline.sources]
             batches = meta.forget_batches(_positions(found), before_us)
@@ -108,9 +110,10 @@ def purge(
                 _delete_before(store, one.horizon)
     runs = _old_runs(meta, store, pipeline, cutoff_us)
     if not dry_run:
-        for paths in runs.values():
-            for path in paths:
-                store.delete(path)
+        for done, paths in enumerate(runs.values()):
+            with _saying(f"the files of {done} of {len(runs)} old runs were removed before"):
+                for path in paths:
+                    store.delete(path)
     forgotten = meta.forget_runs(pipeline.pipeline, before_us, dry_run=dry_run)
     return Purged(tuple(found), tuple(runs), batches, forgotten)
 
@@ -165,10 +168,11 @@ def sweep_plans(
         return _dead_plans(meta, store, pipeline, older_than_s)
     with _Turn(meta, pipeline):
         dead = _dead_plans(meta, store, pipeline, older_than_s)
-        for files in dead.values():
+        for done, files in enumerate(dead.values()):
             # The plan goes last: by it the next sweep knows whose the other files are.
-            for info in sorted(files, key=lambda one: one.path.endswith(f"/{PLAN}")):
-                store.delete(info.path)
+            with _saying(f"the files of {done} of {len(dead)} dead plans were removed before"):
+                for info in sorted(files, key=lambda one: one.path.endswith(f"/{PLAN}")):
+                    store.delete(info.path)
         return dead
 
 
@@ -329,18 +333,28 @@ def _move_horizon(
 def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
     """The files of all batches before the horizon, those of an earlier purge that was killed among them."""
     end = first_at(horizon.source, horizon.position)
-    for info in list(store.list(manifests_prefix(horizon.source))):
-        if info.path >= end:
-            break
+    infos = [info for info in store.list(manifests_prefix(horizon.source)) if info.path < end]
+    for done, info in enumerate(infos):
         try:
             parts = parse(store.get(info.path), info.path, store.uri).parts
         except (DataAtRisk, Refused) as error:
             # Readers no longer go there; the parts that it may have named are orphans, which a sweep finds by name.
             log.warning("source %s: %s Its parts are left for `lockstep stage sweep`.", horizon.source, error.what)
             parts = ()
-        for part in parts:
-            store.delete(part.path)
-        store.delete(info.path)
+        with _saying(f"{done} of {len(infos)} purged batches of {horizon.source!r} were removed before"):
+            for part in parts:
+                store.delete(part.path)
+            store.delete(info.path)
+
+
+@contextmanager
+def _saying(done: str) -> Iterator[None]:
+    """Around deletions: an error says how far they came."""
+    try:
+        yield
+    except LockstepError as error:
+        remedy = f"{error.remedy.rstrip('.')}. {done[0].upper()}{done[1:]}; the next purge or sweep removes the others"
+        raise type(error)(error.what, where=error.where, code=error.code, remedy=remedy) from error
 
 
 def _old_runs(meta: Meta, store: ObjectStore, pipeline: Pipeline, cutoff_us: int) -> dict[str, list[str]]:

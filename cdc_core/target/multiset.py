@@ -177,8 +177,8 @@ def _delete(cursor: Any, facts: TableFacts, here: str) -> int:
 
 
 def _insert(cursor: Any, facts: TableFacts, rows: int, statement: str, numbered: str, number: str) -> None:
-    """number: a column that differs in each row of the table `numbered`, which the statement reads; the statement ends in
-    its WHERE.
+    """number: a column that differs in each row of the table `numbered`, which the statement reads. The statement ends
+    in its WHERE.
 
     MariaDB refuses several rows by one INSERT (...) SELECT, with 1048, if the table has a BEFORE INSERT trigger and a
     NOT NULL column without a default: then they are inserted in parts, down to single rows.

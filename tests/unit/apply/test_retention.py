@@ -332,3 +332,32 @@ def test_a_sweep_leaves_plans_of_other_pipelines_and_files_that_are_no_plans(lin
     line.done("first")
     assert {"0", "1", "2"}.isdisjoint(sweep_plans(line))
     assert {"0", "1", "2"} <= folders(line)
+
+
+def test_a_stage_that_deletes_nothing_is_said_before_anything_counts_as_purged(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.done("first")
+    before = files(line)
+    delete = line.store.delete
+
+    def denied(path: str) -> None:
+        raise Refused("Access is denied.", where=path, code="stage.denied", remedy="grant s3:DeleteObject")
+
+    def denied_parts(path: str) -> None:
+        if path == B[2].parts[0].path:
+            denied(path)
+        delete(path)
+
+    monkeypatch.setattr(line.store, "delete", denied)
+    assert refusal(lambda: purge(line)).code == "stage.denied"
+    assert (files(line), horizon.read(line.store, "shop")) == (before, None)
+    assert states(line) == dict.fromkeys(IDS, RecordState.COMMITTED)
+    monkeypatch.setattr(line.store, "delete", denied_parts)
+    error = refusal(lambda: purge(line))
+    assert (error.code, error.where, "2 of 5 purged batches" in error.remedy) == (
+        "stage.denied", B[2].parts[0].path, True
+    )  # fmt: skip
+    monkeypatch.setattr(line.store, "delete", delete)
+    purge(line)
+    assert files(line) == {B[5].path, B[5].parts[0].path}
