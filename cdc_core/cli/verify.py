@@ -127,7 +127,7 @@ def _outcome(results: Sequence[TableResult], target: str) -> LockstepError | Non
                 f"{', '.join(one.table for one in different)} differ.",
                 where=f"target {target}",
                 code="verify.differs",
-                remedy="see the findings, and which side is wrong",
+                remedy="see which side is wrong, and docs/operations.md, Verification, for what to do",
             )
         )
     unsettled = [one for one in results if one.unsettled]
