@@ -65,7 +65,7 @@ class Killed(BaseException):
     """What a kill is to the code: nothing more runs."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
     """Something in the log between two places. kind: rows, truncate, create, unlogged. then: the rows after it."""
 
@@ -150,10 +150,16 @@ class Source:
             else:
                 self.engine = dict(entry.then)
 
-    def settle_all(self, before: Position | None = None) -> None:
-        while any(before is None or one.begin < before for one in self.unseen):
-            index = next(at for at, one in enumerate(self.unseen) if before is None or one.begin < before)
-            self.settle(index)
+    def settle_all(self) -> None:
+        while self.unseen:
+            self.settle(0)
+
+    def settle_named(self, gtids: str) -> None:
+        """The engine ends the transactions of a GTID set: u:1 is the first in the log, u:3-5 are three."""
+        ranges = [one.partition(":")[2].partition("-") for one in gtids.split(",") if one[0] == "u"]
+        named = {self.log[n - 1] for first, _, last in ranges for n in range(int(first), int(last or first) + 1)}
+        while ready := [at for at, one in enumerate(self.unseen) if one in named]:
+            self.settle(ready[0])
 
     def open_view(self) -> View:
         self.views.append(View(dict(self.engine), self.unseen[0].begin if self.unseen else self.end))
@@ -191,9 +197,9 @@ class Session:
     def cursor(self) -> Iterator[Session]:
         yield self
 
-    def execute(self, sql: str, _: Any = None) -> None:
+    def execute(self, sql: str, arguments: Any = None) -> None:
         self._world.move()
-        self._found = self._answer(sql)
+        self._found = self._answer(sql, arguments)
 
     def fetchall(self) -> tuple[tuple[Any, ...], ...]:
         return self._found
@@ -222,7 +228,7 @@ class Session:
             database.executemany("INSERT INTO shop.t VALUES (?, ?)", rows.items())
             return tuple(database.execute(sql).fetchall())
 
-    def _answer(self, sql: str) -> tuple[tuple[Any, ...], ...]:
+    def _answer(self, sql: str, arguments: Any) -> tuple[tuple[Any, ...], ...]:
         source = self._world.source
         match sql.split()[:2]:
             case ["START", _]:
@@ -248,8 +254,12 @@ class Session:
             case ["SHOW", _]:
                 return ((source.end.file, source.end.offset, "", "", ""),)
             case ["SELECT", "WAIT_FOR_EXECUTED_GTID_SET(%s,"]:
-                source.settle_all(self._world.staged.position)
+                source.settle_named(arguments[0])
                 return ((0,),)
+            case ["SELECT", "@@GLOBAL.gtid_owned"]:
+                return ((",".join(f"u:{source.log.index(one) + 1}#17" for one in source.unseen),),)
+            case ["SELECT", "@@GLOBAL.gtid_executed"]:
+                return (("",),)
             case ["SELECT", "ENGINE"]:
                 return (("InnoDB",),)
             case ["SELECT", "TABLE_ROWS,"]:
@@ -297,6 +307,7 @@ class World:
     epoch: int = 0
 
     def __post_init__(self) -> None:
+        self.first = len(self.source.log)
         self.pipeline = parse(
             f"pipeline: shop\nsources: [{{name: shop, connection: 'env:X', server_id: 7, start: earliest}}]\n"
             f"tables: {{include: ['shop[.]t'], on_truncate: stage, on_unlogged_change: record}}\n"
@@ -380,6 +391,7 @@ class World:
                 mariadb=self.source.flavor == "mariadb", gtid_mode="ON" if self.source.flavor == "mysql" else "OFF",
                 identity="server_id=1", clock_us=START_US,
             )  # fmt: skip
+            watermarks.await_logged(sessions.control, facts)  # type: ignore[arg-type]
             chunks = TableChunks(self.meta, lease, NAME, ("shop", "t"), chunk_bytes=1 << 20, chunk_s=5.0)
             work, throttle = copier._Work([chunks]), SimpleNamespace(why=lambda _: "")
 
@@ -500,8 +512,10 @@ class World:
 
     def _checkpoint(self, place: Position) -> Checkpoint:
         count = sum(one.end <= place for one in self.source.log)
+        # As a server says it whose engine has not ended what was logged before the start.
+        gtids = "v:1" + (f",u:{self.first + 1}-{count}" if count > self.first else "")
         watermark_us = START_US + sum(100 for one in self.source.log if one.end <= place)
-        return Checkpoint(place, gtid_set=f"u:1-{count + 1}", server="server_id=1", watermark_us=watermark_us)
+        return Checkpoint(place, gtid_set=gtids, server="server_id=1", watermark_us=watermark_us)
 
     # What must be true.
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from cdc_core.cli.extract import extract_sources
 from cdc_core.cli.options import (
@@ -20,7 +20,7 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, size, table
+from cdc_core.cli.output import CliOutput, duration, size, table
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.stage.stores import open_stage
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Meta, TableCopy
     from cdc_core.snapshot.pending import PendingTable
+    from cdc_core.snapshot.progress import Figures
     from cdc_core.snapshot.staging import Staged
 
 WAIT_S = 600.0
 """How long another extractor may take to pass the place that the copy waits for."""
 _PAUSE_S = 2.0
+NOTE_S = 10.0
+"""How often progress is reported where there is no terminal."""
 
 
 def register(app: typer.Typer) -> None:
@@ -48,9 +51,16 @@ def snapshot(
         typer.Argument(metavar="[TABLE]...", help="database.table of the source; default: pending ones."),
     ] = None,
     source: Annotated[str | None, typer.Option("--source", metavar="NAME", help="Only this source.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Extract, then show what would be copied; copy nothing.")
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every captured table, whether rows of it are missing or not.")
     ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show what would be copied, and how long it may take; copy nothing.")
+    ] = False,
+    pause: Annotated[
+        bool, typer.Option("--pause", help="Let no process read chunks any more, until --resume.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let copies go on.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -63,7 +73,8 @@ def snapshot(
 
     Without TABLE, copies each captured table of which older rows are missing. Tables are read in chunks by key, with
     SELECT only. The rows are staged beside the changes (_cdc_op is r) and reach the targets with the next run; newer
-    changes always win. A copy that was interrupted continues after its last chunk.
+    changes always win. A copy that was interrupted continues after its last chunks. --pause stops the copies of a
+    source wherever they run, after the chunks that they are at; it lasts until --resume.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -75,13 +86,23 @@ def snapshot(
             code="cli.usage",
             remedy=f"add --source, one of: {', '.join(names)}",
         )
+    if sum((bool(tables), everything, pause, resume)) > 1 or (dry_run and (pause or resume)):
+        raise UsageError(
+            "TABLE, --all, --pause and --resume exclude each other, and --dry-run is about a copy.",
+            where="lockstep snapshot",
+            code="cli.usage",
+            remedy="give one of them",
+        )
     from cdc_core.meta import Meta
 
-    extract_sources(parsed, names, None, output)
     with Meta.open(parsed.meta.url) as meta:
-        wanted = {name: _wanted(meta, name, tables, parsed.tables.on_new) for name in names}
+        if pause or resume:
+            _switch(output, parsed, meta, names, pause=pause)
+            return
+        _extract_first(parsed, meta, names, output, needed=not dry_run)
+        wanted = {name: _wanted(meta, name, tables, on_new=parsed.tables.on_new, everything=everything) for name in names}
         if dry_run:
-            _show_plan(output, parsed, wanted)
+            _show_plan(output, parsed, meta, wanted)
             return
         staged = copy_sources(parsed, meta, wanted, output, named=bool(tables))
     _answer(output, parsed, wanted, staged)
@@ -110,9 +131,9 @@ def copy_sources(
     for name, tables in wanted.items():
         if not tables:
             continue
-        with copier_lease(meta, pipeline.pipeline, name, default_holder()) as lease:
+        with copier_lease(meta, pipeline.pipeline, name, default_holder(), pipeline.limits.lease_s) as lease:
             finish_decided(meta, store, name, lease)
-            with _watch(output) as watch:
+            with _watch(output, tables) as watch:
                 refused = copy_tables(
                     pipeline, name, [_split(one.name) for one in tables],
                     meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch,
@@ -147,7 +168,7 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
         try:
             staged = copy_sources(pipeline, meta, wanted, output)
         except RetryLater as error:
-            if error.code != "snapshot.running":
+            if error.code not in ("snapshot.running", "snapshot.paused"):
                 raise
             output.note(f"not copied here: {error.what}")
             return {}
@@ -155,9 +176,39 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
     return dict(extract_sources(pipeline, [name for name, one in staged.items() if one.batches], None, output))
 
 
-def _wanted(meta: Meta, source: str, tables: list[str] | None, on_new: str) -> tuple[PendingTable, ...]:
+def _switch(output: CliOutput, pipeline: Pipeline, meta: Meta, names: list[str], *, pause: bool) -> None:
+    """Pauses the copies of these sources, or resumes them."""
+    from cdc_core.extract.extractor import default_holder
+
+    lines = []
+    for name in names:
+        if pause:
+            meta.pause_copies(name, default_holder())
+            lines.append(f"Copies of {name} are paused: no chunk is read until `lockstep snapshot --resume`.")
+        elif meta.resume_copies(name):
+            lines.append(f"Copies of {name} may go on: run `lockstep snapshot`, or wait for the next run.")
+        else:
+            lines.append(f"Copies of {name} were not paused.")
+    output.answer({"pipeline": pipeline.pipeline, "sources": names, "paused": pause}, "\n".join(lines))
+
+
+def _extract_first(pipeline: Pipeline, meta: Meta, names: list[str], output: CliOutput, *, needed: bool) -> None:
+    """Which tables there are, and what they lack, the extractor knows; where another one is at work, it is waited for
+    later. needed: False if what was extracted before will do."""
+    fresh = [name for name in names if meta.checkpoint(name) is None]
+    if fresh:
+        extract_sources(pipeline, fresh, None, output)
+    if needed:
+        for name in names:
+            if name not in fresh:
+                _extract_on(pipeline, name, output)
+
+
+def _wanted(meta: Meta, source: str, tables: list[str] | None, *, on_new: str, everything: bool = False) -> tuple[PendingTable, ...]:
     from cdc_core.snapshot.pending import chosen, pending
 
+    if everything:
+        tables = sorted(meta.coverage(source).tables)
     return chosen(meta, source, tables) if tables else pending(meta, source, on_new=on_new)
 
 
@@ -177,19 +228,53 @@ def _split(name: str) -> tuple[str, str]:
     return database, table_name
 
 
-def _show_plan(output: CliOutput, pipeline: Pipeline, wanted: dict[str, tuple[PendingTable, ...]]) -> None:
-    rows = [(source, one.name, one.rows, one.why) for source, tables in wanted.items() for one in tables]
+def _show_plan(output: CliOutput, pipeline: Pipeline, meta: Meta, wanted: dict[str, tuple[PendingTable, ...]]) -> None:
+    from cdc_core.snapshot.estimate import estimate
+
+    found: list[dict[str, Any]] = []
+    shown = []
+    for source, tables in wanted.items():
+        estimates = estimate(pipeline, source, [one.name for one in tables], meta, os.environ) if tables else {}
+        for one in tables:
+            known = estimates.get(one.name)
+            rows = one.rows if known is None else known.rows
+            why = one.why if known is None or not known.refused else f"cannot be copied: {known.refused}"
+            found.append(
+                {
+                    "source": source,
+                    "table": one.name,
+                    "rows_estimated": rows,
+                    "bytes_estimated": None if known is None else known.size_bytes,
+                    "chunks_estimated": None if known is None else known.chunks,
+                    "seconds_estimated": None if known is None else known.seconds,
+                    "why": why,
+                }
+            )
+            last = found[-1]
+            seconds = last["seconds_estimated"]
+            shown.append((
+                source, one.name, "?" if rows is None else f"~{rows:,}",
+                "?" if known is None else f"~{size(known.size_bytes)}", "?" if known is None else str(known.chunks),
+                "?" if seconds is None else f"~{duration(seconds)}", why,
+            ))  # fmt: skip
+    total_s = sum(one["seconds_estimated"] or 0 for one in found)
+    paused = [source for source in sorted(wanted) if meta.copies_paused(source) is not None]
     document = {
         "pipeline": pipeline.pipeline,
-        "tables": [
-            {"source": source, "table": name, "rows_estimated": count, "why": why} for source, name, count, why in rows
-        ],
+        "tables": found,
+        "seconds_estimated": round(total_s, 3) if any(one["seconds_estimated"] is not None for one in found) else None,
+        "paused": paused,
     }
-    shown = [(source, name, "?" if count is None else f"~{count:,}", why) for source, name, count, why in rows]
-    output.answer(
-        document,
-        table("to copy", ("source", "table", "rows", "why"), shown, numbers=("rows",)) if rows else "Nothing to copy.",
-    )
+    columns = ("source", "table", "rows", "size", "chunks", "time", "why")
+    numbers = ("rows", "size", "chunks", "time")
+    output.answer(document, table("to copy", columns, shown, numbers=numbers) if shown else "Nothing to copy.")
+    if document["seconds_estimated"] is not None:
+        output.note(
+            f"About {duration(total_s)} for one reader, from a sample; the pipeline has "
+            f"{counted(pipeline.snapshot.readers, 'reader')}. Rows and sizes are the server's estimates."
+        )
+    for source in paused:
+        output.note(f"Copies of {source} are paused (`lockstep snapshot --resume`).")
 
 
 def _answer(
@@ -235,22 +320,54 @@ def _answer(
 
 
 @contextmanager
-def _watch(output: CliOutput) -> Iterator[Callable[[TableCopy], None]]:
-    """A bar for each table that is being read."""
+def _watch(output: CliOutput, tables: tuple[PendingTable, ...]) -> Iterator[Callable[[TableCopy], None]]:
+    """A bar for each table that is being read, and one for all; without a terminal, a line every NOTE_S."""
+    from cdc_core.snapshot.progress import CopyProgress
+
+    state = CopyProgress({one.name: one.rows for one in tables})
     if not output.animated:
-        yield lambda copy: None
+        next_s = [time.monotonic() + NOTE_S]
+
+        def report(copy: TableCopy) -> None:
+            state.update(copy)
+            if time.monotonic() >= next_s[0]:
+                next_s[0] = time.monotonic() + NOTE_S
+                output.note(f"{copy.table}: {progress_text(state.table(copy.table))}")
+                if len(tables) > 1:
+                    output.note(f"all {len(tables)} tables: {progress_text(state.overall())}")
+
+        yield report
         return
     bars: dict[str, Any] = {}
-    columns = (
-        SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[rows]}"),
-        TimeElapsedColumn(), TimeRemainingColumn(),
-    )  # fmt: skip
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=output.err, transient=True) as progress:
 
+        def show(name: str, figures: Figures) -> None:
+            if name not in bars:
+                bars[name] = progress.add_task(name, total=None, text="")
+            total = figures.total or None
+            progress.update(bars[name], completed=figures.rows, total=total, text=progress_text(figures))
+
         def update(copy: TableCopy) -> None:
-            if copy.table not in bars:
-                bars[copy.table] = progress.add_task(copy.table, total=None, rows="")
-            total = copy.rows if copy.complete else max(copy.rows_estimated, copy.rows) or None
-            progress.update(bars[copy.table], completed=copy.rows, total=total, rows=counted(copy.rows, "row"))
+            state.update(copy)
+            if len(tables) > 1:
+                show("all tables", state.overall())
+            show(copy.table, state.table(copy.table))
 
         yield update
+
+
+def progress_text(figures: Figures) -> str:
+    """How far a copy is, in a line for people."""
+    fraction = figures.fraction
+    of = "" if figures.total is None or figures.complete else f" of ~{figures.total:,}"
+    parts = [f"{figures.rows:,}{of} rows", size(figures.size_bytes)]
+    if fraction is not None:
+        parts[0] += f" ({fraction:.0%})"
+    if figures.waiting:
+        return f"{', '.join(parts)}; waits: {figures.waiting}"
+    if figures.rows_s and figures.bytes_s:
+        parts.append(f"{figures.rows_s:,.0f} rows/s, {size(int(figures.bytes_s))}/s")
+    if figures.left_s:
+        parts.append(f"{duration(figures.left_s)} left")
+    return ", ".join(parts)

@@ -18,6 +18,8 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, suppre
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import pymysql
+
 from cdc_core import connections
 from cdc_core.config import Pipeline
 from cdc_core.connections import Server
@@ -35,7 +37,7 @@ from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import count_rows, from_table, greatest
 from cdc_core.snapshot.table_chunks import TableChunks
 from cdc_core.snapshot.throttle import Throttle
-from cdc_core.snapshot.watermarks import View, high_of, read_view
+from cdc_core.snapshot.watermarks import View, await_logged, high_of, read_view
 from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import ServerFacts
@@ -128,6 +130,7 @@ def copy_tables(
         address, control, server = hosts.connect(config, staged, environ, replica)
         opened.callback(control.close)
         _require_same(staged, server, source)
+        await_logged(control, server)
         throttle = opened.enter_context(
             Throttle(pipeline.snapshot.throttle, environ, source=source, mariadb=server.mariadb)
         )
@@ -273,20 +276,34 @@ class _Reader:
 
     def _read_one(self, table: TableChunks) -> None:
         self._wait(table)
-        found = None if self._work.stopped.is_set() else table.next(self._sessions.control, self._begin)
-        if found is None:
-            return
-        copy, planned = found
+        former = table.copy
+        planned: PlannedChunk | None = None
         try:
-            self._read(table, copy, planned)
+            found = None if self._work.stopped.is_set() else table.next(self._sessions.control, self._begin)
+            if found is None:
+                return
+            former, planned = found
+            self._read(table, former, planned)
         except _RedefinedError:
-            table.begin_again(copy.schema)
+            assert former is not None
+            table.begin_again(former.schema)
         except BaseException as error:
-            with suppress(LockstepError):  # the error itself is what counts
-                table.failed(planned, error)
+            # A statement about a column or a table that is gone fails.
+            if isinstance(error, LockstepError) and former is not None and self._redefined(former.schema):
+                table.begin_again(former.schema)
+                return
+            if planned is not None:
+                with suppress(LockstepError):  # the error itself is what counts
+                    table.failed(planned, error)
             raise
         if table.copy is not None:
             self._progressed(table.copy)
+
+    def _redefined(self, former: TableSchema) -> bool:
+        try:
+            return table_schema(self._sessions.control, former.database, former.table) != former
+        except (LockstepError, pymysql.err.MySQLError):  # the first error says more
+            return False
 
     def _wait(self, table: TableChunks) -> None:
         """Until a chunk may be read. Raises RetryLater (snapshot.paused), Refused (snapshot.throttle)."""

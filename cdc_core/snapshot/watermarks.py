@@ -14,6 +14,7 @@ Every transaction before `low` was visible to the read; none from `high` on was.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -92,7 +93,7 @@ def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Positi
             return position
         _run(reader, "ROLLBACK")
         if time.monotonic() > deadline_s:
-            raise _not_visible(staged)
+            raise _not_visible(str(staged.position))
         time.sleep(VISIBLE_PAUSE_S)
 
 
@@ -106,16 +107,37 @@ def _snapshot_position(reader: pymysql.Connection, staged: Checkpoint) -> Positi
 
 
 @answers("source")
+def await_logged(control: pymysql.Connection, server: ServerFacts) -> None:
+    """Until everything that is in the log now can be seen: for what was logged just before the capture began, whose
+    GTIDs the checkpoint lacks because the server had not executed them.
+
+    Only where the end of what is staged is waited for by GTIDs. Raises RetryLater (snapshot.not_visible).
+    """
+    if server.mariadb or server.gtid_mode != "ON":
+        return
+    # A transaction is owned until it is executed: asked for in this order, it is in one of the two.
+    owned = as_text(query(control, "SELECT @@GLOBAL.gtid_owned")[0][0] or "")
+    executed = as_text(query(control, "SELECT @@GLOBAL.gtid_executed")[0][0] or "")
+    # uuid:5#17:6#18 are two, with the threads that own them
+    logged = ",".join(one for one in (re.sub(r"#\d+", "", owned), executed) if one)
+    if logged:
+        _await_executed(control, logged, "now")
+
+
+@answers("source")
 def _await_visible(control: pymysql.Connection, staged: Checkpoint) -> None:
-    rows = query(control, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (staged.gtid_set, VISIBLE_WITHIN_S))
+    _await_executed(control, staged.gtid_set, str(staged.position))
+
+
+def _await_executed(control: pymysql.Connection, gtids: str, place: str) -> None:
+    rows = query(control, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (gtids, VISIBLE_WITHIN_S))
     if rows[0][0] != 0:
-        raise _not_visible(staged)
+        raise _not_visible(place)
 
 
-def _not_visible(staged: Checkpoint) -> RetryLater:
+def _not_visible(place: str) -> RetryLater:
     return RetryLater(
-        f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before "
-        f"{staged.position}.",
+        f"The server did not commit within {VISIBLE_WITHIN_S:.0f} s what it had already logged before {place}.",
         where="source",
         code="snapshot.not_visible",
         remedy="the next attempt waits again; look for a replica that does not acknowledge (semi-synchronous "

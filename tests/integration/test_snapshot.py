@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,13 +17,14 @@ import pytest
 
 from cdc_core.apply.plan import plan
 from cdc_core.apply.retention import purge, sweep
-from cdc_core.config import Pipeline
+from cdc_core.config import Pipeline, Throttle
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.extract.extractor import default_holder, recover
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.sink import Capture
 from cdc_core.snapshot import copier, table_chunks, watermarks
+from cdc_core.snapshot import throttle as throttle_module
 from cdc_core.snapshot.copier import copier_lease, copy_tables
 from cdc_core.snapshot.pending import pending
 from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
@@ -97,7 +99,7 @@ def writers(line: Line, seed: int, count: int = 2) -> Iterator[None]:
             one.join()
 
 
-def read(line: Line, tables: list[str] | None = None) -> dict[str, Any]:
+def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, Any]:
     """Reads chunks of the pending tables, or of these."""
     environ = {"SOURCE": line.origin.sql.url}
     with (
@@ -107,7 +109,9 @@ def read(line: Line, tables: list[str] | None = None) -> dict[str, Any]:
         finish_decided(meta, line.store, "shop", lease)
         names = [f"{line.origin.name}.{one}" for one in tables or ()] or [one.name for one in pending(meta, "shop")]
         chosen = [tuple(name.split(".", 1)) for name in names]
-        return copy_tables(line.pipeline, "shop", chosen, meta=meta, store=line.store, lease=lease, environ=environ)  # type: ignore[arg-type]
+        return copy_tables(
+            line.pipeline, "shop", chosen, meta=meta, store=line.store, lease=lease, environ=environ, **more
+        )  # type: ignore[arg-type]
 
 
 def stage(line: Line) -> Staged:
@@ -529,46 +533,145 @@ def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_th
     assert caught.value.code == "plan.copied_shared_keys"
 
 
-@contextmanager
-def unacknowledged(origin: Origin, wait_ms: int) -> Iterator[None]:
-    """The next transaction is in the log for so long before it can be seen: the server waits for a replica."""
-    if origin.mariadb:
-        names, more = "rpl_semi_sync_master", ", GLOBAL rpl_semi_sync_master_wait_no_slave = ON"
-    else:
-        names, more = "rpl_semi_sync_source", ", GLOBAL rpl_semi_sync_source_wait_no_replica = ON"
-        with suppress(pymysql.err.OperationalError):  # it is there already
-            origin.execute_on_server(f"INSTALL PLUGIN {names} SONAME 'semisync_source.so'")
-    origin.execute_on_server(
-        f"SET GLOBAL {names}_wait_point = AFTER_SYNC, GLOBAL {names}_timeout = {wait_ms}{more}",
-        f"SET GLOBAL {names}_enabled = ON",
-    )
-    try:
-        yield
-    finally:
-        origin.execute_on_server(f"SET GLOBAL {names}_enabled = OFF")
-
-
-def test_a_row_that_is_logged_before_the_capture_and_visible_later_is_copied(
-    make_line: Callable[..., Line], origin: Origin
+def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    line = make_line()
-    fill(line, 20)
-    before = server.end_position(origin.control, 0)
-    with unacknowledged(origin, 3000):
-        late = threading.Thread(target=origin.execute, args=("INSERT INTO number VALUES (9000, 1, 'late')",))
-        late.start()
-        try:
-            while server.end_position(origin.control, 0) == before:
-                time.sleep(0.01)
-            line = make_line()
-            assert len(at_source(line, "number")) == 20  # nobody sees the row, and the capture begins after it
-            line.drain()
-            read(line, ["number"])
-        finally:
-            late.join()
+    line = with_rows(make_line, 300)
+    limits = line.pipeline.snapshot.model_copy(update={"readers": 3})
+    line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 20)
+    threads: list[int] = []
+    attempts: dict[int, int] = {}
+    before, together = copier._Reader._read, threading.Barrier(3, timeout=60)
+
+    def met(self: Any, table: Any, copy: Any, planned: Any) -> None:
+        attempts[planned.number] = planned.attempts
+        threads.append(threading.get_ident())
+        if len(attempts) <= 3 and planned.attempts == 1:
+            together.wait()  # all three have a chunk of the one table
+        if len(attempts) > 6 and planned.attempts == 1:
+            raise Killed
+        before(self, table, copy, planned)
+
+    monkeypatch.setattr(copier._Reader, "_read", met)
+    with pytest.raises(Killed):
+        read(line, ["number"])
+    assert len(set(threads)) == 3
+    monkeypatch.setattr(copier._Reader, "_read", before)
+    with Meta.open(line.pipeline.meta.url) as meta:
+        first = {one.chunk.number for one in meta.chunks("shop")}
+    read(line, ["number"])
     line.drain()
     stage(line)
-    assert len(at_source(line, "number")) == 21
+    (chunks,) = [one.chunks for one in line.chain if one.copied]
+    numbers = {one.number for one in chunks}
+    assert first <= numbers  # what was read before the kill is in the stage, and was not read again
+    assert len(attempts.keys() - first) <= 3
+    assert sum(one.rows for one in chunks) == 300
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+def test_a_chunk_that_takes_too_long_makes_the_next_ones_smaller(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = with_rows(make_line, 200)
+    limits = line.pipeline.snapshot.model_copy(update={"readers": 1, "chunk_s": 1e-9})
+    line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 190)
+    read(line, ["number"])
+    line.drain()
+    stage(line)
+    (chunks,) = [one.chunks for one in line.chain if one.copied]
+    assert [one.rows for one in chunks] == [190] + 10 * [1]
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_after_it(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = with_rows(make_line, 100)
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 10)
+    with Meta.open(line.pipeline.meta.url) as meta:
+        done = table_chunks.TableChunks.read
+        calls = [0]
+
+        def then_paused(self: Any, *arguments: Any) -> bool:
+            calls[0] += 1
+            if calls[0] == 3:
+                meta.pause_copies("shop", "an operator")
+                meta.pause_copies("shop", "another one")
+            return done(self, *arguments)
+
+        monkeypatch.setattr(table_chunks.TableChunks, "read", then_paused)
+        for _ in range(2):
+            with pytest.raises(RetryLater) as refused:
+                read(line, ["number"])
+            assert refused.value.code == "snapshot.paused"
+            assert "an operator" in refused.value.what
+        assert 3 <= calls[0] <= 4  # each of two readers ended the chunk that it was at
+        assert meta.resume_copies("shop")
+        assert not meta.resume_copies("shop")
+    read(line, ["number"])
+    line.drain()
+    stage(line)
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+def throttled(line: Line, **limits: Any) -> tuple[list[str], list[str]]:
+    """Copies `number`; what the first chunks waited for, and the errors of limits that cannot be asked for."""
+    throttle = Throttle.model_validate(limits)
+    snapshot = line.pipeline.snapshot.model_copy(update={"throttle": throttle})
+    line.pipeline = line.pipeline.model_copy(update={"snapshot": snapshot})
+    waited: list[str] = []
+
+    def progressed(copy: Any) -> None:
+        waited.append(copy.waiting)
+        if copy.waiting:
+            line.origin.execute("UPDATE brake SET v = 0")
+
+    try:
+        read(line, ["number"], progressed=progressed)
+    except Refused as error:
+        return waited, [error.code, error.what]
+    return waited, []
+
+
+def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_cannot_ask_for(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = with_rows(make_line, 100)
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 30)
+    monkeypatch.setattr(copier, "WAIT_S", 0.01)
+    monkeypatch.setattr(throttle_module, "CHECK_S", 0.0)
+    name = line.origin.name
+    line.origin.execute("CREATE TABLE brake (v INT)", "INSERT INTO brake VALUES (0)")
+    read(line, ["number"])  # begun, so that a wait can be reported
+    line.origin.execute("UPDATE brake SET v = 3")
+    line.drain()
+    stage(line)
+    before = table_chunks.TableChunks.read
+
+    def brakes(self: Any, *arguments: Any) -> bool:
+        line.origin.execute("UPDATE brake SET v = 3")
+        return before(self, *arguments)
+
+    monkeypatch.setattr(table_chunks.TableChunks, "read", brakes)
+    line.origin.execute("UPDATE brake SET v = 0")
+    waited, errors = throttled(line, query=f"SELECT v FROM {name}.brake")
+    assert "the query of snapshot.throttle returns 3" in waited
+    assert not errors
+    line.origin.execute("UPDATE brake SET v = 0")
+    _, errors = throttled(line, query="SELECT 'many'")
+    assert errors[0] == "snapshot.throttle"
+    _, errors = throttled(line, query="SELECT v FROM missing.table")
+    assert errors[0] == "snapshot.throttle"
+    _, errors = throttled(line, replicas=["env:SOURCE"])
+    assert errors[0] == "snapshot.throttle"
+    assert "not a replica" in errors[1]
+    waited, errors = throttled(line, threads_running=1000, history_list_length=10**9)
+    assert (set(waited), errors) == ({""}, [])
+    line.drain()
+    stage(line)
     assert in_stage(line, "number") == at_source(line, "number")
 
 
@@ -621,8 +724,8 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
 ) -> None:
     """A semi-synchronous server commits in the engine only after a replica has acknowledged what was logged."""
     prepare, switch = SEMI_SYNC[flavor]
-    with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as server:
-        origin = Origin(server, fresh_name())
+    with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as sql:
+        origin = Origin(sql, fresh_name())
         origin.execute_on_server(f"CREATE DATABASE {origin.name}")
         line = Line(origin, tmp_path)
         fill(line, 20)
@@ -632,6 +735,43 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
         waiting.start()
         try:
             assert eventually(lambda: line.drain() and any(one.rows for one in line.chain))
+            assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
+            monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
+            with pytest.raises(RetryLater) as refused:
+                read(line, ["number"])
+            assert refused.value.code == "snapshot.not_visible"
+        finally:
+            origin.execute_on_server(f"SET GLOBAL {switch}_enabled = OFF")
+            waiting.join()
+        monkeypatch.undo()
+        read(line)
+        line.drain()
+        assert len(stage(line).tables) == len(TABLES)
+        assert (-1, "w0") in [row[1:] for row in at_source(line, "number")]
+        assert in_stage(line, "number") == at_source(line, "number")
+        origin.control.close()
+
+
+@pytest.mark.parametrize("start", ["latest", "position"])
+@pytest.mark.parametrize("flavor", ["mysql9", "mariadb"])
+def test_a_transaction_that_is_logged_before_the_capture_and_visible_later_is_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str, start: str
+) -> None:
+    prepare, switch = SEMI_SYNC[flavor]
+    with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as sql:
+        origin = Origin(sql, fresh_name())
+        origin.execute_on_server(f"CREATE DATABASE {origin.name}")
+        fill(Line(origin, tmp_path), 20)
+        origin.execute_on_server(prepare, f"SET GLOBAL {switch}_timeout = 600000", f"SET GLOBAL {switch}_enabled = ON")
+        before = server.end_position(origin.control, 0)
+        waiting = threading.Thread(target=origin.execute, args=("UPDATE number SET v = -1 WHERE v < 10",))
+        waiting.start()
+        try:
+            assert eventually(lambda: server.end_position(origin.control, 0) > before)
+            line = Line(origin, tmp_path)
+            if start == "latest":
+                line.again(**{re.findall("start: .*", line._text)[0]: "start: latest"})
+            line.drain()
             assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
             monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
             with pytest.raises(RetryLater) as refused:

@@ -1,0 +1,111 @@
+"""How far a copy is: rows and bytes, rate and time left, for each table and in all.
+
+It does no I/O. Rows are counted by the copier itself. How many a table has is counted where that is quick, else it
+follows from how far the keys are (see TableChunks), else it is the server's estimate, which may be off by half.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cdc_core.meta import TableCopy
+
+_RATE_S = 30.0
+"""The rate is that of the last so many seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """total: rows in all, None where nothing is known. rows_s, bytes_s, left_s: None until they can be told.
+
+    size_bytes: of the values read. waiting: why nothing is read at the moment.
+    """
+
+    rows: int
+    size_bytes: int
+    total: int | None
+    rows_s: float | None
+    bytes_s: float | None
+    left_s: float | None
+    complete: bool = False
+    waiting: str = ""
+
+    @property
+    def fraction(self) -> float | None:
+        if self.complete:
+            return 1.0
+        return min(1.0, self.rows / self.total) if self.total else None
+
+
+class CopyProgress:
+    """Takes what the copier reports; threads may share it.
+
+    expected: the tables to copy, with the server's estimates of their rows.
+    """
+
+    def __init__(self, expected: Mapping[str, int | None], clock: Callable[[], float] = time.monotonic) -> None:
+        self._expected = dict(expected)
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._copies: dict[str, TableCopy] = {}
+        self._seen: dict[str, deque[tuple[float, int, int]]] = {}
+
+    def update(self, copy: TableCopy) -> None:
+        with self._lock:
+            known = self._copies.get(copy.table)
+            if known is not None and copy.rows < known.rows and copy.limit == known.limit and copy.planned is not None:
+                return  # of two readers that report at once, the later has more
+            begun_again = known is not None and copy.rows < known.rows
+            self._copies[copy.table] = copy
+            now_s = self._clock()
+            rows_of_all, bytes_of_all = self._sums()
+            for name, rows, size_bytes in ((copy.table, copy.rows, copy.size_bytes), ("", rows_of_all, bytes_of_all)):
+                seen = self._seen.setdefault(name, deque())
+                if begun_again:
+                    seen.clear()
+                seen.append((now_s, rows, size_bytes))
+                while len(seen) > 2 and seen[1][0] < now_s - _RATE_S:
+                    seen.popleft()
+
+    def table(self, name: str) -> Figures:
+        with self._lock:
+            copy = self._copies.get(name)
+            if copy is None:
+                return Figures(0, 0, self._expected.get(name), None, None, None)
+            return self._figures(name, copy.rows, copy.size_bytes, self._total(name), copy.complete, copy.waiting)
+
+    def overall(self) -> Figures:
+        with self._lock:
+            totals = [self._total(name) for name in self._expected]
+            total = None if any(one is None for one in totals) else sum(one or 0 for one in totals)
+            rows, size_bytes = self._sums()
+            complete = all(name in self._copies and self._copies[name].complete for name in self._expected)
+            waiting = next((one.waiting for one in self._copies.values() if one.waiting), "")
+            return self._figures("", rows, size_bytes, total, complete, waiting)
+
+    def _total(self, name: str) -> int | None:
+        copy = self._copies.get(name)
+        if copy is None:
+            return self._expected.get(name)
+        return copy.rows if copy.complete else max(copy.rows_estimated, copy.rows)
+
+    def _sums(self) -> tuple[int, int]:
+        copies = self._copies.values()
+        return sum(one.rows for one in copies), sum(one.size_bytes for one in copies)
+
+    def _figures(
+        self, name: str, rows: int, size_bytes: int, total: int | None, complete: bool, waiting: str
+    ) -> Figures:
+        seen = self._seen.get(name)
+        rows_s = bytes_s = left_s = None
+        if seen:
+            first_s, first_rows, first_bytes = seen[0]
+            took_s = seen[-1][0] - first_s
+            if took_s > 0 and rows > first_rows:
+                rows_s, bytes_s = (rows - first_rows) / took_s, (size_bytes - first_bytes) / took_s
+                left_s = None if total is None else max(0, total - rows) / rows_s
+        return Figures(rows, size_bytes, total, rows_s, bytes_s, 0.0 if complete else left_s, complete, waiting)

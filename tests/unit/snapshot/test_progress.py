@@ -1,0 +1,68 @@
+"""Rows, rate and time left are those of what was read; the total is that of the tables as far as it is known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from cdc_core.meta import TableCopy
+from cdc_core.model.schema import Column, ColumnType, TableSchema
+from cdc_core.snapshot import keys
+from cdc_core.snapshot.progress import CopyProgress
+
+
+def copy(table: str, rows: int, estimated: int, **more: object) -> TableCopy:
+    schema = TableSchema("shop", table, (Column("id", ColumnType("int"), key_part=1),))
+    made = TableCopy("shop", schema, ("9",), planned=("1",), rows=rows, rows_estimated=estimated, size_bytes=10 * rows)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+def test_time_left_follows_from_the_rate_of_the_last_seconds() -> None:
+    now_s = [0.0]
+    progress = CopyProgress({"shop.a": 1000, "shop.b": None}, lambda: now_s[0])
+    for second in range(1, 101):
+        now_s[0] = second
+        progress.update(copy("a", 10 * second, 2000))
+    found = progress.table("shop.a")
+    assert (found.rows, found.total, found.fraction) == (1000, 2000, 0.5)
+    assert (found.rows_s, found.bytes_s, found.left_s) == (10, 100, 100)
+    assert progress.overall().total is None  # nothing is known of b
+    assert progress.overall().rows_s == 10
+    progress.update(copy("b", 0, 500))
+    assert progress.overall().total == 2500
+    progress.update(copy("a", 1900, 2000, complete=True))
+    found = progress.table("shop.a")
+    assert (found.fraction, found.left_s, found.total) == (1.0, 0.0, 1900)
+
+
+def test_of_two_readers_that_report_out_of_order_the_larger_count_stays_and_a_new_copy_begins_at_its_own() -> None:
+    progress = CopyProgress({"shop.a": None})
+    progress.update(copy("a", 200, 1000))
+    progress.update(copy("a", 100, 1000))
+    assert progress.table("shop.a").rows == 200
+    progress.update(copy("a", 5, 1000, planned=None))
+    assert progress.table("shop.a").rows == 5
+
+
+def test_more_rows_than_estimated_are_never_more_than_all() -> None:
+    progress = CopyProgress({"shop.a": 10})
+    progress.update(copy("a", 50, 10))
+    assert progress.table("shop.a").fraction == 1.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "least", "key", "limit", "expected"),
+    [
+        ("int", "1", "50", "100", 0.5),
+        ("bigint", "-100", "-1", "99", 0.5),
+        ("bigint", "18446744073709551606", "18446744073709551610", "18446744073709551615", 0.5),
+        ("int", "7", "7", "7", 1.0),
+        ("varchar", "'a'", "'b'", "'c'", None),
+    ],
+)
+def test_whole_numbers_tell_how_far_a_key_is(
+    kind: str, least: str, key: str, limit: str, expected: float | None
+) -> None:
+    schema = TableSchema("shop", "a", (Column("id", ColumnType(kind), key_part=1),))
+    assert keys.fraction(schema, (least,), (key,), (limit,)) == expected
