@@ -29,6 +29,7 @@ class Case:
 
 
 WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
+CHUNK = "cdc_core.snapshot.chunk_file"
 COMMIT, WRITE = "cdc_core.apply.commit", "cdc_core.target.write"
 SUBMIT, COMPARE = ("cdc_core.apply.spark_application", "SparkApplication.submit"), "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
@@ -52,6 +53,31 @@ CASES = (
          "the batch is adopted from the chain", victim="meta"),
     Case("extract", "meta updated, ring not acknowledged", META_SERVER, META, "Meta.commit_batch", "after",
          "continues after the batch", victim="meta"),
+    Case("copy", "before a chunk is planned in meta", TASK, META, "Meta.plan_chunk", "before",
+         "the copy continues with this chunk", call=2),
+    Case("copy", "chunk planned, not read", TASK, META, "Meta.plan_chunk", "after",
+         "the copy continues with this chunk", call=2),
+    Case("copy", "before a chunk's files are durable", TASK, CHUNK, "ChunkFile.finish", "before",
+         "the chunk is read again", call=2),
+    Case("copy", "chunk durable, not in meta", TASK, META, "Meta.chunk_read", "before",
+         "orphan files remain; the chunk is read again", call=2),
+    Case("copy", "chunk in meta", TASK, META, "Meta.chunk_read", "after",
+         "the copy continues after the chunk", call=2),
+    Case("copy", "all chunks read, no manifest decided", TASK, META, "Meta.decide_copied", "before",
+         "the same chunks are staged"),
+    Case("copy", "manifest decided, not written", TASK, META, "Meta.decide_copied", "after",
+         "the same manifest is written"),
+    Case("copy", "manifest written, not recorded", TASK, META, "Meta.record_copied", "before",
+         "the same manifest is recorded", sample=True),
+    Case("copy", "manifest recorded", TASK, META, "Meta.record_copied", "after", "nothing is left to copy"),
+    Case("copy", "chunk durable, not in meta", META_SERVER, META, "Meta.chunk_read", "before",
+         "orphan files remain; the chunk is read again", victim="meta", call=2),
+    Case("copy", "manifest decided, not written", META_SERVER, META, "Meta.decide_copied", "after",
+         "the same manifest is written", victim="meta"),
+    Case("copy", "before a chunk's files are durable", S3, CHUNK, "ChunkFile.finish", "before",
+         "the chunk is read again", victim="s3", call=2),
+    Case("copy", "manifest decided, not written", S3, META, "Meta.decide_copied", "after",
+         "the same manifest is written", victim="s3"),
     Case("plan", "before the record exists", TASK, META, "Meta.claim", "before", "nothing remains"),
     Case("plan", "record exists, batch not processed", TASK, META, "Meta.claim", "after",
          "the next run takes over the claim of the dead run"),
