@@ -14,9 +14,10 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.model.merged import MergedOp
+from cdc_core.model.position import seq_of_name
 from cdc_core.model.run import MergeTable
 from cdc_core.model.staged import BEFORE, BEFORE_MARK, DELETE, LITERAL, OP, ROW, SEQ, SOURCE, TRUNCATE, TS, UPDATE
-from cdc_core.stage.layout import parse_part
+from cdc_core.stage.layout import parse_copied
 from spark_jobs.columns import c
 from spark_jobs.key_changes import COUNTS, LACKS, SIDE, lacks, new_literal, old_literal
 
@@ -25,17 +26,19 @@ _TRUNCATE = "_cdc_truncate"
 
 
 def batch_of_file() -> Column:
-    """Where the batch of a staged row begins, from the name of its file (stage.layout)."""
-    return F.split(F.col("_metadata.file_name"), "-")[2].cast("bigint").alias(BATCH)
+    """Where the batch of a staged row begins, from the name of its file (stage.layout). Copied rows are between the
+    batches of the log that end and begin at their place: that is the order key that they have."""
+    parts = F.split(F.col("_metadata.file_name"), "-")
+    return F.when(F.size(parts) == 5, parts[2].cast("bigint")).otherwise(c(SEQ)).alias(BATCH)
 
 
 def last_batches(table: MergeTable) -> dict[str, int]:
     """By source, where the last batch of the run that has changes of the table begins."""
     last: dict[str, int] = {}
     for file in table.files:
-        part = parse_part(file.path)
-        assert part is not None  # the stage's writer named it
-        last[part.source] = max(part.seq, last.get(part.source, part.seq))
+        source, _, place = file.batch_id.partition("+")[0].rpartition("/")
+        seq = seq_of_name(place) - (parse_copied(file.path) is not None)
+        last[source] = max(seq, last.get(source, seq))
     return last
 
 

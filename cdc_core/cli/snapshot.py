@@ -72,9 +72,10 @@ def snapshot(
       lockstep snapshot shop shop.orders shop.items
 
     Without TABLE, copies each captured table of which older rows are missing. Tables are read in chunks by key, with
-    SELECT only. The rows are staged beside the changes (_cdc_op is r) and reach the targets with the next run; newer
-    changes always win. A copy that was interrupted continues after its last chunks. --pause stops the copies of a
-    source wherever they run, after the chunks that they are at; it lasts until --resume.
+    SELECT only; one without a key in a single read (on MySQL its table is locked for a moment). The rows are staged
+    beside the changes (_cdc_op is r) and reach the targets with the next run; newer changes always win. A copy that
+    was interrupted continues after its last chunks. --pause stops the copies of a source wherever they run, after the
+    chunks that they are at; it lasts until --resume.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)

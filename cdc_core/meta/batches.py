@@ -62,7 +62,7 @@ def commit(connection: Connection, lease: Lease, manifest: Manifest) -> None:
     Raises RetryLater (meta.lease_lost), DataAtRisk (meta.gap) where the batch does not begin at the position.
     """
     leases.require_held(connection, lease)
-    _belongs(lease, manifest)
+    _belongs(lease, manifest, any_epoch=manifest.copied)  # that of the copier's lease, not of this one
     stored = checkpoint(connection, lease.source)
     if _recorded(connection, manifest):
         return

@@ -17,7 +17,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from sqlalchemy import ColumnElement, Connection, Row, delete, insert, select, update
+from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import leases, tables
@@ -280,9 +280,16 @@ def chunks(connection: Connection, source: str) -> tuple[ReadChunk, ...]:
     return tuple(ReadChunk.from_json(row.claim) for row in rows)
 
 
-def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Sequence[str]) -> None:
-    """These chunks go into this manifest. done: their tables, whose copies end with it."""
+def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Sequence[str], *, exact: bool) -> None:
+    """These chunks go into this manifest. done: their tables, whose copies end with it.
+
+    exact: some are what a table without a key has at the manifest's place. A target counts such rows batch by batch: no
+    run may take a later batch before this one, so until it is recorded, plans end at the place (held_seq).
+    """
     leases.require_held(connection, lease)
+    reached = select(_ack.c.seq).where(_ack.c.source == manifest.source).with_for_update()
+    if exact and connection.execute(reached).scalar_one() != manifest.begin.position.seq:
+        raise _moved(f"The chain of {manifest.source} has passed the place of the copy meanwhile.", manifest.batch_id)
     numbers = [one.number for one in manifest.chunks]
     for number in numbers:
         mine = (_chunk.c.source == manifest.source) & (_chunk.c.chunk == number)
@@ -294,7 +301,10 @@ def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Seque
         connection.execute(delete(_copy).where((_copy.c.source == manifest.source) & (_copy.c.source_table == table)))
     connection.execute(
         insert(_planned).values(
-            batch_id=manifest.batch_id, source=manifest.source, manifest=manifest.to_bytes().decode()
+            batch_id=manifest.batch_id,
+            source=manifest.source,
+            manifest=manifest.to_bytes().decode(),
+            held_seq=manifest.begin.position.seq if exact else 0,
         )
     )
 
@@ -305,6 +315,13 @@ def decided(connection: Connection, source: str) -> tuple[Manifest, ...]:
         select(_planned.c.manifest).where(_planned.c.source == source).order_by(_planned.c.batch_id)
     )
     return tuple(Manifest.from_bytes(row.manifest.encode()) for row in rows)
+
+
+def held_seq(connection: Connection, source: str) -> int | None:
+    """Where the first batch begins that no run may take yet; None where nothing holds them."""
+    held = select(func.min(_planned.c.held_seq)).where(_planned.c.source == source, _planned.c.held_seq > 0)
+    found: int | None = connection.execute(held).scalar()
+    return found
 
 
 def record(connection: Connection, manifest: Manifest) -> None:

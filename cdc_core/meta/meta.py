@@ -246,12 +246,14 @@ class Meta:
         """The chunks that are read and in no manifest yet."""
         return self._database.read(lambda c: copies.chunks(c, source))
 
-    def decide_copied(self, lease: Lease, manifest: Manifest, done: Sequence[str]) -> None:
+    def decide_copied(self, lease: Lease, manifest: Manifest, done: Sequence[str], *, exact: bool = False) -> None:
         """A manifest takes these chunks, all of the tables `done`; it is written next.
+
+        exact: some are of a table without a key; until it is recorded, runs take no batch from its place on.
 
         Raises RetryLater (meta.lease_lost, snapshot.moved).
         """
-        self._database.write(lambda c: copies.decide(c, lease, manifest, done))
+        self._database.write(lambda c: copies.decide(c, lease, manifest, done, exact=exact))
 
     def decided_copied(self, source: str) -> tuple[Manifest, ...]:
         """Manifests that were decided and may not be written, or not recorded."""

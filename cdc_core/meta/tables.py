@@ -209,6 +209,7 @@ copy_batch = Table(
     Column("batch_id", text(BATCH_ID), primary_key=True),
     _needed("source", text(NAME)),
     _needed("manifest", long_text()),
+    Column("held_seq", BigInteger(), nullable=False, server_default="0"),  # runs take no batch from there on
     comment="a manifest of copied rows that is about to be written: decided once, whoever writes it",
 )
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
-from cdc_core.meta import batches, failures, leases, runs, tables
+from cdc_core.meta import batches, copies, failures, leases, runs, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, RingDepth, SourceStatus, StateCount, Status, TargetStatus
 from cdc_core.meta.states import RecordState
@@ -59,8 +59,11 @@ def plan_view(
         if checkpoint is not None:
             checkpoints[source] = checkpoint
         lacking: dict[str, int] = {}
+        held = copies.held_seq(connection, source)
         for target in targets:
             in_reach = and_(_batch.c.source == source, _batch.c.window_start_us < end_us)
+            if held is not None:
+                in_reach = and_(in_reach, _batch.c.begin_seq < held)
             rows = connection.execute(
                 select(_batch.c.batch_id, _batch.c.begin_seq).where(in_reach, _lacks(target))
             ).all()

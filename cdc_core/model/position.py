@@ -51,6 +51,12 @@ def order_key(timeline: int, number: int, offset: int) -> int:
     return timeline << (FILE_BITS + OFFSET_BITS) | number << OFFSET_BITS | offset
 
 
+def seq_of_name(name: str) -> int:
+    """The order key of a place by its `Position.name`."""
+    timeline, number, offset = (int(part) for part in name.split("-"))
+    return order_key(timeline, number, offset)
+
+
 @total_ordering
 @dataclass(frozen=True, slots=True, eq=False)
 class Position:

@@ -29,6 +29,7 @@ from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, Table
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import ROW_BITS
 from cdc_core.results import TableReader, prepare_session
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
@@ -136,10 +137,15 @@ def copy_tables(
         )
         limits = pipeline.snapshot
         captured = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
+
+        def require(schema: TableSchema) -> None:
+            _require_alone(pipeline, captured, schema)
+            _require_ages(pipeline, captured, schema)
+
         chunks = [
             TableChunks(
                 meta, lease, source, table, chunk_bytes=limits.chunk_mib << 20, chunk_s=limits.chunk_s,
-                require=lambda schema: _require_ages(pipeline, captured, schema),
+                require=require,
             )
             for table in tables
         ]  # fmt: skip
@@ -322,9 +328,12 @@ class _Reader:
 
     def _begin(self, schema: TableSchema) -> tuple[keys.Key, int | None]:
         """The greatest key that is visible once everything before the end of what is staged is; and a count of rows."""
-        with self._view(schema, self._staged_here()):
-            limit = greatest(self._sessions.reader, schema)
-        rows = count_rows(self._sessions.control, schema, mariadb=self._server.mariadb) if limit else 0
+        limit: keys.Key = ()
+        if schema.key:
+            with self._view(schema, self._staged_here()):
+                limit = greatest(self._sessions.reader, schema)
+        empty = bool(schema.key) and not limit
+        rows = 0 if empty else count_rows(self._sessions.control, schema, mariadb=self._server.mariadb)
         return limit, rows
 
     def _staged_here(self) -> Checkpoint:
@@ -334,15 +343,20 @@ class _Reader:
         return staged
 
     def _view(self, schema: TableSchema, staged: Checkpoint) -> AbstractContextManager[View]:
-        return read_view(self._sessions.reader, self._sessions.control, self._server, staged, schema)
+        control = self._sessions.control
+        return read_view(self._sessions.reader, control, self._server, staged, schema, exact=not schema.key)
 
     def _read(self, table: TableChunks, copy: TableCopy, planned: PlannedChunk) -> None:
         context, schema = self._context, copy.schema
         staged = self._staged_here()
         reader = TableReader(self._sessions.reader, schema)
-        where = f"{keys.after(schema, planned.above)} AND {keys.up_to(schema, planned.through)}"
-        if not copy.limit:
-            where = "FALSE"
+        if not schema.key:
+            tail = ""  # the whole table at once
+        elif copy.limit:
+            where = f"{keys.after(schema, planned.above)} AND {keys.up_to(schema, planned.through)}"
+            tail = f"WHERE {where} ORDER BY {keys.ordered(schema)}"
+        else:
+            tail = "WHERE FALSE"
         ts_us = staged.watermark_us or self._server.clock_us
         began_s = time.monotonic()
         with self._view(schema, staged) as view:
@@ -352,7 +366,9 @@ class _Reader:
                 level=context.pipeline.stage.compression_level, scratch=context.scratch,
             )  # fmt: skip
             try:
-                for batch in reader.batches(f"{from_table(schema)} WHERE {where} ORDER BY {keys.ordered(schema)}"):
+                if not schema.key:
+                    file.add_truncate((planned.number << ROW_BITS) - 1)
+                for batch in reader.batches(f"{from_table(schema)} {tail}"):
                     file.add(batch)
                 if table_schema(self._sessions.control, schema.database, schema.table) != schema:
                     raise _RedefinedError
@@ -378,6 +394,21 @@ def paused(source: str, pause: CopyPause) -> RetryLater:
         code="snapshot.paused",
         remedy="`lockstep snapshot PIPELINE --resume` lets copies continue after their last chunks",
     )
+
+
+def _require_alone(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
+    """A copy of rows without a key replaces all rows of the target's table. Raises Refused (snapshot.no_key)."""
+    for logical in () if schema.key else capture.route(schema.database, schema.table):
+        fed = any(target.table(logical) is not None for target in pipeline.targets)
+        if fed and not pipeline.feeds_alone(schema.name, logical):
+            raise Refused(
+                f"{schema.name} has neither a primary key nor a unique key without nulls, and rows of {logical} may "
+                "come from other tables too: which of them a copy has to replace, nothing tells.",
+                where=schema.name,
+                code="snapshot.no_key",
+                remedy="give the table a primary key; or route it to a logical table of its own; or load its rows into "
+                "the targets by a dump (docs/tutorial.md)",
+            )
 
 
 def _require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:

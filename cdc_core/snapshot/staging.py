@@ -18,9 +18,11 @@ What the log has brought by then decides about a copy:
 from __future__ import annotations
 
 import logging
+import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater
@@ -28,6 +30,7 @@ from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
+from cdc_core.snapshot import exact
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
@@ -77,12 +80,18 @@ def stage_due(
         elif copy.complete and mine:
             high = max(one.chunk.high for one in mine)
             if high <= place.position:
-                due.append((copy, mine))
+                at_place = mine if copy.schema.key else _moved_on(pipeline, store, lease, place, copy, mine)
+                if at_place:
+                    due.append((copy, at_place))
+                else:
+                    meta.drop_copy(lease, source, copy.table)
+                    dropped.append((copy.table, "the table was redefined since it was read"))
             else:
                 waiting = high if waiting is None else max(waiting, high)
     made = []
     for manifest, done in _composed(pipeline, store, source, lease, place, due, coverage, routes):
-        meta.decide_copied(lease, manifest, done)
+        counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
+        meta.decide_copied(lease, manifest, done, exact=counted)
         made.append(_finish(meta, store, lease, manifest))
     return Staged(tuple(made), tuple(copy.table for copy, _ in due), waiting, tuple(dropped))
 
@@ -147,11 +156,28 @@ def _composed(
     """
     if not due:
         return []
+    empty = _empty(pipeline, store, source, lease, place)
+    made: list[tuple[Manifest, tuple[str, ...]]] = []
+    chunks: list[ReadChunk] = []
+    copied: dict[str, TableCoverage] = {}
+    size_bytes = 0
+    for copy, mine in due:
+        chunks += mine
+        copied[copy.table] = _copied(copy.table, place, mine, coverage.get(copy.table), routes)
+        size_bytes += sum(one.size_bytes for one in mine)
+        if size_bytes >= pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
+            made.append((_with(empty, chunks, copied), tuple(copied)))
+            chunks, copied, size_bytes = [], {}, 0
+    return made
+
+
+def _empty(pipeline: Pipeline, store: ObjectStore, source: str, lease: Lease, place: Checkpoint) -> Manifest:
+    """A batch at the place, without chunks."""
     newest = manifests.newest(store, source)
     isolated = {} if newest is None else dict(newest.isolated)
     moment_us = max(place.watermark_us - 1, place.floor_us, 0)
     window = pipeline.windows.containing(moment_us)
-    empty = Manifest(
+    return Manifest(
         pipeline=pipeline.pipeline,
         source=source,
         epoch=lease.epoch,
@@ -166,18 +192,22 @@ def _composed(
         notes=notes(isolated),
         isolated=isolated,
     )
-    made: list[tuple[Manifest, tuple[str, ...]]] = []
-    chunks: list[ReadChunk] = []
-    copied: dict[str, TableCoverage] = {}
-    size_bytes = 0
-    for copy, mine in due:
-        chunks += mine
-        copied[copy.table] = _copied(copy.table, place, mine, coverage.get(copy.table), routes)
-        size_bytes += sum(one.size_bytes for one in mine)
-        if size_bytes >= pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
-            made.append((_with(empty, chunks, copied), tuple(copied)))
-            chunks, copied, size_bytes = [], {}, 0
-    return made
+
+
+def _moved_on(
+    pipeline: Pipeline, store: ObjectStore, lease: Lease, place: Checkpoint, copy: TableCopy, mine: list[ReadChunk]
+) -> list[ReadChunk]:
+    """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
+    (one,) = mine
+    empty = _empty(pipeline, store, copy.source, lease, place)
+    chain = [batch for batch in manifests.chain(store, copy.source) if batch.end.position <= place.position]
+    ts_us = max(place.watermark_us, one.chunk.ts_us)
+    with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
+        moved = exact.as_of(
+            place, one, empty, chain,
+            store=store, ts_us=ts_us, level=pipeline.stage.compression_level, scratch=Path(scratch),
+        )  # fmt: skip
+    return [] if moved is None else [moved]
 
 
 def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCoverage]) -> Manifest:

@@ -160,12 +160,13 @@ class TableChunks:
         if schema is None:
             self._meta.drop_copy(self._lease, self._source, self.name)
             return None
-        keys.key_columns(schema)
+        if schema.key:
+            keys.key_columns(schema)
         require_unreserved(schema)
         self._require(schema)
         size = size_of(control, schema)
         self._row_bytes = size.row_bytes
-        self._least = least(control, schema)
+        self._least = least(control, schema) if schema.key else ()
         known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
         if known is not None and known.schema.id == schema.id:
             if known.rows:

@@ -6,7 +6,8 @@ Every transaction before `low` was visible to the read; none from `high` on was.
                           before the end of what is staged (there, too, the log is ahead of the engine)
     MySQL with GTIDs      the end of what is staged, once the server has committed all of it in the engine
                           (WAIT_FOR_EXECUTED_GTID_SET: a transaction may reach the log before it can be seen)
-    otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot
+    otherwise             a lock of the table, for as long as it takes to ask for the position and to begin a snapshot;
+                          on MySQL with GTIDs, too, for a table without a key, whose view must be exact
 
 `high` is the end of the log after the read: a server writes a transaction to its log before it can be seen.
 """
@@ -53,19 +54,31 @@ def read_view(
     server: ServerFacts,
     staged: Checkpoint,
     schema: TableSchema,
+    *,
+    exact: bool = False,
 ) -> Iterator[View]:
     """A view of the table for the statements of `reader`.
 
     control: another session at the same server. It asks all questions: what asks may connect again, and the reader's
              settings and view would be lost.
     staged:  the end of what is staged of the log of this server.
+    exact:   a view that shows nothing from `low` on either, where that takes a lock.
     Raises RetryLater (snapshot.not_visible, snapshot.locked, source.connection_lost), Refused (source.missing_grant).
     """
     _run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
     transactional = _is_transactional(control, schema)
     if server.mariadb and transactional:
         view = View(_begin_at_position(reader, staged), exact=True)
-    elif server.gtid_mode == "ON" and not server.mariadb and staged.gtid_set:
+    elif exact and not transactional:
+        raise Refused(
+            f"{schema.name} has neither a primary key nor a unique key without nulls, and its engine gives no view of "
+            "it at one place of the log.",
+            where=schema.name,
+            code="snapshot.no_key",
+            remedy="give the table a primary key, or ENGINE=InnoDB; or load its rows into the targets by a dump "
+            "(docs/tutorial.md)",
+        )
+    elif server.gtid_mode == "ON" and not server.mariadb and staged.gtid_set and not exact:
         _await_visible(control, staged)
         _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         view = View(staged.position, exact=False)
@@ -181,11 +194,12 @@ def _begin_under_lock(
 
 def _may_not_lock(schema: TableSchema, said: str) -> Refused:
     return Refused(
-        f"The account may not lock {schema.name}, which a copy needs on a server without GTIDs: {said}.",
+        f"The account may not lock {schema.name}, which a copy needs for a moment on a MySQL without GTIDs, and for a "
+        f"table without a key: {said}.",
         where=schema.name,
         code="snapshot.lock_denied",
-        remedy=f"on the source: GRANT LOCK TABLES ON {quote(schema.database)}.* TO the account; or turn GTIDs on, "
-        "which need no lock",
+        remedy=f"on the source: GRANT LOCK TABLES ON {quote(schema.database)}.* TO the account; or, with a key, turn "
+        "GTIDs on, which need no lock",
     )
 
 

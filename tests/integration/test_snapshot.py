@@ -533,6 +533,92 @@ def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_th
     assert caught.value.code == "plan.copied_shared_keys"
 
 
+def test_an_extractor_goes_on_after_more_copies_than_it_had_starts(make_line: Callable[..., Line]) -> None:
+    line = with_rows(make_line, 5)
+    for _ in range(4):  # each time the copier has a new epoch of its own lease, which says nothing to the extractor
+        read(line, ["number"])
+    stage(line)
+    assert line.chain[-1].copied
+    line.origin.execute("UPDATE number SET v = -1")
+    line.drain()
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
+def write_copies(line: Line, chance: random.Random, stop: threading.Event) -> None:
+    """Transactions on a table without a key, whose rows have copies."""
+    with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
+        while not stop.is_set():
+            for _ in range(chance.randint(1, 4)):
+                n, word = chance.randrange(5), chance.choice("xyz")
+                cursor.execute(
+                    chance.choice(
+                        [
+                            f"INSERT INTO heap VALUES ({n}, '{word}'), ({n}, '{word}')",
+                            f"UPDATE heap SET word = '{word}' WHERE n = {n} LIMIT 2",
+                            f"DELETE FROM heap WHERE n = {n} LIMIT 2",
+                        ]
+                    )
+                )
+            connection.commit()
+
+
+def test_a_table_without_a_key_is_copied_with_as_many_copies_of_each_row_as_it_has(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line = make_line()
+    line.origin.execute("CREATE TABLE heap (n INT, word VARCHAR(9))", "CREATE TABLE bare (n INT)",
+                        "CREATE TABLE other (id INT PRIMARY KEY)",
+                        *(f"INSERT INTO heap VALUES ({n % 5}, 'w'), ({n % 7}, NULL)" for n in range(60)))  # fmt: skip
+    line = make_line()  # it begins after the rows
+    stop = threading.Event()
+    writing = threading.Thread(target=write_copies, args=(line, random.Random(3), stop))
+    writing.start()
+    try:
+        line.drain()
+        time.sleep(0.3)
+        assert not read(line, ["heap"])
+        time.sleep(0.3)  # changes between the claim and the place of its batch
+        line.drain()
+        decide = Meta.decide_copied
+        late: list[str] = []
+
+        def first_too_late(self: Meta, *arguments: Any, **named: Any) -> None:
+            if not late:
+                late.append("once")
+                time.sleep(0.05)
+                line.drain()
+            decide(self, *arguments, **named)
+
+        monkeypatch.setattr(Meta, "decide_copied", first_too_late)
+        with pytest.raises(RetryLater) as moved:
+            stage(line)
+        assert moved.value.code == "snapshot.moved"
+        assert stage(line).tables == (f"{line.origin.name}.heap",)
+        (copied,) = [one for one in line.chain if one.copied]
+        found = table_state(line.store, line.chain, "heap", as_of=AsOf(position=copied.end.position))
+        assert len(found) == sum(part.ops.get("r", 0) for part in copied.parts)
+    finally:
+        stop.set()
+        writing.join()
+    line.drain()
+    assert len(at_source(line, "heap")) > 0
+    assert in_stage(line, "heap") == at_source(line, "heap")
+    read(line, ["bare"])  # empty: surveyed as such, and copied all the same
+    read(line, ["heap"])
+    line.origin.execute("INSERT INTO heap VALUES (1, 'last')", "INSERT INTO bare VALUES (1), (1)")
+    line.drain()
+    stage(line)
+    for table in ("heap", "bare"):
+        assert in_stage(line, table) == at_source(line, table)
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    (line.folder / "meta.db").unlink()
+    with Meta.open(line.pipeline.meta.url) as meta:
+        lease = meta.acquire_lease("shop", "shop", "me", 60)
+        meta.release_lease(meta.rebuild(lease, line.chain)[0])
+    line.drain()
+    assert in_stage(line, "heap") == at_source(line, "heap")
+
+
 def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -668,6 +754,8 @@ def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_c
     _, errors = throttled(line, replicas=["env:SOURCE"])
     assert errors[0] == "snapshot.throttle"
     assert "not a replica" in errors[1]
+    line.drain()
+    stage(line)
     waited, errors = throttled(line, threads_running=1000, history_list_length=10**9)
     assert (set(waited), errors) == ({""}, [])
     line.drain()

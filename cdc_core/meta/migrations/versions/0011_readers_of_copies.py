@@ -42,6 +42,8 @@ def upgrade() -> None:
         comment="a chunk of a copy that no manifest names yet; claim: what a manifest will say, once its files are "
         "durable",
     )
+    if "held_seq" not in {column["name"] for column in sa.inspect(op.get_bind()).get_columns("copy_batch")}:
+        op.add_column("copy_batch", sa.Column("held_seq", sa.BigInteger(), nullable=False, server_default="0"))
     op.create_table(
         "copy_pause",
         sa.Column("source", text(64), primary_key=True),

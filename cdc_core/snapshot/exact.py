@@ -1,0 +1,204 @@
+"""The copy of a table without a key, moved forward to the place at which it is staged.
+
+Its rows have no versions: a target counts whole rows, and has the changes up to a mark, batch by batch. So its claim is
+exact (the read view shows the log up to `low` and nothing after it), and is staged as the rows that the table has at
+the place of the batch: those of the claim, and what the chain has brought since, folded as every reader of the stage
+folds them. A change `t` before them says that they replace what was staged before; the targets then empty the table,
+write the rows, and set the mark between the batches that end and begin at the place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from cdc_core.meta import ReadChunk
+from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.position import Checkpoint
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import (
+    ABSENT,
+    BEFORE,
+    BOOKKEEPING,
+    FILE,
+    GTID,
+    LITERAL,
+    OP,
+    POS,
+    ROW,
+    ROW_BITS,
+    SEQ,
+    SNAPSHOT,
+    SOURCE,
+    TRUNCATE,
+    TS,
+    absent_text,
+    staged_schema,
+)
+from cdc_core.stage.layout import CopiedName, copied_path
+from cdc_core.stage.objects import ObjectStore, PartOutput
+from cdc_core.stage.open_part import OpenPart
+from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.reader import state_batches
+
+_FIRST_PART = 500
+"""The number of the first part: those of the chunk itself are smaller."""
+
+
+def first_row(number: int) -> int:
+    """`_cdc_row` of the `t` before the rows of a chunk."""
+    return (number << ROW_BITS) - 1
+
+
+def as_of(
+    place: Checkpoint,
+    one: ReadChunk,
+    empty: Manifest,
+    chain: Sequence[Manifest],
+    *,
+    store: ObjectStore,
+    ts_us: int,
+    level: int,
+    scratch: Path,
+) -> ReadChunk | None:
+    """The claim as of `place`; None if the table was redefined since the claim.
+
+    one: the claim; its parts begin with a `t`. empty: a batch at the place, without files, under the copier's epoch.
+    chain: the batches up to the place. Raises what the stage raises.
+    """
+    low = one.chunk.low
+    since = [_of_table(batch, one.chunk.table) for batch in chain if batch.end.position > low]
+    claimed = replace(
+        empty, chunks=(one.chunk,), parts=one.parts, schemas={schema.id: schema for schema in one.schemas}
+    )
+    output = _Output(store, empty.source, one.chunk.number, empty.epoch, place, ts_us, level, scratch)
+    parts: list[Part] = []
+    for logical in dict.fromkeys(part.table for part in one.parts):
+        own = {part.schema_id for part in one.parts if part.table == logical}
+        later = {
+            part.schema_id
+            for batch in since
+            for part in batch.parts
+            if part.table == logical and part.max_seq >= low.seq
+        }
+        if later - own:
+            return None
+        schema = claimed.schemas[own.pop()]
+        parts.append(output.truncate(logical, schema))
+        rows = state_batches(store, [claimed, *since], logical, partial=True)
+        parts += output.rows(logical, schema, rows)
+    chunk = replace(
+        one.chunk,
+        low=place.position,
+        high=place.position,
+        ts_us=ts_us,
+        rows=sum(part.rows for part in parts if part.table == parts[0].table and SNAPSHOT in part.ops),
+        paths=tuple(part.path for part in parts),
+    )
+    return ReadChunk(chunk, tuple(parts), one.schemas)
+
+
+def _of_table(batch: Manifest, table: str) -> Manifest:
+    """The batch with the parts of one source table only."""
+    parts = tuple(part for part in batch.parts if batch.schemas[part.schema_id].name == table)
+    return replace(batch, parts=parts)
+
+
+@dataclass(slots=True)
+class _Output:
+    """Durable parts of one chunk, all at the order key just before the place."""
+
+    store: ObjectStore
+    source: str
+    chunk: int
+    epoch: int
+    place: Checkpoint
+    ts_us: int
+    level: int
+    scratch: Path
+    made: int = 0
+
+    def truncate(self, table: str, schema: TableSchema) -> Part:
+        """A `t`, which is alone in its part: so it is told from the TRUNCATE of a source without a look inside."""
+        position = self.place.position
+        gone = {OP: TRUNCATE, TS: self.ts_us, SOURCE: self.source, FILE: position.file, POS: position.offset,
+                ROW: first_row(self.chunk), SEQ: position.seq - 1}  # fmt: skip
+        batch = pa.RecordBatch.from_pylist([gone], schema=staged_schema(schema))
+        (part,) = self._part(table, schema, iter([batch]))
+        return part
+
+    def rows(self, table: str, schema: TableSchema, state: Iterator[pa.RecordBatch]) -> list[Part]:
+        """state: as stage.reader gives it. [] if there are no rows."""
+
+        def staged() -> Iterator[pa.RecordBatch]:
+            row = first_row(self.chunk) + 1
+            for batch in state:
+                yield _staged(batch, schema, self.source, self.place, self.ts_us, row)
+                row += batch.num_rows
+
+        return self._part(table, schema, staged())
+
+    def _part(self, table: str, schema: TableSchema, batches: Iterator[pa.RecordBatch]) -> list[Part]:
+        name = CopiedName(self.source, self.chunk, self.epoch, _FIRST_PART + self.made)
+        self.made += 1
+
+        def names() -> Iterator[str]:
+            for attempt in count():
+                yield copied_path(table, replace(name, part=name.part + 1000 * attempt))
+
+        def open_output() -> PartOutput:
+            return self.store.open_output(names(), self.scratch)
+
+        arrow = staged_schema(schema)
+        file = PartFile(arrow, schema.key, open_output, self.level)
+        part = OpenPart(table, schema, file, arrow)
+        try:
+            for batch in batches:
+                if batch.num_rows:
+                    part.add(batch)
+            if not part.rows:
+                file.discard()
+                return []
+            file.close()
+            return [part.listed(file.publish())]
+        except BaseException:
+            file.discard()
+            raise
+
+
+def _staged(
+    batch: pa.RecordBatch,
+    schema: TableSchema,
+    source: str,
+    place: Checkpoint,
+    ts_us: int,
+    first: int,
+) -> pa.RecordBatch:
+    n, arrow = batch.num_rows, staged_schema(schema)
+    absent = absent_text(column.name for column in schema.columns if not column.logged)
+    notes = {
+        OP: _coded(SNAPSHOT, n),
+        TS: pa.array(np.full(n, ts_us), pa.timestamp("us", tz="UTC")),
+        SOURCE: _coded(source, n),
+        FILE: _coded(place.position.file, n),
+        POS: pa.array(np.full(n, place.position.offset)),
+        ROW: pa.array(np.arange(first, first + n)),
+        SEQ: pa.array(np.full(n, place.position.seq - 1)),
+        GTID: pa.nulls(n, pa.string()),
+        LITERAL: batch.column(LITERAL),
+        ABSENT: _coded(absent, n),
+    }
+    values = [batch.column(column.name).cast(arrow.field(column.name).type) for column in schema.columns]
+    before = pa.nulls(n, arrow.field(BEFORE).type)
+    return pa.RecordBatch.from_arrays([*values, before, *(notes[field.name] for field in BOOKKEEPING)], schema=arrow)
+
+
+def _coded(text: str | None, n: int) -> pa.DictionaryArray:
+    if text is None:
+        return pa.DictionaryArray.from_arrays(pa.nulls(n, pa.int32()), pa.array([], pa.string()))
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([text], pa.string()))
