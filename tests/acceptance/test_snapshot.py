@@ -78,7 +78,8 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
             "INSERT INTO old.t VALUES (1, 'a'), (2, 'b'), (3, 'c')", "CREATE TABLE old.keyless (id INT, v INT)",
             "INSERT INTO old.keyless VALUES (1, 1), (1, 1), (2, NULL)")  # fmt: skip
     run_sql(target, "CREATE DATABASE old", f"CREATE TABLE old.t {definition}",
-            "CREATE TABLE old.keyless (id INT, v INT)", "CREATE DATABASE again", f"CREATE TABLE again.t {definition}")  # fmt: skip
+            "CREATE TABLE old.keyless (id INT, v INT)", "CREATE DATABASE again",
+            f"CREATE TABLE again.t {definition}")  # fmt: skip
     try:
         lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
         lockstep("init", "shop", "--source", "env:SHOP", "--include", r"old\..*", "--target", "env:COPY")

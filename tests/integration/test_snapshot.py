@@ -840,7 +840,7 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
         origin.control.close()
 
 
-@pytest.mark.parametrize("start", ["latest", "position"])
+@pytest.mark.parametrize("start", ["latest", pytest.param("position", marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("flavor", ["mysql9", "mariadb"])
 def test_a_transaction_that_is_logged_before_the_capture_and_visible_later_is_in_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str, start: str
