@@ -60,7 +60,7 @@ def snapshot(
     pause: Annotated[
         bool, typer.Option("--pause", help="Let no process read chunks any more, until --resume.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Let copies go on.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Let copies continue.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -101,7 +101,9 @@ def snapshot(
             _switch(output, parsed, meta, names, pause=pause)
             return
         _extract_first(parsed, meta, names, output, needed=not dry_run)
-        wanted = {name: _wanted(meta, name, tables, on_new=parsed.tables.on_new, everything=everything) for name in names}
+        wanted = {
+            name: _wanted(meta, name, tables, on_new=parsed.tables.on_new, everything=everything) for name in names
+        }
         if dry_run:
             _show_plan(output, parsed, meta, wanted)
             return
@@ -187,7 +189,7 @@ def _switch(output: CliOutput, pipeline: Pipeline, meta: Meta, names: list[str],
             meta.pause_copies(name, default_holder())
             lines.append(f"Copies of {name} are paused: no chunk is read until `lockstep snapshot --resume`.")
         elif meta.resume_copies(name):
-            lines.append(f"Copies of {name} may go on: run `lockstep snapshot`, or wait for the next run.")
+            lines.append(f"Copies of {name} may continue: run `lockstep snapshot`, or wait for the next run.")
         else:
             lines.append(f"Copies of {name} were not paused.")
     output.answer({"pipeline": pipeline.pipeline, "sources": names, "paused": pause}, "\n".join(lines))
@@ -205,7 +207,9 @@ def _extract_first(pipeline: Pipeline, meta: Meta, names: list[str], output: Cli
                 _extract_on(pipeline, name, output)
 
 
-def _wanted(meta: Meta, source: str, tables: list[str] | None, *, on_new: str, everything: bool = False) -> tuple[PendingTable, ...]:
+def _wanted(
+    meta: Meta, source: str, tables: list[str] | None, *, on_new: str, everything: bool = False
+) -> tuple[PendingTable, ...]:
     from cdc_core.snapshot.pending import chosen, pending
 
     if everything:
