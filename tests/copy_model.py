@@ -365,7 +365,7 @@ class World:
                 self.source.rotate()
             case 18:
                 self.extractor = None  # it restarts
-            case 19 if self.depth:
+            case 19 | 23 if self.depth:
                 raise Killed
             case 20 if self.depth == 1 and not self.source.locked:
                 self.moving = False

@@ -44,7 +44,6 @@ from cdc_core.stage.layout import CopiedName, copied_path
 from cdc_core.stage.objects import ObjectStore, PartOutput
 from cdc_core.stage.open_part import OpenPart
 from cdc_core.stage.parquet import PartFile
-from cdc_core.stage.reader import state_batches
 
 _FIRST_PART = 500
 """The number of the first part: those of the chunk itself are smaller."""
@@ -71,6 +70,8 @@ def as_of(
     one: the claim; its parts begin with a `t`. empty: a batch at the place, without files, under the copier's epoch.
     chain: the batches up to the place. Raises what the stage raises.
     """
+    from cdc_core.stage.reader import state_batches  # DuckDB, which only such tables need
+
     low = one.chunk.low
     since = [_of_table(batch, one.chunk.table) for batch in chain if batch.end.position > low]
     claimed = replace(

@@ -30,6 +30,7 @@ from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
+from cdc_core.snapshot import exact
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
@@ -197,8 +198,6 @@ def _moved_on(
     pipeline: Pipeline, store: ObjectStore, lease: Lease, place: Checkpoint, copy: TableCopy, mine: list[ReadChunk]
 ) -> list[ReadChunk]:
     """The claim of a table without a key, as of the place; [] if it was redefined since it was read."""
-    from cdc_core.snapshot import exact  # it folds: only such tables need DuckDB
-
     (one,) = mine
     empty = _empty(pipeline, store, copy.source, lease, place)
     chain = [batch for batch in manifests.chain(store, copy.source) if batch.end.position <= place.position]

@@ -10,7 +10,7 @@ from tests.copy_model import live
 
 BEFORE = st.lists(st.integers(0, 99), max_size=2)
 STEPS = st.lists(st.integers(0, 8), min_size=2, max_size=8)
-EVENTS = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 2399)), min_size=1, max_size=40)
+EVENTS = st.lists(st.tuples(st.integers(0, 16), st.integers(0, 2399)), min_size=1, max_size=40)
 FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 
 
