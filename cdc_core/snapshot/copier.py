@@ -52,6 +52,8 @@ LEASE_S = 60.0
 WAIT_S = 1.0
 """How often a reader that must wait asks again."""
 
+_DEFINITION_CHANGED = 1412
+
 Progressed = Callable[[TableCopy], None]
 
 
@@ -330,7 +332,7 @@ class _Reader:
         """The greatest key that is visible once everything before the end of what is staged is; and a count of rows."""
         limit: keys.Key = ()
         if schema.key:
-            with self._view(schema, self._staged_here()):
+            with self._view(schema, self._staged_here()), _unchanged(schema):
                 limit = greatest(self._sessions.reader, schema)
         empty = bool(schema.key) and not limit
         rows = 0 if empty else count_rows(self._sessions.control, schema, mariadb=self._server.mariadb)
@@ -383,6 +385,23 @@ class _Reader:
             planned.number, schema.name, planned.above, planned.through, ts_us, view.low, high, file.rows, paths
         )
         table.read(ReadChunk(chunk, parts, file.schemas), file.row_bytes, took_s)
+
+
+@contextmanager
+def _unchanged(schema: TableSchema) -> Iterator[None]:
+    """A statement of a read view. Raises RetryLater (snapshot.redefined) if the table is another than at its begin."""
+    try:
+        yield
+    except Refused as error:
+        said = error.__cause__
+        if not isinstance(said, pymysql.err.MySQLError) or said.args[:1] != (_DEFINITION_CHANGED,):
+            raise
+        raise RetryLater(
+            f"{schema.name} was redefined or truncated just when its copy began.",
+            where=schema.name,
+            code="snapshot.redefined",
+            remedy="the next attempt begins the copy of this table again",
+        ) from None
 
 
 def paused(source: str, pause: CopyPause) -> RetryLater:
