@@ -31,6 +31,7 @@ from cdc_core.model.staged import (
     SEQ,
     SNAPSHOT,
     SOURCE,
+    TRUNCATE,
     TS,
     absent_text,
     staged_schema,
@@ -84,7 +85,23 @@ class ChunkFile:
         staged = self._staged(rows)
         self.rows += rows.num_rows
         self.row_bytes += rows.nbytes
-        part = TableRows(self._schema, self._schema.name, staged, np.zeros(rows.num_rows, np.int32))
+        self._take(staged)
+
+    def add_truncate(self, row: int) -> None:
+        """Adds a change that the rows of the table before `row` of the claim are gone (op `t`)."""
+        notes = {
+            OP: TRUNCATE,
+            TS: self._ts_us,
+            SOURCE: self._source,
+            FILE: self._low.file,
+            POS: self._low.offset,
+            ROW: row,
+            SEQ: self._low.seq - 1,
+        }
+        self._take(pa.RecordBatch.from_pylist([notes], schema=self._arrow))
+
+    def _take(self, staged: pa.RecordBatch) -> None:
+        part = TableRows(self._schema, self._schema.name, staged, np.zeros(staged.num_rows, np.int32))
         for routed in self._capture.routed(part):
             if routed.rows.num_rows:
                 self._part_of(routed).add(routed.rows)
