@@ -295,11 +295,12 @@ class CaptureRules(_Model):
     processors: tuple[Processor, ...] = Field((), description="functions of your own that change columns, in order")
     rows: tuple[RowFilter, ...] = Field((), description="which rows are captured; default: every row")
     columns: Columns = Field(default_factory=Columns, description="columns to leave out or mask")
-    on_unlogged_change: Literal["stop", "record"] = Field(
+    on_unlogged_change: Literal["stop", "record", "resync"] = Field(
         "stop",
         description="changes without row events (TRUNCATE, ADD COLUMN ... DEFAULT, a column or a table that was "
-        "dropped and is created again, cascading foreign keys of servers that do not log them): stop, or record 'needs "
-        "re-sync' in the manifest or the log and continue",
+        "dropped and is created again, cascading foreign keys of servers that do not log them): stop; record 'needs "
+        "re-sync' in the manifest or the log and continue; resync: record it, and `lockstep run` copies the table "
+        "again (but stop for such foreign keys: no copy makes up for what they change later)",
     )
     on_definition: Literal["drop", "note"] = Field(
         "drop",
@@ -317,10 +318,12 @@ class CaptureRules(_Model):
         description="a table that appears later and matches: copy the rows that it already has, as snapshot.mode says, "
         "and follow it; only follow it; or stop the source where the log creates it",
     )
-    on_unreadable: Literal["stop", "isolate"] = Field(
+    on_unreadable: Literal["stop", "isolate", "resync"] = Field(
         "stop",
-        description="a table whose definition is unknown, or that has an unsupported value or event: stop the source, "
-        "or leave the table out from there on, note 'needs re-sync' in every manifest, and continue with the others",
+        description="a table whose definition is unknown, or that has an unsupported value or event: stop the source; "
+        "isolate: leave the table out from there on, note 'needs re-sync' in every manifest, and continue with the "
+        "others; resync: isolate it, and the next `lockstep run` reads it again from where the source is by then, and "
+        "copies it",
     )
 
 

@@ -224,9 +224,10 @@ def _render(wishes: Wishes, catalogue: Catalogue, server_id: int, start: list[st
     ]
     lines += _left_out(wishes.exclude, catalogue)
     lines += [
-        "  # What to do when a statement changes rows without logging them, such as TRUNCATE: stop, or record it in",
-        "  # the manifest and continue.",
-        "  on_unlogged_change: stop",
+        "  # Where a statement changed rows without logging them, such as TRUNCATE, or a table cannot be read at a",
+        "  # place in the log, `lockstep run` copies the table again. `stop` would stop the source there.",
+        "  on_unlogged_change: resync",
+        "  on_unreadable: resync",
         "",
         "# `lockstep run` copies rows that tables had before they were captured; `lockstep snapshot` does only that.",
         "snapshot:",

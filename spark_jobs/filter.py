@@ -32,13 +32,14 @@ from cdc_core.model.merged import (
     MergedOp,
     RowClass,
 )
-from cdc_core.model.run import FilterCounts, MergeTable, counts_path, counts_to_bytes
+from cdc_core.model.run import FilterCounts, MergeCounts, MergeTable, counts_from_bytes, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.keys import shared_key
 from cdc_core.target.row_lookup import LocatedRows, locate_rows
 from cdc_core.target.text import row_keys, version_hex
-from cdc_core.target.versions import classify, versions_of
+from cdc_core.target.truncates import Truncates
+from cdc_core.target.versions import classify, versions_of, without_removed
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried, found
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -46,10 +47,11 @@ from spark_jobs.session import size_shuffles
 from spark_jobs.unfinished_writes import end_writes
 
 Batches = Iterable[pa.RecordBatch]
+NO_TRUNCATES = Truncates()
 
 
-def classified(winners: DataFrame, destination: Destination) -> DataFrame:
-    """The winners, and a row for each shard left, with shard, class and reason."""
+def classified(winners: DataFrame, destination: Destination, removing: Truncates = NO_TRUNCATES) -> DataFrame:
+    """The winners, and a row for each shard left, with shard, class and reason. removing: the truncates of the run."""
     kept = [field for field in winners.schema if field.name not in FILTER_ONLY]
     schema = T.StructType(
         [
@@ -59,10 +61,10 @@ def classified(winners: DataFrame, destination: Destination) -> DataFrame:
             T.StructField(REASON, T.StringType()),
         ]
     )
-    return map_in_arrow(winners, _classifier(destination), schema)
+    return map_in_arrow(winners, _classifier(destination, removing), schema)
 
 
-def _classifier(destination: Destination) -> Work:
+def _classifier(destination: Destination, removing: Truncates) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
             for batch in batches:
@@ -79,7 +81,7 @@ def _classifier(destination: Destination) -> Work:
                 elif batch.num_rows:
                     _require_one_live(destination, batch)
                     located = locate_rows(destination, sessions, Path(scratch), batch)
-                    yield _judged(destination, sessions, Path(scratch), located)
+                    yield _judged(destination, sessions, Path(scratch), located, removing)
                     if destination.moving:
                         yield from _departures(destination, located)
 
@@ -96,7 +98,9 @@ def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
         raise shared_key(destination.logical, key.encode(), where=destination.target)
 
 
-def _judged(destination: Destination, sessions: Sessions, scratch: Path, located: LocatedRows) -> pa.RecordBatch:
+def _judged(
+    destination: Destination, sessions: Sessions, scratch: Path, located: LocatedRows, removing: Truncates
+) -> pa.RecordBatch:
     batch, shards = located.rows, located.shards
     verdicts = np.empty(batch.num_rows, dtype=object)
     for number in np.unique(shards):
@@ -117,7 +121,7 @@ def _judged(destination: Destination, sessions: Sessions, scratch: Path, located
         born = part.column(BORN).to_pylist()
         for at, row in enumerate(rows):
             verdicts[row] = classify(
-                held[at],
+                without_removed(held[at], removing),
                 bytes.fromhex(versions[at]),
                 upsert=upserts[at],
                 born=bool(born[at]),
@@ -129,11 +133,12 @@ def _judged(destination: Destination, sessions: Sessions, scratch: Path, located
 
 
 def _everywhere(destination: Destination, truncates: pa.RecordBatch) -> pa.RecordBatch:
-    """The truncate for each shard, counted in the first."""
-    count = len(destination.shards)
-    rows = truncates.take(pa.array([0] * count))
-    rows = _with_op(rows, [MergedOp.TRUNCATE, *[MergedOp.TRUNCATE_UNCOUNTED] * (count - 1)])
-    return _with_notes(rows, np.arange(count), [RowClass.DELETE, *[RowClass.UNCOUNTED] * (count - 1)], [None] * count)
+    """Each truncate for each shard, counted in the first."""
+    count, several = len(destination.shards), truncates.num_rows
+    rows = truncates.take(pa.array(np.repeat(np.arange(several), count)))
+    rows = _with_op(rows, [MergedOp.TRUNCATE, *[MergedOp.TRUNCATE_UNCOUNTED] * (count - 1)] * several)
+    classes = [RowClass.DELETE, *[RowClass.UNCOUNTED] * (count - 1)] * several
+    return _with_notes(rows, np.tile(np.arange(count), several), classes, [None] * (count * several))
 
 
 def _with_op(rows: pa.RecordBatch, ops: Sequence[str]) -> pa.RecordBatch:
@@ -192,9 +197,14 @@ def filter_table(job: Job, table: MergeTable) -> FilterCounts:
     return _filtered(job, table)
 
 
+def _truncates(job: Job, table: MergeTable) -> Truncates:
+    counts = counts_from_bytes(job.store.get(counts_path(job.plan.merged_folder(job.merge_set.name))), MergeCounts)
+    return Truncates(tuple(bytes.fromhex(one) for of in counts if of.table == table.table for one in of.truncates))
+
+
 def _filtered(job: Job, table: MergeTable) -> FilterCounts:
     destination = job.destination(table)
-    rows = classified(job.read(job.merged(table.table)), destination)
+    rows = classified(job.read(job.merged(table.table)), destination, _truncates(job, table))
     seen = Observation()
     classes = [one for one in RowClass if one is not RowClass.UNCOUNTED]
     rows = rows.observe(seen, *[F.sum((c(CLASS) == name).cast("bigint")).alias(name) for name in classes])

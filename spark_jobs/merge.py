@@ -7,7 +7,9 @@ Aggregation is partial first, then shuffled by key: no global sort, nothing coll
 A value that the log did not carry (`_cdc_absent`) is the last older one of the same row (see absent.py); what no change
 of the run has stays absent, and the target supplies it. Only tables with such rows pay for the search.
 
-A TRUNCATE undoes the changes before it; the last one of a run is a row of its own, without a key.
+A TRUNCATE undoes the changes of its source table before it; the last one of a run is a row of its own, without a key.
+So is the beginning of a copy that takes the place of older rows (cdc_core/snapshot/renewal.py), whatever the policy for
+TRUNCATE: it is told apart by its file, which is one of copied rows.
 For tables without a key, the rows that come and go are counted (see multiset.py).
 The columns of a merged row: model/merged.py.
 """
@@ -15,7 +17,7 @@ The columns of a merged row: model/merged.py.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import Column, DataFrame, Observation
 from pyspark.sql import functions as F  # noqa: N812
@@ -33,7 +35,7 @@ from cdc_core.model.merged import (
     SHARD_UNKNOWN,
     MergedOp,
 )
-from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
+from cdc_core.model.run import MergeCounts, MergeTable, PlannedFile, counts_path, counts_to_bytes
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
     ABSENT,
@@ -49,8 +51,9 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
-from cdc_core.model.version import ORIGIN_BYTES
+from cdc_core.model.version import ORIGIN_BYTES, Version, encode, origin_name
 from cdc_core.stage.intact import require_intact
+from cdc_core.stage.layout import parse_copied
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
 from spark_jobs.columns import c, unified
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -59,6 +62,7 @@ from spark_jobs.multiset import NET, batch_of_file, each_copy, nets
 from spark_jobs.session import size_shuffles
 
 _WINNER = "_cdc_winner"
+_TRUNCATE_OF = "_cdc_truncate_of"
 _KEPT = (OP, TS, SOURCE, SEQ, ROW, LITERAL)
 
 
@@ -139,7 +143,9 @@ def _last_between_sources(last: DataFrame, rule: MergeRule, *, chained: bool) ->
     if rule.shared:
         totals.append(F.sum(live.cast("bigint")).alias(LIVE_ORIGINS))
         totals.append(F.collect_set(F.when(~live, c(ORIGIN))).alias(ENDED_ORIGINS))
-    by_key = last.groupBy(*[c(name) for name in key_names(rule.key)])
+    # A truncate has no key: those of several source tables are apart.
+    apart = [F.when(c(_WINNER, OP) == TRUNCATE, c(ORIGIN)).alias(_TRUNCATE_OF)] if rule.shared else []
+    by_key = last.groupBy(*[c(name) for name in key_names(rule.key)], *apart)
     return by_key.agg(F.max_by(c(_WINNER), between).alias(_WINNER), *totals)
 
 
@@ -266,12 +272,18 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
     """
     columns = row_columns(job, table)
     changes = read_changes(job, table, columns)
-    got = _write_winners(job, table, columns, changes)
+    # What begins a table again is found without a merge, which would be of all copied rows.
+    truncates = _truncates(job, table, renewals=True)
+    got: dict[str, int] | None = None
+    if not truncates:
+        got = _write_winners(job, table, columns, changes)
+        truncates = _truncates(job, table) if got["truncates"] else []
     undone = 0
-    if got["truncates"]:
-        behind = _behind_truncates(job, table, changes, got["truncates"])
-        undone = got["rows"] - behind.count()
-        got = _write_winners(job, table, columns, behind)
+    if got is None or truncates:
+        rows = changes.count() if got is None else got["rows"]
+        kept = _from_truncates_on(job, table, changes, truncates)
+        undone = rows - kept.count()
+        got = _write_winners(job, table, columns, kept)
     if got["lost"]:
         raise DataAtRisk(
             f"{got['lost']} changes of {table.table} lack their key ({', '.join(table.key) or 'the whole row'}): "
@@ -290,30 +302,104 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
             remedy="compare the files with their manifests (`lockstep stage ls`) and restore what was changed",
         )
     winners = job.rows_in(job.merged(table.table))
-    return MergeCounts(table.table, table.rows, got["key_changes"], winners, got["superseded"] + undone)
+    removing = tuple(sorted(one.version(job, table) for one in _last(job, table, truncates)))
+    return MergeCounts(
+        table.table, table.rows, got["key_changes"], winners, got["superseded"] + undone, removing if table.key else ()
+    )
 
 
-def _behind_truncates(job: Job, table: MergeTable, changes: DataFrame, truncates: int) -> DataFrame:
-    """The changes from the last TRUNCATE on, it among them, or all without them, as the table's policy says.
+@dataclass(frozen=True, slots=True, order=True)
+class _Truncate:
+    """The last one of its kind among the changes of a source table in the run. count: of all of them."""
+
+    source: str
+    source_table: str
+    seq: int
+    row: int
+    commit_ts_us: int
+    renews: bool
+    """It is the beginning of a copy that takes the place of older rows."""
+    count: int
+
+    @property
+    def table(self) -> tuple[str, str]:
+        return self.source, self.source_table
+
+    @property
+    def order(self) -> tuple[int, int]:
+        return self.seq, self.row
+
+    def version(self, job: Job, table: MergeTable) -> str:
+        origin = origin_name(self.source, self.source_table) if job.shared(table) else ""
+        return encode(Version(self.commit_ts_us, self.seq, self.row, self.source, origin)).hex()
+
+
+def _truncates(job: Job, table: MergeTable, *, renewals: bool = False) -> list[_Truncate]:
+    """The last ones of each source table and kind. renewals: only the beginnings of copies."""
+    found = []
+    for renews in (True,) if renewals else (True, False):
+        files = [file for file in table.files if _may_have(file, renews=renews)]
+        for schema, rows in job.staged(replace(table, files=tuple(files))):
+            last = F.max(F.struct(c(SEQ), c(ROW), F.unix_micros(c(TS)).alias(TS)))
+            of_source = (
+                rows.where(c(OP) == TRUNCATE).groupBy(c(SOURCE)).agg(last.alias("last"), F.count("*").alias("n"))
+            )
+            for source, (seq, row, ts_us), count in of_source.collect():
+                found.append(_Truncate(source, schema.name, seq, row, ts_us, renews, count))
+    return found
+
+
+def _may_have(file: PlannedFile, *, renews: bool) -> bool:
+    # What begins a table again is alone in its file (cdc_core/snapshot/renewal.py).
+    return renews == (parse_copied(file.path) is not None) and (not renews or file.rows == 1)
+
+
+def _last(job: Job, table: MergeTable, truncates: Sequence[_Truncate]) -> list[_Truncate]:
+    """Those that count, one for each source table: the policy for TRUNCATE decides about those after a copy that takes
+    the place of older rows; earlier ones are part of what it replaces.
 
     Raises Refused (spark.truncate).
     """
-    if table.on_truncate == "ignore":
-        return changes.where(c(OP) != TRUNCATE)
     names = {schema.name for schema in job.schemas(table)}
     alone = len(names) == 1 and all(job.pipeline.feeds_alone(name, table.table) for name in names)
-    if table.on_truncate == "stop" or not alone:
+    last: dict[tuple[str, str], _Truncate] = {}
+    for one in truncates:
+        if one.renews:
+            last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
+    logged = [
+        one for one in truncates if not one.renews and (one.table not in last or one.order > last[one.table].order)
+    ]
+    refused = logged if table.on_truncate == "stop" or (table.on_truncate == "apply" and not alone) else []
+    if last and not alone and not job.shared(table):
+        refused = [*refused, *last.values()]
+    if refused:
         why = "" if alone else f", whose rows may come from other tables than {' and '.join(sorted(names))} too"
         raise Refused(
-            f"The run has {truncates} TRUNCATE of {table.table}{why}.",
+            f"The run has {sum(one.count for one in refused)} TRUNCATE of {table.table}{why}.",
             where=job.plan.run_id,
             code="spark.truncate",
             remedy=f"set on_truncate of {table.table} in the target's tables: "
             + ("apply removes its older rows, ignore leaves them" if alone else "ignore leaves the rows as they are; "
             "then remove those of the emptied table by hand, and plan the run again"),
         )  # fmt: skip
-    ((last,),) = changes.where(c(OP) == TRUNCATE).agg(F.max(F.struct(c(SEQ), c(ROW)))).collect()
-    return changes.where((c(SEQ) > last[SEQ]) | ((c(SEQ) == last[SEQ]) & (c(ROW) >= last[ROW])))
+    if table.on_truncate == "apply":
+        for one in logged:
+            last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
+    return sorted(last.values())
+
+
+def _from_truncates_on(job: Job, table: MergeTable, changes: DataFrame, truncates: Sequence[_Truncate]) -> DataFrame:
+    """The changes from the last truncate of their source table on, it among them, and no other truncate.
+
+    Raises Refused (spark.truncate).
+    """
+    kept, is_last = F.lit(True), F.lit(False)
+    for one in _last(job, table, truncates):
+        mine = c(ORIGIN) == origin_name(*one.table) if job.shared(table) else c(SOURCE) == one.source
+        same = mine & (c(SEQ) == one.seq) & (c(ROW) == one.row)
+        later = (c(SEQ) > one.seq) | ((c(SEQ) == one.seq) & (c(ROW) > one.row))
+        kept, is_last = kept & (~mine | later | same), is_last | same
+    return changes.where(kept & ((c(OP) != TRUNCATE) | is_last))
 
 
 def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> DataFrame:

@@ -25,7 +25,7 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.errors import DataAtRisk
-from cdc_core.model.merged import KEY_CHAIN, SHARD
+from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp
 from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
 from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.target.compare import outcomes
@@ -61,6 +61,8 @@ def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
         rows = job.read(job.merged(table.table))
         if table.key:
             key = F.to_json(F.struct(*[exact(rows.schema[name].dataType, name).alias(name) for name in table.key]))
+            if ORIGIN in rows.columns:  # a truncate has no key, and there may be one for each source table
+                key = F.when(c(OP) == MergedOp.TRUNCATE, c(ORIGIN)).otherwise(key)
         else:
             key = copy_identity(rows.schema)
         notes = [c(name) for name in (OP, SOURCE, SEQ, ROW)]

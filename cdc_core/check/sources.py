@@ -164,8 +164,9 @@ def _warn_of_rows(
         findings.warn(
             f"source {source.name}: existing rows",
             f"{'; '.join(lines[:MOST_TABLES])}{more}",
-            "`lockstep snapshot` copies rows from before the capture, and so does `lockstep run` with snapshot.mode: "
-            "initial; until then the staged files do not give the states of these tables (docs/tutorial.md, step 4)",
+            "`lockstep snapshot` copies these tables, and so does `lockstep run` with snapshot.mode: initial and with "
+            "tables.on_unlogged_change and on_unreadable: resync; until then the staged files do not give their states "
+            "(docs/tutorial.md, step 4)",
         )
 
 

@@ -117,7 +117,7 @@ def warn_of_partial(output: CliOutput, results: list[tuple[str, DrainResult]]) -
     if lines:
         more = f" (and {len(lines) - MOST_WARNINGS:,} more: `lockstep status`)" if len(lines) > MOST_WARNINGS else ""
         output.note(
-            f"The staged files do not contain these tables' states{more}: `lockstep snapshot` copies older rows."
+            f"The staged files do not contain these tables' states{more}: `lockstep snapshot` copies the tables."
         )
 
 

@@ -127,7 +127,7 @@ def run(
     extracted = (
         [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
     )
-    if extracted and parsed.snapshot.mode == "initial":
+    if extracted:
         copied = copy_pending(parsed, output)
         extracted = [(name, copied.get(name, result)) for name, result in extracted]
     warn_of_partial(output, extracted)

@@ -1,4 +1,4 @@
-"""`lockstep snapshot`: copies the rows that tables had before they were captured, beside the stream."""
+"""`lockstep snapshot`: copies tables of which rows or changes are missing, beside the stream."""
 
 from __future__ import annotations
 
@@ -64,18 +64,19 @@ def snapshot(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Copy the rows that tables had before they were captured, while the application keeps writing.
+    """Copy tables of which rows or changes are missing, while the application keeps writing.
 
     \b
       lockstep snapshot shop --dry-run
       lockstep snapshot shop
       lockstep snapshot shop shop.orders shop.items
 
-    Without TABLE, copies each captured table of which older rows are missing. Tables are read in chunks by key, with
-    SELECT only; one without a key in a single read (on MySQL its table is locked for a moment). The rows are staged
-    beside the changes (_cdc_op is r) and reach the targets with the next run; newer changes always win. A copy that
-    was interrupted continues after its last chunks. --pause stops the copies of a source wherever they run, after the
-    chunks that they are at; it lasts until --resume.
+    Without TABLE, copies each captured table that had rows before its capture, that changed without row events, or that
+    was not captured for a while; of the latter two, rows that no longer exist are removed as well. Tables are read in
+    chunks by key, with SELECT only; one without a key in a single read (on MySQL its table is locked for a moment). The
+    rows are staged beside the changes (_cdc_op is r) and reach the targets with the next run; newer changes always win.
+    A copy that was interrupted continues after its last chunks. --pause stops the copies of a source wherever they run,
+    after the chunks that they are at; it lasts until --resume.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -101,6 +102,8 @@ def snapshot(
             _switch(output, parsed, meta, names, pause=pause)
             return
         _extract_first(parsed, meta, names, output, needed=not dry_run)
+        if not dry_run:
+            _read_again(parsed, meta, names, output)
         wanted = {
             name: _wanted(meta, name, tables, on_new=parsed.tables.on_new, everything=everything) for name in names
         }
@@ -129,7 +132,7 @@ def copy_sources(
     from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
 
     store = open_stage(pipeline.stage)
-    routes = Capture(pipeline.tables, pipeline.routes, os.environ).route
+    capture = Capture(pipeline.tables, pipeline.routes, os.environ)
     found: dict[str, Staged] = {}
     for name, tables in wanted.items():
         if not tables:
@@ -151,7 +154,7 @@ def copy_sources(
             staged = Staged()
             while True:
                 _extract_on(pipeline, name, output)
-                staged = staged.then(stage_due(meta, store, pipeline, name, lease, routes=routes))
+                staged = staged.then(stage_due(meta, store, pipeline, name, lease, capture=capture))
                 if staged.waiting is None or time.monotonic() > deadline_s:
                     break
                 time.sleep(_PAUSE_S)
@@ -165,7 +168,13 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
     from cdc_core.snapshot.pending import pending
 
     with Meta.open(pipeline.meta.url) as meta:
-        wanted = {one.name: pending(meta, one.name, on_new=pipeline.tables.on_new) for one in pipeline.sources}
+        _read_again(pipeline, meta, [source.name for source in pipeline.sources], output)
+        wanted = {
+            source.name: tuple(
+                one for one in pending(meta, source.name, on_new=pipeline.tables.on_new) if one.copied_by_runs(pipeline)
+            )
+            for source in pipeline.sources
+        }
         if not any(wanted.values()):
             return {}
         try:
@@ -205,6 +214,20 @@ def _extract_first(pipeline: Pipeline, meta: Meta, names: list[str], output: Cli
         for name in names:
             if name not in fresh:
                 _extract_on(pipeline, name, output)
+
+
+def _read_again(pipeline: Pipeline, meta: Meta, sources: list[str], output: CliOutput) -> None:
+    """Has isolated tables captured again where the pipeline says so, and says which cannot be read even now."""
+    from cdc_core.extract.extractor import default_holder
+    from cdc_core.snapshot.readmission import readmit
+    from cdc_core.stage.isolated import isolated
+
+    store = open_stage(pipeline.stage)
+    for name in sources:
+        if readmit(meta, store, pipeline, name, default_holder()):
+            _extract_on(pipeline, name, output)
+            for table_name, why in isolated(store, name).items():
+                output.note(f"not copied: {table_name} of {name} still cannot be read: {why}")
 
 
 def _wanted(

@@ -206,9 +206,7 @@ def show(
 def isolated(
     pipeline: PipelineArgument,
     source: SourceOption = None,
-    clear: Annotated[
-        str, typer.Option("--clear", metavar="TABLE", help="Capture database.table again, after its re-sync.")
-    ] = "",
+    clear: Annotated[str, typer.Option("--clear", metavar="TABLE", help="Capture database.table again.")] = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -219,7 +217,8 @@ def isolated(
       lockstep stage isolated shop --source shop --clear shop.orders
 
     With `tables.on_unreadable: isolate`, such a table is left out until you clear it. Fix the cause first. Its changes
-    from the position shown up to now are not staged: copy the table again.
+    from the position shown up to now are not staged: then copy the table (`lockstep snapshot`). With `resync`,
+    `lockstep run` does both.
     """
     from cdc_core.extract import default_holder
     from cdc_core.meta import Meta

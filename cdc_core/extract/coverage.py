@@ -6,7 +6,7 @@ only by the caller, once it is durable; until then an extractor that restarts de
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from cdc_core.errors import Refused
@@ -75,7 +75,15 @@ class CoverageLog:
         """Tables that the pipeline no longer captures miss changes from here on."""
         for table, known in list(self._known.items()):
             if known.how is not How.LEFT_OUT and not self._logical(table):
-                self._set(table, TableCoverage(How.LEFT_OUT, position.seq, at_us, str(position), feeds=known.feeds))
+                self._set(table, TableCoverage(How.LEFT_OUT, position.seq - 1, at_us, str(position), feeds=known.feeds))
+
+    def captured_again(self, isolated: Container[str], position: Position, at_us: int) -> None:
+        """Tables that were left out or isolated before are captured from here on, except those in `isolated`."""
+        for table, known in list(self._known.items()):
+            if not known.how.captured and self._logical(table):
+                how = How.ISOLATED if table in isolated else How.CAPTURED_AGAIN
+                if how is not known.how:
+                    self._set(table, TableCoverage(how, position.seq - 1, at_us, str(position)))
 
     def add(self, block: Block) -> None:
         """Takes what a block says."""
@@ -90,7 +98,8 @@ class CoverageLog:
             if known is None or known.how is not How.ISOLATED:
                 end = block.end
                 moment_us = int(block.entries.commit_ts_us.max())
-                self._set(table, TableCoverage(How.ISOLATED, end.seq, moment_us, str(end)))
+                # Before the end, so that a copy at the end is later.
+                self._set(table, TableCoverage(How.ISOLATED, end.seq - 1, moment_us, str(end)))
 
     def require_none_new(self, block: Block) -> None:
         """Raises Refused (source.new_table) if a block creates a table that appeared later (tables.on_new: stop)."""

@@ -206,7 +206,8 @@ class Extractor:
             opened.callback(self._ring.close)
             self._stager = Stager(
                 pipeline, store=self._store, meta=self._meta, lease=self._lease, start=start, scratch=self._temporary,
-                acknowledge=self._ring.ack, staged=staged, isolated=left_out, coverage=self._surveyed(start, known),
+                acknowledge=self._ring.ack, staged=staged, isolated=left_out,
+                coverage=self._surveyed(start, known, left_out),
             )  # fmt: skip
             opened.callback(self._stager.abort)
             limit_memory()
@@ -260,13 +261,14 @@ class Extractor:
             self._meta.advance_watermark(self._lease, start)
         return start
 
-    def _surveyed(self, start: Checkpoint, known: server.ServerFacts) -> CoverageLog:
+    def _surveyed(self, start: Checkpoint, known: server.ServerFacts, left_out: Mapping[str, str]) -> CoverageLog:
         """The coverage of the source's tables; unknown ones are read from the server."""
         log_of = CoverageLog(self._meta.coverage(self._source.name), feeds=self._capture.route)
         begin = self._source.start.position if isinstance(self._source.start, StartConfig) else None
         if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
             log_of.declared_empty(begin.empty, start.position, start.watermark_us)
         log_of.left_out(start.position, start.watermark_us)
+        log_of.captured_again(left_out, start.position, start.watermark_us)
         found = survey_tables(
             self._control,
             self._capture.captures,

@@ -166,6 +166,12 @@ def _purged_soon(status: Status) -> Iterator[Problem]:
             )  # fmt: skip
 
 
+ISOLATED_REMEDY = (
+    "a table that the pipeline leaves out: capture it; an isolated one: `lockstep stage isolated` says why, and with "
+    "tables.on_unreadable: resync `lockstep run` reads it again"
+)
+
+
 def _noted(status: Status) -> Iterator[Problem]:
     for one in status.sources:
         for note in one.notes:
@@ -175,8 +181,8 @@ def _noted(status: Status) -> Iterator[Problem]:
             said = lacks(table, one.source, coverage)
             yield Problem(
                 Level.NOTED, f"table {table}", f"{said[0].upper()}{said[1:]}.", code="stage.partial",
-                remedy="the staged files do not have its full state; `lockstep snapshot` copies rows from before the "
-                "capture",
+                remedy="the staged files do not have its full state; "
+                + ("`lockstep snapshot` copies the table" if coverage.how.captured else ISOLATED_REMEDY),
             )  # fmt: skip
 
 

@@ -1,8 +1,8 @@
 """Coverage: whether the staged history of a source table holds every row that the table has.
 
 A history is whole from the place where the table was known to be empty: it was created in the log, truncated, or
-seen to be empty. It is partial if rows existed before the first staged change, or if changes were missed.
-Manifests carry changes of coverage, so that it is known from the stage alone.
+seen to be empty; or from a full copy on. It is partial if rows existed before the first staged change, or if changes
+were missed. Manifests carry changes of coverage, so that it is known from the stage alone.
 
     event                     what it makes of a table's coverage
     created, truncated        whole from there on
@@ -12,6 +12,7 @@ Manifests carry changes of coverage, so that it is known from the stage alone.
     rows                      partial, where nothing is known
     unlogged, isolated,       partial: the staged files may also hold rows that the table has no more
     left out
+    captured again            partial: changes from before that are missing, and will not come
     dropped                   as it was, and the table is known not to exist
 """
 
@@ -36,12 +37,19 @@ class How(StrEnum):
     LEFT_OUT = "left out"
     """The pipeline did not capture the table for a while."""
     ISOLATED = "isolated"
+    CAPTURED_AGAIN = "captured again"
+    """The table was left out or isolated for a while, up to the place."""
     UNLOGGED = "unlogged"
     """Rows changed without row events."""
 
     @property
     def whole(self) -> bool:
         return self in _WHOLE
+
+    @property
+    def captured(self) -> bool:
+        """Whether changes of the table are staged: what is missing is then in the past, and a copy can bring it."""
+        return self not in (How.LEFT_OUT, How.ISOLATED)
 
 
 _WHOLE = frozenset({How.CREATED, How.EMPTY, How.TRUNCATED, How.COPIED})
@@ -105,6 +113,11 @@ class TableCoverage:
         """Whether a later survey found the table, and an earlier one had found that it did not exist."""
         return self.how in (How.EXISTING, How.EMPTY) and 0 < self.absent_seq < self.seq
 
+    @property
+    def gone(self) -> bool:
+        """Whether the table is known not to exist any more."""
+        return 0 < self.seq <= self.absent_seq
+
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "how": self.how.value, "feeds": list(self.feeds)}
 
@@ -158,16 +171,21 @@ def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage
     """The coverage of tables after a manifest has said something of them.
 
     An extractor that runs while a table is copied does not know of the copy. What it says of rows from before its
-    capture is older than the copy, wherever it is in the chain; a copy says nothing of what happened after it.
+    capture, and of changes that were missed before the copy's place, is older than the copy, wherever it is in the
+    chain; a copy says nothing of what happened after it.
     """
     found = dict(known)
     for table, one in said.items():
         before = known.get(table)
-        outdated = before is not None and before.how is How.COPIED and one.how is How.EXISTING
+        outdated = before is not None and before.how is How.COPIED and _is_before(one, before)
         early = before is not None and one.how is How.COPIED and before.seq > one.seq and before.how is not How.EXISTING
         if not outdated and not early:
             found[table] = one
     return found
+
+
+def _is_before(one: TableCoverage, copy: TableCoverage) -> bool:
+    return one.how is How.EXISTING or (one.how is How.CAPTURED_AGAIN and one.seq <= copy.seq)
 
 
 def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
@@ -184,6 +202,8 @@ def lacks(table: str, source: str, coverage: TableCoverage | None) -> str:
             return f"{table} (source {source}) was not captured for a while, up to {since} or later"
         case How.ISOLATED:
             return f"{table} (source {source}) was isolated at {since}, and its changes were left out"
+        case How.CAPTURED_AGAIN:
+            return f"changes of {table} (source {source}) were left out, up to {since}"
         case How.UNLOGGED:
             return f"rows of {table} (source {source}) changed without row events at {since}"
         case _:

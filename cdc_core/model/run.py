@@ -266,6 +266,7 @@ class MergeCounts:
     """Of one table: `rows` read from the files, `key_changes` among them, `winners` written, `superseded` dropped.
 
     Each figure is counted on its own, so that rows + key_changes = winners + superseded can fail.
+    truncates: the versions (hex) of those winners that make older rows of the target go.
     """
 
     table: str
@@ -273,6 +274,7 @@ class MergeCounts:
     key_changes: int
     winners: int
     superseded: int
+    truncates: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,10 +73,11 @@ def origin_name(source: str, table: str) -> str:
 
 def other_origin(a: bytes, b: bytes) -> bool:
     """Whether both versions say their origins, and these differ."""
-    return _origin(a) != _origin(b) and b"" not in (_origin(a), _origin(b))
+    return origin_of(a) != origin_of(b) and b"" not in (origin_of(a), origin_of(b))
 
 
-def _origin(raw: bytes) -> bytes:
+def origin_of(raw: bytes) -> bytes:
+    """The origin that a version says; b"" if it says none."""
     # Shorter ones have numbers there, and longer ones without an origin a name, which holds no zero byte.
     said = len(raw) >= SHORTEST_WITH_ORIGIN and raw[-ORIGIN_BYTES - 1] == 0
     return raw[-ORIGIN_BYTES:] if said else b""

@@ -17,7 +17,10 @@ from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES, Colum
 Key = tuple[str, ...]
 """A literal for each column of the key, in its order."""
 
-NOT_COPIED = frozenset({"snapshot.lock_denied", "snapshot.no_key", "snapshot.key_type", "snapshot.shared_keys"})
+NOT_COPIED = frozenset({
+    "snapshot.lock_denied", "snapshot.no_key", "snapshot.key_type", "snapshot.shared_keys", "schema.reserved_column",
+    "schema.unsupported_type", "source.system_versioned", "source.merge_table",
+})  # fmt: skip
 """Codes for tables that cannot be copied."""
 _NUMBERED = frozenset({"bit", "enum", "set", "year"})
 """Compared by their numbers."""

@@ -5,44 +5,56 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How, TableCoverage, lacks
 
-_ADDITIVE = frozenset({How.EXISTING, How.COPIED, How.CREATED, How.EMPTY, How.TRUNCATED})
-"""A copy adds what is missing. Rows that are gone without a trace in the log it would leave."""
+_MISSED = frozenset({How.UNLOGGED, How.CAPTURED_AGAIN})
 
 
 @dataclass(frozen=True, slots=True)
 class PendingTable:
-    """A source table to copy. rows: the server's estimate, None where it is not known."""
+    """A source table to copy. rows: the server's estimate, None where it is not known. how: of its coverage."""
 
     name: str
     why: str
     rows: int | None = None
+    how: How | None = None
+
+    def copied_by_runs(self, pipeline: Pipeline) -> bool:
+        """Whether `lockstep run` copies it: as the pipeline's policy for what is missing says."""
+        if self.how is How.UNLOGGED:
+            return pipeline.tables.on_unlogged_change == "resync"
+        return pipeline.snapshot.mode == "initial" or (
+            self.how is How.CAPTURED_AGAIN and pipeline.tables.on_unreadable == "resync"
+        )
 
 
 def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[PendingTable, ...]:
-    """Tables of which rows from before their capture are missing, and those whose copy is under way.
+    """Tables of which rows or changes are missing that a copy brings, and those whose copy is under way.
 
     on_new: as in config.CaptureRules; with `stream`, tables that appeared later are not copied.
     """
     coverage = meta.coverage(source).tables
     begun = {copy.table: copy for copy in meta.copies(source)}
     found = {
-        table: PendingTable(table, lacks(table, source, one), one.rows)
+        table: PendingTable(table, lacks(table, source, one), one.rows, one.how)
         for table, one in coverage.items()
-        if one.how is How.EXISTING and not (on_new == "stream" and one.found_later)
+        if (one.how is How.EXISTING or one.how in _MISSED)
+        and not one.gone
+        and not (on_new == "stream" and one.found_later)
     }
     for table, copy in begun.items():
-        found[table] = PendingTable(table, "its copy is under way", copy.rows_estimated)
+        how = coverage[table].how if table in coverage else None
+        found[table] = PendingTable(table, "its copy is under way", copy.rows_estimated, how)
     return tuple(found[table] for table in sorted(found))
 
 
 def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable, ...]:
     """These tables, whether anything of them is missing or not.
 
-    Raises UsageError (snapshot.unknown_table), Refused (snapshot.unlogged).
+    Raises UsageError (snapshot.unknown_table), Refused (snapshot.not_captured).
     """
     coverage = meta.coverage(source).tables
     unknown = [name for name in tables if name not in coverage]
@@ -54,17 +66,21 @@ def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable
             remedy=f"give database.table of one of: {', '.join(sorted(coverage)) or '(it has none)'}",
         )
     for name in tables:
-        _require_additive(name, source, coverage[name])
-    return tuple(PendingTable(name, "it was asked for", coverage[name].rows) for name in dict.fromkeys(tables))
+        _require_captured(name, source, coverage[name])
+    return tuple(
+        PendingTable(name, "it was asked for", coverage[name].rows, coverage[name].how)
+        for name in dict.fromkeys(tables)
+    )
 
 
-def _require_additive(name: str, source: str, coverage: TableCoverage) -> None:
-    if coverage.how not in _ADDITIVE:
+def _require_captured(name: str, source: str, coverage: TableCoverage) -> None:
+    if not coverage.how.captured:
         raise Refused(
-            f"{lacks(name, source, coverage)}. A copy would bring the rows that the table has now, but would not "
-            "remove those that it no longer has.",
+            f"{lacks(name, source, coverage)}. Changes of the table are not staged, so that a copy of it would be "
+            "outdated at once.",
             where=name,
-            code="snapshot.unlogged",
-            remedy="empty the table at the source and fill it again (tables.on_truncate: stage), or load it into the "
-            "targets by a dump",
+            code="snapshot.not_captured",
+            remedy="an isolated table: fix the cause, then `lockstep stage isolated --clear`, or set "
+            "tables.on_unreadable: resync, which does that with each run; a table that the pipeline leaves out: "
+            "capture it (tables.include)",
         )

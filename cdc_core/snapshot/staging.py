@@ -11,7 +11,11 @@ What the log has brought by then decides about a copy:
     the coverage of the table                        the copy
     rows existed before the capture, or unknown      counts: the table is whole from the batch's place on
     whole: truncated or created since                is dropped: nothing is missing any more
-    changes were missed (unlogged, isolated, ...)    is dropped: rows may be gone of which neither log nor copy tells
+    whole before the copy's first low                counts, and takes the place of the older rows (renewal)
+    changes were missed (unlogged, captured again)
+        before the copy's first low                  counts, and takes the place of the older rows (renewal)
+        since                                        is dropped: a chunk may have been read before them
+    left out or isolated by now                      is dropped: changes are being missed
     the chain has gone to another server's log       is dropped too: nobody can say when it passed a chunk's high
 """
 
@@ -30,7 +34,10 @@ from cdc_core.meta import Lease, Meta, ReadChunk, TableCopy
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.sink import Capture
 from cdc_core.snapshot import exact
+from cdc_core.snapshot.renewal import begun_again
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
@@ -58,9 +65,9 @@ class Staged:
 
 
 def stage_due(
-    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, lease: Lease, *, routes: Route
+    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, lease: Lease, *, capture: Capture
 ) -> Staged:
-    """Stages every copy that is complete and due. routes: the logical tables of a source table.
+    """Stages every copy that is complete and due. capture: the pipeline's rules.
 
     Raises RetryLater (meta.lease_lost, snapshot.moved), and what the store raises; a repeated call continues.
     """
@@ -72,7 +79,7 @@ def stage_due(
     waiting: Position | None = None
     for copy in meta.copies(source):
         mine = [one for one in chunks if one.chunk.table == copy.table]
-        why = _outdated(mine, coverage.get(copy.table), place.position)
+        why = _outdated(mine, coverage.get(copy.table), place.position, captured=_captured(capture, copy.schema))
         if why:
             log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
             meta.drop_copy(lease, source, copy.table)
@@ -89,7 +96,7 @@ def stage_due(
             else:
                 waiting = high if waiting is None else max(waiting, high)
     made = []
-    for manifest, done in _composed(pipeline, store, source, lease, place, due, coverage, routes):
+    for manifest, done in _composed(pipeline, store, source, lease, place, due, coverage, capture):
         counted = any(not copy.schema.key for copy, _ in due if copy.table in done)
         meta.decide_copied(lease, manifest, done, exact=counted)
         made.append(_finish(meta, store, lease, manifest))
@@ -125,18 +132,34 @@ def _as_of_one_place(meta: Meta, source: str) -> tuple[Checkpoint, dict[str, Tab
     )
 
 
-def _outdated(chunks: Sequence[ReadChunk], coverage: TableCoverage | None, place: Position) -> str:
-    """Why a copy does not count; "" if it does."""
+def _captured(capture: Capture, schema: TableSchema) -> bool:
+    # What the server makes of names is not asked here: in one of two ways the copier found that the table is captured.
+    return any(replace(capture, lower_case=one).captures(schema.database, schema.table) for one in (False, True))
+
+
+def _outdated(chunks: Sequence[ReadChunk], coverage: TableCoverage | None, place: Position, *, captured: bool) -> str:
+    """Why a copy does not count; "" if it does. captured: by the pipeline's rules."""
     if not chunks:
         return ""
+    if not captured:
+        return "the pipeline leaves the table out"
     if any(one.chunk.high.timeline != place.timeline for one in chunks):
         return "the source has gone to another server's log meanwhile"
     first = min(one.chunk.low for one in chunks)
     if coverage is None or coverage.how in (How.EXISTING, How.COPIED):
         return ""
+    if not coverage.how.captured:
+        return f"changes are missed since {coverage.place} ({coverage.how.value})"
+    if coverage.seq < first.seq:
+        return ""
     if not coverage.whole:
-        return f"changes were missed at {coverage.place} ({coverage.how.value}), and a copy removes no rows"
-    return f"the table is whole since {coverage.place} ({coverage.how.value})" if coverage.seq >= first.seq else ""
+        return f"changes were missed at {coverage.place} ({coverage.how.value}), after the copy had begun"
+    return f"the table is whole since {coverage.place} ({coverage.how.value})"
+
+
+def _renews(coverage: TableCoverage | None) -> bool:
+    """Whether a copy takes the place of what is staged of a table, and does not only add to it."""
+    return coverage is not None and coverage.how is not How.EXISTING
 
 
 def _composed(
@@ -147,7 +170,7 @@ def _composed(
     place: Checkpoint,
     due: Sequence[tuple[TableCopy, list[ReadChunk]]],
     coverage: dict[str, TableCoverage],
-    routes: Route,
+    capture: Capture,
 ) -> list[tuple[Manifest, tuple[str, ...]]]:
     """Manifests, each with its tables: whole tables until they have `limits.batch_mib`.
 
@@ -162,8 +185,14 @@ def _composed(
     copied: dict[str, TableCoverage] = {}
     size_bytes = 0
     for copy, mine in due:
+        known = coverage.get(copy.table)
+        whole = copied[copy.table] = _copied(copy.table, place, mine, known, capture.route)
+        if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
+            level = pipeline.stage.compression_level
+            mine = begun_again(
+                copy, mine, store=store, capture=capture, epoch=lease.epoch, ts_us=whole.ts_us, level=level
+            )
         chunks += mine
-        copied[copy.table] = _copied(copy.table, place, mine, coverage.get(copy.table), routes)
         size_bytes += sum(one.size_bytes for one in mine)
         if size_bytes >= pipeline.limits.batch_mib << 20 or copy is due[-1][0]:
             made.append((_with(empty, chunks, copied), tuple(copied)))

@@ -26,6 +26,7 @@ class DdlEffect:
     unlogged:  why rows changed or vanished without row events; "" where they did not.
     truncated: the definition of the table whose rows it removes, where that is staged as a change: then it is not an
                unlogged one, and nothing has `happened`.
+    endless:   such changes will come again, without a trace in the log.
     happened:  for the coverage of tables.
     unnamed:   the database that it drops, if Lockstep knows no captured table in it, although there may have been some.
     """
@@ -35,6 +36,7 @@ class DdlEffect:
     truncated: TableSchema | None = None
     happened: tuple[tuple[str, Happened], ...] = ()
     unnamed: str = ""
+    endless: bool = False
 
     @property
     def names(self) -> str:
@@ -83,7 +85,11 @@ def define_tables(
     names = (ANY_TABLE,) if captured is None else captured
     if not unlogged and emptied:
         unlogged = f"{', '.join(emptied)} existed before: rows that do not change from here on lose its old values"
-    return DdlEffect(captured, unlogged, happened=() if happened is None else tuple((name, happened) for name in names))
+    told = [] if happened is None else [(name, happened) for name in names]
+    if happened is Happened.UNLOGGED:
+        vacated = (f"{database}.{table}" for database, table in statement.vacates)
+        told += [(name, Happened.DROPPED) for name in vacated if name in names]
+    return DdlEffect(captured, unlogged, happened=tuple(told), endless=cascades)
 
 
 def drops(statement: Statement) -> bool:

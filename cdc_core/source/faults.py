@@ -106,13 +106,16 @@ def statement_dml(words: str, where: str) -> DataAtRisk:
     )
 
 
-def unlogged_change(verb: str, names: str, why: str, words: str, where: str) -> DataAtRisk:
+def unlogged_change(verb: str, names: str, why: str, words: str, where: str, *, endless: bool = False) -> DataAtRisk:
+    """endless: such changes will come again, without a trace in the log."""
+    resync = "to continue, set tables.on_unlogged_change to resync: Lockstep then copies these tables again. "
+    lasting = "replace the cascade with statements of the application, or exclude the table. "
     return DataAtRisk(
         f"{verb} changed rows of {names} without row events ({why}): {words}",
         where=where,
         code="source.unlogged_change",
-        remedy="to continue, set tables.on_unlogged_change to record, then take a new full copy of these tables (they "
-        "need a re-sync); until then target and source differ",
+        remedy=(lasting if endless else resync)
+        + "Or set it to record: target and source then differ until you copy the tables (`lockstep snapshot`)",
     )
 
 
@@ -122,8 +125,9 @@ def through_merge_table(merge: str, names: str, where: str) -> DataAtRisk:
         "it no more: the log has them under its name only.",
         where=where,
         code="source.unlogged_change",
-        remedy="write to the tables themselves; to continue, set tables.on_unlogged_change to record, and copy the "
-        "tables again (needs re-sync); until then target and source differ",
+        remedy="write to the tables themselves; to continue, set tables.on_unlogged_change to resync: Lockstep then "
+        "copies these tables again. Or set it to record: target and source then differ until you copy the tables "
+        "(`lockstep snapshot`)",
     )
 
 

@@ -92,18 +92,28 @@ class StatementJudge:
 
     def _note_definition(self, group: OpenGroup, logged: LoggedStatement, effect: DdlEffect, at: EventPlace) -> None:
         statement, words, where, names = logged.statement, logged.words, at.where, effect.names
+        policy = self._policy.on_unlogged_change
         if not effect.unlogged:
             log.info("%s: the definition of %s changed at %s: %s", self._source, names, where, words)
             if self._policy.on_definition == "note":
                 group.notes.append(f"the definition of {names} changed at {where}: {words}")
             if drops(statement):
                 group.notes.append(f"{names} dropped on the source at {where}; the rows stay in the targets")
-        elif self._policy.on_unlogged_change == "stop":
-            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where)
+        elif policy == "stop" or (policy == "resync" and effect.endless):
+            error = faults.unlogged_change(statement.verb, names, effect.unlogged, words, where, endless=effect.endless)
             self.stop(error, at, group, effect.tables or ())
         else:
-            log.warning("%s: needs re-sync of table %s: %s, at %s", self._source, names, effect.unlogged, where)
-            group.notes.append(f"needs re-sync of table {names}: {effect.unlogged}, at {where}: {words}")
+            note = self._needs_resync(names, f"{effect.unlogged}, at {where}")
+            log.warning("%s: %s", self._source, note)
+            group.notes.append(f"{note}: {words}")
+            if policy == "resync" and not effect.happened:
+                # The staged rows are complete; those of the targets are not.
+                group.happened += [(table, Happened.UNLOGGED) for table in effect.tables or (ANY_TABLE,)]
+
+    def _needs_resync(self, names: str, why: str) -> str:
+        if self._policy.on_unlogged_change == "resync":
+            return f"changed without row events, so that the next copy replaces it: table {names}: {why}"
+        return f"needs re-sync of table {names}: {why}"
 
     def judge_data(self, group: OpenGroup, logged: LoggedStatement, at: EventPlace) -> None:
         """DML as a statement: the log does not show what it did to rows. Raises Refused (source.statement_dml)."""
@@ -142,8 +152,9 @@ class StatementJudge:
         if self._policy.on_unlogged_change == "stop":
             self.stop(error, at, group, names)
             return
-        log.warning("%s: needs re-sync of table %s: %s", self._source, ", ".join(names), error)
-        group.notes.append(f"needs re-sync of table {', '.join(names)}: {error.what} ({at.where})")
+        note = self._needs_resync(", ".join(names), f"{error.what} ({at.where})")
+        log.warning("%s: %s", self._source, note)
+        group.notes.append(note)
         group.happened += [(name, Happened.UNLOGGED) for name in names]
 
     def _isolate_or_stop(self, group: OpenGroup, effect: Effect, error: LockstepError, at: EventPlace) -> None:

@@ -107,5 +107,5 @@ def require_covered(store: ObjectStore, manifests: Sequence[Manifest], table: st
             where=table,
             code="stage.partial",
             remedy=f"read its changes (the view {table}_changes), or accept the rows that are there with --partial; "
-            "`lockstep snapshot` copies rows from before the capture",
+            "`lockstep snapshot` copies what is missing",
         )

@@ -14,6 +14,12 @@ def other_origin_sql(a: str, b: str) -> str:
     return f"COALESCE({said} AND RIGHT({a}, {ORIGIN_BYTES}) <> RIGHT({b}, {ORIGIN_BYTES}), FALSE)"
 
 
+def origin_is_sql(version: str, origin: bytes | None = None) -> str:
+    """Whether a version says its origin, or says this one, as a SQL expression; never null."""
+    same = "" if origin is None else f" AND RIGHT({version}, {ORIGIN_BYTES}) = X'{origin.hex()}'"
+    return f"COALESCE({_says_origin(version)}{same}, FALSE)"
+
+
 def _says_origin(version: str) -> str:
     return f"SUBSTRING({version}, {-ORIGIN_BYTES - 1}, 1) = X'00' AND LENGTH({version}) >= {SHORTEST_WITH_ORIGIN}"
 

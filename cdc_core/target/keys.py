@@ -156,10 +156,13 @@ def _require_one_upsert(cursor: Any, facts: TableFacts, key: Sequence[str]) -> N
         raise key_collapse(facts, bytes(row[0]), bytes(row[1]))
 
 
-def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twins: bool) -> None:
+def require_own_rows(
+    cursor: Any, facts: TableFacts, key: Sequence[str], *, twins: bool, stays: str = "TRUE", joined: str = ""
+) -> None:
     """No loaded row hits a differently spelled row of the table, unless another loaded row says what happened to that.
 
-    For tables that compare keys more coarsely than their source. Raises DataAtRisk (target.key_collapse).
+    For tables that compare keys more coarsely than their source. stays: SQL, which rows of the table count; joined: the
+    tables that it needs. Raises DataAtRisk (target.key_collapse).
     """
     known = (
         f"LEFT JOIN {TWINS} t ON {on_key(facts, key, left='r', right='t')} AND {same_spelling(facts, key, 'r', 't')}"
@@ -168,8 +171,8 @@ def require_own_rows(cursor: Any, facts: TableFacts, key: Sequence[str], *, twin
     )
     cursor.execute(
         f"SELECT _l._k, CONCAT_WS(',', {', '.join(_bytes_of(facts, name, 'r') for name in key)}) FROM {TEMPORARY} _l "
-        f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)} {known} "
-        f"WHERE _l._s <> {RowState.STALE} AND NOT ({same_spelling(facts, key, '_l', 'r')}) "
+        f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)} {joined} {known} "
+        f"WHERE _l._s <> {RowState.STALE} AND {stays} AND NOT ({same_spelling(facts, key, '_l', 'r')}) "
         f"{'AND t._n IS NULL' if twins else ''} LIMIT 1"
     )
     row = cursor.fetchone()

@@ -3,7 +3,8 @@
     <table>._cdc_version         VARBINARY, invisible: SELECT * does not show it, INSERT need not name it
     <database>._lockstep_version_<table>     instead of it, with guard.store: table: the version of each row, by key
     <database>._lockstep_tombstone_<table>   one row per deleted key, so that a late insert cannot revive it
-    <database>._lockstep_truncate    one row per table that was truncated: a tombstone of all of its keys
+    <database>._lockstep_truncate    one row per table that was truncated or copied again, and per source table where
+                                     several feed it: a tombstone of all keys
     <database>._lockstep_mark        instead of both, for tables without a key: up to which batch of each source they
                                      have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
@@ -28,7 +29,7 @@ import pymysql
 
 from cdc_core.connections import quote, sensible
 from cdc_core.errors import Refused, RetryLater
-from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
+from cdc_core.model.version import ORIGIN_BYTES, VERSION_BYTES, VERSION_COLUMN
 from cdc_core.target.facts import TableFacts, declared_text, table_facts
 from cdc_core.target.faults import is_row_error, known, number_of, translated
 from cdc_core.target.guard_sql import newer_or_equal_sql
@@ -52,8 +53,9 @@ _UNINDEXED = frozenset({"tinytext", "text", "mediumtext", "longtext", "tinyblob"
 _CREATE_TRUNCATES = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{TRUNCATES} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  origin VARBINARY({ORIGIN_BYTES}) NOT NULL DEFAULT '',
   version VARBINARY({VERSION_BYTES}) NOT NULL,
-  PRIMARY KEY (table_name)
+  PRIMARY KEY (table_name, origin)
 ) ENGINE=InnoDB COMMENT='Lockstep: the last truncate of each table'
 """
 _CREATE_LEDGER = f"""

@@ -17,10 +17,12 @@ import pymysql
 from cdc_core.connections import quote, sensible
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
-from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, other_origin
+from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, origin_of, other_origin
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
-from cdc_core.target.prepare import TRUNCATES, tombstones_table, versions_table
+from cdc_core.target.prepare import tombstones_table, versions_table
+from cdc_core.target.text import version_hex
+from cdc_core.target.truncates import Truncates, truncates_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,12 +92,10 @@ def versions_of(
         for number, version in cursor.fetchall():
             held = found[number - 1]
             found[number - 1] = replace(held, tombstone=bytes(version))
-        truncated = truncate_of(cursor, facts)
-        if truncated is not None:
-            found = [
-                one if one.tombstone and newer_or_equal(one.tombstone, truncated) else replace(one, tombstone=truncated)
-                for one in found
-            ]
+        truncated = truncates_of(cursor, facts)
+        if truncated:
+            own = [bytes.fromhex(version) for version in version_hex(rows).to_pylist()]
+            found = [_with_truncates(one, version, truncated) for one, version in zip(found, own, strict=True)]
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
     return found
 
@@ -112,6 +112,23 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
     return f"CAST({column} AS CHAR)"
 
 
+def _with_truncates(held: TargetVersion, version: bytes, truncated: Truncates) -> TargetVersion:
+    """The newest tombstone that concerns a change with this version."""
+    newest = held.tombstone
+    for one in truncated.concerning(version):
+        if newest is None or other_origin(version, newest) or newer_or_equal(one, newest):
+            newest = one
+    return replace(held, tombstone=newest)
+
+
+def without_removed(held: TargetVersion, removing: Truncates) -> TargetVersion:
+    """What the target will hold once truncates of the run have removed older rows."""
+    gone = held.row is not None and any(
+        newer_or_equal(one, held.row) for one in removing.versions if origin_of(one) in (b"", origin_of(held.row))
+    )
+    return replace(held, row=None, fresher=0) if gone else held
+
+
 _AS_BYTES = TEXT_BASES | {"enum", "set"}
 
 
@@ -123,23 +140,12 @@ def equal_sql(facts: TableFacts, name: str) -> str:
     return f"(r.{column} <=> _l.{column})"
 
 
-def truncate_of(cursor: Any, facts: TableFacts) -> bytes | None:
-    """The version of the last truncate that was applied to the table: a tombstone of all of its keys."""
-    cursor.execute(f"SELECT version FROM {truncates_name(facts)} WHERE table_name = {table_literal(facts)}")
-    row = cursor.fetchone()
-    return bytes(row[0]) if row else None
-
-
 def table_name(facts: TableFacts) -> str:
     return f"{quote(facts.database)}.{quote(facts.table)}"
 
 
 def tombstones_name(facts: TableFacts) -> str:
     return f"{quote(facts.database)}.{quote(tombstones_table(facts.table))}"
-
-
-def truncates_name(facts: TableFacts) -> str:
-    return f"{quote(facts.database)}.{TRUNCATES}"
 
 
 def on_key(facts: TableFacts, key: Sequence[str], left: str = "_l", right: str = "r") -> str:

@@ -3,7 +3,6 @@
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; in the transaction the rows' own locks
     twins    among rows whose keys are equal in the table, the newest counts (target.keys)
-    truncate rows older than a truncate are deleted, and a tombstone for all keys is left
     complete values that the log did not carry are taken from the target's own row
     guard    rows older than the target's row or tombstone are marked stale and not written
     refuse   rows that would hit another source table's row, or that still lack values: nothing is written
@@ -11,6 +10,8 @@
     upsert   INSERT ... ON DUPLICATE KEY UPDATE, each row guarded once more
     verify   every upserted key now carries its own version; otherwise another row was hit, and all is undone
              (versions beside the table: rows are found by their own key alone, so that no other can be hit)
+    truncate rows older than a truncate, or than a copy that takes their place, are deleted, and a tombstone for all
+             keys is left; what is written under their keys has replaced them
     ledger   what was done, in the same transaction; then commit
 
 Unique values that another row holds: the upsert is tried as it is, which costs nothing when there are none.
@@ -62,17 +63,15 @@ from cdc_core.target.load import (
 )
 from cdc_core.target.prepare import LEDGER, lock_table
 from cdc_core.target.server_words import reason
+from cdc_core.target.truncates import Truncates, keep_truncates, loaded_truncates, truncates_of
 from cdc_core.target.unique import create_taken, needs_care, restore_extra, take_out
 from cdc_core.target.versions import (
     beside,
     equal_sql,
     on_key,
     row_version,
-    table_literal,
     table_name,
     tombstones_name,
-    truncate_of,
-    truncates_name,
     versions_name,
 )
 
@@ -201,14 +200,15 @@ class ShardTransaction:
         self._joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
         self._buried = f"{TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d ON {on_key(facts, key, right='d')}"
         self._version = row_version(facts)
+        self._truncates = loaded_truncates(cursor, TEMPORARY) if file.truncates else Truncates()
+        self._removed = self._truncates.removes_sql(self._version)
         names = [target_name(facts, name) for name in key]
         self._kept = ", ".join([*names, VERSION_COLUMN])
         self._loaded = ", ".join([*(f"_l.{name}" for name in names), "_l._v"])
 
     def run(self) -> WriteCounts:
         twins = settle_twins(self.cursor, self.facts, self.key, self.file.key_widths)
-        if self.file.truncates:
-            _truncate(self.cursor, self.facts)
+        keep_truncates(self.cursor, self.facts, self._truncates.versions)
         state, special = self._state_sql()
         marked = self.lock(special)
         if self.file.absent:
@@ -216,12 +216,19 @@ class ShardTransaction:
         buried = self.guard(state, special, marked=marked)
         self.refuse(twins=twins)
         states = states_of(self.cursor)
+        if self.careful:  # their unique values must be free
+            self.truncate(
+                f"LEFT JOIN {TEMPORARY} _l ON {on_key(self.facts, self.key, left='r', right='_l')} AND {IS_WRITTEN}",
+                "AND _l._n IS NULL",
+            )
         self.delete(states)
         upserts = sum(states.get((UPSERT, state), 0) for state in (NEW, THERE, EQUAL))
         if upserts:
             self.upsert(upserts)
             if buried:
                 self.cursor.execute(f"DELETE d FROM {self._buried} WHERE {IS_WRITTEN}")
+        self.truncate()
+        self.require_origins()
         return self.ledger(states, upserts)
 
     def _state_sql(self) -> tuple[str, str]:
@@ -231,7 +238,7 @@ class ShardTransaction:
         replaces = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"r.{fresh}")
         # A delete and a row of one version are the two sides of one change, to a key that is equal in the table.
         removes = f"({newer_or_equal_sql('_l._v', version)} AND NOT _l._v <=> {version})"
-        wins = f"IF(_l._o = '{UPSERT}', {replaces}, {removes})"
+        wins = f"({self._removed} OR IF(_l._o = '{UPSERT}', {replaces}, {removes}))"
         equal = f"_l._o = '{UPSERT}' AND _l._v <=> {version}"
         state = f"IF({wins}, IF({equal}, {EQUAL}, {THERE}), {STALE})"
         return state, f"(_l._o <> '{UPSERT}' OR _l._a IS NOT NULL OR {state} <> {THERE})"
@@ -267,19 +274,21 @@ class ShardTransaction:
         buried, refused = self.cursor.fetchone()
         if refused:
             self.cursor.execute(f"UPDATE {self._buried} SET _l._s = {STALE} WHERE {late}")
-        truncated = truncate_of(self.cursor, self.facts)
-        if truncated is not None:
-            older = f"NOT {newer_or_equal_sql('_l._v', _literal(truncated))}"
-            self.cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {older}")
+        truncated = truncates_of(self.cursor, self.facts)
+        if truncated:
+            self.cursor.execute(f"UPDATE {TEMPORARY} _l SET _l._s = {STALE} WHERE {truncated.refuses_sql('_l._v')}")
         return bool(buried)
 
     def refuse(self, *, twins: bool) -> None:
         """Raises DataAtRisk (target.shared_key, target.key_collapse, target.absent_values) for rows that must not be
         written."""
+        stays = f"NOT {self._removed}"
         if self.file.layout.shared:
-            _require_one_origin(self.cursor, self.write, self._joined, self._version)
+            _require_one_origin(self.cursor, self.write, self._joined, self._version, stays)
         if self.facts.coarser:
-            require_own_rows(self.cursor, self.facts, self.key, twins=twins)
+            joined = beside(self.facts, self.key) if self._truncates else ""
+            stays = stays if self._truncates else "TRUE"
+            require_own_rows(self.cursor, self.facts, self.key, twins=twins, stays=stays, joined=joined)
         if self.file.absent:
             _require_complete(self.cursor, self.facts, self.file)
 
@@ -299,11 +308,42 @@ class ShardTransaction:
             f"WHERE {removed} AND _l._s <> {STALE} ON DUPLICATE KEY UPDATE {VERSION_COLUMN} = _l._v"
         )
 
+    def truncate(self, among: str = "", which: str = "") -> None:
+        """Removes rows that are older than a truncate. among, which: SQL, a table that tells which of them go."""
+        if not self._truncates:
+            return
+        facts = self.facts
+        rows = f"{table_name(facts)} r{beside(facts, self.key, row='r')} {among}"
+        self.cursor.execute(f"DELETE r FROM {rows} WHERE {self._removed} {which}")
+        log.info("%s: %d older rows removed", facts.name, self.cursor.rowcount)
+        if facts.beside and not among:
+            self.cursor.execute(f"DELETE v FROM {versions_name(facts)} v WHERE {self._removed}")
+
+    def require_origins(self) -> None:
+        """Every row that is left says whether it should have gone. Raises DataAtRisk (target.unknown_origin)."""
+        if not (self._truncates and self.file.layout.shared):
+            return
+        facts = self.facts
+        self.cursor.execute(
+            f"SELECT COUNT(*) FROM {table_name(facts)} r{beside(facts, self.key, row='r')} "
+            f"WHERE {self._truncates.passes_sql(self._version)}"
+        )
+        rows = int(self.cursor.fetchone()[0])
+        if rows:
+            raise DataAtRisk(
+                f"{rows} rows of the table do not say which source table they come from, so that nothing tells whether "
+                f"the copy of one of the tables that feed {self.write.logical!r} should remove them.",
+                where=facts.name,
+                code="target.unknown_origin",
+                remedy="copy the other tables that feed it too (`lockstep snapshot PIPELINE TABLE...`): every row that "
+                "a source has then says its origin; remove the rows that are left, which no source has; then run again",
+            )
+
     def upsert(self, upserts: int) -> None:
         """Writes the rows, and their versions where these are kept beside the table; then verifies them."""
         if self.careful:
             take_out(self.cursor, self.facts, self.file.layout)
-        _upsert(self.cursor, self.write, self.file, careful=self.careful)
+        _upsert(self.cursor, self.write, self.file, self._truncates, careful=self.careful)
         for column in ambiguous(self.facts, written_columns(self.facts, self.file.layout.columns)):
             copy_error_values(self.cursor, self._joined, column, to="r", of="_l", where=IS_WRITTEN)
         if self.careful:
@@ -355,31 +395,14 @@ def _transaction(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: boo
     return ShardTransaction(cursor, write, file, careful=careful, quarantined=quarantined).run()
 
 
-def _require_one_origin(cursor: Any, write: ShardWrite, joined: str, version: str) -> None:
-    """No loaded row hits a row of another source table. Raises DataAtRisk (target.shared_key)."""
-    cursor.execute(f"SELECT _l._k FROM {joined} WHERE _l._s <> {STALE} AND {of_another_table('_l', version)} LIMIT 1")
+def _require_one_origin(cursor: Any, write: ShardWrite, joined: str, version: str, stays: str) -> None:
+    """No loaded row hits a row of another source table that stays. Raises DataAtRisk (target.shared_key)."""
+    cursor.execute(
+        f"SELECT _l._k FROM {joined} WHERE _l._s <> {STALE} AND {stays} AND {of_another_table('_l', version)} LIMIT 1"
+    )
     row = cursor.fetchone()
     if row is not None:
         raise shared_key(write.logical, bytes(row[0]), where=write.facts.name)
-
-
-def _truncate(cursor: Any, facts: TableFacts) -> None:
-    """Removes all rows that are older than the truncate, and leaves a tombstone for every key."""
-    cursor.execute(f"SELECT _v FROM {TEMPORARY} WHERE _o IN ('{TRUNCATE}', '{TRUNCATE_UNCOUNTED}')")
-    version = _literal(cursor.fetchone()[0])
-    older = newer_or_equal_sql(version, row_version(facts))
-    cursor.execute(f"DELETE r FROM {table_name(facts)} r{beside(facts, facts.key, row='r')} WHERE {older}")
-    log.info("%s: truncated, %d rows removed", facts.name, cursor.rowcount)
-    if facts.beside:
-        cursor.execute(f"DELETE v FROM {versions_name(facts)} v WHERE {older}")
-    cursor.execute(
-        f"INSERT INTO {truncates_name(facts)} (table_name, version) VALUES ({table_literal(facts)}, {version}) "
-        f"ON DUPLICATE KEY UPDATE version = IF({newer_or_equal_sql(version, 'version')}, {version}, version)"
-    )
-
-
-def _literal(version: bytes) -> str:
-    return f"X'{bytes(version).hex()}'"
 
 
 def _require_complete(cursor: Any, facts: TableFacts, file: LoadFile) -> None:
@@ -401,9 +424,9 @@ def states_of(cursor: Any) -> States:
     return {(str(op), int(state)): int(count) for op, state, count in cursor.fetchall()}
 
 
-def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) -> None:
+def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, truncates: Truncates, *, careful: bool) -> None:
     try:
-        for statement in _upsert_sql(write, file, ""):
+        for statement in _upsert_sql(write, file, truncates, ""):
             cursor.execute(statement)
     except pymysql.err.MySQLError as error:
         if number_of(error) == _DUPLICATE and not careful and needs_care(write.facts, file.layout):
@@ -413,7 +436,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
         # The statement was undone, the transaction continues: find the rows that failed it, then undo everything.
         found = _failing(
             cursor,
-            lambda low, high: _upsert_sql(write, file, f"AND _l._n BETWEEN {low} AND {high}"),
+            lambda low, high: _upsert_sql(write, file, truncates, f"AND _l._n BETWEEN {low} AND {high}"),
             first=not write.quarantine,
         )
         if not found:
@@ -428,7 +451,7 @@ def _upsert(cursor: Any, write: ShardWrite, file: LoadFile, *, careful: bool) ->
         raise row_error(write.facts, bytes(row[0]) if row else None, reason(error)) from None
 
 
-def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
+def _upsert_sql(write: ShardWrite, file: LoadFile, truncates: Truncates, extra: str) -> list[str]:
     """The version goes first: assignments run from left to right, so that each other column sees which row won.
 
     If the version is kept beside the row, nothing in the row would show that a unique value had led to another row:
@@ -443,6 +466,8 @@ def _upsert_sql(write: ShardWrite, file: LoadFile, extra: str) -> list[str]:
     old = table_name(facts)
     version = f"{old}.{VERSION_COLUMN}"
     wins = may_replace_sql("_l._v", version, fresh=fresh and f"_l.{fresh}", old_fresh=fresh and f"{old}.{fresh}")
+    if truncates:
+        wins = f"({truncates.removes_sql(version)} OR {wins})"
     changes = [f"{version} = IF({wins}, _l._v, {version})"]
     changes += [
         f"{old}.{name} = IF({version} <=> _l._v, _l.{name}, {old}.{name})" for name in names if name not in keys

@@ -226,8 +226,8 @@ def _readmit_params(spec: DagSpec) -> dict[str, Param]:
         TABLE: Param(
             type="string",
             title="Table",
-            description="The isolated table, as database.table. First fix the cause and copy the table again: changes "
-            "logged while it was isolated were not staged.",
+            description="The isolated table, as database.table. First fix the cause. Then copy the table (`lockstep "
+            "snapshot`): changes logged while it was isolated were not staged.",
         ),
     }
 

@@ -120,7 +120,7 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     """All DAGs of a pipeline file."""
     replay = (replay_spec(pipeline, file),) if pipeline.targets else ()
     retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
-    readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable == "isolate" else ()
+    readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable != "stop" else ()
     return (dag_spec(pipeline, file), *replay, *retention, *readmit)
 
 
@@ -179,7 +179,7 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
 def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     """The DAG `cdc_<pipeline>_readmit`, of a pipeline that isolates tables."""
     sources = tuple(source.name for source in pipeline.sources)
-    doc = "Captures an isolated table again, from the next extraction on. Copy the table again first."
+    doc = "Captures an isolated table again, from the next extraction on. Then copy the table (`lockstep snapshot`)."
     tasks = [TaskSpec(TaskKind.READMIT, READMIT, (), doc, sources=sources)]
     description = f"Readmit isolated tables of {pipeline.pipeline}"
     return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks, BY_HAND)

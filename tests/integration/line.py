@@ -61,11 +61,14 @@ class Line:
         self.again()
 
     def drain(self) -> dict[str, How]:
+        self.extract()
+        return self.coverage
+
+    def extract(self) -> None:
         with Meta.open(self.pipeline.meta.url) as meta:
             opened = Extractor(self.pipeline, "shop", meta=meta, environ={"SOURCE": self.origin.sql.url})
             with opened as extractor:
                 extractor.drain()
-        return self.coverage
 
     @property
     def chain(self) -> list[Manifest]:

@@ -18,7 +18,7 @@ from cdc_core.model.position import order_key
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import absent_text, staged_schema
-from cdc_core.stage.layout import PartName, part_path
+from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
 from spark_jobs.job import Job
 from spark_jobs.merge import moving_keys, row_columns
 from tests.history_model import Change
@@ -72,13 +72,16 @@ class Stage:
     def uri(self) -> str:
         return f"file://{self.root}"
 
-    def add(self, table: str, schema: TableSchema, changes: Sequence[Change]) -> None:
-        """One staged file; its batch is named after its source and its first change."""
+    def add(self, table: str, schema: TableSchema, changes: Sequence[Change], *, copied: bool = False) -> None:
+        """One staged file; its batch is named after its source and its first change. copied: one of a copy."""
         self.schemas[schema.id] = schema
         number = self.made
         self.made += 1
         batch = f"{changes[0].source}/0000-0000001-{changes[0].seq:010d}"
         path = part_path(table, 0, PartName(changes[0].source, order_key(0, 1, changes[0].seq), 1, number))
+        if copied:
+            batch += f"+{number:012d}"
+            path = copied_path(table, CopiedName(changes[0].source, number, 1, 0))
         place = self.root / path
         place.parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(staged_table(schema, changes), place, compression="zstd")

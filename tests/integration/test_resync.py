@@ -1,0 +1,299 @@
+"""Tables whose rows changed without row events, or that could not be read for a while: a copy makes the stage right
+again, rows that no longer exist included."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.extract.extractor import default_holder
+from cdc_core.meta import Meta
+from cdc_core.model.coverage import How
+from cdc_core.snapshot import table_chunks
+from cdc_core.snapshot.pending import chosen, pending
+from cdc_core.snapshot.readmission import readmit
+from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.isolated import isolated
+from cdc_core.stage.reader import by_key_batches, changes
+from tests.integration.line import Line
+from tests.integration.test_snapshot import at_source, in_stage, pending_tables, read, stage
+
+RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
+SETUP = (
+    "CREATE TABLE t (id INT PRIMARY KEY, v INT, w VARCHAR(20))",
+    "INSERT INTO t VALUES (1, 1, 'a'), (2, 2, 'b'), (3, 3, 'c'), (150, 4, 'd')",
+)
+PARTED = (
+    "CREATE TABLE t (id INT PRIMARY KEY, v INT, w VARCHAR(20)) PARTITION BY RANGE (id) "
+    "(PARTITION p0 VALUES LESS THAN (100), PARTITION p1 VALUES LESS THAN MAXVALUE)",
+    SETUP[1],
+    "CREATE TABLE plain (id INT PRIMARY KEY, v INT, w VARCHAR(20))",
+    "INSERT INTO plain VALUES (2, 7, 'x'), (8, 8, 'y')",
+)
+SWAP = (
+    "CREATE TABLE _t_new (id INT PRIMARY KEY, v INT, w VARCHAR(20), more INT)",
+    "INSERT INTO _t_new (id, v, w) SELECT id, v, w FROM t WHERE id <> 3",
+    "RENAME TABLE t TO _t_old, _t_new TO t",
+)
+UNLOGGED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "add column with a default": (SETUP, ("ALTER TABLE t ADD COLUMN more INT NOT NULL DEFAULT 5",)),
+    "modify": (SETUP, ("ALTER TABLE t MODIFY w CHAR(5) NOT NULL",)),
+    "truncate": (SETUP, ("TRUNCATE TABLE t",)),
+    "drop and create": (SETUP, ("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, v INT, w VARCHAR(20), n INT)")),
+    "online schema change": (SETUP, SWAP),
+    "a column that comes again": (SETUP, ("ALTER TABLE t DROP COLUMN w", "ALTER TABLE t ADD COLUMN w VARCHAR(20)")),
+    "exchange partition": (PARTED, ("ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE plain",)),
+    "truncate partition": (PARTED, ("ALTER TABLE t TRUNCATE PARTITION p0",)),
+    "drop partition": (PARTED, ("ALTER TABLE t DROP PARTITION p0",)),
+    "create or replace": (SETUP, ("CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, w VARCHAR(20))",)),
+}
+USUAL = {"online schema change", "truncate partition", "create or replace"}
+
+
+def heal(line: Line) -> None:
+    """What `lockstep run` does for the tables that are due, beside its own extraction."""
+    with Meta.open(line.pipeline.meta.url) as meta:
+        readmitted = readmit(meta, line.store, line.pipeline, "shop", default_holder())
+    if readmitted:
+        line.extract()  # where nothing was logged since, only meta knows yet that the table is captured again
+    read(line)
+    line.extract()
+    stage(line)
+
+
+def is_equal(line: Line, *tables: str) -> None:
+    for table in tables:
+        assert in_stage(line, table) == at_source(line, table), table
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param(one, marks=() if one in USUAL else pytest.mark.matrix) for one in UNLOGGED]
+)
+def test_rows_that_changed_unlogged_are_copied_again_and_those_that_are_gone_go(
+    make_line: Callable[..., Line], kind: str
+) -> None:
+    line = make_line(more=RESYNC)
+    setup, statements = UNLOGGED[kind]
+    if kind == "create or replace" and not line.origin.mariadb:
+        statements = ("DROP TABLE t", *(one.replace("OR REPLACE ", "") for one in statements))
+    line.origin.execute(*setup)
+    line.drain()
+    before = line.chain[-1].end.position
+    line.origin.execute("UPDATE t SET v = 77 WHERE id = 2", *statements, "INSERT IGNORE INTO t (id, w) VALUES (9, 'z')")
+    line.drain()
+    assert line.coverage["t"] is How.UNLOGGED
+    with Meta.open(line.pipeline.meta.url) as meta:
+        due = {one.name: one for one in pending(meta, "shop")}
+    assert due[f"{line.origin.name}.t"].copied_by_runs(line.pipeline)
+    heal(line)
+    line.origin.execute("DELETE FROM t WHERE id = 150", "INSERT IGNORE INTO t (id, w) VALUES (10, 'zz')")
+    line.drain()
+    assert pending_tables(line) == []
+    assert line.coverage["t"] is How.COPIED
+    is_equal(line, "t")
+    assert line.ids("t", as_of=AsOf(position=before)) == [1, 2, 3, 150]
+    last = {}
+    for batch in by_key_batches(line.store, line.chain, "t"):
+        last |= {row["id"]: row["_cdc_op"] for row in batch.to_pylist()}
+    assert sorted(key for key, op in last.items() if op != "d") == line.ids("t")
+
+
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.matrix)])
+def test_unlogged_changes_beside_writers_and_copies_end_with_the_rows_of_the_source(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    chance = random.Random(seed)
+    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([2, 9, 30]))
+    line = make_line(more=RESYNC)
+    line.origin.execute(*PARTED)
+    line.drain()
+    stop = threading.Event()
+
+    def write() -> None:
+        own = random.Random(seed + 10)
+        with closing(line.origin.sql.connect(line.origin.name, autocommit=True)) as connection:
+            while not stop.is_set():
+                n, m = own.randrange(200), own.randrange(200)
+                with connection.cursor() as cursor:
+                    cursor.execute(
+                        own.choice(
+                            [
+                                f"REPLACE INTO t VALUES ({n}, {m}, 'w{m}')",
+                                f"DELETE FROM t WHERE id = {n}",
+                                f"UPDATE IGNORE t SET id = {m} WHERE id = {n}",
+                            ]
+                        )
+                    )
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(4):
+            line.origin.execute(
+                chance.choice(
+                    [
+                        "ALTER TABLE t TRUNCATE PARTITION p0",
+                        "ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE plain",
+                        "ALTER TABLE t TRUNCATE PARTITION p1",
+                    ]
+                )
+            )
+            if chance.random() < 0.5:
+                line.drain()
+            read(line)
+            if chance.random() < 0.3:
+                line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p1")
+            line.drain()
+            stage(line)
+    finally:
+        stop.set()
+        writer.join()
+    for _ in range(3):
+        line.drain()
+        heal(line)
+    assert pending_tables(line) == []
+    is_equal(line, "t", "plain")
+
+
+def test_a_copy_that_began_before_the_unlogged_change_is_dropped_and_the_next_one_counts(
+    make_line: Callable[..., Line],
+) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*PARTED)
+    line.drain()
+    read(line, ["t"])
+    line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")
+    line.drain()
+    assert [table for table, _ in stage(line).dropped] == [f"{line.origin.name}.t"]
+    assert line.coverage["t"] is How.UNLOGGED
+    heal(line)
+    is_equal(line, "t")
+
+
+def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*PARTED, "ALTER TABLE t TRUNCATE PARTITION p0")
+    line.drain()
+    for _ in range(4):
+        read(line)
+    stage(line)
+    line.origin.execute("DELETE FROM t WHERE id = 150")
+    line.drain()
+    is_equal(line, "t")
+
+
+ODD = "ALTER TABLE t RENAME COLUMN w TO _cdc_seq"
+EVEN = "ALTER TABLE t RENAME COLUMN _cdc_seq TO w"
+
+
+def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    table = f"{line.origin.name}.t"
+    line.origin.execute(*SETUP)
+    line.drain()
+    line.origin.execute(ODD, "DELETE FROM t WHERE id = 1", "INSERT INTO t VALUES (4, 4, 'd')")
+    line.drain()
+    assert line.coverage["t"] is How.ISOLATED
+    with Meta.open(line.pipeline.meta.url) as meta, pytest.raises(Refused) as caught:
+        chosen(meta, "shop", [table])
+    assert caught.value.code == "snapshot.not_captured"
+
+    heal(line)  # the cause is still there
+    line.origin.execute("INSERT INTO t VALUES (5, 5, 'e')")
+    line.drain()
+    assert line.coverage["t"] is How.ISOLATED
+    assert "schema.reserved_column" in isolated(line.store, "shop")[table]
+
+    line.origin.execute(EVEN, "DELETE FROM t WHERE id = 2")
+    line.drain()
+    heal(line)
+    assert line.coverage["t"] is How.COPIED
+    line.origin.execute("INSERT INTO t VALUES (6, 6, 'f')")
+    line.drain()
+    is_equal(line, "t")
+    assert line.chain[-1].isolated == {}
+    assert pending_tables(line) == []
+
+
+def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
+    line.drain()
+    assert line.coverage["t"] is How.ISOLATED
+    heal(line)
+    assert line.coverage["t"] is How.COPIED
+    is_equal(line, "t")
+    line.origin.execute("INSERT INTO t VALUES (6, 6, 'f')")
+    line.drain()
+    assert line.coverage["t"] is How.COPIED
+    is_equal(line, "t")
+
+
+def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*SETUP)
+    line.drain()
+    read(line, ["t"])
+    line.origin.execute(ODD, "DELETE FROM t WHERE id = 1", EVEN)
+    line.drain()
+    assert stage(line).dropped[0][1].startswith("changes are missed since")
+    read(line, ["t"])
+    line.origin.execute("DELETE FROM t WHERE id = 2")
+    with Meta.open(line.pipeline.meta.url) as meta:
+        readmit(meta, line.store, line.pipeline, "shop", default_holder())
+    line.drain()
+    stage(line)
+    heal(line)
+    is_equal(line, "t")
+
+
+def test_a_table_that_the_pipeline_left_out_for_a_while_is_copied_again(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=", on_unlogged_change: record")
+    line.origin.execute(*SETUP)
+    line.drain()
+    line.again(**{"on_unlogged_change: record": f"exclude: ['{line.origin.name}[.]t']"})
+    line.origin.execute("DELETE FROM t WHERE id = 1")
+    line.drain()
+    assert line.coverage["t"] is How.LEFT_OUT
+    assert pending_tables(line) == []
+    line.again(**{f"exclude: ['{line.origin.name}[.]t']": "on_unlogged_change: record"})
+    line.origin.execute("DELETE FROM t WHERE id = 2", "UPDATE t SET v = 9 WHERE id = 3")
+    line.drain()
+    assert line.coverage["t"] is How.CAPTURED_AGAIN
+    heal(line)
+    line.drain()
+    assert line.coverage["t"] is How.COPIED
+    is_equal(line, "t")
+
+
+def test_a_state_as_of_a_time_within_the_copy_has_no_fewer_rows_than_before_it(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*PARTED)
+    line.drain()
+    line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")
+    line.drain()
+    heal(line)
+    (renewed,) = [one for one in line.chain if one.copied]
+    truncate = changes(line.store, line.chain, "t").to_pylist()[-2 - 1 :]
+    times = {row["_cdc_op"]: row["_cdc_ts"] for row in truncate if row["_cdc_op"] in "tr"}
+    assert times["t"] >= times["r"]
+    assert renewed.parts[0].ops == {"t": 1}
+
+
+def test_keys_that_go_on_changing_rows_unlogged_stop_a_source_that_copies_again(make_line: Callable[..., Line]) -> None:
+    line = make_line(more=RESYNC)
+    if not line.origin.mariadb:
+        pytest.skip("this server logs them")
+    line.origin.execute(
+        "CREATE TABLE parent (id INT PRIMARY KEY)",
+        "CREATE TABLE child (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES parent (id) ON DELETE CASCADE)",
+    )
+    with pytest.raises((DataAtRisk, Refused)) as caught:
+        line.drain()
+    assert caught.value.code in ("source.unlogged_change", "source.unlogged_cascades")
+    assert "record" in caught.value.remedy
