@@ -126,6 +126,23 @@ def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(serve
     assert rows(target, "grown.orders", "id, n") == [(1, None), (2, 2)]
 
 
+@pytest.mark.matrix
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_table_that_was_dropped_on_the_target_is_not_continued_without_its_rows(servers: Any, lockstep: Any) -> None:
+    source, target = servers
+    run_sql(source, "CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
+    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    lockstep("run", "shop.yaml")
+    run_sql(source, "INSERT INTO grown.orders VALUES (2)")
+    run_sql(target, "DROP TABLE grown.orders")
+    assert lockstep("run", "shop.yaml", code=4).error["code"] == "target.lost_writes"
+    lockstep("run", "shop.yaml", "--replay", "--target", "target")
+    lockstep("run", "shop.yaml")
+    assert rows(target, "grown.orders", "id") == [(1,), (2,)]
+
+
 def made_ready(lockstep: Any, number: int) -> None:
     """What the plan of a run does before Spark starts."""
     file = lockstep.directory / "shop.yaml"
