@@ -270,7 +270,7 @@ def _forget(cursor: Any, place: ShardTable) -> None:
     """Removes what is noted beside a table that was dropped: which runs wrote to it, and its rows' versions.
 
     A new table has none of these rows. Without the notes, every run finds that committed writes are lost
-    (apply.lost_writes), and only a replay ends that; with them, it would go on with new changes alone.
+    (apply.lost_writes), and only a replay ends that; with them, it would continue with new changes alone.
     """
     for name in (LEDGER, MARKS):
         _delete(cursor, f"DELETE FROM {quote(place.database, name)} WHERE table_name = %s", (place.table,))
