@@ -19,7 +19,7 @@ from cdc_core.check.loops import require_no_loop
 from cdc_core.check.targets import identity, require_any_target
 from cdc_core.config import Pipeline, Source, Target
 from cdc_core.connections import answers, connect, resolve
-from cdc_core.errors import LockstepError, RetryLater, parts_of
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, parts_of
 from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.schema import Column, TableSchema
@@ -171,28 +171,29 @@ def _require_no_loops(
 
 
 def create_missing(
-    pipeline: Pipeline, targets: Sequence[Target], environ: Mapping[str, str] | None = None
+    meta: Meta, pipeline: Pipeline, targets: Sequence[Target], environ: Mapping[str, str] | None = None
 ) -> list[MadeTable]:
     """Creates the tables that these targets lack, of all captured ones: those that were created, and those that could
     not be, with their errors. Definitions are read only where a table is missing. Raises what `create` does.
 
-    A table of which nothing is staged stops no run; for the others a run asks again (require_any_ready).
+    Logical tables that were written before are left to the runs, which ask whether that is safe (require_any_ready).
+    A table of which nothing is staged stops no run.
     """
-    lacking: dict[str, Target] = {}
-    wanted: set[str] = set()
+    lacking: dict[str, tuple[Target, frozenset[str]]] = {}
     logicals = _captured(pipeline, environ)
     for target in targets:
-        taken = [logical for logical in logicals if target.table(logical) is not None]
+        written = meta.last_writes(target.name)
+        taken = [one for one in logicals if target.table(one) is not None and not written.get(one)]
         missing = missing_tables(target, taken, environ=environ)
         if missing:
-            lacking[target.name] = target
-            wanted |= missing.keys()
+            lacking[target.name] = target, frozenset(missing)
     if not lacking:
         return []
-    tables = source_tables(pipeline, environ, only=wanted)
+    tables = source_tables(pipeline, environ, only=frozenset().union(*(names for _, names in lacking.values())))
     results: list[MadeTable] = []
-    for target in lacking.values():
-        results += create(pipeline, target, tables, Actions(), environ=environ)
+    for target, names in lacking.values():
+        mine = {logical: origins for logical, origins in tables.origins.items() if logical in names}
+        results += create(pipeline, target, replace(tables, origins=mine), Actions(), environ=environ)
     return [one for one in results if one.state == "created" or one.error is not None]
 
 
@@ -215,18 +216,23 @@ def require_any_ready(
     so. A target that lacks nothing is asked once."""
 
     def make(name: str, error: LockstepError) -> bool:
-        return make_ready(pipeline, plan, name, error, environ)
+        return make_ready(meta, pipeline, plan, name, error, environ)
 
     return require_any_target(meta, pipeline, plan, environ, made=make)
 
 
 def make_ready(
-    pipeline: Pipeline, plan: RunPlan, name: str, error: LockstepError, environ: Mapping[str, str] | None = None
+    meta: Meta,
+    pipeline: Pipeline,
+    plan: RunPlan,
+    name: str,
+    error: LockstepError,
+    environ: Mapping[str, str] | None = None,
 ) -> bool:
     """Makes what the target lacks for the tables of a plan; whether anything was made.
 
-    error: what require_target has found. Raises what make_tables raises; errors of single tables are logged, and
-    found again by whoever asks the target again.
+    error: what require_target has found. Raises DataAtRisk (target.moved), and what make_tables raises; errors of
+    single tables are logged, and found again by whoever asks the target again.
     """
     target = pipeline.target(name)
     codes = {part.code for part in parts_of(error)} & MADE_BY_POLICY
@@ -237,6 +243,8 @@ def make_ready(
     creates = target.on_missing_table == "create" and "target.table" in codes
     if not creates and not (add and "target.column" in codes):
         return False
+    if creates and not plan.replay:
+        _require_unmoved(meta, target, [one.table for one in tables], environ)
     try:
         present = source_tables(pipeline, environ, only=[one.table for one in tables]).origins
     except LockstepError as unreachable:
@@ -253,6 +261,26 @@ def make_ready(
         if made.error is not None:
             log.error("%s: %s", made.name, made.error)
     return any(made.state in ("created", "altered") for made in results)
+
+
+def _require_unmoved(meta: Meta, target: Target, logicals: Sequence[str], environ: Mapping[str, str] | None) -> None:
+    """Raises DataAtRisk (target.moved) where tables are missing under names that the rows were never written to.
+
+    Those that were written to and are missing now may be made: the run then finds that their writes are lost.
+    """
+    written = meta.last_writes(target.name)
+    for logical, names in missing_tables(target, logicals, environ=environ).items():
+        shards = written.get(logical, {})
+        new = [name for name in names if name not in shards]
+        if shards and new:
+            raise DataAtRisk(
+                f"{new[0]} does not exist on the target, and the rows of {logical!r} were written to "
+                f"{min(shards)} so far: a new table would have the new changes alone.",
+                where=new[0],
+                code="target.moved",
+                remedy="restore the former names in the target's rules; or rename the table on the target; or give "
+                "the target a new name, so that everything staged is applied to it",
+            )
 
 
 def _staged_origins(schemas: Sequence[TableSchema], present: Sequence[Origin]) -> list[Origin]:

@@ -144,12 +144,15 @@ def run(
 
 def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -> None:
     """Also tables of which no row is staged; those of the run's plan are made by the run itself."""
+    from cdc_core.meta import Meta
     from cdc_core.target_tables import create_missing
 
     creating = [one for one in map(pipeline.target, targets) if one.on_missing_table == "create"]
     if not creating:
         return
-    for one in create_missing(pipeline, creating, os.environ):
+    with Meta.open(pipeline.meta.url) as meta:
+        made = create_missing(meta, pipeline, creating, os.environ)
+    for one in made:
         if one.error is not None:
             output.note(f"{one.name} is not made: {one.error.what} {one.error.remedy}.")
         else:

@@ -29,10 +29,10 @@ from cdc_core.target.create import (
 )
 from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
-from cdc_core.target.facts import table_facts
-from cdc_core.target.faults import denied, is_row_error, known, translated, translating
+from cdc_core.target.facts import TableFacts, table_facts
+from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
 from cdc_core.target.load import set_session
-from cdc_core.target.prepare import prepare
+from cdc_core.target.prepare import LEDGER, MARKS, lock_table, prepare, versions_table
 from cdc_core.target.server_words import reason
 from cdc_core.target.sharding import ShardTable, shard_tables
 
@@ -254,9 +254,36 @@ def _create(
         )
         return None
     with connection.cursor() as cursor:
-        for one in statements:
-            cursor.execute(one)
+        if absent:
+            cursor.execute(statements[0])
+        held = lock_table(cursor, TableFacts(place.database, place.table, (), ()))
+        try:
+            if (place.database, place.table) not in _existing(connection, [place.database]):
+                _forget(cursor, place)
+            cursor.execute(statement)
+        finally:
+            cursor.execute("DO RELEASE_LOCK(%s)", (held,))
     return statements
+
+
+def _forget(cursor: Any, place: ShardTable) -> None:
+    """Removes what is noted beside a table that was dropped: which runs wrote to it, and its rows' versions.
+
+    A new table has none of these rows. Without the notes, every run finds that committed writes are lost
+    (apply.lost_writes), and only a replay ends that; with them, it would continue with new changes alone.
+    """
+    for name in (LEDGER, MARKS):
+        _delete(cursor, f"DELETE FROM {quote(place.database, name)} WHERE table_name = %s", (place.table,))
+    _delete(cursor, f"DELETE FROM {quote(place.database, versions_table(place.table))}", ())
+
+
+def _delete(cursor: Any, statement: str, arguments: tuple[str, ...]) -> None:
+    """On a table that may not exist."""
+    try:
+        cursor.execute(statement, arguments or None)
+    except pymysql.err.MySQLError as error:
+        if number_of(error) not in ALTERED:
+            raise
 
 
 def _probe(connection: pymysql.Connection[Any], statement: str) -> None:

@@ -11,8 +11,8 @@ import pytest
 
 from cdc_core import config
 from cdc_core.apply.plan import plan
-from cdc_core.errors import Refused
-from cdc_core.meta import Meta
+from cdc_core.errors import DataAtRisk, Refused
+from cdc_core.meta import LastWrite, Meta
 from cdc_core.stage.stores import open_stage
 from cdc_core.target_tables import require_any_ready
 
@@ -126,6 +126,23 @@ def test_without_the_policy_a_run_stops_with_the_statement_that_would_help(serve
     assert rows(target, "grown.orders", "id, n") == [(1, None), (2, 2)]
 
 
+@pytest.mark.matrix
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_table_that_was_dropped_on_the_target_is_not_continued_without_its_rows(servers: Any, lockstep: Any) -> None:
+    source, target = servers
+    run_sql(source, "CREATE TABLE grown.orders (id INT PRIMARY KEY)", "INSERT INTO grown.orders VALUES (1)")
+    lockstep.environ |= {"SHOP": source.url, "COPY": target.url}
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", r"grown\..*", "--target", "env:COPY")
+    lockstep("run", "shop.yaml")
+    run_sql(source, "INSERT INTO grown.orders VALUES (2)")
+    run_sql(target, "DROP TABLE grown.orders")
+    assert lockstep("run", "shop.yaml", code=4).error["code"] == "target.lost_writes"
+    lockstep("run", "shop.yaml", "--replay", "--target", "target")
+    lockstep("run", "shop.yaml")
+    assert rows(target, "grown.orders", "id") == [(1,), (2,)]
+
+
 def made_ready(lockstep: Any, number: int) -> None:
     """What the plan of a run does before Spark starts."""
     file = lockstep.directory / "shop.yaml"
@@ -135,6 +152,12 @@ def made_ready(lockstep: Any, number: int) -> None:
             meta, open_stage(pipeline.stage), pipeline, window=None, run_id=f"shop-{number}", targets=["target"]
         )
         assert require_any_ready(meta, pipeline, planned, lockstep.environment) == {}
+
+
+def written(lockstep: Any, tables: dict[str, str]) -> None:
+    """As if closed ledgers counted rows that were written to these tables, by logical table."""
+    with Meta.open(config.load(lockstep.directory / "shop.yaml").meta.url) as meta:
+        meta.accept_writes("target", {one: {name: LastWrite("former", 1)} for one, name in tables.items()})
 
 
 def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9: Any, lockstep: Any) -> None:
@@ -165,11 +188,17 @@ def test_a_plan_makes_the_tables_and_columns_that_it_needs(mariadb: Any, mysql9:
         lockstep.environ["SHOP"] = "mysql://nobody:nothing@127.0.0.1:1"
         made_ready(lockstep, 4)
         assert rows(mysql9, "planned.a", "id, s, n") == []
+        # Rows that were written under another name are not continued in a new table.
         run_sql(mysql9, "DROP TABLE planned.later")
+        written(lockstep, {"planned.later": "planned.former"})
+        with pytest.raises(DataAtRisk) as moved:
+            made_ready(lockstep, 5)
+        assert moved.value.code == "target.moved"
+        assert run_sql(mysql9, "SHOW TABLES FROM planned LIKE 'later'") == []
         file = lockstep.directory / "shop.yaml"
         file.write_text(file.read_text().replace("on_missing_table: create", "on_missing_table: stop"))
         with pytest.raises(Refused) as caught:
-            made_ready(lockstep, 5)
+            made_ready(lockstep, 6)
         assert caught.value.code == "target.table"
     finally:
         run_sql(mariadb, "DROP DATABASE planned")

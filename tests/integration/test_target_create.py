@@ -389,6 +389,27 @@ def test_every_shard_is_made_and_two_at_once_make_the_same(any_pair: Pair) -> No
     } <= names
 
 
+def test_a_table_that_was_dropped_and_is_made_again_has_none_of_the_writes_that_are_noted(any_pair: Pair) -> None:
+    pair = any_pair
+    pair.on_source("CREATE TABLE a (id INT PRIMARY KEY)", "CREATE TABLE b (id INT PRIMARY KEY)")
+    pipeline = pair.pipeline(tables="'*': {database: MADE, guard: {store: table}}")
+    pair.create(pipeline)
+    pair.on_source("INSERT INTO a VALUES (1), (2)", "INSERT INTO b VALUES (1)")
+    for table in ("a", "b"):
+        schema = known_schema(pair.source, pair.database, table)
+        write(pair, pipeline, schema, rows_of(pair.source, schema))
+    noted = f"SELECT table_name FROM {pair.made}._lockstep_ledger"
+    assert sorted(pair.on_target(noted)) == [("a",), ("b",)]
+    pair.on_target(f"DROP TABLE {pair.made}.a")
+    assert pair.create(pipeline)[f"{pair.made}.a"].state == "created"
+    assert pair.on_target(noted) == [("b",)]
+    assert pair.on_target(f"SELECT id FROM {pair.made}._lockstep_version_a") == []
+    assert pair.on_target(f"SELECT id FROM {pair.made}._lockstep_version_b") == [(1,)]
+    schema = known_schema(pair.source, pair.database, "a")
+    write(pair, pipeline, schema, rows_of(pair.source, schema))
+    assert sorted(pair.on_target(f"SELECT id FROM {pair.made}.a")) == [(1,), (2,)]
+
+
 def test_an_existing_table_is_compared_and_only_extended_when_that_is_asked_for(pair: Pair) -> None:
     pair.on_source(
         "CREATE TABLE t (id INT PRIMARY KEY, s VARCHAR(20) NOT NULL DEFAULT 'x' COMMENT 'c', n BIGINT, k INT NOT NULL, "
