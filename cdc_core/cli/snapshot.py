@@ -100,23 +100,20 @@ def copy_sources(
     named: the user named the tables, so that one which cannot be copied is an error; otherwise it is a note.
     """
     from cdc_core.extract.extractor import default_holder
-    from cdc_core.sink import Capture
-    from cdc_core.snapshot.copier import copier_lease, copy_tables
-    from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
+    from cdc_core.snapshot.copier import copier_lease
+    from cdc_core.snapshot.staging import Staged
+    from cdc_core.snapshot.steps import read_tables, stage_read
 
     store = open_stage(pipeline.stage)
-    routes = Capture(pipeline.tables, pipeline.routes, os.environ).route
     found: dict[str, Staged] = {}
     for name, tables in wanted.items():
         if not tables:
             continue
-        with copier_lease(meta, pipeline.pipeline, name, default_holder()) as lease:
-            finish_decided(meta, store, name, lease)
+        with copier_lease(meta, pipeline.pipeline, name, default_holder(), pipeline.limits.lease_s) as lease:
             with _watch(output) as watch:
-                refused = copy_tables(
-                    pipeline, name, [_split(one.name) for one in tables],
-                    meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch,
-                )  # fmt: skip
+                refused = read_tables(
+                    pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch
+                )
             for error in refused.values():
                 if named:
                     raise error
@@ -127,7 +124,9 @@ def copy_sources(
             staged = Staged()
             while True:
                 _extract_on(pipeline, name, output)
-                staged = staged.then(stage_due(meta, store, pipeline, name, lease, routes=routes))
+                staged = staged.then(
+                    stage_read(pipeline, name, meta=meta, store=store, lease=lease, environ=os.environ)
+                )
                 if staged.waiting is None or time.monotonic() > deadline_s:
                     break
                 time.sleep(_PAUSE_S)
@@ -170,11 +169,6 @@ def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
     except RetryLater as error:
         if error.code not in ANOTHER_HAS_IT:
             raise
-
-
-def _split(name: str) -> tuple[str, str]:
-    database, _, table_name = name.partition(".")
-    return database, table_name
 
 
 def _show_plan(output: CliOutput, pipeline: Pipeline, wanted: dict[str, tuple[PendingTable, ...]]) -> None:
