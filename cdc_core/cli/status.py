@@ -41,7 +41,7 @@ def status(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a pipeline is: positions and lag of its sources, what its targets have applied, its latest runs.
+    """Show how far a pipeline is: its sources' positions and lag, copies of existing rows, targets, latest runs.
 
     \b
       lockstep status shop

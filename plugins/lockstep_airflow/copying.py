@@ -83,7 +83,26 @@ def _wanted(
     return chosen(meta, source, [table for table in tables if table not in done])
 
 
-class CopyPlanOperator(BaseOperator):
+class _Killable:
+    """A task that holds leases while it works."""
+
+    _working = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self._working = True
+        try:
+            yield
+        finally:
+            self._working = False
+
+    def on_kill(self) -> None:
+        """As ExtractSensor.on_kill: leaves after the chunk that is being read, and releases the leases."""
+        if self._working:
+            raise SystemExit(143)
+
+
+class CopyPlanOperator(_Killable, BaseOperator):
     """Extracts each source up to now, and lists what will be copied. XCom: {sources: {name: tables}, tables, rows}."""
 
     ui_color = "#e8eefb"
@@ -96,7 +115,8 @@ class CopyPlanOperator(BaseOperator):
         from cdc_core.snapshot.steps import extract_to_now
 
         dry = is_dry_run(context)
-        with as_airflow_failures("plan of the copy"), _opened(self.file) as (pipeline, meta, store):
+        failing, opened = as_airflow_failures("plan of the copy"), _opened(self.file)
+        with failing, opened as (pipeline, meta, store), self.working():
             sources, _ = copy_params(context, pipeline)
             for source in sources:
                 if dry:
@@ -124,7 +144,7 @@ class CopyPlanOperator(BaseOperator):
         }
 
 
-class _CopySensor(BaseSensorOperator):
+class _CopySensor(_Killable, BaseSensorOperator):
     """Of one source of a pipeline file, in mode reschedule: between pokes the worker slot is free."""
 
     ui_color = "#d7ece2"
@@ -133,13 +153,12 @@ class _CopySensor(BaseSensorOperator):
         super().__init__(**kwargs)
         self.file = file
         self.source = source
-        self._working = False
 
     def poke(self, context: Context) -> PokeReturnValue:
         if is_dry_run(context):
             raise AirflowSkipException("A dry run copies nothing.")
-        with as_airflow_failures(f"{self.task_id} {self.source}"), _opened(self.file) as (pipeline, meta, store):
-            self._working = True
+        failing, opened = as_airflow_failures(f"{self.task_id} {self.source}"), _opened(self.file)
+        with failing, opened as (pipeline, meta, store), self.working():
             try:
                 return self._step(context, pipeline, meta, store)
             except RetryLater as error:
@@ -147,16 +166,9 @@ class _CopySensor(BaseSensorOperator):
                     raise
                 log.info("%s: waiting: %s", self.source, error)
                 return PokeReturnValue(False)
-            finally:
-                self._working = False
 
     def _step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         raise NotImplementedError
-
-    def on_kill(self) -> None:
-        """As ExtractSensor.on_kill: leaves after the chunk that is being read, and releases the lease."""
-        if self._working:
-            raise SystemExit(143)
 
 
 class CopySensor(_CopySensor):
