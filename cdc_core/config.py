@@ -593,8 +593,8 @@ class Snapshot(_Model):
 
     mode: Literal["none", "initial"] = Field(
         "none",
-        description="initial: `lockstep run` and the DAG copy each captured table of which rows from before the capture "
-        "are missing; none: only `lockstep snapshot` and the DAG cdc_<pipeline>_snapshot copy",
+        description="initial: `lockstep run` and the DAG copy each captured table of which rows from before the "
+        "capture are missing; none: only `lockstep snapshot` and the DAG cdc_<pipeline>_snapshot copy",
     )
     readers: int = Field(2, ge=1, le=64, description="chunks read at once; two connections to the source each")
     chunk_mib: int = Field(32, ge=1, le=1024, description="size of a chunk's rows, which one query reads")

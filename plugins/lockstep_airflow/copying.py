@@ -17,7 +17,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -51,13 +51,13 @@ UNFINISHED = ("queued", "running")
 
 
 @contextmanager
-def _opened(file: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
-    """A pipeline with its connections in the environment, its meta database and its stage."""
+def _opened(file: str, *, connected: bool = True) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
+    """A pipeline, its meta database and its stage. connected: with its connections in the environment."""
     from cdc_core.meta import Meta
     from cdc_core.stage.stores import open_stage
 
     pipeline = config.load(Path(file))
-    with Meta.open(pipeline.meta.url, upgrade=True) as meta, exported(pipeline):
+    with Meta.open(pipeline.meta.url, upgrade=True) as meta, exported(pipeline) if connected else nullcontext():
         yield pipeline, meta, open_stage(pipeline.stage)
 
 
@@ -115,7 +115,7 @@ class CopyPlanOperator(_Killable, BaseOperator):
         from cdc_core.snapshot.steps import extract_to_now
 
         dry = is_dry_run(context)
-        failing, opened = as_airflow_failures("plan of the copy"), _opened(self.file)
+        failing, opened = as_airflow_failures("plan of the copy"), _opened(self.file, connected=not dry)
         with failing, opened as (pipeline, meta, store), self.working():
             sources, _ = copy_params(context, pipeline)
             for source in sources:
