@@ -27,6 +27,9 @@ from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
 
+WAITS = frozenset({"snapshot.running", "snapshot.paused"})
+"""Codes for a copy that another process makes, or that somebody has paused: a task waits, and nothing has failed."""
+
 
 def due(meta: Meta, pipeline: str, source: str) -> tuple[PendingTable, ...]:
     """What a copy would be started for: the pending tables, but not those that the last one could not copy."""
@@ -110,7 +113,8 @@ def _kept(meta: Meta, pipeline: str, source: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        keep_failure(meta, pipeline, source, error, task=COPY)
+        if not (isinstance(error, RetryLater) and error.code in WAITS):
+            keep_failure(meta, pipeline, source, error, task=COPY)
         raise
     meta.succeeded(pipeline, COPY, source)
 

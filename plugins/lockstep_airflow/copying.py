@@ -159,10 +159,12 @@ class _CopySensor(_Killable, BaseSensorOperator):
             raise AirflowSkipException("A dry run copies nothing.")
         failing, opened = as_airflow_failures(f"{self.task_id} {self.source}"), _opened(self.file)
         with failing, opened as (pipeline, meta, store), self.working():
+            from cdc_core.snapshot.steps import WAITS
+
             try:
                 return self._step(context, pipeline, meta, store)
             except RetryLater as error:
-                if error.code != "snapshot.running":
+                if error.code not in WAITS:
                     raise
                 log.info("%s: waiting: %s", self.source, error)
                 return PokeReturnValue(False)

@@ -105,7 +105,7 @@ def sensor(kind: type, file: str) -> Any:
     return kind(task_id="copy", file=file, source="shop_db", mode="reschedule")
 
 
-def test_a_copier_waits_for_another_and_extracts_first_where_another_server_took_over(
+def test_a_copier_waits_for_another_or_while_it_is_paused_and_extracts_first_where_another_server_took_over(
     world: World, file: str, context: Any
 ) -> None:
     task = sensor(CopySensor, file)
@@ -113,6 +113,9 @@ def test_a_copier_waits_for_another_and_extracts_first_where_another_server_took
     assert not task.poke(context)
     assert world.asked == []
     world.running = False
+    world.failure = RetryLater("Paused.", code="snapshot.paused", remedy="resume")
+    assert not task.poke(context)
+    world.asked.clear()
     world.failure = RetryLater("Another server.", code="snapshot.other_server", remedy="extract")
     assert not task.poke(context)
     assert world.asked == ["read", "extract"]
