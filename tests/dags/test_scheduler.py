@@ -505,7 +505,7 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
     line.airflow.switch_on("cdc_older")
     (run,) = line.airflow.wait_for_runs("cdc_older", 1)
     assert run.states() == {EXTRACT: "success", "snapshot": "success"}
-    read = "SELECT count(*) FROM copied_chunk"
+    read = "SELECT count(*) FROM copied_chunk WHERE claim IS NOT NULL"
     _wait(lambda: line.meta(read, "older") > [(2,)], "chunks")
     with closing(line.server.connect()) as blocking, blocking.cursor() as cursor:
         cursor.execute("LOCK TABLES older.t WRITE")
@@ -526,7 +526,8 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
     pipeline = config.load(line.folder / "pipelines" / "older.yaml")
     (manifest,) = (one for one in chain(open_stage(pipeline.stage), "older_db") if one.chunks)
     epochs = Counter(name.epoch for part in manifest.parts if (name := parse_copied(part.path)))
-    assert min(epochs.items()) == (1, durable)  # what was durable when it was killed was not read again
+    # What was durable when it was killed was not read again; one more may have become so while it was counted.
+    assert epochs[1] in (durable, durable + 1)
     assert (len(epochs), sum(chunk.rows for chunk in manifest.chunks)) == (2, OLD_ROWS)
     copy.clear()
     assert copy.wait() == "success", copy.states()
