@@ -165,6 +165,8 @@ def _source(one: SourceStatus) -> dict[str, Any]:
         "retention_s": one.retention_s,
         "partial": {table: covered.to_json() for table, covered in one.partial.items()},
         "copier": one.copier,
+        "copies_paused": moment(one.copies_paused_us),
+        "copies_paused_by": one.copies_paused_by,
         "copies": [copy_document(each) for each in one.copies],
     }
 
@@ -252,6 +254,11 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
     ]  # fmt: skip
     columns = ("source", "table", "copy", "rows read", "of", "done", "as of")
     shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=("rows read", "of", "done"))]
+    shown += [
+        Text(f"{one.source}: paused since {moment(one.copies_paused_us)} by {one.copies_paused_by}", style="yellow")
+        for one in found.sources
+        if one.copies_paused_us
+    ]
     done = len(copies) - len(listed)
     more = len(listed) - len(kept)
     if more or done:

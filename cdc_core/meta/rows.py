@@ -272,6 +272,9 @@ class SourceStatus:
     """Source tables that a copy is due for, under way or done, those that are not done first."""
     copier: str | None = None
     """The process that copies tables of it now."""
+    copies_paused_us: int = 0
+    """Since when no chunk is read, because somebody has paused the copies; 0 if nobody has."""
+    copies_paused_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -161,6 +161,7 @@ def _source_status(connection: Connection, source: str, now: int, failed: Sequen
     holder = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
     copier = connection.execute(select(_lease).where(_lease.c.source == copier_of(source))).one_or_none()
     covered = batches.coverage(connection, source).tables
+    pause = copies.paused(connection, source)
     gone = and_(_record.c.batch_id == _batch.c.batch_id, _record.c.state == RecordState.PURGED)
     totals = connection.execute(
         select(
@@ -194,6 +195,8 @@ def _source_status(connection: Connection, source: str, now: int, failed: Sequen
         partial={table: one for table, one in covered.items() if not one.whole},
         copies=copies.status(connection, source, covered, failed),
         copier=copier.holder if copier is not None and copier.expires_us > now and copier.holder else None,
+        copies_paused_us=pause.since_us if pause is not None else 0,
+        copies_paused_by=pause.holder if pause is not None else "",
     )
 
 

@@ -325,8 +325,12 @@ def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
 
 
 def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_and_why(
-    client: Callable[..., Any], shop: Line, monkeypatch: pytest.MonkeyPatch
+    client: Callable[..., Any], shop: Line, pipelines: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    file = pipelines / "shop.yaml"
+    never = "  - {name: never, connection: 'airflow:source_db', server_id: 5002}\ntables:"
+    file.write_text(file.read_text().replace("tables:", never, 1))
+
     def existing(rows: int) -> TableCoverage:
         return TableCoverage(How.EXISTING, 1, 0, "binlog.000001:4", rows, ("shop.orders",))
 
@@ -341,6 +345,9 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     shop.meta.begin_copy(lease, TableCopy("shop_db", big, ("1000",), rows_estimated=1000))
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     text = unescape(client("VIEWER").get("/lockstep/").text)
+    shop.meta.pause_copies("shop_db", "somebody")
+    paused_text = unescape(client("VIEWER").get("/lockstep/").text)
+    assert re.search("shop_db has been paused since [-0-9 :]+ by somebody", paused_text)
     copies = {one["table"]: one for one in found["copies"]}
     assert [(name, copies[name]["state"], copies[name]["percent"]) for name in copies] == [
         ("shop.big", "copying", 0.0), ("shop.due", "pending", None), ("shop.keyless", "refused", None),
