@@ -199,6 +199,9 @@ class CopySensor(_CopySensor):
                 log.info("%s: extracting first: %s", self.source, error)
                 extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
                 return PokeReturnValue(False)
+        for copy in meta.copies(self.source):
+            if copy.complete:
+                log.info("%s: %s", self.source, progress_line(copy, 0, 0.0))
         for table, reason in refused.items():
             log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
         return PokeReturnValue(
@@ -310,7 +313,7 @@ class ProgressLines:
         now_s = time.monotonic()
         with self._lock:
             begun_s, before = self._begun.setdefault(copy.table, (now_s, copy.rows))
-            if not copy.complete and now_s < self._next_s.get(copy.table, 0.0):
+            if now_s < self._next_s.get(copy.table, 0.0):
                 return
             self._next_s[copy.table] = now_s + LINE_S
         log.info("%s: %s", self._source, progress_line(copy, copy.rows - before, now_s - begun_s))
@@ -321,6 +324,7 @@ def progress_line(copy: TableCopy, rows: int, seconds: float) -> str:
     if copy.complete:
         return f"{copy.table}: all {counted(copy.rows, 'row')} read"
     total = max(copy.rows_estimated, copy.rows)
-    share = f" of ~{total:,} ({100 * copy.rows // total if total else 0} %)"
+    share = f" of {'' if copy.counted else '~'}{total:,} ({100 * copy.rows // total if total else 0} %)"
     rate = f", {rows / seconds:,.0f} rows/s" if rows and seconds > 0 else ""
-    return f"{copy.table}: {counted(copy.rows, 'row')}{share}{rate}"
+    waiting = f"; waiting: {copy.waiting}" if copy.waiting else ""
+    return f"{copy.table}: {counted(copy.rows, 'row')}{share}{rate}{waiting}"

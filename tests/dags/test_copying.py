@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -74,7 +75,8 @@ def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(steps, "stage_read", step("stage", lambda: made.staged))
     monkeypatch.setattr(steps, "due", lambda *_: made.pending)
     monkeypatch.setattr(copying, "_wanted", lambda *_: made.pending)
-    monkeypatch.setattr(Meta, "copies", lambda *_: (SimpleNamespace(table="shop.t", complete=True),))
+    read = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), complete=True, rows=7)
+    monkeypatch.setattr(Meta, "copies", lambda *_: (read,))
     for name in ("SOURCE", "TARGET"):
         monkeypatch.setenv(f"AIRFLOW_CONN_{name}_DB", "mysql://u:p@127.0.0.1:1/")
     return made
@@ -200,5 +202,7 @@ def test_the_log_says_how_far_a_table_is() -> None:
     copy = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), rows=2_500, rows_estimated=10_000)
     assert progress_line(copy, 500, 2.0) == "shop.t: 2,500 rows of ~10,000 (25 %), 250 rows/s"
     assert progress_line(copy, 0, 0.0) == "shop.t: 2,500 rows of ~10,000 (25 %)"
+    slow = replace(copy, counted=True, waiting="a replica lags")
+    assert progress_line(slow, 0, 0.0) == "shop.t: 2,500 rows of 10,000 (25 %); waiting: a replica lags"
     empty = TableCopy("shop_db", TableSchema("shop", "t", ()), (), complete=True)
     assert progress_line(empty, 0, 0.0) == "shop.t: all 0 rows read"
