@@ -596,8 +596,8 @@ class Snapshot(_Model):
 
     mode: Literal["none", "initial"] = Field(
         "none",
-        description="initial: `lockstep run` copies each captured table of which rows from before the capture are "
-        "missing; none: only `lockstep snapshot` copies",
+        description="initial: `lockstep run` and the DAG copy each captured table of which rows from before the "
+        "capture are missing; none: only `lockstep snapshot` and the DAG cdc_<pipeline>_snapshot copy",
     )
     readers: int = Field(2, ge=1, le=64, description="chunks read at once; two connections to the source each")
     chunk_mib: int = Field(32, ge=1, le=1024, description="size of a chunk's rows, which one query reads")
@@ -730,6 +730,12 @@ class Pipeline(_Model):
         """Whether only the table `name` of a single source can feed a logical table; False where that is unknown."""
         routes = [route for route in self.routes if route.to == logical or "\\" in route.to]
         return len(self.sources) == 1 and all(route.only == name for route in routes)
+
+    @property
+    def copies_by_itself(self) -> bool:
+        """Whether runs copy tables that lack rows without being asked: from before their capture, or missed since."""
+        resync = "resync" in (self.tables.on_unlogged_change, self.tables.on_unreadable)
+        return resync or self.snapshot.mode == "initial"
 
     def counts_newest(self, target: str, logical: str, name: str) -> bool:
         """Whether rows of the source table `name` and of others count as one in the target, the newest of them."""

@@ -127,23 +127,20 @@ def copy_sources(
     named: the user named the tables, so that one which cannot be copied is an error; otherwise it is a note.
     """
     from cdc_core.extract.extractor import default_holder
-    from cdc_core.sink import Capture
-    from cdc_core.snapshot.copier import copier_lease, copy_tables
-    from cdc_core.snapshot.staging import Staged, finish_decided, stage_due
+    from cdc_core.snapshot.copier import copier_lease
+    from cdc_core.snapshot.staging import Staged
+    from cdc_core.snapshot.steps import read_tables, stage_read
 
     store = open_stage(pipeline.stage)
-    capture = Capture(pipeline.tables, pipeline.routes, os.environ)
     found: dict[str, Staged] = {}
     for name, tables in wanted.items():
         if not tables:
             continue
         with copier_lease(meta, pipeline.pipeline, name, default_holder(), pipeline.limits.lease_s) as lease:
-            finish_decided(meta, store, name, lease)
             with _watch(output, tables) as watch:
-                refused = copy_tables(
-                    pipeline, name, [_split(one.name) for one in tables],
-                    meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch,
-                )  # fmt: skip
+                refused = read_tables(
+                    pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch
+                )
             for error in refused.values():
                 if named:
                     raise error
@@ -154,7 +151,9 @@ def copy_sources(
             staged = Staged()
             while True:
                 _extract_on(pipeline, name, output)
-                staged = staged.then(stage_due(meta, store, pipeline, name, lease, capture=capture))
+                staged = staged.then(
+                    stage_read(pipeline, name, meta=meta, store=store, lease=lease, environ=os.environ)
+                )
                 if staged.waiting is None or time.monotonic() > deadline_s:
                     break
                 time.sleep(_PAUSE_S)
@@ -165,22 +164,18 @@ def copy_sources(
 def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult]:
     """Copies what is pending of every source that has been extracted; how far each copied source is extracted then."""
     from cdc_core.meta import Meta
-    from cdc_core.snapshot.pending import pending
+    from cdc_core.snapshot.pending import copied_by_runs
+    from cdc_core.snapshot.steps import WAITS
 
     with Meta.open(pipeline.meta.url) as meta:
         _read_again(pipeline, meta, [source.name for source in pipeline.sources], output)
-        wanted = {
-            source.name: tuple(
-                one for one in pending(meta, source.name, on_new=pipeline.tables.on_new) if one.copied_by_runs(pipeline)
-            )
-            for source in pipeline.sources
-        }
+        wanted = {source.name: copied_by_runs(meta, pipeline, source.name) for source in pipeline.sources}
         if not any(wanted.values()):
             return {}
         try:
             staged = copy_sources(pipeline, meta, wanted, output)
         except RetryLater as error:
-            if error.code not in ("snapshot.running", "snapshot.paused"):
+            if error.code not in WAITS:
                 raise
             output.note(f"not copied here: {error.what}")
             return {}
@@ -249,11 +244,6 @@ def _extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
     except RetryLater as error:
         if error.code not in ANOTHER_HAS_IT:
             raise
-
-
-def _split(name: str) -> tuple[str, str]:
-    database, _, table_name = name.partition(".")
-    return database, table_name
 
 
 def _show_plan(output: CliOutput, pipeline: Pipeline, meta: Meta, wanted: dict[str, tuple[PendingTable, ...]]) -> None:

@@ -11,12 +11,13 @@ from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
+from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from cdc_core.config import Pipeline
-    from cdc_core.meta import RunRow, SourceStatus, StateCount, Status
+    from cdc_core.meta import CopyStatus, RunRow, SourceStatus, StateCount, Status
     from cdc_core.meta.health import Problem
 
 
@@ -28,6 +29,8 @@ MOST_NOTES = 10
 """Problems that only inform and are shown without --all: a pipeline may have thousands of partial tables."""
 MOST_ACCOUNTS = 50
 """Tables of a ledger that are shown without --all."""
+MOST_COPIES = 20
+"""Tables with existing rows that are shown without --all, and only those that are not copied."""
 
 
 def status(
@@ -38,7 +41,7 @@ def status(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show how far a pipeline is: positions and lag of its sources, what its targets have applied, its latest runs.
+    """Show how far a pipeline is: its sources' positions and lag, copies of existing rows, targets, latest runs.
 
     \b
       lockstep status shop
@@ -161,6 +164,25 @@ def _source(one: SourceStatus) -> dict[str, Any]:
         "notes": list(one.notes),
         "retention_s": one.retention_s,
         "partial": {table: covered.to_json() for table, covered in one.partial.items()},
+        "copier": one.copier,
+        "copies_paused": moment(one.copies_paused_us),
+        "copies_paused_by": one.copies_paused_by,
+        "copies": [copy_document(each) for each in one.copies],
+    }
+
+
+def copy_document(one: CopyStatus) -> dict[str, Any]:
+    """A table with rows from before its capture, for --json and for the page in Airflow."""
+    return {
+        "table": one.table,
+        "state": one.state.value,
+        "why": one.why,
+        "rows": one.rows,
+        "rows_estimated": one.rows_estimated,
+        "percent": one.percent,
+        "started": moment(one.started_us),
+        "updated": moment(one.updated_us),
+        "copied_to": one.copied_to,
     }
 
 
@@ -214,6 +236,39 @@ def ledger_row(entry: Any) -> tuple[object, ...]:
     )  # fmt: skip
 
 
+def _copies(found: Status, *, every: bool) -> list[RenderableType]:
+    """The tables with rows from before their capture, as far as these are not copied; with every, all of them."""
+    copies = [(source, one) for source in found.sources for one in source.copies]
+    listed = [(source, one) for source, one in copies if every or one.state.value != "copied"]
+    if not listed:
+        return []
+    kept = listed if every else listed[:MOST_COPIES]
+    rows = [
+        (
+            source.source, one.table, one.state.value, one.rows or "",
+            "?" if one.rows_estimated is None else f"~{one.rows_estimated:,}",
+            "" if one.percent is None else f"{one.percent:.0f} %",
+            one.copied_to or moment(one.updated_us),
+        )
+        for source, one in kept
+    ]  # fmt: skip
+    columns = ("source", "table", "copy", "rows read", "of", "done", "as of")
+    shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=("rows read", "of", "done"))]
+    shown += [
+        Text(f"{one.source}: paused since {moment(one.copies_paused_us)} by {one.copies_paused_by}", style="yellow")
+        for one in found.sources
+        if one.copies_paused_us
+    ]
+    done = len(copies) - len(listed)
+    more = len(listed) - len(kept)
+    if more or done:
+        left = [f"{more:,} more tables that are not copied"] * bool(more) + [f"{counted(done, 'copied table')}"] * bool(
+            done
+        )
+        shown.append(Text(f"and {' and '.join(left)}: lockstep status {found.pipeline} --all"))
+    return shown
+
+
 def _tables(found: Status, waiting: list[str], *, every: bool) -> list[RenderableType]:
     sources: list[tuple[object, ...]] = [
         (
@@ -231,6 +286,7 @@ def _tables(found: Status, waiting: list[str], *, every: bool) -> list[Renderabl
             numbers=("lag", "batches", "rows", "size"),
         )
     ]
+    shown += _copies(found, every=every)
     if found.targets:
         taken = [
             (

@@ -6,6 +6,7 @@ import logging
 
 from cdc_core.errors import InternalError, LockstepError
 from cdc_core.meta import Meta
+from cdc_core.meta.failures import EXTRACT
 
 log = logging.getLogger(__name__)
 
@@ -13,8 +14,11 @@ ANOTHER_HAS_IT = frozenset({"meta.lease_held", "meta.lease_lost", "extract.chain
 """Codes for another extractor that is reading the source, which is not a failure of the pipeline."""
 
 
-def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception) -> None:
-    """Keeps an error of an extract until the source's position or watermark moves. Never raises."""
+def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception, *, task: str = EXTRACT) -> None:
+    """Keeps an error of an extract until the source's position or watermark moves, or of another task of the source.
+
+    Never raises.
+    """
     if isinstance(error, LockstepError):
         failed = error
     else:
@@ -27,6 +31,6 @@ def keep_failure(meta: Meta, pipeline: str, source: str, error: Exception) -> No
     if failed.code in ANOTHER_HAS_IT:
         return
     try:
-        meta.failed(pipeline, "extract", source, failed)
+        meta.failed(pipeline, task, source, failed)
     except LockstepError as unkept:
         log.warning("%s: this failure could not be kept in meta: %s", source, unkept)

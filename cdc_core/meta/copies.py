@@ -14,7 +14,7 @@ Every change happens under the copier's lease.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
@@ -22,8 +22,10 @@ from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, sel
 from cdc_core.errors import RetryLater
 from cdc_core.meta import leases, tables
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import Lease
+from cdc_core.meta.failures import COPY_TABLE, copied_table
+from cdc_core.meta.rows import CopyState, CopyStatus, Failure, Lease
 from cdc_core.model.batch import CopiedChunk, Manifest, Part
+from cdc_core.model.coverage import How, TableCoverage, lacks
 from cdc_core.model.schema import TableSchema
 
 _ack, _copy, _chunk, _planned = tables.ack_position, tables.table_copy, tables.copied_chunk, tables.copy_batch
@@ -119,6 +121,34 @@ def find(connection: Connection, source: str) -> tuple[TableCopy, ...]:
     """The copies of a source's tables that are not staged, by table."""
     rows = connection.execute(select(_copy).where(_copy.c.source == source).order_by(_copy.c.source_table))
     return tuple(_copy_of(row) for row in rows)
+
+
+def status(
+    connection: Connection, source: str, covered: Mapping[str, TableCoverage], failed: Sequence[Failure]
+) -> tuple[CopyStatus, ...]:
+    """Of each table that a copy is due for, under way or done; copied ones come last.
+
+    covered: the coverage of the source's tables. failed: the pipeline's errors that no success has followed.
+    """
+    refused = {one.subject: one.what for one in failed if one.task == COPY_TABLE}
+    found: dict[str, CopyStatus] = {}
+    for table, one in covered.items():
+        if one.how is How.COPIED:
+            found[table] = CopyStatus(table, CopyState.COPIED, copied_to=one.place)
+        elif not one.whole and one.how.captured and not one.gone:
+            why = refused.get(copied_table(source, table))
+            state = CopyState.PENDING if why is None else CopyState.REFUSED
+            found[table] = CopyStatus(table, state, why or lacks(table, source, one), rows_estimated=one.rows)
+    for row in connection.execute(select(_copy).where(_copy.c.source == source)):
+        found[row.source_table] = CopyStatus(
+            row.source_table,
+            CopyState.READ if row.complete else CopyState.COPYING,
+            rows=row.rows_read,
+            rows_estimated=max(row.rows_estimated, row.rows_read),
+            started_us=row.started_us,
+            updated_us=row.updated_us,
+        )
+    return tuple(sorted(found.values(), key=lambda one: (one.state is CopyState.COPIED, one.table)))
 
 
 def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:

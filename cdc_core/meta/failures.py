@@ -1,7 +1,8 @@
 """The latest error of each task that has not succeeded since: shown first for a pipeline.
 
 An error of `extract` is removed when the source's position or watermark moves (batches), one of a run when the run is
-planned again or committed (runs), one of `plan` when a run is planned. Nothing else removes one.
+planned again or committed (runs), one of `plan` when a run is planned, one of a copy when that step of the copy has
+succeeded. Nothing else removes one.
 """
 
 from __future__ import annotations
@@ -15,8 +16,14 @@ from cdc_core.meta.rows import Failure
 
 _failure = tables.failure
 
-EXTRACT, PLAN, RUN = "extract", "plan", "run"
+EXTRACT, PLAN, RUN, COPY, COPY_TABLE = "extract", "plan", "run", "copy", "copy table"
+"""COPY_TABLE: a table that cannot be copied as it is; the others of its source can."""
 _CHARS = 4000
+
+
+def copied_table(source: str, table: str) -> str:
+    """The subject of COPY_TABLE."""
+    return f"{source}/{table}"
 
 
 def keep(connection: Connection, pipeline: str, task: str, subject: str, error: LockstepError) -> None:

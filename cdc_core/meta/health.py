@@ -11,7 +11,8 @@ from enum import StrEnum
 from itertools import islice, takewhile
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
-from cdc_core.meta.rows import SourceStatus, Status
+from cdc_core.meta.failures import COPY, COPY_TABLE, EXTRACT, RUN, copied_table
+from cdc_core.meta.rows import CopyState, SourceStatus, Status
 from cdc_core.meta.states import RunState
 from cdc_core.model.coverage import lacks
 from cdc_core.windows import Windows, from_us
@@ -69,8 +70,10 @@ def problems(status: Status, windows: Windows, sources: Sequence[str], targets: 
 def _failed(status: Status, sources: Sequence[str]) -> Iterator[Problem]:
     runs = _standing(status)
     known = set()
+    copying = [one.source for one in status.sources if any(each.state is not CopyState.COPIED for each in one.copies)]
+    subjects = {EXTRACT: sources, RUN: runs, COPY: copying, COPY_TABLE: []}  # refused tables: see _noted
     for one in sorted(status.failures, key=lambda each: (_BY_CLASS.get(each.exit_class, 0), -each.failed_us)):
-        if one.subject not in {"extract": sources, "run": runs}.get(one.task, [one.subject]):
+        if one.subject not in subjects.get(one.task, [one.subject]):
             continue
         known.add(one.subject)
         subject = f"{one.task} {one.subject}".strip()
@@ -176,11 +179,18 @@ def _noted(status: Status) -> Iterator[Problem]:
     for one in status.sources:
         for note in one.notes:
             yield Problem(Level.NOTED, f"source {one.source}", note)
+    refused = {one.subject: one for one in status.failures if one.task == COPY_TABLE}
     for one in status.sources:
         for table, coverage in one.partial.items():
             said = lacks(table, one.source, coverage)
+            said = f"{said[0].upper()}{said[1:]}."
+            why = refused.get(copied_table(one.source, table))
+            if why is not None and coverage.how.captured:
+                what, remedy, code = f"{said} {why.what}", why.remedy, why.code
+                yield Problem(Level.NOTED, f"table {table}", what, why.where, remedy, code)
+                continue
             yield Problem(
-                Level.NOTED, f"table {table}", f"{said[0].upper()}{said[1:]}.", code="stage.partial",
+                Level.NOTED, f"table {table}", said, code="stage.partial",
                 remedy="the staged files do not have its full state; "
                 + ("`lockstep snapshot` copies the table" if coverage.how.captured else ISOLATED_REMEDY),
             )  # fmt: skip

@@ -25,6 +25,7 @@ from cdc_core.meta.rows import (
     BatchRow,
     Claim,
     ClosedWrite,
+    Failure,
     FileRow,
     LastWrite,
     LastWrites,
@@ -348,8 +349,16 @@ class Meta:
         self._database.write(lambda c: runs.record_failure(c, run_id, target, error))
 
     def failed(self, pipeline: str, task: str, subject: str, error: LockstepError) -> None:
-        """Keep an error of a task (extract, plan, run) of a source or run, until the task has succeeded."""
+        """Keep an error of a task (extract, plan, run, copy) of a source or run, until the task has succeeded."""
         self._database.write(lambda c: failures.keep(c, pipeline, task, subject, error))
+
+    def succeeded(self, pipeline: str, task: str, subject: str) -> None:
+        """Forget the error of a task whose success nothing else shows."""
+        self._database.write(lambda c: failures.clear(c, pipeline, task, subject))
+
+    def failures(self, pipeline: str) -> tuple[Failure, ...]:
+        """Errors that no success has followed, the latest first."""
+        return self._database.read(lambda c: failures.find(c, pipeline))
 
     def purge(self, targets: Sequence[str], batch_ids: Sequence[str]) -> int:
         """COMMITTED → PURGED for all of them and all of these targets; how many records moved. Again: 0, no change.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from cdc_core.meta.states import RecordState, RunState
 from cdc_core.model.coverage import TableCoverage
@@ -201,6 +202,49 @@ class Failure:
     times: int
 
 
+class CopyState(StrEnum):
+    """How far the copy of a table's existing rows is."""
+
+    PENDING = "pending"
+    REFUSED = "refused"
+    COPYING = "copying"
+    READ = "read"
+    """To its end; it is staged once everything that was committed meanwhile is extracted."""
+    COPIED = "copied"
+
+
+@dataclass(frozen=True, slots=True)
+class CopyStatus:
+    """The copy of the rows that a source table had before its capture.
+
+    why:            of a pending one what is missing, of a refused one why it cannot be copied.
+    rows:           read so far; 0 once they are staged, which no longer counts them.
+    rows_estimated: by the server; None where it is not known.
+    started_us, updated_us: when the copy began, and when its latest chunk was read; 0 before and after it.
+    copied_to:      the place in the log as of which a copied table is whole.
+    """
+
+    table: str
+    state: CopyState
+    why: str = ""
+    rows: int = 0
+    rows_estimated: int | None = None
+    started_us: int = 0
+    updated_us: int = 0
+    copied_to: str = ""
+
+    @property
+    def percent(self) -> float | None:
+        """Of the rows, by an estimate that is never below what is read; None where there is none."""
+        match self.state:
+            case CopyState.READ | CopyState.COPIED:
+                return 100.0
+            case CopyState.COPYING if self.rows_estimated:
+                return round(min(99.0, 100 * self.rows / self.rows_estimated), 1)
+            case _:
+                return None
+
+
 @dataclass(frozen=True, slots=True)
 class SourceStatus:
     """lag_us: from the watermark to the database's clock; what an idle source has proven counts as no lag.
@@ -224,6 +268,13 @@ class SourceStatus:
     """How long the server keeps its log, as of the last extract; 0: for ever, or unknown."""
     partial: Mapping[str, TableCoverage] = field(default_factory=dict)
     """Source tables that have rows missing in the stage."""
+    copies: tuple[CopyStatus, ...] = ()
+    """Source tables that a copy is due for, under way or done, those that are not done first."""
+    copier: str | None = None
+    """The process that copies tables of it now."""
+    copies_paused_us: int = 0
+    """Since when no chunk is read, because somebody has paused the copies; 0 if nobody has."""
+    copies_paused_by: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,8 +9,18 @@ from dataclasses import dataclass, replace
 from sqlalchemy import ColumnElement, Connection, and_, exists, func, or_, select
 
 from cdc_core.meta import batches, copies, failures, leases, runs, tables
+from cdc_core.meta.copies import copier_of
 from cdc_core.meta.database import now_us
-from cdc_core.meta.rows import BatchRow, FileRow, RingDepth, SourceStatus, StateCount, Status, TargetStatus
+from cdc_core.meta.rows import (
+    BatchRow,
+    Failure,
+    FileRow,
+    RingDepth,
+    SourceStatus,
+    StateCount,
+    Status,
+    TargetStatus,
+)
 from cdc_core.meta.states import RecordState
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
@@ -113,8 +123,9 @@ def _chain(connection: Connection, source: str, first_seq: int | None) -> tuple[
 
 def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Status:
     now = now_us(connection)
+    failed = failures.find(connection, pipeline)
     sources = tuple(
-        _source_status(connection, source, now)
+        _source_status(connection, source, now, failed)
         for source in connection.execute(
             select(_ack.c.source).where(_ack.c.pipeline == pipeline).order_by(_ack.c.source)
         ).scalars()
@@ -144,13 +155,16 @@ def status(connection: Connection, pipeline: str, targets: Sequence[str]) -> Sta
         targets=tuple(_target_status(connection, pipeline, name) for name in names),
         runs=tuple(runs.run_of(row) for row in run_rows),
         ledgers=() if latest is None else runs.ledger(connection, latest),
-        failures=failures.find(connection, pipeline),
+        failures=failed,
     )
 
 
-def _source_status(connection: Connection, source: str, now: int) -> SourceStatus:
+def _source_status(connection: Connection, source: str, now: int, failed: Sequence[Failure]) -> SourceStatus:
     row = connection.execute(select(_ack).where(_ack.c.source == source)).one()
     holder = connection.execute(select(_lease).where(_lease.c.source == source)).one_or_none()
+    copier = connection.execute(select(_lease).where(_lease.c.source == copier_of(source))).one_or_none()
+    covered = batches.coverage(connection, source).tables
+    pause = copies.paused(connection, source)
     gone = and_(_record.c.batch_id == _batch.c.batch_id, _record.c.state == RecordState.PURGED)
     totals = connection.execute(
         select(
@@ -181,7 +195,11 @@ def _source_status(connection: Connection, source: str, now: int) -> SourceStatu
         size_bytes=int(totals[2]),
         notes=tuple(dict.fromkeys(note for notes in latest for note in json.loads(notes))),
         retention_s=0 if holder is None else holder.retention_s,
-        partial={table: one for table, one in batches.coverage(connection, source).tables.items() if not one.whole},
+        partial={table: one for table, one in covered.items() if not one.whole},
+        copies=copies.status(connection, source, covered, failed),
+        copier=copier.holder if copier is not None and copier.expires_us > now and copier.holder else None,
+        copies_paused_us=pause.since_us if pause is not None else 0,
+        copies_paused_by=pause.holder if pause is not None else "",
     )
 
 

@@ -51,6 +51,12 @@ def pending(meta: Meta, source: str, *, on_new: str = "snapshot") -> tuple[Pendi
     return tuple(found[table] for table in sorted(found))
 
 
+def copied_by_runs(meta: Meta, pipeline: Pipeline, source: str) -> tuple[PendingTable, ...]:
+    """The pending tables that the pipeline file has copied without being asked."""
+    found = pending(meta, source, on_new=pipeline.tables.on_new)
+    return tuple(one for one in found if one.copied_by_runs(pipeline))
+
+
 def chosen(meta: Meta, source: str, tables: Sequence[str]) -> tuple[PendingTable, ...]:
     """These tables, whether anything of them is missing or not.
 

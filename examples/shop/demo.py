@@ -1,8 +1,10 @@
-"""`make demo`: a shop's changes travel from a live MariaDB through Airflow and Spark into four shards.
+"""`make demo`: a shop that has been open for a while travels from a live MariaDB through Airflow and Spark into four
+shards.
 
-Two data intervals of the real DAG run while the shop is open; the first is run again to show that nothing changes;
-a replay rebuilds all tables in an empty database, from the staged files alone; then source and targets are compared
-row by row. Exit status 0 only if everything adds up.
+The shop has rows before Lockstep sees it. They are copied while it goes on selling; two runs of the real DAG apply
+them and the changes; the first is run again to show that nothing changes; a replay rebuilds all tables in an empty
+database, from the staged files alone; then source and targets are compared row by row. Exit status 0 only if
+everything adds up.
 """
 
 from __future__ import annotations
@@ -10,31 +12,34 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, closing
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
+from pathlib import Path
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from examples.sandbox.mariadb import MariaDb
 from examples.shop import summary
-from examples.shop.airflow_env import airflow_environment, run_airflow
+from examples.shop.airflow_env import REPOSITORY, airflow_environment, run_airflow
 from examples.shop.compare import target_fingerprint
 from examples.shop.place import PIPELINE, Place, connections
 from examples.shop.tables import REBUILT_DATABASE, source_statements, target_statements
 from examples.shop.workload import Shop
 
 SEED = 20
-FIRST_HALF, SECOND_HALF = 12_000, 8_000
-COLUMN_AFTER = 10_000
-WINDOW = timedelta(minutes=1)
+BEFORE, LATER = 6_000, 6_000
+"""Transactions before Lockstep starts, and while the first run is in progress."""
+LEAST, MOST, SLICE, PAUSE_S = 4_000, 20_000, 200, 0.2
+"""Transactions while the rows are copied: at least, at most, and between two pauses, so that they last as long."""
+COLUMN_AFTER = 2_000
+"""Of these, the customers gain a column."""
 DAG = f"cdc_{PIPELINE}"
-REPLAY_DAG = f"{DAG}_replay"
-HALF_TAKES_S = 20
-"""If less than this is left of the minute, the shop opens with the next one, so that its first half fits."""
+SNAPSHOT_DAG = f"{DAG}_snapshot"
 
 TASK_LINE = re.compile(r"task_id=(\w+)")
 
@@ -51,19 +56,19 @@ def main() -> int:
     environment = {**os.environ, **airflow_environment(place.airflow_home, place.pipelines, {})}
     with ThreadPoolExecutor(1) as pool, ExitStack() as running:
         migrated = pool.submit(run_airflow, ["db", "migrate"], environment, log=place.root / "airflow-migrate.log")
-        with console.status("starting a MariaDB as source, another for the shards, and Airflow's database"):
+        with console.status("starting a MariaDB as source and another for the shards"):
             source, target = running.enter_context(place.servers())
-            migrated.result()
         console.print(f"[green]✓[/] servers on 127.0.0.1: source port {source.port}, shards port {target.port}")
         environment |= connections(source, target)
-        ok = _run(place, source, target, environment)
+        ok = _run(place, source, target, environment, migrated)
         if ok:
             summary.show_next(console, place)
     console.print(f"\nTook {time.monotonic() - began_s:.0f} s.")
     return 0 if ok else 1
 
 
-def _run(place: Place, source: MariaDb, target: MariaDb, environment: dict[str, str]) -> bool:
+def _run(place: Place, source: MariaDb, target: MariaDb, environment: dict[str, str], migrated: Future[int]) -> bool:
+    """migrated: Airflow's database, which is made meanwhile."""
     with closing(source.connect()) as shop_connection, closing(target.connect()) as target_connection:
         for connection, statements in (
             (shop_connection, source_statements()),
@@ -73,67 +78,58 @@ def _run(place: Place, source: MariaDb, target: MariaDb, environment: dict[str, 
                 for statement in statements:
                     cursor.execute(statement)
         shop = Shop(shop_connection, SEED)
-        first = _window(time_needed_s=HALF_TAKES_S)
-        _open_shop("the shop opens", shop, FIRST_HALF, column_after=COLUMN_AFTER)
+        _sell("before Lockstep starts", shop, BEFORE)
+        with console.status("making Airflow's database"):
+            migrated.result()
         with ThreadPoolExecutor(1) as pool:
-            later = pool.submit(_second_half, shop, first + WINDOW)
-            _dag_run(place, environment, "first interval", first)
+            copied = pool.submit(_airflow, place, environment, "copy of the rows that were there before", SNAPSHOT_DAG)
+            sold = _sell_meanwhile(shop, copied)
+            copied.result()
+            console.print(f"[green]✓[/] meanwhile: {sold:,} transactions, and customers gained a column")
+            first = datetime.now(UTC)
+            later = pool.submit(shop.run, LATER)
+            _dag_run(place, environment, "first run: the copied rows, and all changes up to now", first)
             later.result()
-        console.print(f"[green]✓[/] meanwhile: {SECOND_HALF:,} more transactions")
-        _wait_until(first + 2 * WINDOW)
-        _dag_run(place, environment, "second interval", first + WINDOW)
+        console.print(f"[green]✓[/] meanwhile: {LATER:,} transactions")
+        _dag_run(place, environment, "second run: the changes since", datetime.now(UTC))
         before = target_fingerprint(target_connection)
         target_connection.commit()
-        _dag_run(place, environment, "first interval, cleared and run again", first)
+        _dag_run(place, environment, "first run, cleared and run again", first)
         unchanged = before == target_fingerprint(target_connection)
         target_connection.commit()
-        conf = json.dumps({"target": REBUILT_DATABASE})
-        _airflow(place, environment, "replay into an empty database", ["dags", "test", REPLAY_DAG, "--conf", conf])
+        _replay(place, environment)
         return summary.show(console, place, shop, shop_connection, target_connection, unchanged=unchanged)
 
 
-def _window(*, time_needed_s: float) -> datetime:
-    """The minute to work in: this one, or the next one if too little of it is left."""
-    now = datetime.now(UTC)
-    start = now.replace(second=0, microsecond=0)
-    if (start + WINDOW - now).total_seconds() < time_needed_s:
-        start += WINDOW
-        _wait_until(start)
-    return start
-
-
-def _wait_until(moment: datetime) -> None:
-    with console.status("") as status:
-        while (left_s := (moment - datetime.now(UTC)).total_seconds()) > 0:
-            status.update(f"waiting {left_s:.0f} s for the interval's end")
-            time.sleep(min(1.0, left_s))
-
-
-def _open_shop(title: str, shop: Shop, transactions: int, *, column_after: int) -> None:
+def _sell(title: str, shop: Shop, transactions: int) -> None:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.completed:,}"))
     with Progress(*columns, TimeElapsedColumn(), console=console, transient=True) as progress:
         task = progress.add_task(title, total=transactions)
-        shop.run(column_after, lambda done: progress.update(task, completed=done))
-        shop.add_column()
-        shop.run(transactions - column_after, lambda done: progress.update(task, completed=column_after + done))
-    console.print(f"[green]✓[/] {title}: {transactions:,} transactions, and customers gained a column")
+        shop.run(transactions, lambda done: progress.update(task, completed=done))
+    console.print(f"[green]✓[/] {title}: {transactions:,} transactions")
 
 
-def _second_half(shop: Shop, start: datetime) -> None:
-    time.sleep(max(0.0, (start - datetime.now(UTC)).total_seconds()))
-    shop.run(SECOND_HALF)
+def _sell_meanwhile(shop: Shop, copied: Future[None]) -> int:
+    """Sells until the rows are copied; how many transactions."""
+    sold = 0
+    while sold < LEAST or not copied.done():
+        if sold == COLUMN_AFTER:
+            shop.add_column()
+        if sold < MOST:
+            shop.run(SLICE)
+            sold += SLICE
+        time.sleep(PAUSE_S)
+    return sold
 
 
-def _dag_run(place: Place, environment: dict[str, str], title: str, start: datetime) -> None:
-    """One run of the real DAG for the interval that begins at `start`, through Airflow's own command."""
-    # A manual run belongs to the interval that ends at its logical date.
-    command = ["dags", "test", DAG, (start + WINDOW).isoformat()]
-    _airflow(place, environment, f"{title} ({start:%H:%M} to {start + WINDOW:%H:%M})", command)
+def _dag_run(place: Place, environment: dict[str, str], title: str, until: datetime) -> None:
+    """One run of the real DAG, for everything up to a moment, which is also what the run is known by."""
+    conf = json.dumps({"window_end": until.isoformat()})
+    _airflow(place, environment, title, DAG, until.isoformat(), "--conf", conf)
 
 
-def _airflow(place: Place, environment: dict[str, str], title: str, command: list[str]) -> None:
-    """`airflow COMMAND`, which runs a DAG; ends the demo when it fails."""
-    dag = command[2]
+def _airflow(place: Place, environment: dict[str, str], title: str, dag: str, *arguments: str) -> None:
+    """`airflow dags test`, which runs a DAG; ends the demo when it fails."""
     log = place.root / f"dag-run-{dag}-{int(time.time())}.log"
     began_s = time.monotonic()
     with console.status("") as status:
@@ -143,12 +139,29 @@ def _airflow(place: Place, environment: dict[str, str], title: str, command: lis
                 status.update(f"DAG {dag}, {title}: {found[1]}")
 
         status.update(f"DAG {dag}, {title}: starting Airflow")
-        code = run_airflow(command, environment, log=log, on_line=show)
+        code = run_airflow(["dags", "test", dag, *arguments], environment, log=log, on_line=show)
+    _require_success(code, f"DAG {dag}, {title}", log, began_s)
+
+
+def _replay(place: Place, environment: dict[str, str]) -> None:
+    """By the command line, which needs no Airflow."""
+    log = place.root / "replay.log"
+    began_s = time.monotonic()
+    command = [sys.executable, "-m", "cdc_core.cli", "run", str(place.pipeline_file)]
+    with console.status("replay into an empty database"), open(log, "wb") as output:
+        code = subprocess.run(
+            [*command, "--replay", "--target", REBUILT_DATABASE],
+            env=environment, cwd=REPOSITORY, stdout=output, stderr=subprocess.STDOUT, check=False,
+        ).returncode  # fmt: skip
+    _require_success(code, f"lockstep run --replay --target {REBUILT_DATABASE}, into an empty database", log, began_s)
+
+
+def _require_success(code: int, title: str, log: Path, began_s: float) -> None:
     if code != 0:
-        console.print(f"[red]✗[/] {title}: the DAG run failed. Its last lines (all of them: {log}):")
+        console.print(f"[red]✗[/] {title}: failed. The last lines (all of them: {log}):")
         console.print("".join(log.read_text(errors="replace").splitlines(keepends=True)[-40:]), markup=False)
         sys.exit(1)
-    console.print(f"[green]✓[/] DAG {dag}, {title}: {time.monotonic() - began_s:.0f} s")
+    console.print(f"[green]✓[/] {title}: {time.monotonic() - began_s:.0f} s")
 
 
 if __name__ == "__main__":

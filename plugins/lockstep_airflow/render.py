@@ -11,6 +11,7 @@ from typing import Any
 
 from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
 
+from lockstep_airflow.copying import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
 from lockstep_airflow.operators import (
     CommitOperator,
     PlanOperator,
@@ -21,7 +22,7 @@ from lockstep_airflow.operators import (
     SweepOperator,
 )
 from lockstep_airflow.sensor import ExtractSensor
-from lockstep_airflow.specs import PLAN, DagSpec, TaskKind, TaskSpec
+from lockstep_airflow.specs import PLAN, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
 from lockstep_airflow.window import (
     ACCEPT,
     DRY_RUN,
@@ -53,6 +54,7 @@ def render(spec: DagSpec) -> DAG:
         catchup=False,
         # Two runs of a pipeline at once would be correct, but the later would wait for the earlier one's lease.
         max_active_runs=1,
+        is_paused_upon_creation=False if spec.tasks[0].kind is TaskKind.COPY_PLAN else None,  # cdc_<pipeline> starts it
         tags=list(spec.tags),
         params=_PARAMS[spec.tasks[0].kind](spec),
         default_args=_default_args(spec),
@@ -89,6 +91,22 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             return PlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
         case TaskKind.REPLAN:
             return ReplayPlanOperator(file=spec.file, target_tasks=spec.tasks_by_target(), **common)
+        case TaskKind.START_COPY:
+            return StartCopyOperator(file=spec.file, dag_id_of_copy=snapshot_dag_id_of(spec.pipeline), **common)
+        case TaskKind.COPY_PLAN:
+            return CopyPlanOperator(file=spec.file, **common)
+        case TaskKind.COPY | TaskKind.STAGE_COPY:
+            sensor = CopySensor if task.kind is TaskKind.COPY else StageCopySensor
+            return sensor.partial(
+                file=spec.file,
+                mode="reschedule",
+                poke_interval=spec.airflow.poke_interval_s,
+                timeout=spec.airflow.timeout_s,
+                map_index_template="{{ task.source }}",
+                # A source with nothing to copy is skipped, and the others are not.
+                trigger_rule="none_failed",
+                **common,
+            ).expand(source=list(task.sources))
         case TaskKind.PURGE:
             return PurgeOperator(file=spec.file, **common)
         case TaskKind.SWEEP:
@@ -211,6 +229,33 @@ def _replay_params(spec: DagSpec) -> dict[str, Param]:
     }
 
 
+def _copy_params(spec: DagSpec) -> dict[str, Param]:
+    sources = list(spec.tasks[1].sources)
+    return {
+        SOURCE: Param(
+            None,
+            type=["null", "string"],
+            enum=[None, *sources],
+            title="Source",
+            description="Empty: all sources of the pipeline.",
+        ),
+        TABLES: Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string"},
+            title="Tables",
+            description="database.table of the source, to copy them whether rows are missing or not. Empty: each "
+            "captured table that lacks rows from before its capture.",
+        ),
+        DRY_RUN: Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="List the tables that would be copied, by what is extracted. Reads no source, changes nothing.",
+        ),
+    }
+
+
 def _purge_params(spec: DagSpec) -> dict[str, Param]:
     return {
         DRY_RUN: Param(
@@ -234,6 +279,7 @@ def _readmit_params(spec: DagSpec) -> dict[str, Param]:
 
 _PARAMS = {
     TaskKind.EXTRACT: _params,
+    TaskKind.COPY_PLAN: _copy_params,
     TaskKind.REPLAN: _replay_params,
     TaskKind.PURGE: _purge_params,
     TaskKind.READMIT: _readmit_params,
@@ -246,6 +292,14 @@ def _about(spec: DagSpec) -> str:
         return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."
     if spec.tasks[0].kind is TaskKind.READMIT:
         return f"Pipeline `{spec.pipeline}`: {spec.tasks[0].doc} Triggered by hand."
+    if spec.tasks[0].kind is TaskKind.COPY_PLAN:
+        return (
+            f"Pipeline `{spec.pipeline}`: {spec.description}, beside all other runs. Started by `cdc_{spec.pipeline}` "
+            "when a table lacks rows that a copy brings (`snapshot.mode`, `tables.on_unlogged_change`, "
+            "`tables.on_unreadable`), or by hand.\n\n"
+            "Reads with SELECT only, while the application keeps writing. Any task can be killed, retried or cleared: "
+            "the copy continues after the last chunk that was read, and nothing is read again that is staged."
+        )
     if spec.tasks[0].kind is TaskKind.REPLAN:
         return (
             f"Pipeline `{spec.pipeline}`: {spec.description}. Triggered by hand.\n\n"

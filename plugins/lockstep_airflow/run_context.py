@@ -84,6 +84,31 @@ def isolated_of(context: Context) -> tuple[str, str]:
     return str(params.get(SOURCE) or ""), str(params.get(TABLE) or "")
 
 
+def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Sources that a run of the snapshot DAG is for, and the tables that it names, none for all that are pending.
+
+    Raises UsageError (airflow.copy).
+    """
+    params = _params(context)
+    names = tuple(one.name for one in pipeline.sources)
+    source, tables = params.get(SOURCE) or "", tuple(dict.fromkeys(params.get(TABLES) or ()))
+    if source and source not in names:
+        raise UsageError(
+            f"The pipeline has no source {source!r}.",
+            where=f"param {SOURCE}",
+            code="airflow.copy",
+            remedy=f"choose from {', '.join(names)}, or leave it empty for all",
+        )
+    if tables and not source and len(names) > 1:
+        raise UsageError(
+            f"The pipeline has {len(names)} sources, and {TABLES} names tables of one of them.",
+            where=f"param {SOURCE}",
+            code="airflow.copy",
+            remedy=f"choose one of {', '.join(names)}",
+        )
+    return ((source,) if source else names), tables
+
+
 def accepted_of(context: Context, pipeline: Pipeline, source: str) -> tuple[tuple[str, int], ...]:
     """Places in the source's log that the DAG run accepts. Raises UsageError (cli.usage, airflow.accept)."""
     from cdc_core.extract.acceptances import parse_place

@@ -4,6 +4,8 @@ Everything follows from the pipeline file alone, so that a DAG looks the same wh
 a new version of a DAG for each difference). render.py turns the values into operators.
 
     cdc_<pipeline>           extract[source] ─► plan ─► merge ─► to_<target>: filter ─► write ─► quality ─► commit
+                                             └► snapshot, which starts the next one (Pipeline.copies_by_itself)
+    cdc_<pipeline>_snapshot  plan ─► copy[source] ─► stage[source]
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
     cdc_<pipeline>_retention purge ─► sweep
     cdc_<pipeline>_readmit   readmit
@@ -23,6 +25,9 @@ EXTRACT = "extract"
 PURGE = "purge"
 SWEEP = "sweep"
 READMIT = "readmit"
+SNAPSHOT = "snapshot"
+COPY = "copy"
+STAGE = "stage"
 
 
 PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lockstep:housekeeping"
@@ -46,6 +51,14 @@ class TaskKind(StrEnum):
     """Removes what killed extractions left on the stage."""
     READMIT = "readmit"
     """Has an isolated table captured again."""
+    START_COPY = "start_copy"
+    """Starts the snapshot DAG if a copy is due."""
+    COPY_PLAN = "copy_plan"
+    """Lists the tables that the run copies."""
+    COPY = "copy"
+    """Reads existing rows of a source's tables; a sensor, mapped over the sources."""
+    STAGE_COPY = "stage_copy"
+    """Stages what was read, once the log has passed it; a sensor, mapped over the sources."""
     COMMIT = "commit"
     """Closes the ledger and moves the consume records of one target."""
 
@@ -111,6 +124,10 @@ def replay_dag_id_of(pipeline: str) -> str:
     return f"{dag_id_of(pipeline)}_replay"
 
 
+def snapshot_dag_id_of(pipeline: str) -> str:
+    return f"{dag_id_of(pipeline)}_snapshot"
+
+
 def group_of(target: str) -> str:
     """Task group of a target. The prefix keeps a target named `plan` or `merge` apart from the tasks."""
     return f"to_{target}"
@@ -121,7 +138,7 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     replay = (replay_spec(pipeline, file),) if pipeline.targets else ()
     retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
     readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable != "stop" else ()
-    return (dag_spec(pipeline, file), *replay, *retention, *readmit)
+    return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *replay, *retention, *readmit)
 
 
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
@@ -138,6 +155,12 @@ def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
             sources=sources,
         )
     ]
+    if pipeline.copies_by_itself:
+        doc = (
+            f"Starts {snapshot_dag_id_of(pipeline.pipeline)} if tables lack rows that a copy brings, and no run of it "
+            "is under way."
+        )
+        tasks.append(TaskSpec(TaskKind.START_COPY, SNAPSHOT, (EXTRACT,), doc))
     if targets:
         tasks += [
             TaskSpec(
@@ -152,6 +175,28 @@ def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
         tasks += _target_tasks(target)
     description = f"Changes of {', '.join(sources)} to {', '.join(targets) or 'the stage'}"
     return _spec(pipeline, file, dag_id_of(pipeline.pipeline), description, pipeline.schedule, targets, tasks)
+
+
+def snapshot_spec(pipeline: Pipeline, file: Path) -> DagSpec:
+    """The DAG `cdc_<pipeline>_snapshot`: existing rows to the stage, beside all other runs."""
+    sources = tuple(source.name for source in pipeline.sources)
+    listed = "Extracts each source up to now, and lists the tables to copy: those that the form names, or pending ones."
+    read = (
+        "Reads the tables chunk by chunk, with SELECT only. A retry continues after the last chunk. The log shows how "
+        "far each table is."
+    )
+    staged = (
+        "Stages the copied rows once everything that was committed meanwhile is extracted, by this task or by "
+        "another extractor. The next run of the pipeline applies them."
+    )
+    tasks = [
+        TaskSpec(TaskKind.COPY_PLAN, PLAN, (), listed),
+        TaskSpec(TaskKind.COPY, COPY, (PLAN,), read, sources=sources),
+        TaskSpec(TaskKind.STAGE_COPY, STAGE, (COPY,), staged, sources=sources),
+    ]
+    description = f"Existing rows of {', '.join(sources)} to the stage"
+    dag_id = snapshot_dag_id_of(pipeline.pipeline)
+    return _spec(pipeline, file, dag_id, description, None, (), tasks, BY_HAND)
 
 
 def replay_spec(pipeline: Pipeline, file: Path) -> DagSpec:

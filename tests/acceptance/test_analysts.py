@@ -24,17 +24,26 @@ CHANGES = (
 )
 
 
+TABLES = re.compile(r"\bshop\.(?=orders|customers)")
+
+
 @pytest.fixture
 def staged(source_database: Any, lockstep: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The changes of the document, staged by the pipeline shop.yaml in the working directory."""
     source_database.execute(
-        "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(20), amount DECIMAL(12,2), at DATETIME)"
+        "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(20), amount DECIMAL(12,2), at DATETIME)",
+        "CREATE TABLE customers (customer_id INT PRIMARY KEY, name VARCHAR(20))",
+        "INSERT INTO customers VALUES (1, 'Ada'), (2, 'Bo'), (3, 'Cy')",
     )
     lockstep.environ["SHOP"] = source_database.server.url
     lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{source_database.name}\..*")
     for time, statement in CHANGES:
         moment = f"SET time_zone = '+00:00', timestamp = UNIX_TIMESTAMP('2026-11-20 {time}:00')"
         source_database.execute(moment, statement)
+    lockstep("snapshot", "shop.yaml")
+    source_database.execute(
+        "UPDATE customers SET name = 'Bob' WHERE customer_id = 2", "DELETE FROM customers WHERE customer_id = 3"
+    )
     lockstep("extract", "shop.yaml")
     monkeypatch.chdir(lockstep.directory)
     return source_database
@@ -55,21 +64,21 @@ def answer(lockstep: Any, query: str) -> str:
 
 def test_each_query_answers_what_the_document_shows(staged: Any, lockstep: Any) -> None:
     queries = list(recipes("sql"))
-    assert len(queries) == 6
+    assert len(queries) == 8
     for _, query, expected in queries:
-        assert answer(lockstep, query.replace("shop.orders", f"{staged.name}.orders")) == expected, query
+        assert answer(lockstep, TABLES.sub(f"{staged.name}.", query)) == expected, query
 
 
 @pytest.mark.spark
 def test_each_program_prints_what_the_document_shows(staged: Any, spark: Any) -> None:
     names: dict[str, Any] = {"spark": spark}
     programs = list(recipes("python", "python spark"))
-    assert len(programs) == 7
+    assert len(programs) == 9
     for _, program, expected in programs:
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed):
-            exec(program.replace("shop.orders", f"{staged.name}.orders"), names)
-        assert printed.getvalue() == expected.replace("shop.orders", f"{staged.name}.orders"), program
+            exec(TABLES.sub(f"{staged.name}.", program), names)
+        assert printed.getvalue() == TABLES.sub(f"{staged.name}.", expected), program
 
 
 def test_the_document_uses_the_public_api_alone() -> None:

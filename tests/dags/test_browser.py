@@ -27,7 +27,7 @@ from tests.dags.made_pipelines import ALERT, ODD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
-REPLAY, READMIT = "cdc_shop_replay", "cdc_shop_readmit"
+REPLAY, READMIT, SNAPSHOT = "cdc_shop_replay", "cdc_shop_readmit", "cdc_shop_snapshot"
 RUNS = f"/api/v2/dags/{REPLAY}/dagRuns"
 RUNS_OF_SHOP = "/api/v2/dags/cdc_shop/dagRuns"
 START = """([path, type]) => fetch(path, {
@@ -183,6 +183,24 @@ def test_a_button_says_that_a_paused_dag_keeps_its_run_waiting_and_why_a_run_was
     assert len(visit.airflow.runs("cdc_shop")) == 1
 
 
+def test_a_copy_of_the_tables_that_one_names_is_started_from_the_page(log_in: Callable[[str], Visit]) -> None:
+    visit = log_in("operator")
+    visit.open_lockstep()
+    form = visit.lockstep.locator("form", has=visit.lockstep.get_by_role("button", name="Copy existing rows"))
+    form.get_by_role("checkbox").check()
+    form.get_by_role("button").click()
+    expect(form.locator("output")).to_contain_text(re.compile(f"{SNAPSHOT}: run .+ is queued"))
+    run = Run(visit.airflow, SNAPSHOT, visit.airflow.runs(SNAPSHOT)[0]["dag_run_id"])
+    assert run.wait() == "success", run.log_of("plan")  # nobody has switched the DAG on
+    assert run.states() == {"plan": "success", "copy": "skipped", "stage": "skipped"}
+    form.get_by_placeholder("database.table").fill(" shop.orders,shop.odd ")
+    form.get_by_role("button").click()
+    visit.airflow.wait_for_runs(SNAPSHOT, 2)
+    assert [one["conf"] for one in visit.airflow.runs(SNAPSHOT)] == [
+        {"dry_run": True}, {"dry_run": True, "tables": ["shop.orders", "shop.odd"]}
+    ]  # fmt: skip
+
+
 def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str], Visit]) -> None:
     visit = log_in("operator")
     stage = open_store(f"file://{visit.airflow.home.parent}/stage")
@@ -225,6 +243,14 @@ def test_an_isolated_table_is_let_in_again_from_the_page(log_in: Callable[[str],
                 "Tables": "Logical names of tables",
                 "Requeue a run": "A run that quarantined rows",
                 "Dry run": "List the batches that would be replayed",
+            },
+        ),
+        (
+            SNAPSHOT,
+            {
+                "Source": "Empty: all sources of the pipeline",
+                "Tables": "Empty: each captured table that lacks rows",
+                "Dry run": "List the tables that would be copied",
             },
         ),
         (READMIT, {"Source": "shop_db", "Table": "The isolated table, as database.table"}),

@@ -65,7 +65,9 @@ def test_each_pipeline_file_is_a_dag_the_same_each_time_and_parsing_imports_noth
     write_pipeline("bank", file="other.yml")
     found = parse(python, PYTHONHASHSEED="1")
     assert found["errors"] == {}
-    assert sorted(found["dags"]) == ["cdc_bank", "cdc_bank_replay", "cdc_shop", "cdc_shop_replay"]
+    assert sorted(found["dags"]) == [
+        f"cdc_{name}{suffix}" for name in ("bank", "shop") for suffix in ("", "_replay", "_snapshot")
+    ]
     assert found["dags"]["cdc_shop"] == [
         "extract", "plan", "merge", "to_main.filter", "to_main.write", "to_main.quality", "to_main.commit"
     ]  # fmt: skip

@@ -17,9 +17,11 @@ from sqlalchemy.exc import OperationalError
 
 from cdc_core.apply import commit
 from cdc_core.cli.output import moment
-from cdc_core.errors import DataAtRisk
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.meta import TableCopy, copier_of
 from cdc_core.model.coverage import How, TableCoverage
 from cdc_core.model.run import WriteCounts
+from cdc_core.model.schema import TableSchema
 from lockstep_airflow.page import airflow_state
 from lockstep_airflow.page.glossary import TERMS
 from tests.dags.made_pipelines import ALERT, staged
@@ -27,6 +29,7 @@ from tests.unit.apply.made_line import WINDOW, Line
 
 OURS = '<script src="page.js" defer></script>'
 REPLAY = "cdc_shop_replay"
+SNAPSHOT = "cdc_shop_snapshot"
 
 
 @pytest.fixture(scope="module")
@@ -221,9 +224,9 @@ def test_buttons_are_shown_for_the_dags_of_which_one_may_start_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert forms(client("VIEWER").get("/lockstep/").text) == []
-    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", REPLAY]
+    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY]
     write_pipeline("shop", on_unreadable="isolate")
-    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", REPLAY, "cdc_shop_readmit"]
+    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY, "cdc_shop_readmit"]
     manager = airflow_app.state.auth_manager
     granted = manager.is_authorized_dag
 
@@ -319,6 +322,53 @@ def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
         assert part in said
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     assert [(one["table"], one["partial"]) for one in found["tables"]] == [("shop.orders", True)]
+
+
+def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_and_why(
+    client: Callable[..., Any], shop: Line, pipelines: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = pipelines / "shop.yaml"
+    never = "  - {name: never, connection: 'airflow:source_db', server_id: 5002}\ntables:"
+    file.write_text(file.read_text().replace("tables:", never, 1))
+
+    def existing(rows: int) -> TableCoverage:
+        return TableCoverage(How.EXISTING, 1, 0, "binlog.000001:4", rows, ("shop.orders",))
+
+    done = TableCoverage(How.COPIED, 1, 0, "binlog.000001:77", None, ("shop.orders",))
+    names = ("shop.due", "shop.keyless", "shop.big")
+    covered = dict(zip(names, map(existing, (60_000, 7, 1000)), strict=True))
+    shop.meta.keep_coverage(shop.leases["shop_db"], covered | {"shop.done": done}, 0)
+    refused = Refused(f"No key {ALERT}.", where="shop.keyless", code="snapshot.no_key", remedy="give it one")
+    shop.meta.failed("shop", "copy table", "shop_db/shop.keyless", refused)
+    big = TableSchema("shop", "big", ())
+    lease = shop.meta.acquire_lease(copier_of("shop_db"), "shop", "the copier", 60)
+    shop.meta.begin_copy(lease, TableCopy("shop_db", big, ("1000",), rows_estimated=1000))
+    (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
+    text = unescape(client("VIEWER").get("/lockstep/").text)
+    shop.meta.pause_copies("shop_db", "somebody")
+    paused_text = unescape(client("VIEWER").get("/lockstep/").text)
+    assert re.search("shop_db has been paused since [-0-9 :]+ by somebody", paused_text)
+    copies = {one["table"]: one for one in found["copies"]}
+    assert [(name, copies[name]["state"], copies[name]["percent"]) for name in copies] == [
+        ("shop.big", "copying", 0.0), ("shop.due", "pending", None), ("shop.keyless", "refused", None),
+        ("shop.done", "copied", 100.0),
+    ]  # fmt: skip
+    assert copies["shop.done"]["copied_to"] == "binlog.000001:77"
+    for said in ("1 of 4 tables copied; shop_db is being copied by the copier", "60,000", f"No key {ALERT}."):
+        assert said in text
+    assert "<script>alert" not in client("VIEWER").get("/lockstep/").text
+    noted = [one for one in found["problems"] if one["code"] == "snapshot.no_key"]
+    assert [(one["level"], one["subject"], one["remedy"]) for one in noted] == [
+        ("noted", "table shop.keyless", "give it one")
+    ]
+    lost = RetryLater("The connection is lost.", where="shop_db", code="source.connection_lost", remedy="wait")
+    shop.meta.failed("shop", "copy", "shop_db", lost)
+    assert next((one["level"], one["subject"]) for one in health(client)[1]) == ("failed", "copy shop_db")
+    shop.meta.succeeded("shop", "copy", "shop_db")
+    paused = {SNAPSHOT: airflow_state.DagState(True, None)}
+    monkeypatch.setattr(airflow_state, "dags", lambda ids: {one: paused[one] for one in ids if one in paused})
+    (said,) = (one["what"] for one in health(client)[1] if one["level"] == "paused")
+    assert said.startswith(f"The DAG {SNAPSHOT} is paused")
 
 
 def test_a_dag_run_that_failed_without_a_word_to_meta_is_said(

@@ -187,6 +187,39 @@ def test_a_run_by_hand_with_the_logical_date_of_the_trigger_form_takes_what_was_
     assert sorted(run.staged("id")) == list(range(5)), run.output[-6000:]
 
 
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_existing_rows_of_an_idle_source_are_copied_and_staged_by_the_snapshot_dag_alone(
+    line: Callable[..., Line], source_database: Any
+) -> None:
+    fill(source_database, 30)
+    run = line("older", more="snapshot: {mode: initial}")
+    fill(source_database, 5, first=30)
+    run.run(now())
+    assert run.states() == {"extract": ["success"], "snapshot": ["skipped"]}, run.output[-6000:]
+    assert "Airflow has no DAG cdc_older_snapshot yet" in run.output  # `airflow dags test` knows only the one it tests
+    copy = replace(run, suffix="_snapshot")
+    assert copy.start(None, dry_run=True).wait(timeout=240) == 0, copy.output[-6000:]
+    assert f"would copy {source_database.name}.t, ~" in copy.output
+    assert copy.states() == {"plan": ["success"], "copy": ["skipped"], "stage": ["skipped"]}
+    # Nothing moves the chain of an idle source but the task itself.
+    assert copy.start(None).wait(timeout=240) == 0, copy.output[-6000:]
+    assert copy.states() == {"plan": ["success"], "copy": ["success"], "stage": ["success"]}, copy.output[-6000:]
+    assert f"{source_database.name}.t: all 35 rows read" in copy.output
+    assert sorted(run.staged("id")) == sorted([*range(35), *range(30, 35)])  # 5 of them are in the log, too
+    values = [value for task, key, value in copy.xcoms() if (task, key) == ("stage", "return_value")]
+    assert values == [{"source": "older_db", "tables": 1, "rows": 35, "batches": 1, "dropped": 0}]
+    # Named by hand, it is copied once more.
+    named = {"tables": [f"{source_database.name}.t"], "source": "older_db"}
+    assert copy.start(None, **named).wait(timeout=240) == 0, copy.output[-6000:]
+    assert run.staged("id").count(7) == 2
+    assert copy.start(None, tables=["nowhere.t"]).wait(timeout=240) != 0
+    assert "snapshot.unknown_table" in copy.output
+    run.run(now())
+    assert run.states() == {"extract": ["success"], "snapshot": ["skipped"]}, run.output[-6000:]
+    assert "is staged with all of its rows" in run.output
+
+
 def files_with(text: str, folder: Path) -> list[str]:
     """By a process of its own: this one may have Airflow's database open, and closing a file gives up all locks on it.
     Files may come and go meanwhile."""

@@ -51,7 +51,7 @@ def test_a_replay_only_target_is_in_the_replay_dag_alone(write_pipeline: Callabl
     file = write_pipeline("shop")
     second = '  - {name: new, connections: ["airflow:target_db"], replay_only: true, tables: {"*": {}}}\n'
     file.write_text(file.read_text() + second)
-    line, replay = dag_specs(config.load(file), file)
+    line, _, replay = dag_specs(config.load(file), file)
     assert (line.targets, replay.targets) == (("main",), ("main", "new"))
     assert [task.kind for task in replay.tasks][:2] == [TaskKind.REPLAN, TaskKind.SPARK]
     dag = render(replay)
@@ -67,6 +67,7 @@ def test_tags_tell_the_pipelines_from_what_is_triggered_by_hand(write_pipeline: 
     dags = [render(spec) for spec in dag_specs(config.load(file), file)]
     assert {dag.dag_id: dag.tags for dag in dags} == {
         "cdc_shop": {"lockstep", "lockstep:pipeline", "shop"},
+        "cdc_shop_snapshot": {"lockstep", "lockstep:by hand", "shop"},
         "cdc_shop_replay": {"lockstep", "lockstep:by hand", "shop"},
         "cdc_shop_retention": {"lockstep", "lockstep:housekeeping", "shop"},
     }
@@ -76,7 +77,7 @@ def test_tags_tell_the_pipelines_from_what_is_triggered_by_hand(write_pipeline: 
 def test_a_pipeline_without_targets_has_no_replay(write_pipeline: Callable[..., Path]) -> None:
     file = write_pipeline("shop")
     file.write_text(file.read_text().partition("targets:")[0])
-    assert [spec.dag_id for spec in dag_specs(config.load(file), file)] == ["cdc_shop"]
+    assert [spec.dag_id for spec in dag_specs(config.load(file), file)] == ["cdc_shop", "cdc_shop_snapshot"]
 
 
 def test_retention_gives_a_dag_of_its_own_with_its_schedule(write_pipeline: Callable[..., Path]) -> None:
@@ -84,10 +85,10 @@ def test_retention_gives_a_dag_of_its_own_with_its_schedule(write_pipeline: Call
 
     file = write_pipeline("shop", more="retention: {keep: 30d, schedule: '0 5 * * *'}\n")
     specs = dag_specs(config.load(file), file)
-    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_replay", "cdc_shop_retention"]
-    dag = render(specs[2])
+    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_snapshot", "cdc_shop_replay", "cdc_shop_retention"]
+    dag = render(specs[3])
     assert [(task.task_id, task.upstream_task_ids) for task in dag.tasks] == [("purge", set()), ("sweep", {"purge"})]
-    assert (specs[2].schedule, type(dag.timetable)) == ("0 5 * * *", type(render(specs[0]).timetable))
+    assert (specs[3].schedule, type(dag.timetable)) == ("0 5 * * *", type(render(specs[0]).timetable))
 
 
 def test_a_pipeline_that_isolates_tables_has_a_dag_that_lets_them_in_again(write_pipeline: Callable[..., Path]) -> None:
@@ -95,10 +96,36 @@ def test_a_pipeline_that_isolates_tables_has_a_dag_that_lets_them_in_again(write
 
     file = write_pipeline("shop", on_unreadable="isolate")
     specs = dag_specs(config.load(file), file)
-    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_replay", "cdc_shop_readmit"]
-    dag = render(specs[2])
-    assert ([task.task_id for task in dag.tasks], specs[2].schedule) == (["readmit"], None)
+    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_snapshot", "cdc_shop_replay", "cdc_shop_readmit"]
+    dag = render(specs[3])
+    assert ([task.task_id for task in dag.tasks], specs[3].schedule) == (["readmit"], None)
     assert dag.params.get_param("source").schema["enum"] == ["shop_db"]
+
+
+def test_existing_rows_are_copied_by_a_dag_of_their_own_that_the_pipeline_starts_only_if_the_file_says_so(
+    write_pipeline: Callable[..., Path],
+) -> None:
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop", more="snapshot: {mode: initial}\n")
+    line, snapshot, *_ = dag_specs(config.load(file), file)
+    start = render(line).get_task("snapshot")
+    assert (start.upstream_task_ids, start.downstream_task_ids) == ({"extract"}, set())
+    assert start.dag_id_of_copy == snapshot.dag_id == "cdc_shop_snapshot"
+    dag = render(snapshot)
+    assert {task.task_id: task.upstream_task_ids for task in dag.tasks} == {
+        "plan": set(), "copy": {"plan"}, "stage": {"copy"}
+    }  # fmt: skip
+    # A run that another DAG has started must not wait for somebody to switch this one on.
+    assert (dag.is_paused_upon_creation, dag.max_active_runs, snapshot.schedule) == (False, 1, None)
+    for task_id in ("copy", "stage"):
+        task = dag.get_task(task_id)
+        assert task.expand_input.value == {"source": ["shop_db"]}
+        assert (task.partial_kwargs["mode"], task.trigger_rule) == ("reschedule", "none_failed")
+    dag.params.validate()
+    assert dag.params.get_param("source").schema["enum"] == [None, "shop_db"]
+    none = write_pipeline("bank")
+    assert "snapshot" not in render(dag_specs(config.load(none), none)[0]).task_ids
 
 
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:

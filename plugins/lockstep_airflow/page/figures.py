@@ -26,6 +26,7 @@ from cdc_core.windows import to_us
 from lockstep_airflow.page import airflow_state
 from lockstep_airflow.pipelines import read_folder
 from lockstep_airflow.run_context import run_name_of
+from lockstep_airflow.specs import snapshot_dag_id_of
 
 if TYPE_CHECKING:
     from cdc_core.meta import Account, BatchRow, LedgerRow, RunRow
@@ -104,7 +105,7 @@ def _judged(pipeline: config.Pipeline, account: Account) -> dict[str, Any]:
 
 
 def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> dict[str, Any]:
-    """By a DAG's first task (extract, replan, purge, readmit): its id, and the targets that a run of it can name."""
+    """By a DAG's first task (extract, copy_plan, replan, ...): its id, and the targets that a run of it can name."""
     return {
         spec.tasks[0].kind.value: {"dag_id": spec.dag_id, "targets": list(spec.targets)}
         for spec in specs
@@ -161,6 +162,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
             }
             for one in seen.tables
         ],
+        "copies": [{"source": one["source"], **copy} for one in document["sources"] for copy in one.get("copies", ())],
         "ring_limit": {"items": pipeline.limits.ring_items, "size_bytes": pipeline.limits.ring_mib << 20},
         "lag_s": max((one.lag_us for one in seen.status.sources), default=0) / 1e6,
         "batches": [_batch(one) for one in seen.batches],
@@ -256,6 +258,14 @@ def _add_airflow(
         at = next((number for number, one in enumerate(problems) if one["level"] != "failed"), len(problems))
         what = f"The DAG {entry['dag_id']} is paused: nothing is extracted or applied on schedule."
         problems.insert(at, _problem("paused", f"DAG {entry['dag_id']}", what, "switch it on in Airflow"))
+    copying = known.get(snapshot_dag_id_of(entry["pipeline"]))
+    if copying is not None and copying.paused and any(one["state"] == "pending" for one in entry.get("copies", ())):
+        at = next(
+            (number for number, one in enumerate(problems) if one["level"] not in ("failed", "paused")), len(problems)
+        )
+        dag_id = snapshot_dag_id_of(entry["pipeline"])
+        what = f"The DAG {dag_id} is paused: tables that lack rows from before their capture are not copied."
+        problems.insert(at, _problem("paused", f"DAG {dag_id}", what, "switch it on in Airflow"))
     entry["attention"] = [one["what"] for one in problems]
     entry["health"] = problems[0]["level"] if problems else "ok"
     of_run = {run["run_id"]: _dag_run(entry["pipeline"], run, dag_ids) for run in entry.get("runs", ())}

@@ -13,12 +13,13 @@ async function call(path, options = {}) {
   throw Object.assign(new Error(said), { refused: true });
 }
 
-// What the form holds becomes the run's conf.
+// What the form holds becomes the run's conf. A field with data-list holds names, between commas or blanks.
 function conf(form) {
   const found = {};
-  for (const { name, type, value, checked } of form.elements) {
-    if (!name || !value) continue;
+  for (const { name, type, value, checked, dataset } of form.elements) {
+    if (!name || !value.trim()) continue;
     if (type === "checkbox") found[name] = checked;
+    else if ("list" in dataset) found[name] = value.split(/[\s,]+/).filter(Boolean);
     else found[name] = type === "datetime-local" ? new Date(`${value}Z`).toISOString() : value;
   }
   return found;

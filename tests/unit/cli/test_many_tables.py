@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cdc_core.cli.status import MOST_ACCOUNTS, MOST_NOTES
+from cdc_core.cli.status import MOST_ACCOUNTS, MOST_COPIES, MOST_NOTES
 from cdc_core.model.coverage import How
 from tests.made_batches import covered, manifest
 from tests.unit.apply.made_line import Line
@@ -42,6 +42,7 @@ def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_r
     assert out.count("noted: table shop.t") == MOST_NOTES
     assert f"and {TABLES - MOST_NOTES:,} more notes: lockstep status {many} --all" in out.replace("\n", " ")
     assert f"and {TABLES - MOST_ACCOUNTS:,} more tables, which add up" in out
+    assert f"and {TABLES - MOST_COPIES:,} more tables that are not copied" in out
     assert len(out.splitlines()) < 200
     out = lockstep("status", many, "--all").out
     assert out.count("noted: table shop.t") == TABLES
@@ -50,3 +51,4 @@ def test_status_shows_some_of_many_tables_counts_the_others_and_all_of_them_on_r
     document = json.loads(lockstep("status", many, "--json").out)
     assert len(document["problems"]) >= TABLES
     assert len(document["ledgers"]) == TABLES
+    assert [one["state"] for one in document["sources"][0]["copies"]] == ["pending"] * TABLES

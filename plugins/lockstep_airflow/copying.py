@@ -1,0 +1,332 @@
+"""The tasks of the snapshot DAG, and the task that starts it.
+
+    plan           extracts, so that the tables are known, and says what will be copied
+    copy[source]   reads the tables chunk by chunk, beside all other runs; one copier a source, by a lease
+    stage[source]  makes the copied rows part of the stage, once what was committed meanwhile is extracted
+
+Only one thing moves a source's chain of batches: an extractor. The hourly run may be paused, or 59 minutes away, so
+`stage` extracts by itself, under the extractor's lease when that is free; while another extractor has it, that one
+moves the chain, and `stage` looks again at its next poke. copy and stage are rescheduled between pokes, so that they
+hold no worker slot while they wait. Whatever was read and staged is in meta: a task that is killed, retried or cleared
+at any moment continues after the last chunk, and reads nothing again that is staged.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, BaseSensorOperator, PokeReturnValue
+from airflow.sdk.exceptions import AirflowRuntimeError, AirflowSkipException, DagRunTriggerException
+
+from cdc_core import config
+from cdc_core.errors import RetryLater
+from cdc_core.windows import to_us
+from cdc_core.words import counted
+from lockstep_airflow.credentials import exported
+from lockstep_airflow.failures import as_airflow_failures
+from lockstep_airflow.run_context import asked_at, copy_params, holder_name, is_dry_run, run_name
+from lockstep_airflow.sensor import DRAIN_S
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow.sdk import Context
+
+    from cdc_core.config import Pipeline
+    from cdc_core.meta import Meta, TableCopy
+    from cdc_core.snapshot.pending import PendingTable
+    from cdc_core.stage.objects import ObjectStore
+
+log = logging.getLogger(__name__)
+
+LINE_S = 10.0
+"""At most one line a table in this time, while it is read."""
+UNFINISHED = ("queued", "running")
+
+
+@contextmanager
+def _opened(file: str, *, connected: bool = True) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
+    """A pipeline, its meta database and its stage. connected: with its connections in the environment."""
+    from cdc_core.meta import Meta
+    from cdc_core.stage.stores import open_stage
+
+    pipeline = config.load(Path(file))
+    with Meta.open(pipeline.meta.url, upgrade=True) as meta, exported(pipeline) if connected else nullcontext():
+        yield pipeline, meta, open_stage(pipeline.stage)
+
+
+def _wanted(
+    context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore, source: str
+) -> tuple[PendingTable, ...]:
+    """What a run of the DAG copies of a source: the tables that its form names, or what is pending.
+
+    Not tables that the form names and that were staged since the run was asked for: it was this run, or did the same.
+    Raises UsageError (airflow.copy, snapshot.unknown_table), Refused (snapshot.not_captured).
+    """
+    from cdc_core.snapshot.pending import chosen, pending
+    from cdc_core.snapshot.steps import copied_since
+
+    sources, tables = copy_params(context, pipeline)
+    if source not in sources:
+        return ()
+    if not tables:
+        return pending(meta, source, on_new=pipeline.tables.on_new)
+    done = copied_since(meta, store, source, to_us(asked_at(context)))
+    for table in sorted(done.intersection(tables)):
+        log.info("%s: %s was copied since this run was asked for", source, table)
+    return chosen(meta, source, [table for table in tables if table not in done])
+
+
+class _Killable:
+    """A task that holds leases while it works."""
+
+    _working = False
+
+    @contextmanager
+    def working(self) -> Iterator[None]:
+        self._working = True
+        try:
+            yield
+        finally:
+            self._working = False
+
+    def on_kill(self) -> None:
+        """As ExtractSensor.on_kill: leaves after the chunk that is being read, and releases the leases."""
+        if self._working:
+            raise SystemExit(143)
+
+
+class CopyPlanOperator(_Killable, BaseOperator):
+    """Extracts each source up to now, and lists what will be copied. XCom: {sources: {name: tables}, tables, rows}."""
+
+    ui_color = "#e8eefb"
+
+    def __init__(self, *, file: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.snapshot.readmission import readmit
+        from cdc_core.snapshot.steps import extract_to_now
+
+        dry = is_dry_run(context)
+        failing, opened = as_airflow_failures("plan of the copy"), _opened(self.file, connected=not dry)
+        with failing, opened as (pipeline, meta, store), self.working():
+            sources, _ = copy_params(context, pipeline)
+            for source in sources:
+                if dry:
+                    continue
+                readmit(meta, store, pipeline, source, holder_name(context))
+                extracted = extract_to_now(pipeline, source, meta, holder=holder_name(context))
+                if not extracted and meta.checkpoint(source) is None:
+                    raise RetryLater(
+                        f"Another extractor reads {source!r} for the first time: its tables are not known yet.",
+                        where=source,
+                        code="snapshot.not_extracted",
+                        remedy="the next attempt looks again",
+                    )
+            found = {source: _wanted(context, pipeline, meta, store, source) for source in sources}
+        for source, tables in found.items():
+            for one in tables:
+                count = "rows not counted" if one.rows is None else f"~{counted(one.rows, 'row')}"
+                log.info("%s: %s %s, %s: %s", source, "would copy" if dry else "to copy", one.name, count, one.why)
+            if not tables:
+                log.info("%s: nothing to copy", source)
+        return {
+            "sources": {source: len(tables) for source, tables in found.items()},
+            "tables": sum(len(tables) for tables in found.values()),
+            "rows": sum(one.rows or 0 for tables in found.values() for one in tables),
+            **({"dry_run": True} if dry else {}),
+        }
+
+
+class _CopySensor(_Killable, BaseSensorOperator):
+    """Of one source of a pipeline file, in mode reschedule: between pokes the worker slot is free."""
+
+    ui_color = "#d7ece2"
+
+    def __init__(self, *, file: str, source: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+        self.source = source
+
+    def poke(self, context: Context) -> PokeReturnValue:
+        if is_dry_run(context):
+            raise AirflowSkipException("A dry run copies nothing.")
+        failing, opened = as_airflow_failures(f"{self.task_id} {self.source}"), _opened(self.file)
+        with failing, opened as (pipeline, meta, store), self.working():
+            from cdc_core.snapshot.steps import WAITS
+
+            try:
+                return self._step(context, pipeline, meta, store)
+            except RetryLater as error:
+                if error.code not in WAITS:
+                    raise
+                log.info("%s: waiting: %s", self.source, error)
+                return PokeReturnValue(False)
+
+    def _step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+        raise NotImplementedError
+
+
+class CopySensor(_CopySensor):
+    """Reads the tables to their ends in one poke; further pokes wait for another copier of the source.
+
+    XCom: {source, tables, refused}.
+    """
+
+    def _step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+        from cdc_core.snapshot.copier import copier_lease
+        from cdc_core.snapshot.steps import extract_to_now, read_tables
+
+        holder = holder_name(context)
+        tables = _wanted(context, pipeline, meta, store, self.source)
+        if not tables:
+            raise AirflowSkipException(f"Nothing of {self.source} is to be copied.")
+        with copier_lease(meta, pipeline.pipeline, self.source, holder, pipeline.limits.lease_s) as lease:
+            try:
+                refused = read_tables(
+                    pipeline, self.source, tables, meta=meta, store=store, lease=lease, environ=os.environ,
+                    progressed=ProgressLines(self.source),
+                )  # fmt: skip
+            except RetryLater as error:
+                if error.code != "snapshot.other_server":
+                    raise
+                log.info("%s: extracting first: %s", self.source, error)
+                extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
+                return PokeReturnValue(False)
+        for copy in meta.copies(self.source):
+            if copy.complete:
+                log.info("%s: %s", self.source, progress_line(copy, 0, 0.0))
+        for table, reason in refused.items():
+            log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
+        return PokeReturnValue(
+            True, {"source": self.source, "tables": len(tables) - len(refused), "refused": len(refused)}
+        )
+
+
+class StageCopySensor(_CopySensor):
+    """Extracts, and stages what is read and passed by the chain; waits for the rest.
+
+    XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
+    """
+
+    def _step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+        from cdc_core.snapshot.copier import copier_lease
+        from cdc_core.snapshot.steps import extract_to_now, stage_read
+
+        read = [one.table for one in meta.copies(self.source) if one.complete]
+        if not read and not meta.decided_copied(self.source):
+            raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
+        holder = holder_name(context)
+        extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
+        with copier_lease(meta, pipeline.pipeline, self.source, holder, pipeline.limits.lease_s) as lease:
+            staged = stage_read(pipeline, self.source, meta=meta, store=store, lease=lease, environ=os.environ)
+        rows = sum(batch.rows for batch in staged.batches)
+        for table in staged.tables:
+            log.info("%s: %s is staged with all of its rows", self.source, table)
+        for table, why in staged.dropped:
+            log.warning("%s: the copy of %s was not staged: %s", self.source, table, why)
+        if staged.waiting is not None:
+            log.info("%s: waiting until %s is extracted", self.source, staged.waiting)
+            return PokeReturnValue(False)
+        counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
+        return PokeReturnValue(True, {"source": self.source, **counts, "dropped": len(staged.dropped)})
+
+
+class StartCopyOperator(BaseOperator):
+    """Starts the snapshot DAG if a copy is due and no run of that DAG is under way; otherwise it ends as skipped."""
+
+    ui_color = "#e8eefb"
+
+    def __init__(self, *, file: str, dag_id_of_copy: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.file = file
+        self.dag_id_of_copy = dag_id_of_copy
+
+    def execute(self, context: Context) -> None:
+        from cdc_core.meta import Meta
+        from cdc_core.snapshot.steps import due
+
+        if is_dry_run(context):
+            raise AirflowSkipException("A dry run copies nothing.")
+        with as_airflow_failures("start of the copy"):
+            pipeline = config.load(Path(self.file))
+            with Meta.open(pipeline.meta.url) as meta:
+                found = {source.name: due(meta, pipeline, source.name) for source in pipeline.sources}
+        tables = [(source, one) for source, of_source in found.items() for one in of_source]
+        if not tables:
+            raise AirflowSkipException("Every captured table is staged with all of its rows, or cannot be copied.")
+        for source, one in tables:
+            log.info("%s: a copy of %s is due: %s", source, one.name, one.why)
+        self._require_known(context)
+        if context["ti"].get_dr_count(dag_id=self.dag_id_of_copy, states=list(UNFINISHED)):
+            raise AirflowSkipException(f"A run of {self.dag_id_of_copy} is under way already.")
+        raise DagRunTriggerException(
+            trigger_dag_id=self.dag_id_of_copy,
+            dag_run_id=f"from__{run_name(context, pipeline)}",
+            conf={},
+            reset_dag_run=False,
+            skip_when_already_exists=True,
+            wait_for_completion=False,
+            allowed_states=["success"],
+            failed_states=["failed"],
+            poke_interval=60,
+            deferrable=False,
+        )
+
+    def _require_known(self, context: Context) -> None:
+        """Ends as skipped where Airflow does not know the DAG: not yet, or because only one DAG is tested."""
+        try:
+            context["ti"].get_dag(self.dag_id_of_copy)
+        except Exception as error:
+            if _http_status(error) != 404:
+                raise
+            log.warning(
+                "Airflow has no DAG %s yet. The next run of this one starts it; `lockstep snapshot` copies now.",
+                self.dag_id_of_copy,
+            )
+            raise AirflowSkipException(f"Airflow has no DAG {self.dag_id_of_copy} yet.") from None
+
+
+def _http_status(error: Exception) -> int | None:
+    """Of an answer of Airflow's API server: to this process, or to the one that supervises it."""
+    if isinstance(error, AirflowRuntimeError):
+        return (error.error.detail or {}).get("status_code")
+    return getattr(getattr(error, "response", None), "status_code", None)
+
+
+class ProgressLines:
+    """Lines in the task's log while tables are read; called by several readers."""
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+        self._lock = threading.Lock()
+        self._begun: dict[str, tuple[float, int]] = {}
+        self._next_s: dict[str, float] = {}
+
+    def __call__(self, copy: TableCopy) -> None:
+        now_s = time.monotonic()
+        with self._lock:
+            begun_s, before = self._begun.setdefault(copy.table, (now_s, copy.rows))
+            if now_s < self._next_s.get(copy.table, 0.0):
+                return
+            self._next_s[copy.table] = now_s + LINE_S
+        log.info("%s: %s", self._source, progress_line(copy, copy.rows - before, now_s - begun_s))
+
+
+def progress_line(copy: TableCopy, rows: int, seconds: float) -> str:
+    """How far the copy of a table is. rows, seconds: read by this process, and since when it reads the table."""
+    if copy.complete:
+        return f"{copy.table}: all {counted(copy.rows, 'row')} read"
+    total = max(copy.rows_estimated, copy.rows)
+    share = f" of {'' if copy.counted else '~'}{total:,} ({100 * copy.rows // total if total else 0} %)"
+    rate = f", {rows / seconds:,.0f} rows/s" if rows and seconds > 0 else ""
+    waiting = f"; waiting: {copy.waiting}" if copy.waiting else ""
+    return f"{copy.table}: {counted(copy.rows, 'row')}{share}{rate}{waiting}"

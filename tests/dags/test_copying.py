@@ -1,0 +1,208 @@
+"""When the tasks of the snapshot DAG wait, extract, end or leave. Reading and staging are stand-ins here;
+tests/dags/test_scheduler.py runs the same tasks in Airflow against a real server."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import pytest
+from airflow.sdk.exceptions import (
+    AirflowException,
+    AirflowFailException,
+    AirflowRuntimeError,
+    AirflowSkipException,
+    DagRunTriggerException,
+    ErrorType,
+)
+from airflow.sdk.execution_time.comms import ErrorResponse
+
+from cdc_core import config
+from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.meta import Meta, TableCopy
+from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
+from cdc_core.snapshot import copier, steps
+from cdc_core.snapshot.pending import PendingTable
+from cdc_core.snapshot.staging import Staged
+from lockstep_airflow import copying
+from lockstep_airflow.copying import CopySensor, StageCopySensor, StartCopyOperator, progress_line
+
+TABLE = PendingTable("shop.t", "rows are missing", 7)
+
+
+class World:
+    """What the stand-ins answer, and what was asked of them."""
+
+    def __init__(self) -> None:
+        self.pending: tuple[PendingTable, ...] = (TABLE,)
+        self.failure: LockstepError | None = None
+        self.running = False
+        self.staged = Staged()
+        self.runs = 0
+        self.dag: Exception | None = None
+        self.asked: list[str] = []
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    made = World()
+
+    @contextmanager
+    def lease(*_: Any) -> Iterator[None]:
+        if made.running:
+            raise RetryLater("Another.", code="snapshot.running", remedy="wait")
+        yield
+
+    def step(name: str, answer: Callable[[], Any]) -> Callable[..., Any]:
+        def taken(*_: Any, **__: Any) -> Any:
+            made.asked.append(name)
+            if made.failure is not None and name != "extract":
+                raise made.failure
+            return answer()
+
+        return taken
+
+    monkeypatch.setattr(copier, "copier_lease", lease)
+    monkeypatch.setattr(steps, "extract_to_now", step("extract", lambda: True))
+    monkeypatch.setattr(steps, "read_tables", step("read", dict))
+    monkeypatch.setattr(steps, "stage_read", step("stage", lambda: made.staged))
+    monkeypatch.setattr(steps, "due", lambda *_: made.pending)
+    monkeypatch.setattr(copying, "_wanted", lambda *_: made.pending)
+    read = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), complete=True, rows=7)
+    monkeypatch.setattr(Meta, "copies", lambda *_: (read,))
+    for name in ("SOURCE", "TARGET"):
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name}_DB", "mysql://u:p@127.0.0.1:1/")
+    return made
+
+
+@pytest.fixture
+def file(write_pipeline: Callable[..., Path]) -> str:
+    made = write_pipeline("shop", more="snapshot: {mode: initial}\n")
+    Meta.open(config.load(made).meta.url, upgrade=True).close()
+    return str(made)
+
+
+@pytest.fixture
+def context(world: World) -> Any:
+    def get_dag(dag_id: str) -> None:
+        if world.dag is not None:
+            raise world.dag
+
+    ti = SimpleNamespace(
+        dag_id="cdc_shop", run_id="r", task_id="copy", map_index=0, try_number=1,
+        get_dag=get_dag, get_dr_count=lambda **_: world.runs,
+    )  # fmt: skip
+    run = SimpleNamespace(dag_id="cdc_shop", run_id="r", run_after=datetime.now(UTC), start_date=None)
+    return {"ti": ti, "dag_run": run, "params": {}}
+
+
+def sensor(kind: type, file: str) -> Any:
+    return kind(task_id="copy", file=file, source="shop_db", mode="reschedule")
+
+
+def test_a_copier_waits_for_another_or_while_it_is_paused_and_extracts_first_where_another_server_took_over(
+    world: World, file: str, context: Any
+) -> None:
+    task = sensor(CopySensor, file)
+    world.running = True
+    assert not task.poke(context)
+    assert world.asked == []
+    world.running = False
+    world.failure = RetryLater("Paused.", code="snapshot.paused", remedy="resume")
+    assert not task.poke(context)
+    world.asked.clear()
+    world.failure = RetryLater("Another server.", code="snapshot.other_server", remedy="extract")
+    assert not task.poke(context)
+    assert world.asked == ["read", "extract"]
+    world.failure = RetryLater("Lost.", code="source.connection_lost", remedy="wait")
+    with pytest.raises(AirflowException) as raised:
+        task.poke(context)
+    assert not isinstance(raised.value, AirflowFailException)
+    world.failure = None
+    assert task.poke(context).xcom_value == {"source": "shop_db", "tables": 1, "refused": 0}
+    world.pending = ()
+    with pytest.raises(AirflowSkipException):
+        task.poke(context)
+
+
+def test_staging_extracts_and_waits_as_long_as_the_chain_has_not_passed_the_copy(
+    world: World, file: str, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = sensor(StageCopySensor, file)
+    world.staged = Staged(waiting=Position(0, "binlog.000007", 4))
+    assert not task.poke(context)
+    assert world.asked == ["extract", "stage"]
+    world.staged = Staged(tables=("shop.t",), dropped=(("shop.u", "it was truncated"),))
+    assert task.poke(context).xcom_value == {"source": "shop_db", "tables": 1, "rows": 0, "batches": 0, "dropped": 1}
+    monkeypatch.setattr(Meta, "copies", lambda *_: ())
+    with pytest.raises(AirflowSkipException):
+        task.poke(context)
+
+
+@pytest.mark.parametrize("kind", [CopySensor, StageCopySensor])
+def test_a_dry_run_asks_nobody_and_a_termination_leaves_only_while_something_is_open(
+    world: World, file: str, context: Any, kind: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = sensor(kind, file)
+    with pytest.raises(AirflowSkipException):
+        task.poke({**context, "params": {"dry_run": True}})
+    assert world.asked == []
+    task.on_kill()
+
+    def killed(*_: Any, **__: Any) -> None:
+        task.on_kill()
+
+    monkeypatch.setattr(steps, "read_tables", killed)
+    monkeypatch.setattr(steps, "stage_read", killed)
+    with pytest.raises(SystemExit):
+        task.poke(context)
+    task.on_kill()
+
+
+def not_found(status: int, *, here: bool) -> Exception:
+    if not here:
+        return AirflowRuntimeError(ErrorResponse(error=ErrorType.API_SERVER_ERROR, detail={"status_code": status}))
+    request = httpx.Request("GET", "http://airflow")
+    return httpx.HTTPStatusError("no", request=request, response=httpx.Response(status, request=request))
+
+
+def test_a_copy_is_started_once_and_under_a_name_of_its_own(world: World, file: str, context: Any) -> None:
+    task = StartCopyOperator(task_id="snapshot", file=file, dag_id_of_copy="cdc_shop_snapshot")
+    with pytest.raises(DagRunTriggerException) as raised:
+        task.execute(context)
+    started = raised.value
+    assert (started.trigger_dag_id, started.dag_run_id, started.skip_when_already_exists) == (
+        "cdc_shop_snapshot", "from__shop-r", True,
+    )  # fmt: skip
+    world.runs = 1
+    with pytest.raises(AirflowSkipException, match="under way"):
+        task.execute(context)
+    for here in (True, False):
+        world.dag = not_found(404, here=here)
+        with pytest.raises(AirflowSkipException, match="no DAG"):
+            task.execute(context)
+        world.dag = not_found(500, here=here)
+        with pytest.raises(type(world.dag)):
+            task.execute(context)
+    world.pending = ()
+    with pytest.raises(AirflowSkipException):
+        task.execute(context)
+    with pytest.raises(AirflowSkipException):
+        task.execute({**context, "params": {"dry_run": True}})
+
+
+def test_the_log_says_how_far_a_table_is() -> None:
+    copy = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), rows=2_500, rows_estimated=10_000)
+    assert progress_line(copy, 500, 2.0) == "shop.t: 2,500 rows of ~10,000 (25 %), 250 rows/s"
+    assert progress_line(copy, 0, 0.0) == "shop.t: 2,500 rows of ~10,000 (25 %)"
+    slow = replace(copy, counted=True, waiting="a replica lags")
+    assert progress_line(slow, 0, 0.0) == "shop.t: 2,500 rows of 10,000 (25 %); waiting: a replica lags"
+    empty = TableCopy("shop_db", TableSchema("shop", "t", ()), (), complete=True)
+    assert progress_line(empty, 0, 0.0) == "shop.t: all 0 rows read"

@@ -1,0 +1,132 @@
+"""The steps of a copy as tasks take them: what is due, what each step keeps of its failure, who moves the chain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from cdc_core.errors import Refused, RetryLater
+from cdc_core.meta import CopyState, Lease, Meta
+from cdc_core.model.schema import Column, TableSchema
+from cdc_core.snapshot import copier, keys, steps
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.snapshot.pending import chosen, pending
+from cdc_core.snapshot.staging import Staged
+from tests.integration.line import Line
+
+
+@pytest.fixture
+def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Line:
+    """A pipeline that begins after the tables `t` (100 rows), and `odd`, whose key is taken for one of an odd type."""
+    numbers = ", ".join(f"({number}, {number})" for number in range(1, 101))
+    make_line().origin.execute(
+        "CREATE TABLE t (id INT PRIMARY KEY, v INT)", f"INSERT INTO t VALUES {numbers}",
+        "CREATE TABLE odd (id INT PRIMARY KEY, v INT)", "INSERT INTO odd VALUES (1, 1)",
+    )  # fmt: skip
+    known = keys.key_columns
+
+    def key_columns(schema: TableSchema) -> tuple[Column, ...]:
+        if schema.table == "odd" and len(schema.columns) == 2:
+            raise Refused("No order.", where="odd", code="snapshot.key_type", remedy="use a dump")
+        return known(schema)
+
+    monkeypatch.setattr(keys, "key_columns", key_columns)
+    made = make_line()
+    monkeypatch.setenv("SOURCE", made.origin.sql.url)
+    made.drain()
+    return made
+
+
+@contextmanager
+def opened(line: Line, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
+    with Meta.open(line.pipeline.meta.url) as meta, copier_lease(meta, "shop", "shop", holder) as lease:
+        yield meta, lease
+
+
+def read(line: Line, *names: str) -> dict[str, Refused]:
+    environ = {"SOURCE": line.origin.sql.url}
+    with opened(line) as (meta, lease):
+        tables = chosen(meta, "shop", [f"{line.origin.name}.{one}" for one in names]) or pending(meta, "shop")
+        return steps.read_tables(
+            line.pipeline, "shop", tables, meta=meta, store=line.store, lease=lease, environ=environ
+        )
+
+
+def stage(line: Line) -> Staged:
+    with opened(line) as (meta, lease):
+        return steps.stage_read(line.pipeline, "shop", meta=meta, store=line.store, lease=lease, environ={})
+
+
+def extracted(line: Line) -> bool:
+    with Meta.open(line.pipeline.meta.url) as meta:
+        return steps.extract_to_now(line.pipeline, "shop", meta, holder="a task")
+
+
+def states(line: Line) -> dict[str, CopyState]:
+    with Meta.open(line.pipeline.meta.url) as meta:
+        (source,) = meta.status("shop").sources
+    return {one.table.partition(".")[2]: one.state for one in source.copies}
+
+
+def due(line: Line) -> list[str]:
+    with Meta.open(line.pipeline.meta.url) as meta:
+        return [one.name.partition(".")[2] for one in steps.due(meta, "shop", "shop")]
+
+
+def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_starts_none_by_itself(line: Line) -> None:
+    assert due(line) == ["odd", "t"]
+    assert states(line) == {"odd": CopyState.PENDING, "t": CopyState.PENDING}
+    refused = read(line)
+    assert list(refused) == [f"{line.origin.name}.odd"]
+    assert due(line) == ["t"]
+    assert states(line) == {"odd": CopyState.REFUSED, "t": CopyState.READ}
+    extracted(line)
+    before_us = time.time_ns() // 1000 - 60_000_000
+    assert stage(line).tables == (f"{line.origin.name}.t",)
+    assert due(line) == []
+    assert states(line) == {"odd": CopyState.REFUSED, "t": CopyState.COPIED}
+    with Meta.open(line.pipeline.meta.url) as meta:
+        assert steps.copied_since(meta, line.store, "shop", before_us) == {f"{line.origin.name}.t"}
+        assert steps.copied_since(meta, line.store, "shop", time.time_ns() // 1000) == frozenset()
+    line.origin.execute("ALTER TABLE odd ADD COLUMN w INT")
+    line.drain()
+    assert read(line) == {}  # each copy of what is pending tries it again
+    assert states(line)["odd"] is CopyState.READ
+    extracted(line)
+    stage(line)
+    assert states(line) == {"odd": CopyState.COPIED, "t": CopyState.COPIED}
+
+
+def test_a_step_that_fails_is_a_problem_of_the_source_until_it_succeeds(
+    line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failures() -> list[tuple[str, str, str]]:
+        with Meta.open(line.pipeline.meta.url) as meta:
+            return [(one.task, one.subject, one.code) for one in meta.status("shop").failures]
+
+    def broken(*_: object, **__: object) -> None:
+        raise RetryLater("Lost.", where="shop", code="source.connection_lost", remedy="wait")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(copier, "read_view", broken)
+        with pytest.raises(RetryLater):
+            read(line, "t")
+    assert failures() == [("copy", "shop", "source.connection_lost")]
+    read(line, "t")
+    assert failures() == []
+
+
+def test_the_chain_is_moved_by_the_step_itself_unless_another_extractor_has_the_source(line: Line) -> None:
+    read(line, "t")
+    line.origin.execute("UPDATE t SET v = 0 WHERE id = 7")
+    with Meta.open(line.pipeline.meta.url) as meta, meta.holding("shop", "shop", "another extractor", 60):
+        before = meta.checkpoint("shop")
+        assert extracted(line) is False
+        assert meta.checkpoint("shop") == before
+        assert meta.failures("shop") == ()
+    assert extracted(line) is True
+    assert stage(line).tables == (f"{line.origin.name}.t",)
+    assert line.ids("t") == list(range(1, 101))
