@@ -605,7 +605,7 @@ class Snapshot(_Model):
         5.0,
         gt=0,
         le=600,
-        description="if a chunk takes longer to read, the next ones are smaller: for so long the source keeps old row "
+        description="if a chunk takes longer to read, the next ones are smaller: meanwhile the source keeps old row "
         "versions",
     )
     throttle: Throttle = Field(default_factory=Throttle, description="when a copy waits")

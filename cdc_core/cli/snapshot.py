@@ -200,7 +200,7 @@ def _switch(output: CliOutput, pipeline: Pipeline, meta: Meta, names: list[str],
 
 
 def _extract_first(pipeline: Pipeline, meta: Meta, names: list[str], output: CliOutput, *, needed: bool) -> None:
-    """Which tables there are, and what they lack, the extractor knows; where another one is at work, it is waited for
+    """Which tables there are, and what they lack, the extractor knows; where another one is running, it is waited for
     later. needed: False if what was extracted before will do."""
     fresh = [name for name in names if meta.checkpoint(name) is None]
     if fresh:

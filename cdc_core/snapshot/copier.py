@@ -198,7 +198,7 @@ class _Work:
     def table(self) -> Iterator[TableChunks | None]:
         """A table to take a chunk of, for the length of a block; None when nothing is left to do.
 
-        While other readers are at work there may be something again: one may fail, or find the table redefined.
+        While other readers are reading there may be something again: one may fail, or find the table redefined.
         """
         with self._changed:
             while True:

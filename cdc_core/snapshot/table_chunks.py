@@ -155,7 +155,7 @@ class TableChunks:
             self._copy, self.exhausted = None, False
 
     def _begun(self, control: pymysql.Connection, begin: Begin) -> TableCopy | None:
-        """The copy of the present definition that is under way, or a new one; None for a table that is gone."""
+        """The copy of the current definition that is under way, or a new one; None for a table that is gone."""
         schema = table_schema(control, *self.table)
         if schema is None:
             self._meta.drop_copy(self._lease, self._source, self.name)
