@@ -28,7 +28,7 @@ from cdc_core.errors import LockstepError, Refused, UsageError
 from cdc_core.extras import require
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.stage import coverage, horizon, reader, start
+from cdc_core.stage import coverage, reader, start
 from cdc_core.stage.as_of import AsOf, parse_position
 from cdc_core.stage.manifest import chain, require_reached
 from cdc_core.stage.objects import ObjectStore
@@ -239,7 +239,7 @@ class Table:
     def missing(self) -> list[str]:
         """What the staged history of the table lacks, in words; empty where its state is that of the source."""
         store, manifests = self._stage._store, self._manifests
-        purged = horizon.missing_of(store, self._stage._chains.by_source, self.name)
+        purged = coverage.purged_of(store, manifests, self.name)
         return [purged] * bool(purged) + coverage.missing_of(store, manifests, [self.name]).get(self.name, [])
 
     def now(self, *, key: Sequence[str] | None = None, partial: bool = False) -> Rows:

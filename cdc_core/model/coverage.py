@@ -94,6 +94,7 @@ class TableCoverage:
     rows: the server's estimate of the rows that are missing, None where it is not known.
     feeds: the logical tables that the table's rows go to.
     absent_seq: order key at which the table was known not to exist, 0 where it is not known.
+    base_seq: of a copy, order key of the place where its reading began; else 0.
     """
 
     how: How
@@ -103,6 +104,12 @@ class TableCoverage:
     rows: int | None = None
     feeds: tuple[str, ...] = ()
     absent_seq: int = 0
+    base_seq: int = 0
+
+    @property
+    def needs_seq(self) -> int:
+        """Of a whole table, the order key from which on its history must be staged; what was before is not needed."""
+        return self.base_seq if self.how is How.COPIED else self.seq
 
     @property
     def whole(self) -> bool:

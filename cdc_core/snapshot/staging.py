@@ -255,4 +255,5 @@ def _copied(
     database, _, name = table.partition(".")
     feeds = routes(database, name) or (known.feeds if known is not None else ())
     ts_us = max(place.watermark_us, *(one.chunk.ts_us for one in chunks))
-    return TableCoverage(How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds)
+    base_seq = min(one.chunk.low.seq for one in chunks)
+    return TableCoverage(How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds, base_seq=base_seq)

@@ -13,7 +13,7 @@ from cdc_core.errors import Refused
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import TableCoverage, lacks, settled
 from cdc_core.stage.as_of import AsOf
-from cdc_core.stage.horizon import read
+from cdc_core.stage.horizon import Horizon, read
 from cdc_core.stage.objects import ObjectStore
 
 
@@ -60,6 +60,43 @@ def missing_of(
                         if not _was_absent(later.get(one), by_then.get(source, []))
                     ]
     return {table: lines for table, lines in found.items() if lines}
+
+
+def purged_of(store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None = None) -> str:
+    """What the state of a logical table lacks because it was purged, in words; "" if nothing.
+
+    History from before a table was empty, or was copied, is not needed: what it says is in the rows since.
+    """
+    by_then = _by_source(manifests if as_of is None else as_of.cut(manifests))
+    for source in _by_source(manifests):
+        horizon = read(store, source)
+        if horizon is not None and horizon.tables.get(table):
+            chain = by_then.get(source, [])
+            covered = coverage_of(store, source, chain)
+            feeding = _feeding(chain, covered).get(table, set())
+            if not feeding or any(_needs_purged(covered.get(one), horizon) for one in feeding):
+                return (
+                    f"{horizon.tables[table]} changes of {table} before {horizon} of source {source} were purged: rows "
+                    "that have not changed since would be missing"
+                )
+    return ""
+
+
+def _needs_purged(coverage: TableCoverage | None, horizon: Horizon) -> bool:
+    return coverage is None or not coverage.whole or coverage.needs_seq < horizon.position.seq
+
+
+def require_unpurged(store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None = None) -> None:
+    """Raises Refused (stage.purged) if changes were purged without which the state of the table cannot be folded."""
+    lacking = purged_of(store, manifests, table, as_of)
+    if lacking:
+        raise Refused(
+            lacking,
+            where=table,
+            code="stage.purged",
+            remedy="read the table at a target; or copy it (`lockstep snapshot`); or ask for what changed since the "
+            "horizon alone (`stage export --since-horizon`, or the view of its changes)",
+        )
 
 
 def _was_absent(later: TableCoverage | None, by_then: Sequence[Manifest]) -> bool:

@@ -8,11 +8,11 @@ refuse, and name the horizon: nothing is ever silently incomplete.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.model.batch import MANIFEST_VERSION, UnknownVersion, versioned
 from cdc_core.model.coverage import TableCoverage
 from cdc_core.model.position import Position
@@ -114,28 +114,3 @@ def removed(what: str, *, where: str) -> RetryLater:
         code="stage.removed",
         remedy="read again: after a purge, readers begin at the new horizon, or say what is missing",
     )
-
-
-def require_whole(store: ObjectStore, sources: Iterable[str], table: str) -> None:
-    """Raises Refused (stage.purged) if changes of the table were purged: its state can no longer be folded."""
-    lacking = missing_of(store, sources, table)
-    if lacking:
-        raise Refused(
-            lacking,
-            where=table,
-            code="stage.purged",
-            remedy="read the table at a target; or ask for what changed since the horizon alone (`stage export "
-            "--since-horizon`, or the view of its changes)",
-        )
-
-
-def missing_of(store: ObjectStore, sources: Iterable[str], table: str) -> str:
-    """What a fold of the table would lack, in words; "" if nothing."""
-    for source in dict.fromkeys(sources):
-        horizon = read(store, source)
-        if horizon is not None and horizon.tables.get(table):
-            return (
-                f"{horizon.tables[table]} changes of {table} before {horizon} of source {source} were purged: rows "
-                "that have not changed since would be missing"
-            )
-    return ""

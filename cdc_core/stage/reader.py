@@ -28,7 +28,7 @@ from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.by_key_sql import by_key_sql
 from cdc_core.stage.changes_sql import FileGroup, TableFiles, changes_sql, check_key, key_of, quoted, text
 from cdc_core.stage.fold import state_schema, state_sql
-from cdc_core.stage.horizon import missing_of, removed, require_whole, unless_purged
+from cdc_core.stage.horizon import removed, unless_purged
 from cdc_core.stage.intact import fetch, open_intact, require_intact
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.unify import (
@@ -303,7 +303,7 @@ def sql(
         files: list[str] = []
         for table in named:
             table_files = stack.enter_context(_table_files(connection, store, manifests, table, None, as_of))
-            purged = "" if partial else missing_of(store, manifests_by_source, table)
+            purged = "" if partial else coverage.purged_of(store, manifests, table, as_of)
             reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
             _views(
                 connection,
@@ -405,7 +405,7 @@ def _require_all_rows(
 ) -> None:
     """Raises Refused (stage.purged, stage.partial) where rows are missing that the caller has not waived."""
     if not partial and not since_horizon:
-        require_whole(store, _sources(manifests), table)
+        coverage.require_unpurged(store, manifests, table, as_of)
     if not partial:
         coverage.require_covered(store, manifests, table, as_of)
 
@@ -418,10 +418,6 @@ def _refused(said: str) -> Refused | None:
     if code == "stage.purged":
         return Refused(f"{what}.", code="stage.purged", remedy=_READ_OTHERWISE)
     return Refused(f"The state cannot be read: {what}.", code="stage.partial", remedy=_READ_OTHERWISE)
-
-
-def _sources(manifests: Sequence[Manifest]) -> Iterator[str]:
-    return (manifest.source for manifest in manifests)
 
 
 def _definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:

@@ -25,7 +25,7 @@ from cdc_core.model.batch import Manifest
 from cdc_core.model.block import TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.stage import coverage, horizon
+from cdc_core.stage import coverage
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.destination import open_destination
@@ -300,8 +300,8 @@ class _Table:
 
     def _whole(self, chains: Sequence[Manifest]) -> bool:
         """Whether every row of the table was staged."""
-        store, names = self._job.store, sorted({source.name for source, _ in self._feeding})
-        if horizon.missing_of(store, names, self._name):
+        store = self._job.store
+        if coverage.purged_of(store, chains, self._name):
             return False
         return not coverage.missing_of(store, chains, [self._name]).get(self._name)
 

@@ -885,6 +885,34 @@ def eventually(reached: Callable[[], bool]) -> bool:
     return found
 
 
+def test_a_purge_up_to_a_copy_leaves_whole_tables(make_line: Callable[..., Line]) -> None:
+    line = with_rows(make_line, 30)
+    line.origin.execute("UPDATE number SET v = -1 WHERE v < 5", "UPDATE pair SET v = -1 WHERE v < 5")
+    line.drain()
+    read(line, ["number"])
+    line.origin.execute("UPDATE number SET v = -2 WHERE v = 7", "DELETE FROM number WHERE v IN (3, 8)")
+    line.drain()
+    with Meta.open(line.pipeline.meta.url) as meta:
+        purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+    before = line.chain[0].begin.position
+    with pytest.raises(Refused) as refused:
+        in_stage(line, "number")
+    assert refused.value.code == "stage.purged"
+    assert stage(line).tables
+    assert in_stage(line, "number") == at_source(line, "number")
+    line.origin.execute("DELETE FROM number WHERE v = 9", "INSERT INTO number VALUES (12345, 1, 'new')")
+    line.drain()
+    assert in_stage(line, "number") == at_source(line, "number")
+    with pytest.raises(Refused):  # before the copy, its rows are missing
+        table_state(line.store, line.chain, "number", as_of=AsOf(position=before))
+    with pytest.raises(Refused):  # not copied
+        in_stage(line, "pair")
+    with Meta.open(line.pipeline.meta.url) as meta:
+        purge(meta, line.store, line.pipeline, cutoff_us=1 << 61)
+    with pytest.raises(Refused):  # with the log after its first read, the copy alone is not enough
+        in_stage(line, "number")
+
+
 @pytest.fixture(scope="module")
 def plain_mysql() -> Iterator[MySql]:
     """A MySQL without GTIDs, on which a copy locks each table for a moment."""

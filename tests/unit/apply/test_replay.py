@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,15 @@ def test_a_replay_takes_consumed_batches_too_and_moves_no_record(line: Line) -> 
     assert known.state is RunState.COMMITTED
     assert {row.entry.table for row in line.meta.ledger("r")} == {"shop.orders", "shop.items"}
     assert line.plan("second").target("t").batches == IDS[2:]  # the line goes on where it was
+
+
+def test_a_replay_from_a_batch_takes_the_copied_rows_at_its_beginning(line: Line) -> None:
+    batches = {one.batch_id: one for one in line.meta.batches("shop")}
+    here, earlier = (batches[one] for one in (IDS[3], IDS[2]))
+    copied = replace(here, end=here.begin, batch_id=f"{here.batch_id}+000000000001")
+    found = Selection("t", first={"shop": here.begin.seq})
+    assert [found.takes(one) for one in (earlier, copied, here)] == [False, True, True]
+    assert not found.takes(replace(earlier, end=earlier.begin))
 
 
 def test_a_replay_that_is_not_committed_is_planned_and_its_failure_is_kept(line: Line) -> None:
