@@ -17,26 +17,9 @@ from cdc_core.model.batch import Part
 from cdc_core.model.block import TableRows
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import (
-    ABSENT,
-    BEFORE,
-    BOOKKEEPING,
-    FILE,
-    GTID,
-    LITERAL,
-    OP,
-    POS,
-    ROW,
-    ROW_BITS,
-    SEQ,
-    SNAPSHOT,
-    SOURCE,
-    TRUNCATE,
-    TS,
-    absent_text,
-    staged_schema,
-)
+from cdc_core.model.staged import ROW_BITS, staged_schema
 from cdc_core.sink import Capture
+from cdc_core.snapshot.copied_rows import CopiedAt
 from cdc_core.stage.layout import CopiedName, copied_path
 from cdc_core.stage.objects import ObjectStore, PartOutput
 from cdc_core.stage.open_part import OpenPart
@@ -66,12 +49,10 @@ class ChunkFile:
         self._store = store
         self._capture = capture
         self._schema = schema
-        self._arrow = staged_schema(schema)
         self._source = source
+        self._at = CopiedAt(source, low, ts_us)
         self._number = number
         self._epoch = epoch
-        self._low = low
-        self._ts_us = ts_us
         self._level = level
         self._scratch = scratch
         self._parts: dict[tuple[str, str], OpenPart] = {}
@@ -82,23 +63,14 @@ class ChunkFile:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """rows: the columns of the definition, and `_cdc_literal`."""
-        staged = self._staged(rows)
+        staged = self._at.rows(self._schema, rows, self._number << ROW_BITS | self.rows)
         self.rows += rows.num_rows
         self.row_bytes += rows.nbytes
         self._take(staged)
 
     def add_truncate(self, row: int) -> None:
         """Adds a change that the rows of the table before `row` of the claim are gone (op `t`)."""
-        notes = {
-            OP: TRUNCATE,
-            TS: self._ts_us,
-            SOURCE: self._source,
-            FILE: self._low.file,
-            POS: self._low.offset,
-            ROW: row,
-            SEQ: self._low.seq - 1,
-        }
-        self._take(pa.RecordBatch.from_pylist([notes], schema=self._arrow))
+        self._take(self._at.truncate(self._schema, row))
 
     def _take(self, staged: pa.RecordBatch) -> None:
         part = TableRows(self._schema, self._schema.name, staged, np.zeros(staged.num_rows, np.int32))
@@ -140,36 +112,3 @@ class ChunkFile:
     def _names(self, table: str, number: int) -> Iterator[str]:
         for attempt in count():
             yield copied_path(table, CopiedName(self._source, self._number, self._epoch, number + 1000 * attempt))
-
-    def _staged(self, rows: pa.RecordBatch) -> pa.RecordBatch:
-        n = rows.num_rows
-        first = self._number << ROW_BITS | self.rows
-        notes = {
-            OP: _coded(SNAPSHOT, n),
-            TS: pa.array(np.full(n, self._ts_us), pa.timestamp("us", tz="UTC")),
-            SOURCE: _coded(self._source, n),
-            FILE: _coded(self._low.file, n),
-            POS: pa.array(np.full(n, self._low.offset)),
-            ROW: pa.array(np.arange(first, first + n)),
-            SEQ: pa.array(np.full(n, self._low.seq - 1)),
-            GTID: pa.nulls(n, pa.string()),
-            LITERAL: rows.column(LITERAL),
-            ABSENT: self._absent(n),
-        }
-        logged = {column.name: column.logged for column in self._schema.columns}
-        values = [rows.column(name) if logged[name] else pa.nulls(n, self._arrow.field(name).type) for name in logged]
-        before = pa.nulls(n, self._arrow.field(BEFORE).type)
-        return pa.RecordBatch.from_arrays(
-            [*values, before, *(notes[field.name] for field in BOOKKEEPING)], schema=self._arrow
-        )
-
-    def _absent(self, n: int) -> pa.DictionaryArray:
-        """What the log would not carry either, so that a copied row and a logged one say the same."""
-        text = absent_text(column.name for column in self._schema.columns if not column.logged)
-        if text is None:
-            return pa.DictionaryArray.from_arrays(pa.nulls(n, pa.int32()), pa.array([], pa.string()))
-        return _coded(text, n)
-
-
-def _coded(text: str, n: int) -> pa.DictionaryArray:
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([text], pa.string()))

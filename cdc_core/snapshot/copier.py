@@ -26,6 +26,7 @@ from cdc_core.connections import Server
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
+from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
@@ -70,42 +71,21 @@ class CopyContext:
     scratch: Path
 
 
-@contextmanager
-def copier_lease(meta: Meta, pipeline: str, source: str, holder: str, lease_s: float = LEASE_S) -> Iterator[Lease]:
+def copier_lease(
+    meta: Meta, pipeline: str, source: str, holder: str, lease_s: float = LEASE_S
+) -> AbstractContextManager[Lease]:
     """The right to copy tables of a source, renewed until the block ends. lease_s: how long a killed copier keeps it.
 
     Raises RetryLater (snapshot.running): another copier has it.
     """
-    try:
-        lease = meta.acquire_lease(copier_of(source), pipeline, holder, lease_s)
-    except RetryLater as error:
-        if error.code != "meta.lease_held":
-            raise
-        raise RetryLater(
-            f"Another process is copying tables of the source {source!r}.",
-            where=source,
-            code="snapshot.running",
-            remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
-            "continues after its last chunk",
-        ) from None
-    ending = threading.Event()
-
-    def keep() -> None:
-        while not ending.wait(lease_s / 3):
-            try:
-                meta.renew_lease(lease, lease_s)
-            except LockstepError as error:  # whatever needs the lease will say so
-                log.warning("%s: the lease could not be renewed: %s", lease.source, error)
-
-    keeper = threading.Thread(target=keep, name=lease.source, daemon=True)
-    keeper.start()
-    try:
-        yield lease
-    finally:
-        ending.set()
-        keeper.join()
-        with suppress(LockstepError):
-            meta.release_lease(lease)
+    taken = RetryLater(
+        f"Another process is copying tables of the source {source!r}.",
+        where=source,
+        code="snapshot.running",
+        remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
+        "continues after its last chunk",
+    )
+    return kept_lease(meta, copier_of(source), pipeline, holder, lease_s, taken=taken)
 
 
 def copy_tables(

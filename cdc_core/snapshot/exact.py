@@ -14,32 +14,14 @@ from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from cdc_core.meta import ReadChunk
 from cdc_core.model.batch import Manifest, Part
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
-from cdc_core.model.staged import (
-    ABSENT,
-    BEFORE,
-    BOOKKEEPING,
-    FILE,
-    GTID,
-    LITERAL,
-    OP,
-    POS,
-    ROW,
-    ROW_BITS,
-    SEQ,
-    SNAPSHOT,
-    SOURCE,
-    TRUNCATE,
-    TS,
-    absent_text,
-    staged_schema,
-)
+from cdc_core.model.staged import ROW_BITS, SNAPSHOT, staged_schema
+from cdc_core.snapshot.copied_rows import CopiedAt
 from cdc_core.stage.layout import CopiedName, copied_path
 from cdc_core.stage.objects import ObjectStore, PartOutput
 from cdc_core.stage.open_part import OpenPart
@@ -124,12 +106,13 @@ class _Output:
     scratch: Path
     made: int = 0
 
+    @property
+    def _at(self) -> CopiedAt:
+        return CopiedAt(self.source, self.place.position, self.ts_us)
+
     def truncate(self, table: str, schema: TableSchema) -> Part:
         """A `t`, which is alone in its part: so it is told from the TRUNCATE of a source without a look inside."""
-        position = self.place.position
-        gone = {OP: TRUNCATE, TS: self.ts_us, SOURCE: self.source, FILE: position.file, POS: position.offset,
-                ROW: first_row(self.chunk), SEQ: position.seq - 1}  # fmt: skip
-        batch = pa.RecordBatch.from_pylist([gone], schema=staged_schema(schema))
+        batch = self._at.truncate(schema, first_row(self.chunk))
         (part,) = self._part(table, schema, iter([batch]))
         return part
 
@@ -139,7 +122,7 @@ class _Output:
         def staged() -> Iterator[pa.RecordBatch]:
             row = first_row(self.chunk) + 1
             for batch in state:
-                yield _staged(batch, schema, self.source, self.place, self.ts_us, row)
+                yield self._at.rows(schema, batch, row)
                 row += batch.num_rows
 
         return self._part(table, schema, staged())
@@ -170,36 +153,3 @@ class _Output:
         except BaseException:
             file.discard()
             raise
-
-
-def _staged(
-    batch: pa.RecordBatch,
-    schema: TableSchema,
-    source: str,
-    place: Checkpoint,
-    ts_us: int,
-    first: int,
-) -> pa.RecordBatch:
-    n, arrow = batch.num_rows, staged_schema(schema)
-    absent = absent_text(column.name for column in schema.columns if not column.logged)
-    notes = {
-        OP: _coded(SNAPSHOT, n),
-        TS: pa.array(np.full(n, ts_us), pa.timestamp("us", tz="UTC")),
-        SOURCE: _coded(source, n),
-        FILE: _coded(place.position.file, n),
-        POS: pa.array(np.full(n, place.position.offset)),
-        ROW: pa.array(np.arange(first, first + n)),
-        SEQ: pa.array(np.full(n, place.position.seq - 1)),
-        GTID: pa.nulls(n, pa.string()),
-        LITERAL: batch.column(LITERAL),
-        ABSENT: _coded(absent, n),
-    }
-    values = [batch.column(column.name).cast(arrow.field(column.name).type) for column in schema.columns]
-    before = pa.nulls(n, arrow.field(BEFORE).type)
-    return pa.RecordBatch.from_arrays([*values, before, *(notes[field.name] for field in BOOKKEEPING)], schema=arrow)
-
-
-def _coded(text: str | None, n: int) -> pa.DictionaryArray:
-    if text is None:
-        return pa.DictionaryArray.from_arrays(pa.nulls(n, pa.int32()), pa.array([], pa.string()))
-    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(n, np.int32)), pa.array([text], pa.string()))
