@@ -263,11 +263,18 @@ def test_rows_that_were_set_aside_can_be_requeued_from_their_run(client: Callabl
     assert "requeue" not in client("VIEWER").get("/lockstep/").text
 
 
+def made_by(shop: Line, run_id: str) -> str:
+    """The folder with what the tasks of a run made."""
+    run = shop.meta.run(run_id)
+    assert run is not None
+    return run.plan_path.rpartition("/")[0]
+
+
 def test_a_run_has_a_page_with_its_ledgers_for_those_who_may_read_its_pipeline(
     client: Callable[..., Any], shop: Line, write_pipeline: Callable[..., Path]
 ) -> None:
     text = client("VIEWER").get("/lockstep/ledger/shop/first").text
-    report = f"{shop.pipeline.stage.uri}/runs/first/quality/target=main/report.html"
+    report = f"{shop.pipeline.stage.uri}/{made_by(shop, 'first')}/quality/target=main/report.html"
     parts = ("shop.orders", "1,234", "committed", "main: the checks passed.", report)
     assert [part in text for part in parts] == [True] * len(parts)
     failed = client("VIEWER").get("/lockstep/ledger/shop/second").text
@@ -404,11 +411,11 @@ def test_the_checks_of_a_run_are_shown_without_the_rows_that_they_give_as_exampl
              "result": {"partial_unexpected_list": ["4111"]}},
         ],
     }  # fmt: skip
-    shop.store.put("runs/first/quality/target=main/own-0.json", json.dumps(verdict).encode())
+    shop.store.put(f"{made_by(shop, 'first')}/quality/target=main/own-0.json", json.dumps(verdict).encode())
     text = client("VIEWER").get("/lockstep/ledger/shop/first").text
     assert "7 rows, 0 of 1 expectations met" in text
     assert "column=" in text
     assert "4111" not in text
     assert "<script>alert" not in text
-    shop.store.put("runs/first/quality/target=main/own-1.json", b"[]")
+    shop.store.put(f"{made_by(shop, 'first')}/quality/target=main/own-1.json", b"[]")
     assert "This host cannot read their results" in client("VIEWER").get("/lockstep/ledger/shop/first").text
