@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import pytest
 
+from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.meta import CopyState, Lease, Meta
 from cdc_core.model.schema import Column, TableSchema
@@ -35,6 +36,9 @@ def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Lin
 
     monkeypatch.setattr(keys, "key_columns", key_columns)
     made = make_line()
+    made.pipeline = Pipeline.model_validate(
+        {**made.pipeline.model_dump(exclude_unset=True), "snapshot": {"mode": "initial"}}
+    )
     monkeypatch.setenv("SOURCE", made.origin.sql.url)
     made.drain()
     return made
@@ -73,7 +77,7 @@ def states(line: Line) -> dict[str, CopyState]:
 
 def due(line: Line) -> list[str]:
     with Meta.open(line.pipeline.meta.url) as meta:
-        return [one.name.partition(".")[2] for one in steps.due(meta, "shop", "shop")]
+        return [one.name.partition(".")[2] for one in steps.due(meta, line.pipeline, "shop")]
 
 
 def test_a_copy_is_due_until_it_is_staged_and_a_table_that_cannot_be_copied_starts_none_by_itself(line: Line) -> None:
