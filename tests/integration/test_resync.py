@@ -191,6 +191,37 @@ def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_lin
     is_equal(line, "t")
 
 
+@pytest.mark.parametrize("change", ["logged", "unlogged", "into an empty table"])
+def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_not_lost(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*PARTED, "INSERT INTO plain VALUES (500, 5, 'z')", "DELETE FROM plain WHERE id < 100")
+    line.drain()
+    line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")
+    if change == "into an empty table":
+        line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p1")
+    line.drain()
+    begin = Meta.begin_copy
+
+    def then(*arguments: Any) -> None:
+        begin(*arguments)
+        if change == "unlogged":
+            line.origin.execute("ALTER TABLE t EXCHANGE PARTITION p1 WITH TABLE plain")
+        else:
+            line.origin.execute("INSERT INTO t VALUES (600, 6, 'new'), (601, 6, 'new')")
+        line.drain()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Meta, "begin_copy", then)
+        read(line, ["t"])
+    line.drain()
+    stage(line)
+    assert line.coverage["t"] is (How.UNLOGGED if change == "unlogged" else How.COPIED)
+    heal(line)
+    is_equal(line, "t", "plain")
+
+
 HALF, WHOLE, SECOND = "before it is durable", "durable", "after that of another table"
 KILLED = [(HALF, True), (WHOLE, False), (SECOND, False)]
 
