@@ -2,10 +2,10 @@
 gone.
 
 Its batch has a change `t` for each logical table of the source table, alone in its file, just before the place where
-the copy began (`began_at`). Rows above the copy's last key came after that place: the log has them.
-Every reader knows what that means: the rows that the source table had before are gone. Those that
-are still there come again with the chunks; what the log brought since is newer than the `t`. It is not a TRUNCATE of
-the source, and policies for that do not apply to it: its batch, one of copied rows, tells it apart.
+the copy began (`began_at`). Rows above the copy's last key came after that place: the log has them. Every
+reader knows what that means: the rows that the source table had before are gone. Those that are still there come again
+with the chunks; what the log brought since is newer than the `t`. It is not a TRUNCATE of the source, and policies for
+that do not apply to it: its batch, one of copied rows, tells it apart.
 """
 
 from __future__ import annotations

@@ -17,6 +17,7 @@ FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 @FLAVORS
 @settings(max_examples=6)
 @example([], [0, 5, 3], [(34, 136)])  # rows change unlogged between two chunks
+@example([], [0, 5, 3, 0, 5, 3], [(78, 102), (0, 13)])  # a row above the last key before the first chunk
 @given(before=BEFORE, steps=STEPS, events=EVENTS)
 def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
     flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
