@@ -1,5 +1,6 @@
 """Answers each line of stdin, a JSON of arguments, directory, environ, out and err, with the exit code of `lockstep`.
 
+With `"started": true` the answer comes at once and is the process id; the line `{"ended": PID}` asks for its exit code.
 Each command runs in a process of its own, forked from this one, which has loaded the program: loading takes longer
 than most commands do. Nothing of a command is left for the next.
 """
@@ -51,8 +52,11 @@ def become(order: dict[str, Any]) -> None:
 if __name__ == "__main__":
     load()
     while line := sys.stdin.readline():
-        child = os.fork()
+        order = json.loads(line)
+        child = order.get("ended") or os.fork()
         if child == 0:
-            become(json.loads(line))
-        status = os.waitpid(child, 0)[1]
-        print(os.waitstatus_to_exitcode(status), flush=True)
+            become(order)
+        if order.get("started"):
+            print(child, flush=True)
+        else:
+            print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -58,16 +59,46 @@ class ForkedCommands:
     def run(self, *arguments: object, directory: Path, environ: Mapping[str, str]) -> Done:
         """`lockstep ARGUMENTS` to its end. It leaves `.stdout` and `.stderr` in `directory`."""
         out, err = directory / ".stdout", directory / ".stderr"
-        order = {
-            "arguments": [str(one) for one in arguments],
-            "directory": str(directory),
-            "environ": dict(environ),
-            "out": str(out),
-            "err": str(err),
-        }
+        code = self._ask({**_order(arguments, directory, environ), "out": str(out), "err": str(err)})
+        return Done(code, out.read_text(), err.read_text())
+
+    def start(self, *arguments: object, directory: Path, environ: Mapping[str, str], log: Path) -> Started:
+        """`lockstep ARGUMENTS`, which goes on beside others. log: the file for what it prints."""
+        order = _order(arguments, directory, environ)
+        return Started(self, self._ask({**order, "out": str(log), "err": str(log), "started": True}), log)
+
+    def _ask(self, order: Mapping[str, Any]) -> int:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         print(json.dumps(order), file=self._process.stdin, flush=True)
         answer = self._process.stdout.readline()
         assert answer, "the process that forks the commands has ended"
-        return Done(int(answer), out.read_text(), err.read_text())
+        return int(answer)
+
+
+@dataclass(frozen=True)
+class Started:
+    """A command that was started. Until `kill` has returned, its process id belongs to nothing else."""
+
+    _commands: ForkedCommands
+    pid: int
+    log: Path
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended by itself."""
+        state = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state == "Z"
+
+    def kill(self) -> int:
+        """kill -9. Its exit code: -9, or another one if it had ended before."""
+        os.kill(self.pid, signal.SIGKILL)
+        return self._commands._ask({"ended": self.pid})
+
+
+def _order(arguments: Sequence[object], directory: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    return {
+        "arguments": [str(one) for one in arguments],
+        "directory": str(directory),
+        "environ": dict(environ),
+    }

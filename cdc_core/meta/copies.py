@@ -26,6 +26,7 @@ from cdc_core.meta.failures import COPY_TABLE, copied_table
 from cdc_core.meta.rows import CopyState, CopyStatus, Failure, Lease
 from cdc_core.model.batch import CopiedChunk, Manifest, Part
 from cdc_core.model.coverage import How, TableCoverage, lacks
+from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 
 _ack, _copy, _chunk, _planned = tables.ack_position, tables.table_copy, tables.copied_chunk, tables.copy_batch
@@ -50,6 +51,8 @@ class TableCopy:
     rows, size_bytes: read so far; bytes as values in memory.
     rows_estimated:   of the whole table; counted if `counted`, else an estimate.
     waiting:          why no chunk is read at the moment; not kept.
+    low:      every transaction before it was visible when the limit was read: rows above the limit, which no chunk has,
+              came from there on. None for a table without a key, which has no limit.
     """
 
     source: str
@@ -62,6 +65,7 @@ class TableCopy:
     size_bytes: int = 0
     counted: bool = False
     waiting: str = ""
+    low: Position | None = None
 
     @property
     def table(self) -> str:
@@ -163,6 +167,7 @@ def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
             definition=json.dumps(copy.schema.to_json(), ensure_ascii=False),
             key_limit=_json(copy.limit),
             planned=None,
+            low=None if copy.low is None else json.dumps(copy.low.to_json()),
             complete=False,
             rows_read=0,
             bytes_read=0,
@@ -389,4 +394,5 @@ def _copy_of(row: Row[tuple[object, ...]]) -> TableCopy:
         row.rows_estimated,
         row.bytes_read,
         bool(row.counted),
+        low=None if row.low is None else Position.from_json(json.loads(row.low)),
     )

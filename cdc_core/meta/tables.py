@@ -168,6 +168,7 @@ table_copy = Table(
     _needed("definition", long_text()),
     Column("key_limit", long_text()),
     Column("planned", long_text()),
+    Column("low", long_text()),
     _needed("complete", Boolean()),
     _needed("rows_read", BigInteger()),
     _needed("bytes_read", BigInteger()),

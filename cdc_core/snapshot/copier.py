@@ -28,7 +28,7 @@ from cdc_core.extract import hosts
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.batch import CopiedChunk
-from cdc_core.model.position import Checkpoint
+from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ROW_BITS
 from cdc_core.results import TableReader, prepare_session
@@ -37,7 +37,7 @@ from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import count_rows, from_table, greatest
-from cdc_core.snapshot.table_chunks import TableChunks
+from cdc_core.snapshot.table_chunks import Extent, TableChunks
 from cdc_core.snapshot.throttle import Throttle
 from cdc_core.snapshot.watermarks import View, await_logged, high_of, read_view
 from cdc_core.source import server_id
@@ -308,15 +308,16 @@ class _Reader:
                 self._progressed(replace(table.copy, waiting=why))
             self._work.stopped.wait(WAIT_S)
 
-    def _begin(self, schema: TableSchema) -> tuple[keys.Key, int | None]:
+    def _begin(self, schema: TableSchema) -> Extent:
         """The greatest key that is visible once everything before the end of what is staged is; and a count of rows."""
         limit: keys.Key = ()
+        low: Position | None = None
         if schema.key:
-            with self._view(schema, self._staged_here()), _unchanged(schema):
-                limit = greatest(self._sessions.reader, schema)
+            with self._view(schema, self._staged_here()) as view, _unchanged(schema):
+                limit, low = greatest(self._sessions.reader, schema), view.low
         empty = bool(schema.key) and not limit
         rows = 0 if empty else count_rows(self._sessions.control, schema, mariadb=self._server.mariadb)
-        return limit, rows
+        return Extent(limit, low, rows)
 
     def _staged_here(self) -> Checkpoint:
         """The end of what is staged, in the log of the server that is read."""

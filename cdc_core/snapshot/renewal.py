@@ -1,10 +1,11 @@
 """A copy that takes the place of everything older: for tables that may have rows of which no log tells that they are
 gone.
 
-Its batch has a change `t` for each logical table of the source table, alone in its file, just before the first chunk in
-the order of changes. Every reader knows what that means: the rows that the source table had before are gone. Those that
-are still there come again with the chunks; what the log brought since is newer than the `t`. It is not a TRUNCATE of
-the source, and policies for that do not apply to it: its batch, one of copied rows, tells it apart.
+Its batch has a change `t` for each logical table of the source table, alone in its file, just before the place where
+the copy began (`began_at`). Rows above the copy's last key came after that place: the log has them. Every
+reader knows what that means: the rows that the source table had before are gone. Those that are still there come again
+with the chunks; what the log brought since is newer than the `t`. It is not a TRUNCATE of the source, and policies for
+that do not apply to it: its batch, one of copied rows, tells it apart.
 """
 
 from __future__ import annotations
@@ -15,10 +16,17 @@ from dataclasses import replace
 from pathlib import Path
 
 from cdc_core.meta import ReadChunk, TableCopy
+from cdc_core.model.position import Position
 from cdc_core.model.staged import ROW_BITS
 from cdc_core.sink import Capture
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.stage.objects import ObjectStore
+
+
+def began_at(copy: TableCopy, chunks: Sequence[ReadChunk]) -> Position:
+    """The copy has every row that the log before this place has left; from there on, chunks and log together do."""
+    lows = [one.chunk.low for one in chunks]
+    return min(lows if copy.low is None else [*lows, copy.low])
 
 
 def begun_again(
@@ -35,13 +43,13 @@ def begun_again(
 
     ts_us: not before the time of any chunk: a state as of an earlier time must not lose rows that come later.
     """
-    first = min(chunks, key=lambda one: (one.chunk.low.seq, one.chunk.number))
+    first = min(chunks, key=lambda one: one.chunk.number)
     if not capture.captures(copy.schema.database, copy.schema.table):
         capture = replace(capture, lower_case=True)  # as the server has it that the chunks were read from
     with tempfile.TemporaryDirectory(prefix="lockstep-snapshot-") as scratch:
         file = ChunkFile(
             store, capture, copy.schema, source=copy.source, number=first.chunk.number, epoch=epoch,
-            low=first.chunk.low, ts_us=ts_us, level=level, scratch=Path(scratch),
+            low=began_at(copy, chunks), ts_us=ts_us, level=level, scratch=Path(scratch),
         )  # fmt: skip
         try:
             file.add_truncate((first.chunk.number << ROW_BITS) - 1)

@@ -6,14 +6,14 @@ what was decided before deciding anything else, so that no claim is ever in two 
 extractor's lease: the place of the batch is one that the chain has passed, and everything the log brought up to there
 is known.
 
-What the log has brought by then decides about a copy:
+What the log has brought by then decides about a copy, which began where its last key was read (renewal.began_at):
 
     the coverage of the table                        the copy
     rows existed before the capture, or unknown      counts: the table is whole from the batch's place on
     whole: truncated or created since                is dropped: nothing is missing any more
-    whole before the copy's first low                counts, and takes the place of the older rows (renewal)
+    whole before the copy began                      counts, and takes the place of the older rows (renewal)
     changes were missed (unlogged, captured again)
-        before the copy's first low                  counts, and takes the place of the older rows (renewal)
+        before the copy began                        counts, and takes the place of the older rows (renewal)
         since                                        is dropped: a chunk may have been read before them
     left out or isolated by now                      is dropped: changes are being missed
     the chain has gone to another server's log       is dropped too: nobody can say when it passed a chunk's high
@@ -37,7 +37,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
 from cdc_core.snapshot import exact
-from cdc_core.snapshot.renewal import begun_again
+from cdc_core.snapshot.renewal import began_at, begun_again
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.isolated import notes
 from cdc_core.stage.objects import ObjectStore
@@ -79,7 +79,7 @@ def stage_due(
     waiting: Position | None = None
     for copy in meta.copies(source):
         mine = [one for one in chunks if one.chunk.table == copy.table]
-        why = _outdated(mine, coverage.get(copy.table), place.position, captured=_captured(capture, copy.schema))
+        why = _outdated(copy, mine, coverage.get(copy.table), place.position, captured=_captured(capture, copy.schema))
         if why:
             log.warning("%s: the copy of %s is dropped: %s", source, copy.table, why)
             meta.drop_copy(lease, source, copy.table)
@@ -137,20 +137,22 @@ def _captured(capture: Capture, schema: TableSchema) -> bool:
     return any(replace(capture, lower_case=one).captures(schema.database, schema.table) for one in (False, True))
 
 
-def _outdated(chunks: Sequence[ReadChunk], coverage: TableCoverage | None, place: Position, *, captured: bool) -> str:
+def _outdated(
+    copy: TableCopy, chunks: Sequence[ReadChunk], coverage: TableCoverage | None, place: Position, *, captured: bool
+) -> str:
     """Why a copy does not count; "" if it does. captured: by the pipeline's rules."""
     if not chunks:
         return ""
     if not captured:
         return "the pipeline leaves the table out"
-    if any(one.chunk.high.timeline != place.timeline for one in chunks):
+    begin = began_at(copy, chunks)
+    if any(one.timeline != place.timeline for one in (begin, *(one.chunk.high for one in chunks))):
         return "the source has gone to another server's log meanwhile"
-    first = min(one.chunk.low for one in chunks)
     if coverage is None or coverage.how in (How.EXISTING, How.COPIED):
         return ""
     if not coverage.how.captured:
         return f"changes are missed since {coverage.place} ({coverage.how.value})"
-    if coverage.seq < first.seq:
+    if coverage.seq < begin.seq:
         return ""
     if not coverage.whole:
         return f"changes were missed at {coverage.place} ({coverage.how.value}), after the copy had begun"
@@ -186,7 +188,7 @@ def _composed(
     size_bytes = 0
     for copy, mine in due:
         known = coverage.get(copy.table)
-        whole = copied[copy.table] = _copied(copy.table, place, mine, known, capture.route)
+        whole = copied[copy.table] = _copied(copy, place, mine, known, capture.route)
         if copy.schema.key and _renews(known):  # those of a table without a key always take the place of older rows
             level = pipeline.stage.compression_level
             mine = begun_again(
@@ -246,14 +248,13 @@ def _with(empty: Manifest, some: Sequence[ReadChunk], copied: dict[str, TableCov
 
 
 def _copied(
-    table: str, place: Checkpoint, chunks: Sequence[ReadChunk], known: TableCoverage | None, routes: Route
+    copy: TableCopy, place: Checkpoint, chunks: Sequence[ReadChunk], known: TableCoverage | None, routes: Route
 ) -> TableCoverage:
     """Whole from the place on, and from a time on that all copied rows have: what was before is not known.
 
     The watermark may have been withdrawn since a chunk was read, because a clock had been ahead.
     """
-    database, _, name = table.partition(".")
-    feeds = routes(database, name) or (known.feeds if known is not None else ())
+    feeds = routes(copy.schema.database, copy.schema.table) or (known.feeds if known is not None else ())
     ts_us = max(place.watermark_us, *(one.chunk.ts_us for one in chunks))
-    base_seq = min(one.chunk.low.seq for one in chunks)
+    base_seq = began_at(copy, chunks).seq
     return TableCoverage(How.COPIED, place.position.seq - 1, ts_us, str(place.position), feeds=feeds, base_seq=base_seq)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import pymysql
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
+from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.snapshot import keys
@@ -27,7 +28,18 @@ log = logging.getLogger(__name__)
 _RESTARTS = 3
 """How often the copy of a table begins again in one call, because its definition changed meanwhile."""
 
-Begin = Callable[[TableSchema], tuple[keys.Key, int | None]]
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """What is to be copied. limit: the greatest key, () for a table without rows. low: of the read view that shows it,
+    as in TableCopy. rows: how many, None where counting takes too long."""
+
+    limit: keys.Key
+    low: Position | None
+    rows: int | None
+
+
+Begin = Callable[[TableSchema], Extent]
 
 
 class TableChunks:
@@ -78,7 +90,7 @@ class TableChunks:
     def next(self, control: pymysql.Connection, begin: Begin) -> tuple[TableCopy, PlannedChunk] | None:
         """A chunk to read, and the copy that it is of; None if none is left.
 
-        begin: the greatest key, and the number of rows, as a read view of the table shows them.
+        begin: what a read view of the table shows.
 
         Raises Refused (snapshot.no_key, snapshot.key_type), RetryLater (snapshot.redefined), and what servers and meta
         raise.
@@ -172,10 +184,12 @@ class TableChunks:
             if known.rows:
                 self._row_bytes = known.size_bytes / known.rows
             return known
-        limit, rows = begin(schema)
+        extent = begin(schema)
+        rows = extent.rows
         copy = TableCopy(
-            self._source, schema, limit, rows_estimated=size.rows if rows is None else rows, counted=rows is not None
-        )
+            self._source, schema, extent.limit, rows_estimated=size.rows if rows is None else rows,
+            counted=rows is not None, low=extent.low,
+        )  # fmt: skip
         self._meta.begin_copy(self._lease, copy)
         return copy
 

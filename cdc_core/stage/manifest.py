@@ -283,8 +283,8 @@ def sweep(
     the chain's end. Letter case does not count: where the file system ignores it, the folder of a table may be listed
     under the name of another. Uploads of this source by the same rule, regardless of the chain if their epoch has
     ended: nothing names an upload before it is finished, and finishing a removed one fails. Copied rows: files of ended
-    epochs that no manifest names and that none waits for. Temporary files, which the stage's writers hold for moments,
-    and uploads of other files, by their age alone.
+    epochs that no manifest names and that none waits for, and uploads of ended epochs. Temporary files, which the
+    stage's writers hold for moments, and uploads of other files, by their age alone.
 
     Raises what `chain` does; then nothing is removed.
     """
@@ -306,7 +306,7 @@ def sweep(
         listed.update(part.path.casefold() for part in manifest.parts)
         end = manifest.end.position.seq
     parts = tuple(info for info, seq in candidates if info.path.casefold() not in listed and seq < end)
-    leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch))
+    leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch, copies.live_epoch))
     if not dry_run:
         for part in parts:
             store.delete(part.path)
@@ -317,9 +317,12 @@ def sweep(
     return Swept(parts, leftovers)
 
 
-def _is_left(leftover: Leftover, source: str, live_epoch: int) -> bool:
+def _is_left(leftover: Leftover, source: str, live_epoch: int, live_copier_epoch: int) -> bool:
     name = parse_part(leftover.path)
-    return name is None or (name.source == source and name.epoch < live_epoch)
+    if name is not None:
+        return name.source == source and name.epoch < live_epoch
+    copied = parse_copied(leftover.path)  # a table without a key is one file, which may take longer to read than a day
+    return copied is None or (copied.source == source and copied.epoch < live_copier_epoch)
 
 
 def _extent(store: ObjectStore, source: str) -> tuple[list[ObjectInfo], Position | None, list[ChainProblem]]:

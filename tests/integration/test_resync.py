@@ -7,6 +7,7 @@ import random
 import threading
 from collections.abc import Callable
 from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -15,13 +16,16 @@ from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.snapshot import table_chunks
+from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.pending import chosen, pending
 from cdc_core.snapshot.readmission import readmit
+from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.isolated import isolated
+from cdc_core.stage.layout import SNAPSHOT
 from cdc_core.stage.reader import by_key_batches, changes
 from tests.integration.line import Line
-from tests.integration.test_snapshot import at_source, in_stage, pending_tables, read, stage
+from tests.integration.test_snapshot import Killed, at_source, in_stage, pending_tables, read, stage, swept
 
 RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
 SETUP = (
@@ -185,6 +189,103 @@ def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_lin
     line.origin.execute("DELETE FROM t WHERE id = 150")
     line.drain()
     is_equal(line, "t")
+
+
+@pytest.mark.parametrize("change", ["logged", "unlogged", "into an empty table"])
+def test_rows_that_appear_above_the_last_key_before_the_first_chunk_is_read_are_not_lost(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, change: str
+) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*PARTED, "INSERT INTO plain VALUES (500, 5, 'z')", "DELETE FROM plain WHERE id < 100")
+    line.drain()
+    line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0")
+    if change == "into an empty table":
+        line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p1")
+    line.drain()
+    begin = Meta.begin_copy
+
+    def then(*arguments: Any) -> None:
+        begin(*arguments)
+        if change == "unlogged":
+            line.origin.execute("ALTER TABLE t EXCHANGE PARTITION p1 WITH TABLE plain")
+        else:
+            line.origin.execute("INSERT INTO t VALUES (600, 6, 'new'), (601, 6, 'new')")
+        line.drain()
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Meta, "begin_copy", then)
+        read(line, ["t"])
+    line.drain()
+    stage(line)
+    assert line.coverage["t"] is (How.UNLOGGED if change == "unlogged" else How.COPIED)
+    heal(line)
+    is_equal(line, "t", "plain")
+
+
+HALF, WHOLE, SECOND = "before it is durable", "durable", "after that of another table"
+KILLED = [(HALF, True), (WHOLE, False), (SECOND, False)]
+
+
+@pytest.mark.parametrize(
+    ("moment", "changed_again"),
+    [
+        pytest.param(moment, again, marks=() if (moment, again) in KILLED else pytest.mark.matrix)
+        for moment in (HALF, WHOLE, SECOND)
+        for again in (False, True)
+    ],
+)
+def test_the_mark_of_a_resync_that_was_killed_counts_for_no_reader_and_is_swept(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, moment: str, changed_again: bool
+) -> None:
+    line = make_line(more=RESYNC)
+    line.origin.execute(*PARTED, "CREATE TABLE u LIKE t", "INSERT INTO u SELECT * FROM t")
+    line.drain()
+    before = {table: line.ids(table) for table in ("t", "u")}
+    line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p0", "ALTER TABLE u TRUNCATE PARTITION p1")
+    line.drain()
+    read(line)
+    limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a batch for each table; all marks come first
+    line.pipeline = line.pipeline.model_copy(update={"limits": limits})
+    owner, step = (ChunkFile, "finish") if moment == HALF else (Meta, "decide_copied")
+    done, calls_left = getattr(owner, step), [1 if moment == SECOND else 0]
+
+    def struck(*arguments: Any, **named: Any) -> Any:
+        if not calls_left[0]:
+            raise Killed
+        calls_left[0] -= 1
+        return done(*arguments, **named)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, step, struck)
+        patch.setattr(ChunkFile, "discard", lambda _: None)  # a killed process removes nothing
+        with pytest.raises(Killed):
+            stage(line)
+
+    waiting = [table for table, how in line.coverage.items() if how is How.UNLOGGED]
+    assert len(waiting) == (1 if moment == SECOND else 2)
+    assert unlisted(line)
+    for table in waiting:
+        assert line.ids(table, partial=True) == before[table]
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    if changed_again:
+        line.origin.execute("ALTER TABLE t TRUNCATE PARTITION p1", "ALTER TABLE u TRUNCATE PARTITION p0")
+        line.drain()
+    swept(line)
+    heal(line)
+    heal(line)  # a copy that was read before the other change does not count
+
+    assert pending_tables(line) == []
+    is_equal(line, "t", "u")
+    for one in line.chain:
+        assert sum(part.ops.get("t", 0) for part in one.parts) == len({chunk.table for chunk in one.chunks})
+    assert manifests.verify(line.store, "shop", deep=True) == []
+    swept(line)
+    assert unlisted(line) == set()
+
+
+def unlisted(line: Line) -> set[str]:
+    """Files of copied rows that no batch names, whether they wait for one or are left."""
+    return {info.path for info in line.store.list(SNAPSHOT)} - {part.path for one in line.chain for part in one.parts}
 
 
 ODD = "ALTER TABLE t RENAME COLUMN w TO _cdc_seq"

@@ -16,8 +16,8 @@ import pytest
 
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError
 from cdc_core.stage import s3
-from cdc_core.stage.layout import PartName, part_path
-from cdc_core.stage.manifest import sweep
+from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
+from cdc_core.stage.manifest import Copies, sweep
 from cdc_core.stage.objects import ObjectStore, check_writable
 from cdc_core.stage.stores import open_store
 
@@ -305,6 +305,20 @@ def test_unfinished_multipart_uploads_are_discarded_when_old(bucket, s3_server):
         store.discard(one)
         store.discard(one)
     assert [one["UploadId"] for one in client.list_multipart_uploads(Bucket=bucket)["Uploads"]] == [outside]
+
+
+def test_unfinished_uploads_of_copied_rows_are_discarded_when_their_copier_has_ended(bucket, s3_server):
+    store = open_store(f"s3://{bucket}", s3_endpoint=s3_server.endpoint)
+    client = s3_server.client()
+    ended, live, other = (
+        copied_path("t", CopiedName(*name, 0)) for name in (("shop", 1, 2), ("shop", 2, 3), ("b", 1, 1))
+    )
+    for path in (ended, live, other):
+        client.create_multipart_upload(Bucket=bucket, Key=path)
+    copies = Copies(live_epoch=3)
+    found = sweep(store, "shop", live_epoch=9, copies=copies, older_than_s=-3600).leftovers
+    assert [one.path for one in found] == [ended]
+    assert {one.path for one in store.leftovers()} == {live, other}
 
 
 def refusal(store: ObjectStore) -> LockstepError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.copy_model import live
@@ -16,6 +16,8 @@ FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 
 @FLAVORS
 @settings(max_examples=6)
+@example([], [0, 5, 3], [(34, 136)])  # rows change unlogged between two chunks
+@example([], [0, 5, 3, 0, 5, 3], [(78, 102), (0, 13)])  # a row above the last key before the first chunk
 @given(before=BEFORE, steps=STEPS, events=EVENTS)
 def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
     flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]
