@@ -732,10 +732,14 @@ class Pipeline(_Model):
         return len(self.sources) == 1 and all(route.only == name for route in routes)
 
     @property
+    def copies_again(self) -> bool:
+        """Whether runs copy tables whose changes were missed, without being asked."""
+        return "resync" in (self.tables.on_unlogged_change, self.tables.on_unreadable)
+
+    @property
     def copies_by_itself(self) -> bool:
         """Whether runs copy tables that lack rows without being asked: from before their capture, or missed since."""
-        resync = "resync" in (self.tables.on_unlogged_change, self.tables.on_unreadable)
-        return resync or self.snapshot.mode == "initial"
+        return self.copies_again or self.snapshot.mode == "initial"
 
     def counts_newest(self, target: str, logical: str, name: str) -> bool:
         """Whether rows of the source table `name` and of others count as one in the target, the newest of them."""

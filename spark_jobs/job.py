@@ -11,6 +11,7 @@ import logging
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -19,10 +20,12 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core.apply.plan import keys_apart
+from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_line
 from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
 from cdc_core.model.schema import TableSchema
+from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, open_destination
@@ -33,6 +36,7 @@ from spark_jobs.session import open_session
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
 Result = TypeVar("Result")
+_OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,28 @@ class Job:
         for schema in self.schemas(table):
             paths = [self.store.spark_uri(file.path) for file in table.files if file.schema_id == schema.id]
             yield schema, self.spark.read.schema(staged_struct(schema)).parquet(*paths)
+
+    @contextmanager
+    def reading_staged(self) -> Iterator[None]:
+        """Around work that reads the set's staged files.
+
+        Raises Refused (plan.purged), DataAtRisk (stage.missing, stage.damaged) in place of the error in which the work
+        ends because files were removed or cut off meanwhile. A purge may remove those of a replay, whose batches every
+        target has committed.
+        """
+        try:
+            yield
+        except Exception as error:
+            ours = error if isinstance(error, LockstepError) else found(error)
+            if ours is not None and ours.code not in _OF_LOST_FILES:
+                raise
+            files = [file for table in self.merge_set.tables for file in table.files]
+            require_unpurged(self.store, [file.batch_id for file in files])
+            if ours is None:
+                for file in files:
+                    if (damaged := damage(self.store, file, deep=False)) is not None:
+                        raise damaged from error
+            raise
 
     def destination(self, table: MergeTable) -> Destination:
         return open_destination(

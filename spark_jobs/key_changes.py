@@ -36,6 +36,9 @@ COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", LOST)
 """Counts of what a merge makes one row from: its sides, second sides and truncates among them, those without their
 key."""
 
+_NO_LABEL = "\0" * 256
+"""Labels of an ENUM have at most 255 characters, and may be a NUL."""
+
 
 def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
     """A key column as it is compared: by its text, if the type has values that it cannot hold."""
@@ -44,8 +47,8 @@ def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
     if isinstance(kind, T.DateType | T.TimestampType | T.TimestampNTZType):
         return F.coalesce(literal, value.cast("string"))
     if isinstance(kind, T.StringType):
-        # An ENUM's error value, which has the text of its label ''. No label is a NUL.
-        return F.when((value == "") & literal.isNotNull(), F.lit("\0")).otherwise(value)
+        # An ENUM's error value, which has the text of its label ''.
+        return F.when((value == "") & literal.isNotNull(), F.lit(_NO_LABEL)).otherwise(value)
     return value
 
 

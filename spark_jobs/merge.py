@@ -448,20 +448,17 @@ def moving_keys(job: Job, table: MergeTable) -> list[str]:
 def merge(job: Job) -> None:
     """Merges a set; writes counts.json last, and only then does the set count as merged.
 
-    Raises DataAtRisk (stage.missing, stage.damaged) for a file that is not as it was staged, before any row is used.
+    Raises DataAtRisk (stage.missing, stage.damaged) for a file that is not as it was staged, before any row is used;
+    Refused (plan.purged) for files that were purged, also while they were read.
     """
     files = [file for table in job.merge_set.tables for file in table.files]
-    batches = [file.batch_id for file in files]
-    require_unpurged(job.store, batches)
-    try:
-        require_intact(job.store, files)
-    except DataAtRisk:
-        require_unpurged(job.store, batches)  # a purge may have removed them meanwhile
-        raise
-    job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
+    require_unpurged(job.store, [file.batch_id for file in files])
     tables = [table for table in job.merge_set.tables if table.files]
-    size_shuffles(job.spark, max((table.rows for table in tables), default=0))
-    counts = each_table(lambda table: merge_table(job, table), tables)
+    with job.reading_staged():
+        require_intact(job.store, files)
+        job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
+        size_shuffles(job.spark, max((table.rows for table in tables), default=0))
+        counts = each_table(lambda table: merge_table(job, table), tables)
     for one in counts:
         log.info("run %s set %s: %s", job.plan.run_id, job.merge_set.name, one)
     job.store.put(counts_path(job.plan.merged_folder(job.merge_set.name)), counts_to_bytes(counts))

@@ -123,7 +123,12 @@ def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:
 
 def check(job: Job) -> None:
     """Runs the three suites and the pipeline's own. Raises DataAtRisk (quality.failed) after all have run and their
-    results are kept, UsageError (quality.suite)."""
+    results are kept, UsageError (quality.suite), Refused (plan.purged) for staged files that were purged meanwhile."""
+    with job.reading_staged():
+        _check(job)
+
+
+def _check(job: Job) -> None:
     folder = job.plan.quality_folder(job.target.name)
     job.clear(folder)
     tables = [table for table in job.tables() if table.files]

@@ -17,6 +17,9 @@ EXACT: Mapping[str, str] = {
     "spark.sql.execution.arrow.maxRecordsPerBatch": "50000",
     # A plan that turns out to be empty would replace the observed one, and the counts would be lost.
     "spark.sql.adaptive.optimizer.excludedRules": "org.apache.spark.sql.execution.adaptive.AQEPropagateEmptyRelation",
+    # A file that a purge or an accident removes while it is read must end the job, whatever the cluster is used to.
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
     # Only counts.json makes a folder count: no marker files.
     "spark.hadoop.mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",

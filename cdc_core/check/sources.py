@@ -12,6 +12,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline, Source
+from cdc_core.connections import quote
 from cdc_core.errors import Refused
 from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
@@ -24,7 +25,15 @@ from cdc_core.source.facts import lower_case_names
 from cdc_core.source.failover import fail_over, is_other_server
 from cdc_core.source.near import question, table_names
 from cdc_core.source.start import find_start
-from cdc_core.source.survey import FoundTable, engine_advice, find_tables, proven_empty, rows_before
+from cdc_core.source.survey import (
+    FoundTable,
+    engine_advice,
+    find_tables,
+    locked_for_copies,
+    may_lock,
+    proven_empty,
+    rows_before,
+)
 from cdc_core.words import counted
 
 MOST_TABLES = 10
@@ -137,7 +146,12 @@ def check_tables(
                 "add a primary key, or name the key columns at the target (targets.*.tables.*.key), or let the target "
                 "count equal rows (no_key: rows)",
             )
-    _warn_of_rows(source, connection, tables, covered, findings, subject)
+    lacking = _warn_of_rows(source, connection, tables, covered, findings, subject)
+    if pipeline.copies_again or pipeline.snapshot.mode == "initial":
+        copied = tables if pipeline.copies_again else lacking
+        findings.attempt(
+            f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
+        )
     known = [one.schema for one in tables if one.schema is not None]
     shaped = [findings.attempt(f"{subject}: {schema.name}", partial(capture.shape, schema)) for schema in known]
     return [schema for schema in shaped if schema is not None]
@@ -150,15 +164,17 @@ def _warn_of_rows(
     covered: Mapping[str, TableCoverage] | None,
     findings: Findings,
     subject: str,
-) -> None:
-    """Rows from before the pipeline captures their table: they are not in any log."""
-    lines = []
+) -> list[FoundTable]:
+    """Rows from before the pipeline captures their table: they are not in any log. The tables that have some."""
+    lines, lacking = [], []
     for one in tables:
         known = None if covered is None else covered.get(one.name)
         if known is not None and not known.whole:
             lines.append(lacks(one.name, source.name, known))
+            lacking.append(one)
         elif covered is None and one.schema is not None and not proven_empty(connection, one.database, one.table):
             lines.append(rows_before(one))
+            lacking.append(one)
     if lines:
         more = f"; and {len(lines) - MOST_TABLES:,} more tables" if len(lines) > MOST_TABLES else ""
         findings.warn(
@@ -167,6 +183,29 @@ def _warn_of_rows(
             "`lockstep snapshot` copies these tables, and so does `lockstep run` with snapshot.mode: initial and with "
             "tables.on_unlogged_change and on_unreadable: resync; until then the staged files do not give their states "
             "(docs/tutorial.md, step 4)",
+        )
+    return lacking
+
+
+def _warn_of_locks(
+    source: Source, connection: pymysql.Connection[Any], copied: Sequence[FoundTable], findings: Findings
+) -> None:
+    """Tables that runs would copy under a lock for which the account lacks the privilege."""
+    facts = server.facts(connection)
+    locked = [
+        one
+        for one in copied
+        if one.schema is not None and locked_for_copies(facts, one.engine, keyed=bool(one.schema.key))
+    ]
+    denied = [name for name in sorted({one.database for one in locked}) if not may_lock(connection, name)]
+    names = [one.name for one in locked if one.database in denied]
+    if names:
+        more = f" and {len(names) - MOST_TABLES:,} more tables" if len(names) > MOST_TABLES else ""
+        grants = "; ".join(f"GRANT LOCK TABLES ON {quote(name)}.* TO the account" for name in denied[:MOST_TABLES])
+        findings.warn(
+            f"source {source.name}: locks for copies",
+            f"a copy of {', '.join(names[:MOST_TABLES])}{more} locks the table for a moment, and the account may not",
+            f"on the source: {grants}",
         )
 
 

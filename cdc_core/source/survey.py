@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pymysql
+from pymysql.constants import ER
 
 from cdc_core.connections import answers, quote
 from cdc_core.errors import Refused
@@ -23,7 +24,7 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.source.definitions import Name, read_definitions
-from cdc_core.source.facts import Grants, as_text, now_us, query
+from cdc_core.source.facts import Grants, ServerFacts, as_text, now_us, query
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +82,36 @@ _ROWS_ELSEWHERE = frozenset({
     "FEDERATED", "SPIDER", "CONNECT", "S3", "COLUMNSTORE", "OQGRAPH", "SPHINX", "MROONGA", "NDBCLUSTER",
 })  # fmt: skip
 """Engines whose rows are kept, and may be changed, outside of the server whose log we read."""
+
+
+_NO_TABLE = "lockstep asks for the privilege"
+
+
+def locked_for_copies(facts: ServerFacts, engine: str, *, keyed: bool) -> bool:
+    """Whether a copy of a table locks it for a moment, to know the position of what it reads
+    (snapshot/watermarks.py)."""
+    transactional = engine.upper() == "INNODB"
+    if not keyed and not transactional:
+        return False  # it is not copied at all
+    if facts.mariadb:
+        return not transactional
+    return facts.gtid_mode != "ON" or not keyed
+
+
+@answers("source")
+def may_lock(connection: pymysql.Connection[Any], database: str) -> bool:
+    """Whether the account may LOCK TABLES of a database. Nothing is locked: servers look for the privilege before they
+    look for the table."""
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES {quote(database, _NO_TABLE)} READ")
+            cursor.execute("UNLOCK TABLES")
+    except pymysql.err.MySQLError as error:
+        if error.args[0] == ER.DBACCESS_DENIED_ERROR:
+            return False
+        if error.args[0] not in (ER.NO_SUCH_TABLE, ER.TABLEACCESS_DENIED_ERROR):
+            raise
+    return True
 
 
 def engine_advice(engine: str) -> str:

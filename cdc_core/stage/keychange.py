@@ -29,14 +29,17 @@ def key_changes(rows: pa.RecordBatch, key: Sequence[str]) -> int:
         nulls_differ = pc.xor(pc.is_null(new), pc.is_null(old))
         changed = pc.or_(changed, pc.or_(values_differ, nulls_differ))
         both_null = pc.and_(pc.is_null(new), pc.is_null(old))
-        in_doubt = pc.and_(pc.and_(both_null, updates), pc.is_valid(rows.column(LITERAL)))
+        untold = both_null
+        if pa.types.is_string(new.type):  # '' is a label of an ENUM, or its error value
+            untold = pc.or_(both_null, pc.fill_null(pc.and_(pc.equal(new, ""), pc.equal(old, "")), False))
+        in_doubt = pc.and_(pc.and_(untold, updates), pc.is_valid(rows.column(LITERAL)))
         if pc.any(in_doubt).as_py():
             changed = pc.or_(changed, _literals_differ(rows.column(LITERAL), in_doubt, name))
     return int(pc.sum(pc.and_(changed, updates)).as_py() or 0)
 
 
 def _literals_differ(literals: pa.MapArray, where: pa.BooleanArray, name: str) -> pa.BooleanArray:
-    """Row by row, and rare: keys whose values no Arrow type holds, such as '0000-00-00'."""
+    """Row by row, and rare: keys that only their literal tells, such as '0000-00-00' or the error value of an ENUM."""
     answers = []
     for literal, asked in zip(literals, where, strict=True):
         texts = dict(literal.as_py()) if asked.as_py() else {}

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -196,8 +197,11 @@ class LoadFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
-        self.path.unlink(missing_ok=True)
+        try:
+            with suppress(OSError):  # what a full disk has not taken of a file that is removed here
+                self._file.close()
+        finally:
+            self.path.unlink(missing_ok=True)
 
     def add(self, batch: pa.RecordBatch) -> None:
         """Appends rows: the layout's columns and the bookkeeping of a merged row."""

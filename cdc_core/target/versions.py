@@ -18,6 +18,7 @@ from cdc_core.connections import quote, sensible
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
 from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, origin_of, other_origin
+from cdc_core.target.enums import ambiguous
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import tombstones_table, versions_table
@@ -149,7 +150,11 @@ def tombstones_name(facts: TableFacts) -> str:
 
 
 def on_key(facts: TableFacts, key: Sequence[str], left: str = "_l", right: str = "r") -> str:
-    return " AND ".join(f"{right}.{target_name(facts, name)} = {left}.{target_name(facts, name)}" for name in key)
+    names = [target_name(facts, name) for name in key]
+    terms = [f"{right}.{name} = {left}.{name}" for name in names]
+    # An index finds an ENUM by its number. Without one, servers compare texts: index 0 would be the label ''.
+    enums = [quote(column.name) for column in ambiguous(facts, key)]
+    return " AND ".join([*terms, *(f"{right}.{name} + 0 = {left}.{name} + 0" for name in enums)])
 
 
 def row_version(facts: TableFacts) -> str:

@@ -14,6 +14,12 @@ ROW = (
     "INSERT INTO {name} (id, a, f, d, j, ts, e) VALUES ({id}, 1, 3.402823466e38, 1.7976931348623157e308, JSON_OBJECT("
     "'d', CAST('12345678901234567890.123456789' AS DECIMAL(40,9)), 'n', CAST(-1.50 AS DECIMAL(5,2))), 0, 'b\\\\\\\\c')"
 )
+LABELS = "labels (e ENUM('', '\\0', 'x') COLLATE utf8mb4_bin PRIMARY KEY, n INT)"
+
+
+def _labels(cursor: Any) -> list[tuple[Any, ...]]:
+    cursor.execute("SELECT e + 0, CAST(e AS CHAR), n FROM bend_target.labels ORDER BY e + 0")
+    return list(cursor.fetchall())
 
 
 @pytest.mark.spark
@@ -28,6 +34,8 @@ def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(
             made = TABLE.format(name="bend_source.t", stored="AS (a + 1) STORED", virtual="AS (a + 2) VIRTUAL")
             cursor.execute(made)
             cursor.execute(TABLE.format(name="bend_target.t", stored="", virtual=""))
+            for name in ("bend_source", "bend_target"):
+                cursor.execute(f"CREATE TABLE {name}.{LABELS}")
             lockstep("init", "bend", "--source", "env:SHOP", "--include", r"bend_source\..*", "-o", "bend.yaml")
             file = lockstep.directory / "bend.yaml"
             targets = "targets: [{name: copy, connections: [env:COPY], tables: {'*': {database: bend_target}}}]"
@@ -36,8 +44,11 @@ def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(
                 cursor.execute(f"SET SESSION binlog_row_image = {image}")
                 cursor.execute(ROW.format(name="bend_source.t", id=id))
                 cursor.execute(f"UPDATE bend_source.t SET a = 5 WHERE id = {id}")
+            cursor.execute("INSERT INTO bend_source.labels VALUES ('zzz', 1), ('', 2), ('\\0', 3), ('x', 4)")
+            cursor.execute("DELETE FROM bend_source.labels WHERE e = 'x'")
             assert lockstep("check", "bend.yaml").document["ok"] is True
-            assert lockstep("run", "bend.yaml").document["ledgers"][0]["problems"] == []
+            ledgers = lockstep("run", "bend.yaml").document["ledgers"]
+            assert [one["problems"] for one in ledgers] == [[], []]
             columns = "id, a, g, v, own, CAST(f AS DOUBLE), d, CAST(j AS CHAR), CAST(ts AS CHAR), e"
             rows = []
             for name in ("bend_source", "bend_target"):
@@ -45,6 +56,15 @@ def test_generated_columns_json_and_extremes_end_at_the_target_as_at_the_source(
                 rows.append(cursor.fetchall())
             assert len(rows[0]) == 3
             assert rows[1] == rows[0]
+            labels = _labels(cursor)
+            assert labels == [(0, "", 1), (1, "", 2), (2, "\0", 3)]
+            # The error value becomes the NUL, which becomes the label '': two changes of a key.
+            cursor.execute("DELETE FROM bend_source.labels WHERE n = 2")
+            cursor.execute("UPDATE bend_source.labels SET e = '' WHERE n = 3")
+            cursor.execute("UPDATE bend_source.labels SET e = '\\0' WHERE n = 1")
+            lockstep("run", "bend.yaml")
+            labels = _labels(cursor)
+            assert labels == [(1, "", 3), (2, "\0", 1)]
         finally:
             cursor.execute("DROP DATABASE bend_source")
             cursor.execute("DROP DATABASE bend_target")

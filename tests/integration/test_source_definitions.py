@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import closing
 from typing import Any
 
+import pymysql
 import pytest
 
 from cdc_core.check.findings import Findings
@@ -186,6 +188,44 @@ def test_rows_of_every_engine_are_staged_as_they_are_and_check_warns_where_a_sel
     check_tables(pipeline, pipeline.sources[0], origin.control, {}, findings)
     warned = [one.what for one in findings.made if "SELECT" in one.what]
     assert [f"{origin.name}.BLACKHOLE" in one for one in warned] == [True] * ("BLACKHOLE" in engines)
+
+
+def test_check_names_the_tables_that_a_copy_must_lock_and_the_grant_that_allows_it(origin: Origin) -> None:
+    origin.execute(
+        "CREATE TABLE keyed (id INT PRIMARY KEY)",
+        "CREATE TABLE keyless (id INT)",
+        "CREATE TABLE plain (id INT PRIMARY KEY) ENGINE=MyISAM",
+        "CREATE TABLE no_rows (id INT)",
+        *(f"INSERT INTO {name} VALUES (1)" for name in ("keyed", "keyless", "plain")),
+    )
+    facts = server.facts(origin.control)
+    needed = ["plain"] if facts.mariadb else ["keyless"] if facts.gtid_mode == "ON" else ["keyed", "keyless", "plain"]
+    user = fresh_name()
+    origin.execute(f"CREATE USER {user} IDENTIFIED BY 'x'", f"GRANT SELECT, PROCESS ON *.* TO {user}")
+    origin.execute(f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO {user}")
+    text = PIPELINE.format(database=origin.name)
+    resync = text.replace("tables: {", "tables: {on_unreadable: resync, ")
+
+    def warned(text: str) -> list[tuple[str, str]]:
+        findings, pipeline = Findings(), parse(text, where="test")
+        with pymysql.connect(host="127.0.0.1", port=origin.control.port, user=user, password="x") as connection:
+            check_tables(pipeline, pipeline.sources[0], connection, {}, findings)
+        return [(one.what, one.remedy) for one in findings.made if one.subject.endswith("locks for copies")]
+
+    def names(what: str) -> list[str]:
+        return re.findall(rf"{origin.name}\.(\w+)", what)
+
+    try:
+        assert warned(text) == []
+        ((what, remedy),) = warned(f"{text}\nsnapshot: {{mode: initial}}")
+        assert names(what) == needed
+        ((what, _),) = warned(resync)
+        assert set(names(what)) - {"no_rows"} == set(needed)
+        (grant,) = re.findall(r"GRANT LOCK TABLES ON \S+ TO ", remedy)
+        origin.execute(f"{grant}{user}")
+        assert warned(resync) == []
+    finally:
+        origin.execute(f"DROP USER {user}")
 
 
 def test_engines_whose_rows_are_elsewhere_are_named() -> None:

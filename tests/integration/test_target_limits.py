@@ -3,10 +3,15 @@ written, and never an error of a server as it is."""
 
 from __future__ import annotations
 
+import os
+import resource
+import subprocess
+import sys
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -273,3 +278,42 @@ def test_an_error_of_a_server_crosses_from_a_worker_as_one_of_ours(place: Place)
         place.query("SELECT * FROM gone")
     error = found(bare.value)
     assert isinstance(error, RetryLater)
+
+
+SPOOLED = """
+import sys, tempfile
+from pathlib import Path
+from spark_jobs.failures import CarriedError, carried, found
+from cdc_core.target.load import Layout, LoadFile
+from tests.target_rows import COLUMNS, record_batch, shop
+rows = record_batch([shop("u", id, f"c{id}", id, 10) for id in range(1000)])
+for batches in (int(number) for number in sys.argv[1:]):
+    try:
+        with carried(), tempfile.TemporaryDirectory() as folder:
+            scratch = Path(folder)
+            with LoadFile(scratch, Layout(("id",), tuple(COLUMNS))) as file:
+                for _ in range(batches):
+                    file.add(rows)
+                file.flush()
+    except CarriedError as error:
+        print(type(found(error)).__name__, found(error).code)
+    else:
+        print("written")
+    assert not scratch.exists()
+"""
+
+
+def test_rows_that_a_workers_disk_does_not_take_are_worth_a_retry_and_leave_no_file(tmp_path: Path) -> None:
+    """The operating system refuses to let a file grow beyond 1 MiB, as it would on a full disk."""
+    answer = subprocess.run(
+        [sys.executable, "-c", SPOOLED, "1", "100"],
+        capture_output=True,
+        text=True,
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (2**20, 2**20)),
+        check=False,
+    )
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.splitlines() == ["written", "RetryLater spark.disk_full"]
+    assert list(tmp_path.iterdir()) == []

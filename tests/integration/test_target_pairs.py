@@ -6,6 +6,7 @@ import datetime as dt
 import struct
 from collections.abc import Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from cdc_core.target import pairs
 from cdc_core.target.compare import outcomes
 from cdc_core.target.facts import create_table, declaration, require_table, table_facts
 from cdc_core.target.load import Layout, open_session
+from cdc_core.target.versions import tombstones_name
 from tests.target_rows import Table, Winner, record_batch, target_table
 
 POINT = bytes(4) + struct.pack("<BIdd", 1, 1, 1.5, -2.5)
@@ -367,9 +369,12 @@ def test_the_error_value_of_an_enum_is_not_taken_for_its_label_without_text(serv
 
 @pytest.mark.parametrize("store", ["row", "table"])
 @pytest.mark.parametrize("key", ["e", "e, code"])
-def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(server: Any, store: str, key: str) -> None:
+def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(
+    server: Any, store: str, key: str, tmp_path: Path
+) -> None:
     columns = {"e": pa.string(), "code": pa.string(), "n": pa.int64()}
-    definition = f"CREATE TABLE {{name}} (e ENUM('a','','b'), code VARCHAR(9), n INT, PRIMARY KEY ({key}))"
+    labels = "e ENUM('a','','b','\\0') COLLATE utf8mb4_bin"
+    definition = f"CREATE TABLE {{name}} ({labels}, code VARCHAR(9), n INT, PRIMARY KEY ({key}))"
 
     def row(op: str, e: str, n: int | None, seq: int, *, zero: bool = False, code: str = "c") -> Winner:
         values = {"e": e, "code": code, "n": n}
@@ -388,5 +393,12 @@ def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(serv
         table.write([row("u", "", 6, 5, zero=True)])
         table.write([row("u", "", 7, 5), row("u", "", 1, 1, zero=True)])
         assert table.rows("e + 0, n") == [(0, 6), (2, 7), (3, 3)]
-        table.write([row("d", "", None, 6, zero=True)])
-        assert table.rows("e + 0, n") == [(2, 7), (3, 3)]
+        last = [row("d", "", None, 6, zero=True), row("u", "\0", 8, 6)]
+        for _ in range(2):
+            table.write(last)
+            assert table.rows("e + 0, n") == [(2, 7), (3, 3), (4, 8)]
+            # Of a table this small a server knows by then that a scan costs less than its index.
+            table.query(f"ANALYZE TABLE {table.facts.name}, {tombstones_name(table.facts)}")
+            with open_session(table.server, table.facts.database, where="test") as connection:
+                layout, batch = Layout(tuple(key.split(", ")), tuple(columns)), record_batch(last, columns)
+                assert outcomes(connection, table.facts, batch, layout, scratch=tmp_path) == ["same", "same"]

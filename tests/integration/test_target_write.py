@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,8 @@ from cdc_core.target import write as write_module
 from cdc_core.target.facts import table_facts
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.prepare import prepare, require_store
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
 from tests.target_rows import Table, Winner, shop, target_table
 
 SERVERS = ("mariadb_target", "mysql9")
@@ -622,3 +624,41 @@ def test_absent_values_of_a_row_that_is_not_there_are_refused_and_nothing_is_wri
     assert table.rows() == [(1, "a", 1)]
     table.write([Winner("d", {"id": 9}, (9, 9, 0, "one"), absent=["code", "n"])])
     assert table.write([partial(9, 8, n=5)]).stale == 1
+
+
+@pytest.mark.parametrize("kind", ["mariadb", pytest.param("mysql", marks=pytest.mark.matrix)])
+def test_a_target_without_space_takes_nothing_and_takes_all_once_it_has_space(kind: str) -> None:
+    options = {"innodb-file-per-table": "OFF", "innodb-data-file-path": "ibdata1:12M:autoextend:max:48M"}
+    start: Callable[..., Any] = MariaDb.start if kind == "mariadb" else MySql.start
+    with start(server_id=43, options=options) as small, target_table(small) as table:
+        first = [shop("u", id, f"c{id}", id, 10) for id in range(5)]
+        table.write(first)
+        before = table.everything()
+        # MariaDB crashes where a BLOB finds no space.
+        table.query(f"CREATE TABLE {table.facts.database}.filler (b VARCHAR(7000) CHARACTER SET latin1)")
+        fill = f"INSERT INTO {table.facts.database}.filler VALUES {', '.join(['(REPEAT(1, 7000))'] * 60)}"
+        full = None
+        while full is None:
+            try:
+                table.query(fill)
+            except pymysql.err.OperationalError as error:
+                full = error.args[0]
+        assert full == 1114
+        rows = [shop("u", id, f"n{id}", id, 20) for id in range(3, 20_000)]
+        for _ in range(2):
+            with pytest.raises(RetryLater, match="full") as caught:
+                table.write(rows)
+            assert caught.value.code == "target.unavailable"
+            assert table.everything() == before
+        table.query(f"DROP TABLE {table.facts.database}.filler")
+        done = None
+        for _ in range(60):  # the server frees the space of what was rolled back and dropped a little later
+            try:
+                done = table.write(rows)
+                break
+            except RetryLater:
+                time.sleep(0.5)
+        assert done is not None
+        assert done.written == len(rows)
+        assert [row[0] for row in table.rows("id")] == list(range(20_000))
+        assert table.write(rows).equal == len(rows)

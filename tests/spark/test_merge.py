@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,19 @@ import pyarrow.dataset as ds
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from cdc_core.config import Pipeline, parse
-from cdc_core.errors import DataAtRisk, Refused
-from cdc_core.model.run import MergeCounts, counts_from_bytes, counts_path
+from cdc_core.errors import DataAtRisk, LockstepError, Refused
+from cdc_core.model.position import Position
+from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path
+from cdc_core.model.schema import TableSchema
+from cdc_core.stage.horizon import Horizon
+from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.stores import open_store
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
+from spark_jobs.session import open_session
 from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, Change, Unknown, histories, winners
 from tests.spark.staged_changes import Stage, require_merged_columns, table_schema
 
@@ -208,7 +214,7 @@ WIDE = table_schema("shop.wide", {"id": "int", "x": "int", "y": "varchar(9)", "d
 def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    schema = table_schema("shop.labels", {"e": "enum('a','')", "n": "int"}, ["e"])
+    schema = table_schema("shop.labels", {"e": r"enum('a','','\0')", "n": "int"}, ["e"])
     zero = {"e": ""}
     stage = Stage(tmp_path / "stage")
     stage.add(
@@ -217,12 +223,17 @@ def test_the_error_value_of_an_enum_and_its_label_without_text_are_two_keys(
         [
             Change("c", {"e": "", "n": 1}, 11, literal=zero),
             Change("c", {"e": "", "n": 2}, 12),
+            Change("c", {"e": "\0", "n": 4}, 12),
             Change("u", {"e": "", "n": 3}, 13, literal={"e": "", "_before.e": ""}, before={"e": "", "n": 1}),
         ],
     )
     rows, counts = merged(spark, stage, ["e"])
-    assert sorted((row["n"], dict(row["_cdc_literal"] or {}).get("e")) for row in rows) == [(2, None), (3, "")]
-    assert counts.winners == 2
+    assert sorted((row["n"], dict(row["_cdc_literal"] or {}).get("e")) for row in rows) == [
+        (2, None),
+        (3, ""),
+        (4, None),
+    ]
+    assert counts.winners == 3
     moved = Stage(tmp_path / "moved")
     moved.add("shop.labels", schema, [Change("u", {"e": "", "n": 1}, 14, literal={"_before.e": ""}, before=zero)])
     rows, _ = merged(spark, moved, ["e"])
@@ -254,3 +265,69 @@ def test_changes_that_do_not_say_their_key_stop(
     with pytest.raises(DataAtRisk) as stopped:
         merged(spark, stage, ["id"])
     assert stopped.value.code == "spark.absent_values"
+
+
+class Purging(Job):
+    """A job under which a purge removes the staged files when they are read the `number`th time: right before the read
+    is planned, or right after."""
+
+    number = 0
+    planned = False
+    recorded = True
+    """Whether it is a purge, which moves the horizon first, or somebody who deletes files."""
+    reads = 0
+
+    def staged(self, table: MergeTable) -> Iterator[tuple[TableSchema, DataFrame]]:
+        for schema in self.schemas(table):
+            Purging.reads += 1
+            due = Purging.reads == Purging.number
+            if due and not Purging.planned:
+                self.remove()
+            of_schema = replace(table, files=tuple(file for file in table.files if file.schema_id == schema.id))
+            yield from super().staged(of_schema)
+            if due and Purging.planned:
+                self.remove()
+
+    def remove(self) -> None:
+        files = [file for table in self.merge_set.tables for file in table.files]
+        if Purging.recorded:
+            horizon = Horizon("one", Position(0, "bin.000001", 1000), 0, files[-1].batch_id, (), {})
+            self.store.put(horizon_path("one"), horizon.to_bytes())
+        for file in files:
+            self.store.delete(file.path)
+
+
+@pytest.mark.parametrize("ignoring", [False, pytest.param(True, marks=pytest.mark.matrix)])
+@pytest.mark.parametrize("recorded", [True, pytest.param(False, marks=pytest.mark.matrix)])
+def test_a_purge_beside_a_merge_ends_it_with_an_error_that_says_so_and_never_with_fewer_rows(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool, ignoring: bool
+) -> None:
+    if ignoring:  # a cluster may be set up to skip files that are gone
+        spark.conf.set("spark.sql.files.ignoreMissingFiles", "true")
+        open_session("as jobs begin")
+    monkeypatch.setattr(Purging, "recorded", recorded)
+    seen = []
+    for number in range(1, 9):
+        for planned in (False, True):
+            stage = Stage(tmp_path / f"{number}{planned}")
+            added = [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)]
+            stage.add("shop.items", ITEMS, added)
+            stage.add("shop.items", ITEMS, [Change("t", {}, 20), *(replace(one, seq=30) for one in added[:3])])
+            plan = stage.plan("r", {"shop.items": ["a", "b"]}, on_truncate="apply")
+            monkeypatch.setattr(Purging, "number", number)
+            monkeypatch.setattr(Purging, "planned", planned)
+            monkeypatch.setattr(Purging, "reads", 0)
+            job = Purging(spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
+            try:
+                merge(job)
+            except LockstepError as error:
+                seen.append(error.code)
+                assert not list(stage.root.rglob("counts.json"))
+            else:
+                assert Purging.reads < number
+                (counts,) = counts_from_bytes(job.store.get(counts_path(plan.merged_folder("0"))), MergeCounts)
+                assert (counts.rows, counts.winners) == (9, 4)
+                assert len(seen) >= 4
+                assert set(seen) == {"plan.purged" if recorded else "stage.missing"}
+                return
+    raise AssertionError("more reads than were tried")
