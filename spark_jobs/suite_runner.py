@@ -7,6 +7,7 @@ measured to give the same verdicts.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -62,16 +63,23 @@ def judge(frame: Any, suite: gx.ExpectationSuite, rows: int) -> dict[str, Any]:
     }
 
 
+def _raised(info: Mapping[str, Any]) -> bool:
+    """Whether an expectation could not be evaluated. info: of it, or of each of its metrics by their ids."""
+    each = [info] if "raised_exception" in info else [one for one in info.values() if isinstance(one, Mapping)]
+    return any(one.get("raised_exception") for one in each)
+
+
 def _one(outcome: Any) -> dict[str, Any]:
     config = outcome.expectation_config
     detail = dict(outcome.result or {})
-    if not detail and outcome.exception_info:
+    raised = _raised(outcome.exception_info or {})
+    if raised:
         detail = {"could not evaluate": str(outcome.exception_info)[:2000]}
     kwargs = {name: value for name, value in config.kwargs.items() if name != "batch_id"}
     return {
         "expectation": config.type,
         "arguments": kwargs,
         "severity": str(getattr(config.severity, "value", config.severity) or "critical"),
-        "success": bool(outcome.success),
+        "success": bool(outcome.success) and not raised,
         "result": json.loads(json.dumps(detail, default=str)),
     }
