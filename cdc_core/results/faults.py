@@ -13,7 +13,7 @@ import pymysql
 from cdc_core.connections import DENIED, GONE, shown
 from cdc_core.errors import LockstepError, Refused, RetryLater
 
-_ALTERED = frozenset({1049, 1051, 1054, 1072, 1146, 1176, 1412, 1932})
+ALTERED = frozenset({1049, 1051, 1054, 1072, 1146, 1176, 1412, 1932})
 """A database, table, column or index that existed when the definition was read; 1412: a snapshot older than it."""
 _PASSING = (
     frozenset({1205, 1206, 1213, 1614, 3058, 3101, 3572})  # locks
@@ -27,7 +27,7 @@ def translated(error: pymysql.err.MySQLError, *, where: str) -> LockstepError:
     """Lockstep's error for a server's."""
     number = error.args[0] if error.args and isinstance(error.args[0], int) else 0
     said = f"{shown(error).rstrip('.')} ({number})" if number else "the connection is closed"
-    if number in _ALTERED:
+    if number in ALTERED:
         return definition_changed(said, where=where)
     if number in _PASSING:
         return RetryLater(

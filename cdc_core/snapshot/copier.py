@@ -32,6 +32,7 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ROW_BITS
 from cdc_core.results import TableReader, prepare_session
+from cdc_core.results.faults import ALTERED
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
@@ -52,8 +53,6 @@ log = logging.getLogger(__name__)
 LEASE_S = 60.0
 WAIT_S = 1.0
 """How often a reader that must wait asks again."""
-
-_DEFINITION_CHANGED = 1412
 
 Progressed = Callable[[TableCopy], None]
 
@@ -276,8 +275,13 @@ class _Reader:
             assert former is not None
             table.begin_again(former.schema)
         except BaseException as error:
-            # A statement about a column or a table that is gone fails.
-            if isinstance(error, LockstepError) and former is not None and self._redefined(former.schema):
+            # A statement about a column or a table that is gone fails; by now there may be one of that name again.
+            former = former or table.copy
+            if (
+                isinstance(error, LockstepError)
+                and former is not None
+                and (_altered(error) or self._redefined(former.schema))
+            ):
                 table.begin_again(former.schema)
                 return
             if planned is not None:
@@ -368,14 +372,20 @@ class _Reader:
         table.read(ReadChunk(chunk, parts, file.schemas), file.row_bytes, took_s)
 
 
+def _altered(error: LockstepError) -> bool:
+    """Whether it is about a table, column or index that was there when the definition was read."""
+    said = error.__cause__
+    known = isinstance(said, pymysql.err.MySQLError) and said.args[:1] and said.args[0] in ALTERED
+    return bool(known) or error.code == "results.definition_changed"
+
+
 @contextmanager
 def _unchanged(schema: TableSchema) -> Iterator[None]:
     """A statement of a read view. Raises RetryLater (snapshot.redefined) if the table is another than at its begin."""
     try:
         yield
-    except Refused as error:
-        said = error.__cause__
-        if not isinstance(said, pymysql.err.MySQLError) or said.args[:1] != (_DEFINITION_CHANGED,):
+    except LockstepError as error:
+        if not _altered(error):
             raise
         raise RetryLater(
             f"{schema.name} was redefined or truncated just when its copy began.",

@@ -18,6 +18,7 @@ import pytest
 from cdc_core.apply.plan import plan
 from cdc_core.apply.retention import purge, sweep
 from cdc_core.config import Pipeline, Throttle
+from cdc_core.connections import answers
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.extract.extractor import default_holder, recover
 from cdc_core.meta import Meta
@@ -295,6 +296,29 @@ def test_a_table_that_is_dropped_and_created_while_it_is_copied_has_only_its_new
     changed(line, "DROP TABLE number", TABLES["number"], "INSERT INTO number VALUES (3, 3, 'x')")
     if line.coverage["number"].whole:
         assert in_stage(line, "number") == at_source(line, "number")
+
+
+def test_a_table_that_was_gone_for_a_moment_is_copied_from_its_beginning(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between DROP and CREATE a question about it fails; when the copier looks again, its definition is what it was."""
+    line = with_rows(make_line, 30)
+    known, met = table_chunks.end_of_chunk, []
+
+    def gone_once(connection: Any, *arguments: Any) -> Any:
+        if len(met) < 2:
+            met.append(len(met))
+            with answers("source"), connection.cursor() as cursor:
+                cursor.execute(f"SELECT 1 FROM {line.origin.name}.is_gone")
+        return known(connection, *arguments)
+
+    monkeypatch.setattr(table_chunks, "end_of_chunk", gone_once)
+    read(line)
+    assert met == [0, 1]
+    line.drain()
+    assert len(stage(line).tables) == len(TABLES)
+    for table in TABLES:
+        assert in_stage(line, table) == at_source(line, table), table
 
 
 def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_line: Callable[..., Line]) -> None:
