@@ -606,6 +606,7 @@ def test_a_replay_builds_an_empty_target_without_the_source_and_repeated_changes
 
 @pytest.mark.spark
 @pytest.mark.slow
+@pytest.mark.matrix
 def test_rows_that_a_target_does_not_take_are_set_aside_and_requeued_once_it_does(
     shop: Any, copied: Any, lockstep: Any
 ) -> None:

@@ -375,6 +375,7 @@ def _reorder(airflow_database: str, order: Sequence[datetime]) -> None:
     engine.dispose()
 
 
+@pytest.mark.matrix
 def test_switched_on_after_a_pause_one_run_takes_all_that_was_logged_meanwhile(line: Line, scheduled: Run) -> None:
     assert scheduled.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
     assert scheduled.run_id.startswith("scheduled__")
@@ -539,6 +540,7 @@ def test_a_dag_that_is_switched_on_copies_existing_rows_once_although_the_copy_i
     assert len(line.airflow.runs("cdc_older_snapshot")) == 1
 
 
+@pytest.mark.matrix
 def test_a_run_whose_scheduler_is_killed_goes_on_and_ends_once_a_scheduler_runs_again(line: Line) -> None:
     """Comes last: the scheduler of all others is gone. Of the pipeline that leaves Spark nothing to do."""
     line.airflow.switch_on("cdc_again")

@@ -25,6 +25,7 @@ from cdc_core.stage.isolated import isolated
 from cdc_core.stage.layout import SNAPSHOT
 from cdc_core.stage.reader import by_key_batches, changes
 from tests.integration.line import Line
+from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_snapshot import Killed, at_source, in_stage, pending_tables, read, stage, swept
 
 RESYNC = ", on_unlogged_change: resync, on_unreadable: resync"
@@ -179,6 +180,7 @@ def test_a_copy_that_began_before_the_unlogged_change_is_dropped_and_the_next_on
     is_equal(line, "t")
 
 
+@ONE_SERVER
 def test_an_extractor_goes_on_from_a_copy_whose_copier_began_more_often(make_line: Callable[..., Line]) -> None:
     line = make_line(more=RESYNC)
     line.origin.execute(*PARTED, "ALTER TABLE t TRUNCATE PARTITION p0")
@@ -321,6 +323,7 @@ def test_a_table_that_could_not_be_read_at_a_place_is_read_again_and_copied(make
     assert pending_tables(line) == []
 
 
+@ONE_SERVER
 def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(make_line: Callable[..., Line]) -> None:
     line = make_line(more=RESYNC)
     line.origin.execute(*SETUP, ODD, "DELETE FROM t WHERE id = 1", EVEN, "INSERT INTO t VALUES (4, 4, 'd')")
@@ -335,6 +338,7 @@ def test_a_table_is_read_again_where_nothing_was_logged_after_it_was_isolated(ma
     is_equal(line, "t")
 
 
+@ONE_SERVER
 def test_chunks_that_were_read_before_the_table_was_captured_again_do_not_count(make_line: Callable[..., Line]) -> None:
     line = make_line(more=RESYNC)
     line.origin.execute(*SETUP)

@@ -37,6 +37,7 @@ from cdc_core.stage.reader import table_state
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from tests.integration.line import Line
+from tests.integration.one_server import ONE_SERVER
 from tests.integration.source_origin import Origin, fresh_name
 
 ROWS = 1500
@@ -159,7 +160,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([1, 7, 90, 400]))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.matrix)])
 def test_a_copy_beside_writers_ends_with_the_rows_of_the_source(
     make_line: Callable[..., Line], small_chunks: None, seed: int
 ) -> None:
@@ -204,6 +205,7 @@ STEPS = [
 ]
 
 
+@ONE_SERVER
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize(("owner", "step"), STEPS, ids=[step for _, step in STEPS])
 def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
@@ -298,6 +300,7 @@ def test_a_table_that_is_dropped_and_created_while_it_is_copied_has_only_its_new
         assert in_stage(line, "number") == at_source(line, "number")
 
 
+@ONE_SERVER
 def test_a_table_that_was_gone_for_a_moment_is_copied_from_its_beginning(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +324,7 @@ def test_a_table_that_was_gone_for_a_moment_is_copied_from_its_beginning(
         assert in_stage(line, table) == at_source(line, table), table
 
 
+@ONE_SERVER
 def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_line: Callable[..., Line]) -> None:
     line = with_rows(make_line, 30)
     line.origin.execute("DELETE FROM number")
@@ -332,6 +336,7 @@ def test_a_table_that_is_emptied_before_its_copy_is_whole_and_has_no_rows(make_l
         assert in_stage(line, table) == at_source(line, table), table
 
 
+@ONE_SERVER
 def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(make_line: Callable[..., Line]) -> None:
     line = with_rows(make_line, 40)
     read(line)
@@ -352,6 +357,7 @@ def test_a_state_as_of_a_moment_before_the_copy_is_refused_and_after_it_right(ma
                 table_state(line.store, line.chain, "number", as_of=AsOf(position=chunk.low))
 
 
+@ONE_SERVER
 def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     make_line: Callable[..., Line], small_chunks: None
 ) -> None:
@@ -453,6 +459,7 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
             assert sorted(found.column("v").to_pylist()) == expected, (kind, place)
 
 
+@ONE_SERVER
 def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_that_time(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -478,6 +485,7 @@ def test_a_copy_under_a_clock_that_was_ahead_is_not_taken_for_the_state_before_t
     assert in_stage(line, "number") == at_source(line, "number")
 
 
+@ONE_SERVER
 def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Callable[..., Line]) -> None:
     line = with_rows(make_line, 20)
     limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a manifest for each table
@@ -504,6 +512,7 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
         line.store.put(manifest.path, data)
 
 
+@ONE_SERVER
 def test_an_extractor_that_begins_at_a_copy_continues_with_what_meta_knows(make_line: Callable[..., Line]) -> None:
     line = with_rows(make_line, 20)
     read(line)
@@ -541,6 +550,7 @@ def feeding(line: Line, shared_keys: str) -> Pipeline:
     return Pipeline.model_validate({**line.pipeline.model_dump(exclude_unset=True), "targets": [target]})
 
 
+@ONE_SERVER
 def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_their_age(
     make_line: Callable[..., Line],
 ) -> None:
@@ -558,6 +568,7 @@ def test_rows_of_which_the_newest_counts_are_not_copied_because_nothing_tells_th
     assert caught.value.code == "plan.copied_shared_keys"
 
 
+@ONE_SERVER
 def test_an_extractor_goes_on_after_more_copies_than_it_had_starts(make_line: Callable[..., Line]) -> None:
     line = with_rows(make_line, 5)
     for _ in range(4):  # each time the copier has a new epoch of its own lease, which says nothing to the extractor
@@ -788,6 +799,7 @@ def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_c
     assert in_stage(line, "number") == at_source(line, "number")
 
 
+@ONE_SERVER
 def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) -> None:
     line = make_line()
     line.drain()
@@ -801,6 +813,7 @@ def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) ->
     assert refused.value.code == "snapshot.running"
 
 
+@ONE_SERVER
 def test_a_purge_takes_copied_rows_with_their_place_and_leaves_one_chain(make_line: Callable[..., Line]) -> None:
     line = with_rows(make_line, 30)
     read(line)
@@ -909,6 +922,7 @@ def eventually(reached: Callable[[], bool]) -> bool:
     return found
 
 
+@ONE_SERVER
 def test_a_purge_up_to_a_copy_leaves_whole_tables(make_line: Callable[..., Line]) -> None:
     line = with_rows(make_line, 30)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5", "UPDATE pair SET v = -1 WHERE v < 5")
@@ -967,6 +981,7 @@ def test_a_copy_from_a_server_without_gtids_ends_with_its_rows(
     origin.control.close()
 
 
+@ONE_SERVER
 def test_an_extractor_adopts_copied_rows_of_a_copier_that_had_more_leases_than_it(
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:

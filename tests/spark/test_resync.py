@@ -69,7 +69,11 @@ def everything(line: Line) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("on_truncate", "store"),
-    [("stop", "row"), pytest.param("ignore", "table"), pytest.param("apply", "row", marks=pytest.mark.matrix)],
+    [
+        ("stop", "row"),
+        pytest.param("ignore", "table", marks=pytest.mark.matrix),
+        pytest.param("apply", "row", marks=pytest.mark.matrix),
+    ],
 )
 def test_a_copy_that_begins_a_table_again_removes_what_is_gone_from_every_shard(
     line: Line, on_truncate: str, store: str
