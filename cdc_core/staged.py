@@ -239,8 +239,8 @@ class Table:
     def missing(self) -> list[str]:
         """What the staged history of the table lacks, in words; empty where its state is that of the source."""
         store, manifests = self._stage._store, self._manifests
-        purged = coverage.purged_of(store, manifests, self.name)
-        return [purged] * bool(purged) + coverage.missing_of(store, manifests, [self.name]).get(self.name, [])
+        purged = coverage.purged_of(store, manifests, [self.name])
+        return [*purged.values(), *coverage.missing_of(store, manifests, [self.name]).get(self.name, [])]
 
     def now(self, *, key: Sequence[str] | None = None, partial: bool = False) -> Rows:
         """The table as the staged changes leave it: its columns, `_cdc_seq`, `_cdc_ts`, `_cdc_literal`, `_cdc_absent`,

@@ -69,8 +69,8 @@ class Selection:
         return (
             (self.start_us is None or batch.window_end_us > self.start_us)
             and (self.end_us is None or batch.window_start_us < self.end_us)
-            # Copied rows, which have no stretch of the log, are before the batch that begins at their place.
-            and batch.end.seq + (batch.begin == batch.end) > self.first.get(batch.source, -1)
+            # Copied rows are before the batch that begins at their place.
+            and batch.end.seq + batch.copied > self.first.get(batch.source, -1)
             and batch.begin.seq <= self.last.get(batch.source, batch.begin.seq)
             and (self.batches is None or batch.batch_id in self.batches)
         )

@@ -37,7 +37,7 @@ WAIT_S = 600.0
 """How long another extractor may take to pass the place that the copy waits for."""
 _PAUSE_S = 2.0
 NOTE_S = 10.0
-"""How often progress is reported where there is no terminal."""
+"""Between two reports of progress without a terminal."""
 
 
 def register(app: typer.Typer) -> None:

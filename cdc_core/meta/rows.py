@@ -100,6 +100,11 @@ class BatchRow:
     notes: tuple[str, ...]
     created_us: int
 
+    @property
+    def copied(self) -> bool:
+        """As Manifest.copied: copied rows, which cover no stretch of the log."""
+        return self.begin == self.end
+
 
 @dataclass(frozen=True, slots=True)
 class Claim:

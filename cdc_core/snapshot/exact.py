@@ -117,7 +117,7 @@ class _Output:
         return part
 
     def rows(self, table: str, schema: TableSchema, state: Iterator[pa.RecordBatch]) -> list[Part]:
-        """state: as stage.reader gives it. [] if there are no rows."""
+        """state: as stage.reader gives it. [] for no rows."""
 
         def staged() -> Iterator[pa.RecordBatch]:
             row = first_row(self.chunk) + 1

@@ -51,7 +51,7 @@ def copied_since(meta: Meta, store: ObjectStore, source: str, moment_us: int) ->
     """Source tables whose copies were staged at or after a moment, by the clock of whoever staged them."""
     found: set[str] = set()
     for batch in meta.batches(source):
-        if batch.created_us >= moment_us and batch.begin == batch.end:  # a batch of copied rows covers no log
+        if batch.created_us >= moment_us and batch.copied:
             path = batch_path(batch.batch_id)
             found.update(chunk.table for chunk in manifests.parse(store.get(path), path, store.uri).chunks)
     return frozenset(found)

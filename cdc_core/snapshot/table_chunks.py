@@ -147,7 +147,7 @@ class TableChunks:
             self.exhausted = False
 
     def begin_again(self, former: TableSchema) -> None:
-        """The definition is no longer `former`: what was read of it is forgotten, once, whoever notices.
+        """The definition has changed from `former`: what was read of it is forgotten, once, whoever notices.
 
         Raises RetryLater (snapshot.redefined).
         """

@@ -28,6 +28,7 @@ from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
+from cdc_core.source.survey import is_transactional, locked_for_copies
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +67,9 @@ def read_view(
     Raises RetryLater (snapshot.not_visible, snapshot.locked, source.connection_lost), Refused (source.missing_grant).
     """
     _run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    transactional = _is_transactional(control, schema)
-    if server.mariadb and transactional:
-        view = View(_begin_at_position(reader, staged), exact=True)
-    elif exact and not transactional:
+    engine = _engine_of(control, schema)
+    transactional = is_transactional(engine)
+    if exact and not transactional:
         raise Refused(
             f"{schema.name} has neither a primary key nor a unique key without nulls, and its engine gives no view of "
             "it at one place of the log.",
@@ -78,12 +78,14 @@ def read_view(
             remedy="give the table a primary key, or ENGINE=InnoDB; or load its rows into the targets by a dump "
             "(docs/tutorial.md)",
         )
-    elif server.gtid_mode == "ON" and not server.mariadb and staged.gtid_set and not exact:
+    if locked_for_copies(server, engine, keyed=not exact) or not (server.mariadb or staged.gtid_set):
+        view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional)
+    elif server.mariadb:
+        view = View(_begin_at_position(reader, staged), exact=True)
+    else:
         _await_visible(control, staged)
         _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         view = View(staged.position, exact=False)
-    else:
-        view = View(_begin_under_lock(reader, control, staged, schema), exact=transactional)
     try:
         yield view
     finally:
@@ -204,7 +206,7 @@ def _may_not_lock(schema: TableSchema, said: str) -> Refused:
 
 
 @answers("source")
-def _is_transactional(control: pymysql.Connection, schema: TableSchema) -> bool:
+def _engine_of(control: pymysql.Connection, schema: TableSchema) -> str:
     rows = query(
         control,
         "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
@@ -217,7 +219,7 @@ def _is_transactional(control: pymysql.Connection, schema: TableSchema) -> bool:
             code="snapshot.no_table",
             remedy="the copy of the table is dropped with the next attempt",
         )
-    return as_text(rows[0][0] or "").upper() == "INNODB"
+    return as_text(rows[0][0] or "")
 
 
 def _run(connection: pymysql.Connection, statement: str) -> None:

@@ -87,10 +87,14 @@ _ROWS_ELSEWHERE = frozenset({
 _NO_TABLE = "lockstep asks for the privilege"
 
 
+def is_transactional(engine: str) -> bool:
+    """Whether a read view of a table of this engine shows it at one place of the log."""
+    return engine.upper() == "INNODB"
+
+
 def locked_for_copies(facts: ServerFacts, engine: str, *, keyed: bool) -> bool:
-    """Whether a copy of a table locks it for a moment, to know the position of what it reads
-    (snapshot/watermarks.py)."""
-    transactional = engine.upper() == "INNODB"
+    """Whether a copy of a table locks it for a moment, to know the position of what it reads."""
+    transactional = is_transactional(engine)
     if not keyed and not transactional:
         return False  # it is not copied at all
     if facts.mariadb:

@@ -62,34 +62,41 @@ def missing_of(
     return {table: lines for table, lines in found.items() if lines}
 
 
-def purged_of(store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None = None) -> str:
-    """What the state of a logical table lacks because it was purged, in words; "" if nothing.
+def purged_of(
+    store: ObjectStore, manifests: Sequence[Manifest], tables: Iterable[str], as_of: AsOf | None = None
+) -> dict[str, str]:
+    """What the states of logical tables lack because it was purged, in words; no entry for tables that lack nothing.
 
     History from before a table was empty, or was copied, is not needed: what it says is in the rows since.
     """
     by_then = _by_source(manifests if as_of is None else as_of.cut(manifests))
+    asked, found = tuple(tables), dict[str, str]()
     for source in _by_source(manifests):
         horizon = read(store, source)
-        if horizon is not None and horizon.tables.get(table):
-            chain = by_then.get(source, [])
-            covered = coverage_of(store, source, chain)
-            feeding = _feeding(chain, covered).get(table, set())
-            if not feeding or any(_needs_purged(covered.get(one), horizon) for one in feeding):
-                return (
-                    f"{horizon.tables[table]} changes of {table} before {horizon} of source {source} were purged: rows "
-                    "that have not changed since would be missing"
+        if horizon is None:
+            continue
+        chain = by_then.get(source, [])
+        covered = coverage_of(store, source, chain)
+        feeding = _feeding(chain, covered)
+        for table in asked:
+            feeds = feeding.get(table)
+            purged = horizon.tables.get(table)
+            if purged and not (feeds and all(_needs_no_purged(covered.get(one), horizon) for one in feeds)):
+                found.setdefault(
+                    table,
+                    f"{purged} changes of {table} before {horizon} of source {source} were purged: rows that have not "
+                    "changed since would be missing",
                 )
-    return ""
+    return found
 
 
-def _needs_purged(coverage: TableCoverage | None, horizon: Horizon) -> bool:
-    return coverage is None or not coverage.whole or coverage.needs_seq < horizon.position.seq
+def _needs_no_purged(coverage: TableCoverage | None, horizon: Horizon) -> bool:
+    return coverage is not None and coverage.whole and coverage.needs_seq >= horizon.position.seq
 
 
 def require_unpurged(store: ObjectStore, manifests: Sequence[Manifest], table: str, as_of: AsOf | None = None) -> None:
     """Raises Refused (stage.purged) if changes were purged without which the state of the table cannot be folded."""
-    lacking = purged_of(store, manifests, table, as_of)
-    if lacking:
+    for lacking in purged_of(store, manifests, [table], as_of).values():
         raise Refused(
             lacking,
             where=table,

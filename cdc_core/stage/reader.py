@@ -298,13 +298,13 @@ def sql(
         named = tables
     view_names = _view_names(tables)
     lacking = {} if partial else coverage.missing_of(store, manifests, tables, as_of)
+    purged = {} if partial else coverage.purged_of(store, manifests, named, as_of)
     with ExitStack() as stack:
         connection = stack.enter_context(_duckdb())
         files: list[str] = []
         for table in named:
             table_files = stack.enter_context(_table_files(connection, store, manifests, table, None, as_of))
-            purged = "" if partial else coverage.purged_of(store, manifests, table, as_of)
-            reasons = {"stage.purged": purged, "stage.partial": "; ".join(lacking.get(table, ()))}
+            reasons = {"stage.purged": purged.get(table, ""), "stage.partial": "; ".join(lacking.get(table, ()))}
             _views(
                 connection,
                 table,

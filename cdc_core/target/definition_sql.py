@@ -9,7 +9,7 @@ The target's table takes every value of its sources unchanged. Of what a definit
                              triggers, foreign keys, CHECK; and partitions
 
 so that the rows are those of the source and nothing else. Several source tables that feed one table must have the same
-columns; what they do not have in common is no longer unique there.
+columns; keys that they do not have in common become plain indexes.
 """
 
 from __future__ import annotations

@@ -33,11 +33,9 @@ from cdc_core.target.facts import (
 from cdc_core.target.faults import translating
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
-from cdc_core.target.load import Layout, documents_of, open_session, set_session
+from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
 from cdc_core.target.prepare import Ours, ours_beside, prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
-
-_ALTER_S = 86_400
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,14 +168,7 @@ def _prepared(target: Target, shards: Sequence[Shard]) -> list[Shard]:
     for number, reference in enumerate(target.connections):
         mine = [shard for shard in shards if shard.table.connection == number]
         if mine:
-            server = mine[0].server
-            with (
-                translating(f"{reference} ({server})"),
-                sensible(reference),
-                connect(server, where=reference, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S) as connection,
-            ):
-                with connection.cursor() as cursor:
-                    set_session(cursor)
+            with altering_session(mine[0].server, reference) as connection:
                 done += [replace(shard, facts=prepare(connection, shard.facts)) for shard in mine]
     return done
 

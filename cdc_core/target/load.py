@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass
 from enum import IntEnum
 from pathlib import Path
@@ -36,7 +36,7 @@ from cdc_core.model.version import VERSION_BYTES
 from cdc_core.target.documents import Exact, Number, decimals_sql, exact_numbers
 from cdc_core.target.enums import ambiguous, set_error_values
 from cdc_core.target.facts import TableFacts, TargetColumn
-from cdc_core.target.faults import LOCAL_INFILE, number_of, translated
+from cdc_core.target.faults import LOCAL_INFILE, number_of, translated, translating
 from cdc_core.target.prepare import KEY_BYTES
 from cdc_core.target.server_words import without_values
 from cdc_core.target.text import column_text, empty_literals, escaped, is_bytes, joined, row_keys, version_hex
@@ -115,6 +115,9 @@ _NOT_SETTABLE = frozenset({1193, 1227, 1229, 1238})
 """No such variable, no privilege, global only, read only."""
 
 
+_ALTER_S = 86_400.0
+
+
 def set_session(cursor: Any) -> None:
     """Applies SESSION, and sets the variables that only some servers have or let an account set."""
     for statement in SESSION:
@@ -150,6 +153,23 @@ def open_session(server: Server, database: str, *, where: str) -> SafeConnection
         connection.close()
         raise
     return connection
+
+
+@contextmanager
+def altering_session(server: Server, reference: str) -> Iterator[SafeConnection]:
+    """A connection for statements that create or alter tables, which may take a day, with the settings of SESSION.
+
+    reference: as the pipeline file names the server. Raises what connections.connect raises, and what target.faults
+    makes of the servers' errors.
+    """
+    with (
+        translating(f"{reference} ({server})"),
+        sensible(reference),
+        connect(server, where=reference, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S) as connection,
+    ):
+        with connection.cursor() as cursor:
+            set_session(cursor)
+        yield connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from typing import Any
 import pymysql
 
 from cdc_core.config import Target
-from cdc_core.connections import connect, quote, resolve, sensible
+from cdc_core.connections import connect, quote, resolve
 from cdc_core.errors import LockstepError, Refused
 from cdc_core.target.create import (
     Difference,
@@ -31,15 +31,12 @@ from cdc_core.target.definition import LITERAL, TableDefinition, read_definition
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
 from cdc_core.target.facts import TableFacts, table_facts
 from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
-from cdc_core.target.load import set_session
+from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LEDGER, MARKS, lock_table, prepare, versions_table
 from cdc_core.target.server_words import reason
 from cdc_core.target.sharding import ShardTable, shard_tables
 
 log = logging.getLogger(__name__)
-
-_ALTER_S = 86_400.0
-"""How long a statement that creates or alters a table may take."""
 
 MADE_BY_POLICY = frozenset({"target.table", "target.column"})
 """Errors of a target's table that creating or extending it may end."""
@@ -129,13 +126,7 @@ def make_tables(
         if not mine:
             continue
         server = resolve(reference, environ)
-        with (
-            translating(f"{reference} ({server})"),
-            sensible(reference),
-            connect(server, where=reference, read_timeout=_ALTER_S, statement_timeout_s=_ALTER_S) as connection,
-        ):
-            with connection.cursor() as cursor:
-                set_session(cursor)
+        with altering_session(server, reference) as connection:
             _on_server(connection, mine, options)
     return options.results
 

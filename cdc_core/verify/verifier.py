@@ -301,7 +301,7 @@ class _Table:
     def _whole(self, chains: Sequence[Manifest]) -> bool:
         """Whether every row of the table was staged."""
         store = self._job.store
-        if coverage.purged_of(store, chains, self._name):
+        if coverage.purged_of(store, chains, [self._name]):
             return False
         return not coverage.missing_of(store, chains, [self._name]).get(self._name)
 
