@@ -12,7 +12,7 @@ import random
 import sqlite3
 import time
 from collections import Counter
-from contextlib import ExitStack, closing
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from cdc_core.stage.files import FileStore
 from cdc_core.stage.layout import SNAPSHOT
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
-from tests.crash.test_random_kills import TABLES, busy, succeed
+from tests.crash.test_random_kills import TABLES, busy, database, succeed
 from tests.forked_commands import ForkedCommands, Started
 
 PARTED = (
@@ -185,12 +185,7 @@ def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_
     chance = random.Random(kills)
     environ = {**os.environ, "SOURCE": source.url}
     lockstep = partial(succeed, commands, tmp_path, environ)
-    with ExitStack() as opened:
-        connection = opened.enter_context(closing(source.connect(autocommit=True, charset="utf8mb4")))
-        cursor = connection.cursor()
-        cursor.execute("CREATE DATABASE kills CHARACTER SET utf8mb4")
-        opened.callback(cursor.execute, "DROP DATABASE kills")
-        cursor.execute("USE kills")
+    with database(source) as cursor:
         cursor.execute("CREATE TABLE numbers (seq INT PRIMARY KEY)")
         cursor.executemany("INSERT INTO numbers VALUES (%s)", range(8000))
         for table, columns in {**TABLES, "parted": PARTED}.items():

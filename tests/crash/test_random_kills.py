@@ -16,7 +16,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -214,6 +214,18 @@ def succeed(commands: ForkedCommands, folder: Path, environ: dict[str, str], *ar
     assert done.code == 0, done.out + done.err
 
 
+@contextmanager
+def database(server: Any) -> Iterator[Any]:
+    """A cursor at a server with an empty database `kills`, which is its own."""
+    with closing(server.connect(autocommit=True, charset="utf8mb4")) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE DATABASE kills CHARACTER SET utf8mb4")
+        try:
+            cursor.execute("USE kills")
+            yield cursor
+        finally:
+            cursor.execute("DROP DATABASE kills")
+
+
 @pytest.mark.parametrize(
     ("kills", "server"),
     [
@@ -231,11 +243,7 @@ def test_kills_at_random_moments_of_a_mixed_workload_end_equal_to_the_source(
     chance = random.Random(kills)
     environ = {**os.environ, "SOURCE": source.url}
     lockstep = partial(succeed, commands, tmp_path, environ)
-    with ExitStack() as opened:
-        connection = opened.enter_context(closing(source.connect(autocommit=True, charset="utf8mb4")))
-        cursor = connection.cursor()
-        cursor.execute("CREATE DATABASE kills CHARACTER SET utf8mb4")
-        opened.callback(cursor.execute, "DROP DATABASE kills")
+    with database(source) as cursor:
         for table, columns in TABLES.items():
             cursor.execute(f"CREATE TABLE kills.{table} {columns}")
         (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path))

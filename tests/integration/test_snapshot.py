@@ -7,8 +7,9 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.reader import table_state
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
+from tests.integration.beside import beside
 from tests.integration.line import Line
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.source_origin import Origin, fresh_name
@@ -61,10 +63,10 @@ def insert(table: str, n: int, v: int) -> str:
     return f"INSERT IGNORE INTO {table} ({names}, v, w) VALUES ({values}, {v}, 'w{v}')"
 
 
-def write(line: Line, chance: random.Random, stop: threading.Event) -> None:
+def write(line: Line, chance: random.Random) -> None:
     """Transactions of an application: inserts, updates, deletes, changes of keys, rollbacks."""
     with closing(line.origin.sql.connect(line.origin.name)) as connection, connection.cursor() as cursor:
-        while not stop.is_set():
+        for _ in range(20):
             try:
                 for _ in range(chance.randint(1, 5)):
                     table, n, m = chance.choice(list(TABLES)), chance.randrange(2 * ROWS), chance.randrange(2 * ROWS)
@@ -85,20 +87,8 @@ def write(line: Line, chance: random.Random, stop: threading.Event) -> None:
                 connection.rollback()
 
 
-@contextmanager
-def writers(line: Line, seed: int, count: int = 2) -> Iterator[None]:
-    stop = threading.Event()
-    threads = [
-        threading.Thread(target=write, args=(line, random.Random(seed * 10 + one), stop)) for one in range(count)
-    ]
-    for one in threads:
-        one.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for one in threads:
-            one.join()
+def writers(line: Line, seed: int, count: int = 2) -> AbstractContextManager[None]:
+    return beside(*(partial(write, line, random.Random(seed * 10 + one)) for one in range(count)))
 
 
 def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, Any]:
@@ -844,31 +834,42 @@ SEMI_SYNC = {
 }
 
 
+@contextmanager
+def logged_and_unseen(origin: Origin, flavor: str) -> Iterator[None]:
+    """Until the block ends, an UPDATE is in the log, and cannot be seen: it waits for a replica that does not come."""
+    prepare, switch = SEMI_SYNC[flavor]
+    origin.execute_on_server(prepare, f"SET GLOBAL {switch}_timeout = 600000", f"SET GLOBAL {switch}_enabled = ON")
+    waiting = threading.Thread(target=origin.execute, args=("UPDATE number SET v = -1 WHERE v < 10",))
+    waiting.start()
+    try:
+        yield
+    finally:
+        origin.execute_on_server(f"SET GLOBAL {switch}_enabled = OFF")
+        waiting.join()
+
+
+def refuses_to_read_what_is_unseen(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
+    with pytest.raises(RetryLater) as refused:
+        read(line, ["number"])
+    assert refused.value.code == "snapshot.not_visible"
+
+
 @pytest.mark.parametrize("flavor", ["mysql9", "mariadb"])
 def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str
 ) -> None:
     """A semi-synchronous server commits in the engine only after a replica has acknowledged what was logged."""
-    prepare, switch = SEMI_SYNC[flavor]
     with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as sql:
         origin = Origin(sql, fresh_name())
         origin.execute_on_server(f"CREATE DATABASE {origin.name}")
         line = Line(origin, tmp_path)
         fill(line, 20)
         line = Line(origin, tmp_path)
-        origin.execute_on_server(prepare, f"SET GLOBAL {switch}_timeout = 600000", f"SET GLOBAL {switch}_enabled = ON")
-        waiting = threading.Thread(target=origin.execute, args=("UPDATE number SET v = -1 WHERE v < 10",))
-        waiting.start()
-        try:
+        with logged_and_unseen(origin, flavor):
             assert eventually(lambda: line.drain() and any(one.rows for one in line.chain))
             assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
-            monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
-            with pytest.raises(RetryLater) as refused:
-                read(line, ["number"])
-            assert refused.value.code == "snapshot.not_visible"
-        finally:
-            origin.execute_on_server(f"SET GLOBAL {switch}_enabled = OFF")
-            waiting.join()
+            refuses_to_read_what_is_unseen(line, monkeypatch)
         monkeypatch.undo()
         read(line)
         line.drain()
@@ -883,29 +884,19 @@ def test_a_transaction_that_is_logged_and_not_yet_visible_is_not_missing_in_the_
 def test_a_transaction_that_is_logged_before_the_capture_and_visible_later_is_in_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, flavor: str, start: str
 ) -> None:
-    prepare, switch = SEMI_SYNC[flavor]
     with {"mysql9": MySql, "mariadb": MariaDb}[flavor].start(server_id=8) as sql:
         origin = Origin(sql, fresh_name())
         origin.execute_on_server(f"CREATE DATABASE {origin.name}")
         fill(Line(origin, tmp_path), 20)
-        origin.execute_on_server(prepare, f"SET GLOBAL {switch}_timeout = 600000", f"SET GLOBAL {switch}_enabled = ON")
         before = server.end_position(origin.control, 0)
-        waiting = threading.Thread(target=origin.execute, args=("UPDATE number SET v = -1 WHERE v < 10",))
-        waiting.start()
-        try:
+        with logged_and_unseen(origin, flavor):
             assert eventually(lambda: server.end_position(origin.control, 0) > before)
             line = Line(origin, tmp_path)
             if start == "latest":
                 line.again(**{re.findall("start: .*", line._text)[0]: "start: latest"})
             line.drain()
             assert (-1, "w0") not in [row[1:] for row in at_source(line, "number")]
-            monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 1.0)
-            with pytest.raises(RetryLater) as refused:
-                read(line, ["number"])
-            assert refused.value.code == "snapshot.not_visible"
-        finally:
-            origin.execute_on_server(f"SET GLOBAL {switch}_enabled = OFF")
-            waiting.join()
+            refuses_to_read_what_is_unseen(line, monkeypatch)
         monkeypatch.undo()
         read(line)
         line.drain()

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import pymysql
@@ -22,6 +21,7 @@ from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.verifier import Job, TableResult, verify
 from tests.forked_commands import ForkedCommands
 from tests.integration import test_snapshot as snapshots
+from tests.integration.beside import beside
 from tests.integration.line import Line
 from tests.integration.source_origin import fresh_name
 
@@ -380,32 +380,6 @@ class Applier:
                 for row in chance.sample(rows, len(rows)):
                     cursor.execute(f"REPLACE INTO {self.table} VALUES (%s, %s, %s)", (row["id"], row["v"], row["at"]))
             meta.seed("copy", batches)
-
-
-@contextmanager
-def beside(*works: Callable[[], None]) -> Iterator[None]:
-    """Runs each again and again until the block ends; a failure of one is raised then."""
-    stop = threading.Event()
-    failed: list[BaseException] = []
-
-    def again(work: Callable[[], None]) -> None:
-        try:
-            while not stop.is_set():
-                work()
-        except BaseException as error:  # noqa: BLE001
-            failed.append(error)
-
-    threads = [threading.Thread(target=again, args=(work,)) for work in works]
-    for one in threads:
-        one.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        for one in threads:
-            one.join()
-    if failed:
-        raise failed[0]
 
 
 @pytest.mark.parametrize("passes", [2, pytest.param(40, marks=pytest.mark.matrix)])
