@@ -31,7 +31,7 @@ from cdc_core.config import parse
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest, Part
-from cdc_core.model.coverage import Happened, How, TableCoverage, TableEvent, after
+from cdc_core.model.coverage import Happened, How, Surveyed, TableCoverage, TableEvent, after
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
@@ -321,7 +321,7 @@ class World:
         start.put(self.store, NAME, self._checkpoint(self.source.end), pipeline="shop")
         self.meta.advance_watermark(lease, self._checkpoint(self.source.end))
         how = TableCoverage(How.EXISTING, self.source.end.seq - 1, START_US, "the start", feeds=(TABLE,))
-        self.meta.keep_coverage(lease, {TABLE: how}, self.source.end.seq - 1)
+        self.meta.keep_coverage(lease, {TABLE: how}, Surveyed(self.source.end.seq - 1, ""))
         self.meta.release_lease(lease)
 
     @property

@@ -12,27 +12,43 @@ from dataclasses import replace
 from cdc_core.errors import Refused
 from cdc_core.meta import SourceCoverage
 from cdc_core.model.block import Block, TableRows
-from cdc_core.model.coverage import ANY_TABLE, EACH_TABLE, Happened, How, TableCoverage, TableEvent, after, is_new
+from cdc_core.model.coverage import (
+    ANY_TABLE,
+    EACH_TABLE,
+    Happened,
+    How,
+    Surveyed,
+    TableCoverage,
+    TableEvent,
+    after,
+    is_new,
+)
 from cdc_core.model.position import Position
 from cdc_core.model.staged import OP, SEQ, TRUNCATE, TS
 from cdc_core.source.survey import Survey
 
 Route = Callable[[str, str], tuple[str, ...]]
+Captures = Callable[[str, str], bool]
 NOTHING_KNOWN = SourceCoverage()
 
 
 class CoverageLog:
-    """known: the coverage in meta. feeds: the logical tables of a captured table, () for others."""
+    """known: the coverage in meta. feeds: the logical tables of a captured table, () for others.
+
+    sought: whether the survey that `known` has looked for a table. One that it did not look for may have existed.
+    """
 
     def __init__(
         self,
         known: SourceCoverage = NOTHING_KNOWN,
         *,
         feeds: Route = lambda database, table: (f"{database}.{table}",),
+        sought: Captures = lambda database, table: False,
     ) -> None:
         self._known = dict(known.tables)
         self._feeds = feeds
-        self.surveyed_seq = known.surveyed_seq
+        self._sought = sought
+        self.surveyed = known.surveyed
         self.pending: dict[str, TableCoverage] = {table: known.tables[table] for table in sorted(known.unstaged)}
         """What is not in any manifest yet."""
 
@@ -48,22 +64,25 @@ class CoverageLog:
     def partial(self) -> dict[str, TableCoverage]:
         return {table: one for table, one in sorted(self._known.items()) if not one.whole}
 
-    def survey(self, found: Survey) -> None:
-        """Adds the result of a survey, before blocks that begin before its position."""
+    def survey(self, found: Survey, *, captured: str = "") -> None:
+        """Adds the result of a survey, before blocks that begin before its position.
+
+        captured: the rules for the names of the tables that it looked for.
+        """
         place, seq = str(found.position), found.position.seq - 1
         for table, rows in found.tables.items():
             known = self._known.get(table)
             if table in found.empty:
                 if known is None or known.how is How.EXISTING:
-                    absent_seq = self.surveyed_seq if known is None else known.absent_seq
+                    absent_seq = self._absent_seq(table) if known is None else known.absent_seq
                     self._set(table, TableCoverage(How.EMPTY, seq, found.at_us, place, absent_seq=absent_seq))
             elif known is None:
-                absent_seq = self.surveyed_seq
+                absent_seq = self._absent_seq(table)
                 self._set(table, TableCoverage(How.EXISTING, seq, found.at_us, place, rows, absent_seq=absent_seq))
             elif known.how is How.EXISTING and known.rows is None and rows is not None:
                 self._set(table, replace(known, rows=rows))
         if found.complete:
-            self.surveyed_seq = seq
+            self.surveyed, self._sought = Surveyed(seq, captured), lambda database, table: True
 
     def declared_empty(self, tables: Iterable[str], position: Position, at_us: int) -> None:
         """Tables that the pipeline file says were empty at the position where a source that is new begins."""
@@ -90,7 +109,7 @@ class CoverageLog:
         for event in sorted(self._events(block), key=lambda one: (one.seq, one.what is Happened.ROWS)):
             for table in self._meant(event.table):
                 known = self._known.get(table)
-                found = after(known, event, surveyed_seq=self.surveyed_seq)
+                found = after(known, event, surveyed_seq=self._absent_seq(table))
                 if found is not None and found is not known:
                     self._set(table, found)
         for table in block.isolated:
@@ -105,7 +124,7 @@ class CoverageLog:
         """Raises Refused (source.new_table) if a block creates a table that appeared later (tables.on_new: stop)."""
         for event in block.happened:
             for table in self._meant(event.table):
-                if self._logical(table) and is_new(self._known.get(table), event, surveyed_seq=self.surveyed_seq):
+                if self._logical(table) and is_new(self._known.get(table), event, surveyed_seq=self._absent_seq(table)):
                     raise Refused(
                         f"{table} is a new table, and tables.on_new is stop.",
                         where=f"{block.source}, {event.place}",
@@ -136,6 +155,11 @@ class CoverageLog:
     def _set(self, table: str, coverage: TableCoverage) -> None:
         feeds = self._logical(table) or coverage.feeds
         self._known[table] = self.pending[table] = replace(coverage, feeds=feeds)
+
+    def _absent_seq(self, table: str) -> int:
+        """The order key at which a table of which nothing is known did not exist; 0 where that is unknown."""
+        database, _, name = table.partition(".")
+        return self.surveyed.seq if self._sought(database, name) else 0
 
     def _logical(self, table: str) -> tuple[str, ...]:
         database, _, name = table.partition(".")

@@ -263,7 +263,9 @@ class Extractor:
 
     def _surveyed(self, start: Checkpoint, known: server.ServerFacts, left_out: Mapping[str, str]) -> CoverageLog:
         """The coverage of the source's tables; unknown ones are read from the server."""
-        log_of = CoverageLog(self._meta.coverage(self._source.name), feeds=self._capture.route)
+        covered = self._meta.coverage(self._source.name)
+        sought = Capture.by_names(covered.surveyed.captured)
+        log_of = CoverageLog(covered, feeds=self._capture.route, sought=sought.captures)
         begin = self._source.start.position if isinstance(self._source.start, StartConfig) else None
         if begin is not None and (begin.file, begin.offset) == (start.position.file, start.position.offset):
             log_of.declared_empty(begin.empty, start.position, start.watermark_us)
@@ -276,9 +278,9 @@ class Extractor:
             grants=known.grants,
             end_of_log=lambda: server.end_position(self._control, start.position.timeline),
         )
-        log_of.survey(found)
+        log_of.survey(found, captured=self._capture.names)
         if log_of.pending:
-            self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed_seq)
+            self._meta.keep_coverage(self._lease, log_of.pending, log_of.surveyed)
         return log_of
 
     def _release(self, lease: Lease) -> None:

@@ -221,7 +221,7 @@ class Stager:
             log.warning("%s: %s", manifest.source, manifest.notes[-1])
         if self._isolated:
             manifest = replace(manifest, isolated=self._isolated, notes=(*manifest.notes, *notes(self._isolated)))
-        manifest = replace(manifest, coverage=dict(self.coverage.pending), surveyed_seq=self.coverage.surveyed_seq)
+        manifest = replace(manifest, coverage=dict(self.coverage.pending), surveyed=self.coverage.surveyed)
         committed = manifests.commit(self._store, manifest)
         if not committed.ours:
             writer.abort()

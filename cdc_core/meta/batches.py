@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
 
 from sqlalchemy import Connection, Row, delete, exists, insert, select, update
 
@@ -18,7 +19,7 @@ from cdc_core.meta import copies, failures, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, FileRow, Lease, SourceCoverage
 from cdc_core.model.batch import Manifest
-from cdc_core.model.coverage import TableCoverage, settled
+from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage, settled
 from cdc_core.model.position import Checkpoint, Fingerprint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 
@@ -116,7 +117,7 @@ def rebuild(
     stored = checkpoint(connection, lease.source)
     previous: Manifest | None = None
     added, highest, reached = 0, 0, stored is None
-    coverage, surveyed_seq, chunks = dict(purged), 0, 0
+    coverage, surveyed, chunks = dict(purged), NO_SURVEY, 0
     for manifest in manifests:
         _belongs(lease, manifest, any_epoch=True)
         if previous is not None and previous.end.position != manifest.begin.position:
@@ -128,7 +129,7 @@ def rebuild(
             added += 1
         coverage = settled(coverage, manifest.coverage)
         chunks = max([chunks, *(one.number for one in manifest.chunks)])
-        surveyed_seq = max(surveyed_seq, manifest.surveyed_seq)
+        surveyed = max(surveyed, manifest.surveyed, key=attrgetter("seq"))
         previous = manifest
     if previous is None:
         return lease, 0
@@ -137,7 +138,7 @@ def rebuild(
         raise _broken(previous, f"the stored position {place} is not on the chain, which ends with this manifest")
     if stored is None or stored.position != previous.end.position:
         _move(connection, lease, stored, previous.end)
-    _cover(connection, lease.source, coverage, surveyed_seq, settling=False)
+    _cover(connection, lease.source, coverage, surveyed, settling=False)
     copies.give_out_above(connection, lease.source, chunks)
     return leases.raise_epoch(connection, lease, highest), added
 
@@ -360,7 +361,7 @@ def _insert(connection: Connection, manifest: Manifest) -> None:
         )
     _insert_schemas(connection, manifest)
     _insert_definitions(connection, manifest)
-    _cover(connection, manifest.source, manifest.coverage, manifest.surveyed_seq)
+    _cover(connection, manifest.source, manifest.coverage, manifest.surveyed)
 
 
 def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
@@ -384,18 +385,18 @@ def _insert_definitions(connection: Connection, manifest: Manifest) -> None:
 
 
 def keep_coverage(
-    connection: Connection, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int
+    connection: Connection, lease: Lease, covered: Mapping[str, TableCoverage], surveyed: Surveyed
 ) -> None:
     """See Meta.keep_coverage."""
     leases.require_held(connection, lease)
-    _cover(connection, lease.source, covered, surveyed_seq, staged=False)
+    _cover(connection, lease.source, covered, surveyed, staged=False)
 
 
 def _cover(
     connection: Connection,
     source: str,
     covered: Mapping[str, TableCoverage],
-    surveyed_seq: int,
+    surveyed: Surveyed,
     *,
     staged: bool = True,
     settling: bool = True,
@@ -409,9 +410,10 @@ def _cover(
         connection.execute(delete(_coverage).where(mine))
         text = json.dumps(one.to_json(), ensure_ascii=False)
         connection.execute(insert(_coverage).values(source=source, source_table=table, coverage=text, staged=staged))
-    if surveyed_seq:
-        newer = (_ack.c.source == source) & (_ack.c.surveyed_seq < surveyed_seq)
-        connection.execute(update(_ack).where(newer).values(surveyed_seq=surveyed_seq))
+    if surveyed.seq:
+        newer = (_ack.c.source == source) & (_ack.c.surveyed_seq < surveyed.seq)
+        values = {"surveyed_seq": surveyed.seq, "surveyed_captured": surveyed.captured}
+        connection.execute(update(_ack).where(newer).values(values))
 
 
 def coverage(connection: Connection, source: str) -> SourceCoverage:
@@ -419,8 +421,10 @@ def coverage(connection: Connection, source: str) -> SourceCoverage:
     mine = select(_coverage).where(_coverage.c.source == source).order_by(_coverage.c.source_table)
     rows = connection.execute(mine).all()
     found = {row.source_table: TableCoverage.from_json(json.loads(row.coverage)) for row in rows}
-    surveyed = connection.execute(select(_ack.c.surveyed_seq).where(_ack.c.source == source)).scalar_one_or_none()
-    return SourceCoverage(found, frozenset(row.source_table for row in rows if not row.staged), surveyed or 0)
+    survey = select(_ack.c.surveyed_seq, _ack.c.surveyed_captured).where(_ack.c.source == source)
+    row = connection.execute(survey).one_or_none()
+    surveyed = NO_SURVEY if row is None else Surveyed(row.surveyed_seq, row.surveyed_captured or "")
+    return SourceCoverage(found, frozenset(one.source_table for one in rows if not one.staged), surveyed)
 
 
 def history(connection: Connection, source: str) -> tuple[DefinedSince, ...]:

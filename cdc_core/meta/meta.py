@@ -41,7 +41,7 @@ from cdc_core.meta.rows import (
 from cdc_core.meta.states import RecordState
 from cdc_core.meta.views import PlanView
 from cdc_core.model.batch import Manifest
-from cdc_core.model.coverage import TableCoverage
+from cdc_core.model.coverage import Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
 from cdc_core.model.schema import DefinedSince, TableSchema
@@ -180,9 +180,9 @@ class Meta:
         """Whether the source's tables are staged with every row."""
         return self._database.read(lambda c: batches.coverage(c, source))
 
-    def keep_coverage(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed_seq: int) -> None:
+    def keep_coverage(self, lease: Lease, covered: Mapping[str, TableCoverage], surveyed: Surveyed) -> None:
         """Keep what was seen of tables until a manifest says it. Raises RetryLater (meta.lease_lost)."""
-        self._database.write(lambda c: batches.keep_coverage(c, lease, covered, surveyed_seq))
+        self._database.write(lambda c: batches.keep_coverage(c, lease, covered, surveyed))
 
     # Copies of existing rows
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from cdc_core.meta.states import RecordState, RunState
-from cdc_core.model.coverage import TableCoverage
+from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.run import LedgerEntry, WriteCounts
 
@@ -72,12 +72,12 @@ class FileRow:
 class SourceCoverage:
     """tables: by source table. unstaged: those of which no manifest says it yet.
 
-    surveyed_seq: order key at which every captured table that existed was seen; 0 if there is none.
+    surveyed: the latest complete survey.
     """
 
     tables: Mapping[str, TableCoverage] = field(default_factory=dict)
     unstaged: frozenset[str] = frozenset()
-    surveyed_seq: int = 0
+    surveyed: Surveyed = NO_SURVEY
 
 
 @dataclass(frozen=True, slots=True)

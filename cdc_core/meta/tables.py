@@ -83,6 +83,7 @@ ack_position = Table(
     Column("fingerprint", long_text()),
     Column("floor_us", BigInteger(), nullable=False, server_default="0"),
     Column("surveyed_seq", BigInteger(), nullable=False, server_default="0"),
+    Column("surveyed_captured", long_text()),
     Column("chunks", BigInteger(), nullable=False, server_default="0"),  # numbers of copied chunks given out
     comment="up to where a source is staged, durably",
 )

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from cdc_core.model.coverage import TableCoverage
+from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import DefinedSince, TableSchema
 from cdc_core.model.typed import require_types
@@ -116,7 +116,7 @@ class Manifest:
     again_until: of a batch that leads to another server's log: transactions that begin there before this order key may
              have been staged before; 0 where none may.
     coverage: of source tables whose coverage is another than after the batch before; it holds as of the batch's end.
-    surveyed_seq: order key at which every captured table that existed had a coverage; 0 where the account cannot tell.
+    surveyed: when every captured table that existed had a coverage; seq 0 where the account cannot tell.
     definitions: of source tables whose names the log does not carry, as they became known in this batch.
     chunks: the claims of a batch of copied rows; () for a batch of the log.
     """
@@ -139,7 +139,7 @@ class Manifest:
     definitions: tuple[DefinedSince, ...] = ()
     again_until: int = 0
     coverage: Mapping[str, TableCoverage] = field(default_factory=dict)
-    surveyed_seq: int = 0
+    surveyed: Surveyed = NO_SURVEY
     chunks: tuple[CopiedChunk, ...] = ()
 
     @property
@@ -178,7 +178,7 @@ class Manifest:
             "isolated": dict(self.isolated),
             "again_until": self.again_until,
             "coverage": {table: one.to_json() for table, one in self.coverage.items()},
-            "surveyed_seq": self.surveyed_seq,
+            "surveyed": asdict(self.surveyed),
             "definitions": [one.to_json() for one in self.definitions],
             "chunks": [one.to_json() for one in self.chunks],
             "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
@@ -200,7 +200,7 @@ class Manifest:
             isolated=data.get("isolated", {}),
             again_until=data.get("again_until", 0),
             coverage={table: TableCoverage.from_json(one) for table, one in data.get("coverage", {}).items()},
-            surveyed_seq=data.get("surveyed_seq", 0),
+            surveyed=Surveyed(**data["surveyed"]) if "surveyed" in data else NO_SURVEY,
             definitions=tuple(DefinedSince.from_json(one) for one in data.get("definitions", ())),
             chunks=tuple(CopiedChunk.from_json(one) for one in data.get("chunks", ())),
             parts=tuple(Part(**part) for part in data["parts"]),

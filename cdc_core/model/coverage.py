@@ -133,6 +133,21 @@ class TableCoverage:
         return cls(**{**data, "how": How(data["how"]), "feeds": tuple(data["feeds"])})
 
 
+@dataclass(frozen=True, slots=True)
+class Surveyed:
+    """A complete survey of a source's tables.
+
+    seq: order key at which every captured table that existed was known; 0 if there was no survey.
+    captured: the pipeline's rules by then for names of tables, as sink.capture.Capture.names has them.
+    """
+
+    seq: int
+    captured: str
+
+
+NO_SURVEY = Surveyed(0, "")
+
+
 def after(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int = 0) -> TableCoverage | None:
     """The coverage of a table after an event of the log; the docstring of this module has the rules.
 

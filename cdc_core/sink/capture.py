@@ -9,6 +9,7 @@ masked; then rows are routed.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ class RowRule(Protocol):
 
 
 SYSTEM_SCHEMAS = frozenset({"mysql", "information_schema", "performance_schema", "sys"})
+_NO_TABLE = "(?!)"
 OWN_PREFIX = "_lockstep_"
 """Tables that Lockstep keeps in the databases of a target, which may be another pipeline's source."""
 
@@ -70,6 +72,22 @@ class Capture:
     )
     _steps: dict[str, tuple[RowRule, ...]] = field(default_factory=dict, init=False, repr=False, compare=False)
     """For each definition, by its id: the steps for its rows."""
+
+    @property
+    def names(self) -> str:
+        """The rules that decide by a table's name whether it is captured, as JSON."""
+        rules = {"include": self.tables.include, "exclude": self.tables.exclude, "lower_case": self.lower_case}
+        return json.dumps(rules, ensure_ascii=False)
+
+    @classmethod
+    def by_names(cls, names: str) -> Capture:
+        """Captures the same tables as one whose `names` these are; no table for any other text, such as ''."""
+        try:
+            rules = json.loads(names)
+            patterns = CaptureRules(include=rules["include"], exclude=rules["exclude"])
+            return cls(patterns, lower_case=rules["lower_case"])
+        except (ValueError, KeyError, TypeError):
+            return cls(CaptureRules(include=(_NO_TABLE,)))
 
     def captures(self, database: str, table: str) -> bool:
         return bool(self.route(database, table))

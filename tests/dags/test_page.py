@@ -19,7 +19,7 @@ from cdc_core.apply import commit
 from cdc_core.cli.output import moment
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import TableCopy, copier_of
-from cdc_core.model.coverage import How, TableCoverage
+from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import TableSchema
 from lockstep_airflow.page import airflow_state
@@ -319,7 +319,7 @@ def test_a_paused_dag_a_late_source_and_a_partial_table_are_said(
 ) -> None:
     monkeypatch.setattr(airflow_state, "dags", lambda ids: {"cdc_shop": airflow_state.DagState(True, None)})
     coverage = TableCoverage(How.EXISTING, 1, 0, "binlog.000001:4", 60_000, ("shop.orders",))
-    shop.meta.keep_coverage(shop.leases["shop_db"], {"shop.orders": coverage}, 0)
+    shop.meta.keep_coverage(shop.leases["shop_db"], {"shop.orders": coverage}, NO_SURVEY)
     _, problems = health(client)
     levels = [one["level"] for one in problems]
     assert levels == sorted(levels, key=["failed", "paused", "late", "noted"].index)
@@ -344,7 +344,7 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     done = TableCoverage(How.COPIED, 1, 0, "binlog.000001:77", None, ("shop.orders",))
     names = ("shop.due", "shop.keyless", "shop.big")
     covered = dict(zip(names, map(existing, (60_000, 7, 1000)), strict=True))
-    shop.meta.keep_coverage(shop.leases["shop_db"], covered | {"shop.done": done}, 0)
+    shop.meta.keep_coverage(shop.leases["shop_db"], covered | {"shop.done": done}, NO_SURVEY)
     refused = Refused(f"No key {ALERT}.", where="shop.keyless", code="snapshot.no_key", remedy="give it one")
     shop.meta.failed("shop", "copy table", "shop_db/shop.keyless", refused)
     big = TableSchema("shop", "big", ())

@@ -126,6 +126,25 @@ def test_a_table_that_the_pipeline_left_out_for_a_while_is_partial(
     assert line.ids("a") == [1, 2]
 
 
+def test_a_table_that_existed_before_the_pipeline_captured_it_is_partial_although_the_log_seems_to_create_it(
+    origin: Origin, make_line: Callable[..., Line]
+) -> None:
+    only, every = f"include: ['{origin.name}[.]a']", f"include: ['{origin.name}[.].*']"
+    line = make_line(tables=only)
+    origin.execute(ROWS.format("a"), *(ROWS.format(table) for table in "bcd"))
+    origin.execute(*(f"INSERT INTO {table} VALUES (1, 1)" for table in "abcd"))
+    assert line.drain() == {"a": How.CREATED}
+    guarded = "CREATE TABLE IF NOT EXISTS {} (id INT PRIMARY KEY, v INT)"
+    origin.execute(guarded.format("b"), "INSERT INTO b VALUES (2, 2)", guarded.format("c"))
+    line.again(**{only: every})
+    assert line.drain() == {"a": How.CREATED, "b": How.EXISTING, "c": How.EXISTING, "d": How.EXISTING}
+    # From here on every table is known, and so is a new one.
+    origin.execute(guarded.format("b"), guarded.format("d"), guarded.format("e"), "INSERT INTO e VALUES (5, 5)")
+    expected = dict.fromkeys("bcd", How.EXISTING) | {"a": How.CREATED, "e": How.CREATED}
+    line.again(**{every: f"{every}, exclude: []"})
+    assert line.drain() == expected
+
+
 def test_a_logical_table_is_whole_only_if_all_that_is_routed_to_it_is(
     origin: Origin, make_line: Callable[..., Line]
 ) -> None:
