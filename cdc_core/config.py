@@ -201,6 +201,12 @@ class Source(_Model):
     server_id: int = Field(
         ge=1, le=2**32 - 1, description="Lockstep's ID as a replica; no other replica may have the same"
     )
+    copy_from: ConnectionRef | None = Field(
+        None,
+        description="a replica of the server that is read, as env:VARIABLE or airflow:CONNECTION_ID: copies of "
+        "existing rows read there. It must replicate everything, by GTIDs, and have nothing of its own; tables without "
+        "a key are read at the source",
+    )
     start: Literal["earliest", "latest"] | StartConfig = Field(
         "latest",
         description="where to start if nothing is stored yet: earliest, latest (the moment of the first extract), or "
@@ -714,6 +720,9 @@ class Pipeline(_Model):
     def references(self) -> tuple[str, ...]:
         """Every server that the pipeline names, and the salt of its masks, once."""
         named = [one for source in self.sources for one in source.connections]
+        named += [
+            one for one in (*(source.copy_from for source in self.sources), *self.snapshot.throttle.replicas) if one
+        ]
         named += [one for target in self.targets for one in target.connections]
         return tuple(dict.fromkeys([*named, *filter(None, [self.tables.columns.salt])]))
 

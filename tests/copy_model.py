@@ -385,13 +385,13 @@ class World:
     def copy(self) -> None:
         """The product's copier reads the table to its end, if nothing comes in between."""
         with self._process(), self._copier_lease() as lease:
-            sessions = SimpleNamespace(reader=Session(self, reader=True), control=Session(self, reader=False))
+            sessions = self._sessions()
             context = CopyContext(self.pipeline, NAME, self.meta, self.store, self.capture, lease, self.folder)
             facts = SimpleNamespace(
                 mariadb=self.source.flavor == "mariadb", gtid_mode="ON" if self.source.flavor == "mysql" else "OFF",
                 identity="server_id=1", clock_us=START_US,
             )  # fmt: skip
-            watermarks.await_logged(sessions.control, facts)  # type: ignore[arg-type]
+            watermarks.await_logged(sessions.source.control, facts)  # type: ignore[arg-type]
             chunks = TableChunks(self.meta, lease, NAME, ("shop", "t"), chunk_bytes=1 << 20, chunk_s=5.0)
             work, throttle = copier._Work([chunks]), SimpleNamespace(why=lambda _: "")
 
@@ -401,14 +401,18 @@ class World:
             def second() -> None:
                 """Another reader of the same process reads a chunk, unless the first one has just locked the table."""
                 if not chunks._lock.locked() and not chunks.exhausted:
-                    others = SimpleNamespace(reader=Session(self, reader=True), control=Session(self, reader=False))
-                    reader(others)._read_one(chunks)
+                    reader(self._sessions())._read_one(chunks)
 
             self.second = second
             try:
                 reader(sessions).run()
             finally:
                 self.second = None
+
+    def _sessions(self) -> SimpleNamespace:
+        """Of a reader; see snapshot.sessions."""
+        pair = SimpleNamespace(reader=Session(self, reader=True), control=Session(self, reader=False))
+        return SimpleNamespace(source=pair, tables=pair, beside=False)
 
     def stage(self) -> None:
         with self._process(), self._copier_lease() as lease:

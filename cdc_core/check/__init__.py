@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
-from cdc_core.check.sources import check_server, check_tables
+from cdc_core.check.sources import check_server, check_standby, check_tables
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline, Source
 from cdc_core.connections import answers, is_loopback, resolve
@@ -53,6 +53,7 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
                 host = replica_host(pipeline.pipeline, source.name, known.identity) if known else ""
                 check_server(source, address, connection, known.checkpoint if known else None, findings, subject, host)
                 if tables is None:
+                    check_standby(source, connection, environ, findings, subject)
                     tables = check_tables(
                         pipeline,
                         source,

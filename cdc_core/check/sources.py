@@ -18,6 +18,7 @@ from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.sink import Capture
+from cdc_core.snapshot.standby import find_standby
 from cdc_core.source import server, server_id
 from cdc_core.source.capture_policy import CapturePolicy
 from cdc_core.source.definitions import require_logged_cascades
@@ -95,6 +96,22 @@ def check_server(
         near = server.advise_position(facts, server.binlog_files(connection), stored)
         if near is not None:
             findings.warn(f"{subject}: purge", near.what, near.remedy)
+
+
+def check_standby(
+    source: Source,
+    connection: pymysql.Connection[Any],
+    environ: Mapping[str, str] | None,
+    findings: Findings,
+    subject: str,
+) -> None:
+    """The replica at which copies read. connection: at the server that is read."""
+    if source.copy_from is not None:
+        findings.attempt(
+            f"{subject}: copies read at {source.copy_from}",
+            lambda: find_standby(source, connection, server.facts(connection), environ),
+            lambda found: "it is this server" if found is None else "a replica without filters or rows of its own",
+        )
 
 
 def _said(facts: server.ServerFacts, source: Source) -> dict[str, str]:

@@ -20,9 +20,7 @@ from pathlib import Path
 
 import pymysql
 
-from cdc_core import connections
 from cdc_core.config import Pipeline
-from cdc_core.connections import Server
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
@@ -31,16 +29,24 @@ from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ROW_BITS
-from cdc_core.results import TableReader, prepare_session
+from cdc_core.results import TableReader
 from cdc_core.results.faults import ALTERED
 from cdc_core.results.warm import warm
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import count_rows, from_table, greatest
+from cdc_core.snapshot.sessions import Pair, Sessions
+from cdc_core.snapshot.standby import (
+    find_standby,
+    readable_there,
+    require_nothing_else,
+    require_same_definition,
+    standby_view,
+)
 from cdc_core.snapshot.table_chunks import Extent, TableChunks
 from cdc_core.snapshot.throttle import Throttle
-from cdc_core.snapshot.watermarks import View, await_logged, high_of, read_view
+from cdc_core.snapshot.watermarks import View, await_logged, high_of, logged_gtids, read_view
 from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema
 from cdc_core.source.facts import ServerFacts
@@ -113,6 +119,7 @@ def copy_tables(
         opened.callback(control.close)
         _require_same(staged, server, source)
         await_logged(control, server)
+        standby = find_standby(config, control, server, environ, shows=logged_gtids(control, server))
         throttle = opened.enter_context(
             Throttle(pipeline.snapshot.throttle, environ, source=source, mariadb=server.mariadb)
         )
@@ -137,7 +144,7 @@ def copy_tables(
             # Each reader has its own: the hasher of masked columns is for one.
             capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
             context = CopyContext(pipeline, source, meta, store, capture, lease, scratch)
-            with work.failing(), _Sessions(address, source, config.read_timeout_s) as sessions:
+            with work.failing(), Sessions(config, address, standby) as sessions:
                 _Reader(context, server, sessions, work, throttle, progressed).run()
 
         with ThreadPoolExecutor(max(1, limits.readers if tables else 0)) as pool:
@@ -200,32 +207,6 @@ class _Work:
         self.refused[table.name] = error
 
 
-class _Sessions:
-    """Two sessions at the source: one for read views, one to ask beside them."""
-
-    def __init__(self, address: Server, source: str, read_timeout_s: float) -> None:
-        self._address = address
-        self._source = source
-        self._read_timeout_s = read_timeout_s
-
-    def __enter__(self) -> _Sessions:
-        with ExitStack() as opened:
-            options = {"read_timeout": self._read_timeout_s, "statement_timeout_s": None}
-            self.reader = connections.connect(self._address, where=self._source, **options)
-            opened.callback(self.reader.close)
-            self.control = connections.connect(self._address, where=self._source, **options)
-            opened.callback(self.control.close)
-            for one in (self.reader, self.control):
-                prepare_session(one)
-                with one.cursor() as cursor:  # a key may be a date that strict modes do not compare with anything
-                    cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
-            self._close = opened.pop_all()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._close.close()
-
-
 class _RedefinedError(Exception):
     """The table's definition is another than when its copy began."""
 
@@ -237,7 +218,7 @@ class _Reader:
         self,
         context: CopyContext,
         server: ServerFacts,
-        sessions: _Sessions,
+        sessions: Sessions,
         work: _Work,
         throttle: Throttle,
         progressed: Progressed,
@@ -266,7 +247,7 @@ class _Reader:
         former = table.copy
         planned: PlannedChunk | None = None
         try:
-            found = None if self._work.stopped.is_set() else table.next(self._sessions.control, self._begin)
+            found = None if self._work.stopped.is_set() else table.next(self._sessions.tables.control, self._begin)
             if found is None:
                 return
             former, planned = found
@@ -293,7 +274,7 @@ class _Reader:
 
     def _redefined(self, former: TableSchema) -> bool:
         try:
-            return table_schema(self._sessions.control, former.database, former.table) != former
+            return table_schema(self._sessions.tables.control, former.database, former.table) != former
         except (LockstepError, pymysql.err.MySQLError):  # the first error says more
             return False
 
@@ -304,7 +285,7 @@ class _Reader:
             pause = context.meta.copies_paused(context.source)
             if pause is not None:
                 raise paused(context.source, pause)
-            why = self._throttle.why(self._sessions.control)
+            why = self._throttle.why(self._sessions.tables.control)
             if not why:
                 return
             log.info("%s: the copy of %s waits: %s", context.source, table.name, why)
@@ -314,13 +295,15 @@ class _Reader:
 
     def _begin(self, schema: TableSchema) -> Extent:
         """The greatest key that is visible once everything before the end of what is staged is; and a count of rows."""
+        if self._sessions.beside:
+            require_same_definition(self._sessions.source.control, schema, self._context.source)
         limit: keys.Key = ()
         low: Position | None = None
         if schema.key:
-            with self._view(schema, self._staged_here()) as view, _unchanged(schema):
-                limit, low = greatest(self._sessions.reader, schema), view.low
+            with self._view(schema, self._staged_here()) as (at, view), _unchanged(schema):
+                limit, low = greatest(at.reader, schema), view.low
         empty = bool(schema.key) and not limit
-        rows = 0 if empty else count_rows(self._sessions.control, schema, mariadb=self._server.mariadb)
+        rows = 0 if empty else count_rows(self._sessions.tables.control, schema, mariadb=self._server.mariadb)
         return Extent(limit, low, rows)
 
     def _staged_here(self) -> Checkpoint:
@@ -329,14 +312,22 @@ class _Reader:
         _require_same(staged, self._server, self._context.source)
         return staged
 
-    def _view(self, schema: TableSchema, staged: Checkpoint) -> AbstractContextManager[View]:
-        control = self._sessions.control
-        return read_view(self._sessions.reader, control, self._server, staged, schema, exact=not schema.key)
+    @contextmanager
+    def _view(self, schema: TableSchema, staged: Checkpoint) -> Iterator[tuple[Pair, View]]:
+        """A view of the table, and the sessions at the server that has it."""
+        at, source, mariadb = self._sessions.tables, self._context.source, self._server.mariadb
+        if self._sessions.beside and readable_there(at.control, schema, staged):
+            with standby_view(at.reader, at.control, staged, source, mariadb=mariadb) as view:
+                yield at, view
+            require_nothing_else(at.control, self._sessions.source.control, source, mariadb=mariadb)
+            return
+        at = self._sessions.source
+        with read_view(at.reader, at.control, self._server, staged, schema, exact=not schema.key) as view:
+            yield at, view
 
     def _read(self, table: TableChunks, copy: TableCopy, planned: PlannedChunk) -> None:
         context, schema = self._context, copy.schema
         staged = self._staged_here()
-        reader = TableReader(self._sessions.reader, schema)
         if not schema.key:
             tail = ""  # the whole table at once
         elif copy.limit:
@@ -346,7 +337,7 @@ class _Reader:
             tail = "WHERE FALSE"
         ts_us = staged.watermark_us or self._server.clock_us
         began_s = time.monotonic()
-        with self._view(schema, staged) as view:
+        with self._view(schema, staged) as (at, view):
             file = ChunkFile(
                 context.store, context.capture, schema, source=context.source, number=planned.number,
                 epoch=context.lease.epoch, low=view.low, ts_us=ts_us,
@@ -355,15 +346,15 @@ class _Reader:
             try:
                 if not schema.key:
                     file.add_truncate((planned.number << ROW_BITS) - 1)
-                for batch in reader.batches(f"{from_table(schema)} {tail}"):
+                for batch in TableReader(at.reader, schema).batches(f"{from_table(schema)} {tail}"):
                     file.add(batch)
-                if table_schema(self._sessions.control, schema.database, schema.table) != schema:
+                if table_schema(at.control, schema.database, schema.table) != schema:
                     raise _RedefinedError
                 parts = file.finish()
             except BaseException:
                 file.discard()
                 raise
-        high = high_of(self._sessions.control, view)
+        high = high_of(self._sessions.source.control, view)
         took_s = time.monotonic() - began_s
         paths = tuple(part.path for part in parts)
         chunk = CopiedChunk(

@@ -66,8 +66,8 @@ def read_view(
     exact:   a view that shows nothing from `low` on either, where that takes a lock.
     Raises RetryLater (snapshot.not_visible, snapshot.locked, source.connection_lost), Refused (source.missing_grant).
     """
-    _run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
-    engine = _engine_of(control, schema)
+    run(reader, "SET SESSION TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    engine = engine_of(control, schema)
     transactional = is_transactional(engine)
     if exact and not transactional:
         raise Refused(
@@ -83,14 +83,15 @@ def read_view(
     elif server.mariadb:
         view = View(_begin_at_position(reader, staged), exact=True)
     else:
-        _await_visible(control, staged)
-        _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+        if not await_executed(control, staged.gtid_set, mariadb=False):
+            raise _not_visible(str(staged.position))
+        run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
         view = View(staged.position, exact=False)
     try:
         yield view
     finally:
         if reader.open:
-            _run(reader, "ROLLBACK")
+            run(reader, "ROLLBACK")
 
 
 def high_of(connection: pymysql.Connection, view: View) -> Position:
@@ -106,7 +107,7 @@ def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Positi
         position = _snapshot_position(reader, staged)
         if position >= staged.position:
             return position
-        _run(reader, "ROLLBACK")
+        run(reader, "ROLLBACK")
         if time.monotonic() > deadline_s:
             raise _not_visible(str(staged.position))
         time.sleep(VISIBLE_PAUSE_S)
@@ -114,7 +115,7 @@ def _begin_at_position(reader: pymysql.Connection, staged: Checkpoint) -> Positi
 
 @answers("source")
 def _snapshot_position(reader: pymysql.Connection, staged: Checkpoint) -> Position:
-    _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+    run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
     with reader.cursor() as cursor:  # not `query`, which would connect again, without the view
         cursor.execute("SHOW STATUS LIKE 'binlog_snapshot_%'")
         status = {as_text(name).lower(): as_text(value) for name, value in cursor.fetchall()}
@@ -130,24 +131,31 @@ def await_logged(control: pymysql.Connection, server: ServerFacts) -> None:
     """
     if server.mariadb or server.gtid_mode != "ON":
         return
+    logged = logged_gtids(control, server)
+    if logged and not await_executed(control, logged, mariadb=False):
+        raise _not_visible("now")
+
+
+@answers("source")
+def logged_gtids(control: pymysql.Connection, server: ServerFacts) -> str:
+    """The GTIDs of everything that is in the log now, whether it can be seen yet or not."""
+    if server.mariadb:
+        return as_text(query(control, "SELECT @@GLOBAL.gtid_binlog_pos")[0][0] or "")
     # A transaction is owned until it is executed: asked for in this order, it is in one of the two.
     owned = as_text(query(control, "SELECT @@GLOBAL.gtid_owned")[0][0] or "")
     executed = as_text(query(control, "SELECT @@GLOBAL.gtid_executed")[0][0] or "")
     # uuid:5#17:6#18 are two, with the threads that own them
-    logged = ",".join(one for one in (re.sub(r"#\d+", "", owned), executed) if one)
-    if logged:
-        _await_executed(control, logged, "now")
+    return ",".join(one for one in (re.sub(r"#\d+", "", owned), executed) if one)
 
 
 @answers("source")
-def _await_visible(control: pymysql.Connection, staged: Checkpoint) -> None:
-    _await_executed(control, staged.gtid_set, str(staged.position))
+def await_executed(control: pymysql.Connection, gtids: str, *, mariadb: bool) -> bool:
+    """Waits until the engine shows these transactions; False if it does not within VISIBLE_WITHIN_S.
 
-
-def _await_executed(control: pymysql.Connection, gtids: str, place: str) -> None:
-    rows = query(control, "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, %s)", (gtids, VISIBLE_WITHIN_S))
-    if rows[0][0] != 0:
-        raise _not_visible(place)
+    mariadb: at a replica, which alone counts what it has executed.
+    """
+    wait = "MASTER_GTID_WAIT" if mariadb else "WAIT_FOR_EXECUTED_GTID_SET"
+    return bool(query(control, f"SELECT {wait}(%s, %s)", (gtids, VISIBLE_WITHIN_S))[0][0] == 0)
 
 
 def _not_visible(place: str) -> RetryLater:
@@ -165,7 +173,7 @@ def _begin_under_lock(
 ) -> Position:
     """While the lock is held no transaction that wrote to the table is between the log and the engine."""
     name = quote(schema.database, schema.table)
-    _run(control, f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
+    run(control, f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
     for attempt in range(1, LOCK_ATTEMPTS + 1):
         try:
             with control.cursor() as cursor:
@@ -188,10 +196,10 @@ def _begin_under_lock(
             log.info("%s: not locked within %d s; attempt %d follows", schema.name, LOCK_WAIT_S, attempt + 1)
             time.sleep(LOCK_WAIT_S)
     try:
-        _run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
+        run(reader, "START TRANSACTION WITH CONSISTENT SNAPSHOT")
         return end_position(control, staged.position.timeline)
     finally:
-        _run(control, "UNLOCK TABLES")
+        run(control, "UNLOCK TABLES")
 
 
 def _may_not_lock(schema: TableSchema, said: str) -> Refused:
@@ -206,7 +214,7 @@ def _may_not_lock(schema: TableSchema, said: str) -> Refused:
 
 
 @answers("source")
-def _engine_of(control: pymysql.Connection, schema: TableSchema) -> str:
+def engine_of(control: pymysql.Connection, schema: TableSchema) -> str:
     rows = query(
         control,
         "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
@@ -222,7 +230,7 @@ def _engine_of(control: pymysql.Connection, schema: TableSchema) -> str:
     return as_text(rows[0][0] or "")
 
 
-def _run(connection: pymysql.Connection, statement: str) -> None:
+def run(connection: pymysql.Connection, statement: str) -> None:
     """A statement whose effect the session must keep: a lost connection is not opened again."""
     try:
         with connection.cursor() as cursor:

@@ -33,7 +33,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "snapshot": JOINED - {"apply", "target"} | {"results"},
     "verify": JOINED | {"results", "snapshot"},
     "staged": BASE | {"stage", "meta"},
-    "check": JOINED,
+    "check": JOINED | {"snapshot"},
     "init": JOINED | {"check"},
     "target_tables": JOINED | {"check"},
     "run": JOINED | {"check", "target_tables"},

@@ -260,3 +260,14 @@ def test_a_salt_in_the_file_is_refused_and_not_repeated(salt: str) -> None:
         parse(text, where="x.yaml")
     assert caught.value.code == "config.invalid"
     assert "s3cret" not in str(caught.value)
+
+
+def test_every_connection_of_a_pipeline_is_among_its_references() -> None:
+    """Airflow gives tasks the connections that are named there, and no others."""
+    text = yaml.safe_load(changed("snapshot", {"throttle": {"replicas": ["airflow:throttle"]}}))
+    text["sources"][0] |= {"connection": ["airflow:first", "airflow:second"], "copy_from": "airflow:standby"}
+    text["targets"] = [target()]
+    written = yaml.safe_dump(text)
+    named = {word for word in written.replace("'", " ").split() if word.startswith(("airflow:", "env:"))}
+    assert set(parse(written, where="test").references) == named
+    assert len(named) == 5

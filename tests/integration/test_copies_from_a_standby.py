@@ -1,0 +1,223 @@
+"""Copies that are read at a replica, beside writers at the primary, while the replica lags, stops and goes on."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core.check import check
+from cdc_core.config import Pipeline, parse
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.extract import Extractor, default_holder
+from cdc_core.meta import Meta
+from cdc_core.snapshot import watermarks
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.snapshot.pending import PendingTable, pending
+from cdc_core.snapshot.steps import read_tables, stage_read
+from cdc_core.stage.manifest import chain
+from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_store
+from tests.integration.beside import beside
+from tests.integration.replicated import Pair, run, start, write
+
+PER_TABLE = 300
+MARIADB = ["mariadb", pytest.param("mysql", marks=pytest.mark.matrix)]
+MYSQL = ["mysql", pytest.param("mariadb", marks=pytest.mark.matrix)]
+
+
+class Line:
+    """A pipeline on the primary that copies from the replica."""
+
+    def __init__(self, pair: Pair, folder: Path, opened: ExitStack) -> None:
+        self.pair = pair
+        self.pipeline: Pipeline = parse(
+            f"""
+            pipeline: shop
+            sources:
+              - {{name: shop, connection: env:A, copy_from: env:B, server_id: 4711, start: latest, heartbeat_s: 1}}
+            tables: {{include: ['{pair.name}\\..*'], on_unlogged_change: resync}}
+            routes: [{{match: '{pair.name}\\.(.*)', to: '\\1'}}]
+            stage: {{uri: {(folder / "stage").as_uri()}}}
+            meta: {{url: "sqlite:///{folder}/meta.db"}}
+            snapshot: {{readers: 2, chunk_mib: 1}}
+            """,
+            where="test",
+        )
+        self.store = open_store(self.pipeline.stage.uri)
+        self.meta = opened.enter_context(Meta.open(self.pipeline.meta.url))
+        self.environ = {"A": pair.primary.url, "B": pair.replica.url}
+
+    def drain(self) -> None:
+        with Extractor(self.pipeline, "shop", meta=self.meta, environ=self.environ) as extractor:
+            assert extractor.drain().done
+
+    def copy(self, *tables: str) -> dict[str, Refused]:
+        """Reads what is pending, or these tables, and stages it."""
+        wanted = pending(self.meta, "shop")
+        if tables:
+            wanted = tuple(one for one in wanted if one.name.partition(".")[2] in tables)
+        assert wanted
+        refused = self.read(wanted)
+        self.drain()
+        with copier_lease(self.meta, "shop", "shop", default_holder()) as lease:
+            stage_read(self.pipeline, "shop", meta=self.meta, store=self.store, lease=lease, environ=self.environ)
+        return refused
+
+    def read(self, wanted: tuple[PendingTable, ...]) -> dict[str, Refused]:
+        with copier_lease(self.meta, "shop", "shop", default_holder()) as lease:
+            return read_tables(
+                self.pipeline, "shop", wanted, meta=self.meta, store=self.store, lease=lease, environ=self.environ
+            )
+
+    def staged(self, table: str) -> list[tuple[Any, ...]]:
+        rows = table_state(self.store, list(chain(self.store, "shop")), table).select(["id", "v"]).to_pylist()
+        return sorted((row["id"], row["v"]) for row in rows)
+
+    def said(self) -> tuple[str, str]:
+        """What `check` says of the replica."""
+        report = check(self.pipeline, environ=self.environ)
+        (found,) = [one for one in report.findings if "copies read at" in one.subject]
+        return found.status, found.what
+
+    def fails(self, kind: type[LockstepError]) -> LockstepError:
+        with pytest.raises(kind) as caught:
+            self.read(pending(self.meta, "shop"))
+        return caught.value
+
+
+@pytest.fixture(params=["mariadb", "mysql"])
+def pair(request: pytest.FixtureRequest) -> Iterator[Pair]:
+    made = start(request, request.param)
+    try:
+        made.replicate()
+        run(made.primary, f"CREATE DATABASE {made.name}")
+        run(made.primary, "CREATE TABLE t (id INT PRIMARY KEY, v INT)", database=made.name)
+        write(made.primary, made.name, 1, PER_TABLE)
+        made.caught_up()
+        yield made
+    finally:
+        made.close()
+
+
+@pytest.fixture
+def line(pair: Pair, tmp_path: Path) -> Iterator[Line]:
+    with ExitStack() as opened:
+        yield Line(pair, tmp_path, opened)
+
+
+def at(server: Any, pair: Pair, table: str = "t") -> list[tuple[Any, ...]]:
+    return sorted(run(server, f"SELECT id, v FROM {table}", database=pair.name))
+
+
+def unlogged(pair: Pair, statement: str) -> None:
+    """A statement at the replica that no log has."""
+    run(pair.replica, "SET sql_log_bin = 0", statement, database=pair.name)
+
+
+def test_a_copy_reads_the_replica_and_what_has_no_key_at_the_source(pair: Pair, line: Line) -> None:
+    run(pair.primary, "CREATE TABLE bare (id INT, v INT)", "INSERT INTO bare VALUES (1, 1), (1, 1)", database=pair.name)
+    line.drain()
+    pair.caught_up()
+    assert line.said() == ("ok", "a replica without filters or rows of its own")
+    unlogged(
+        pair, "UPDATE t SET v = -5 WHERE id = 9"
+    )  # what only a verification would find, and here shows what was read
+    unlogged(pair, "DELETE FROM bare")
+    assert line.copy() == {}
+    assert line.staged("t") == at(pair.replica, pair) != at(pair.primary, pair)
+    assert line.staged("bare") == [(1, 1), (1, 1)]
+
+
+@pytest.mark.parametrize("pair", MYSQL, indirect=True)
+def test_writers_at_the_primary_and_a_replica_that_stops_and_goes_on_end_equal(pair: Pair, line: Line) -> None:
+    chance = random.Random(7)
+    word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
+    following = iter(range(PER_TABLE + 1, 1 << 30, 5))
+
+    def lag() -> None:
+        run(pair.replica, f"STOP {word} SQL_THREAD")
+        time.sleep(chance.random() / 5)
+        run(pair.replica, f"START {word} SQL_THREAD")
+        time.sleep(chance.random() / 10)
+
+    def change() -> None:
+        write(pair.primary, pair.name, next(following), 5)
+        run(pair.primary, f"UPDATE t SET v = v - 1 WHERE id < {chance.randrange(PER_TABLE)}", database=pair.name)
+
+    line.drain()
+    for attempt in range(3):
+        with beside(change, lag):
+            line.drain()
+            line.copy("t")
+        line.drain()
+        assert line.staged("t") == at(pair.primary, pair), attempt
+        run(pair.primary, "RENAME TABLE t TO u, u TO t", database=pair.name)  # copied again
+
+
+@pytest.mark.parametrize("pair", MARIADB, indirect=True)
+def test_a_replica_that_is_not_the_source_s_equal_is_refused(
+    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.drain()
+    word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
+    monkeypatch.setattr(watermarks, "VISIBLE_WITHIN_S", 0.5)
+    run(pair.replica, f"STOP {word}")
+    write(pair.primary, pair.name, PER_TABLE + 1, 3)
+    assert line.fails(RetryLater).code == "snapshot.standby_behind"
+
+    if pair.flavor == "mariadb":
+        run(pair.replica, f"SET GLOBAL replicate_ignore_table = '{pair.name}.u'")
+    else:
+        run(pair.replica, f"CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = ({pair.name}.u)")
+    error = line.fails(Refused)
+    assert (error.code, f"={pair.name}.u" in error.what.lower()) == ("snapshot.standby", True)
+    if pair.flavor == "mariadb":
+        run(pair.replica, "SET GLOBAL replicate_ignore_table = ''", "SET GLOBAL slave_exec_mode = IDEMPOTENT")
+    else:
+        run(pair.replica, "CHANGE REPLICATION FILTER REPLICATE_IGNORE_TABLE = ()",
+            "SET GLOBAL replica_exec_mode = IDEMPOTENT")  # fmt: skip
+    assert "IDEMPOTENT" in line.fails(Refused).what
+    run(pair.replica, f"SET GLOBAL {word}_exec_mode = STRICT", f"START {word}")
+    pair.caught_up()
+
+    unlogged(pair, "ALTER TABLE t ADD COLUMN w INT")
+    error = line.fails(RetryLater)
+    assert (error.code, "otherwise than the source" in error.what) == ("snapshot.standby_behind", True)
+    unlogged(pair, "ALTER TABLE t DROP COLUMN w")
+
+    run(pair.replica, "INSERT INTO t VALUES (-1, -1)", database=pair.name)
+    assert line.fails(DataAtRisk).code == "snapshot.standby_diverged"
+    pair.promote()
+    assert "not a replica" in line.fails(Refused).what
+    status, what = line.said()
+    assert (status, "not a replica" in what) == ("fail", True)
+    line.environ["B"] = line.environ["A"]  # the replica that was named is the primary now
+    assert line.copy() == {}
+    assert line.staged("t") == at(pair.primary, pair)
+
+
+@pytest.mark.parametrize("pair", MYSQL, indirect=True)
+def test_what_the_replica_wrote_while_a_chunk_was_read_drops_the_chunk(
+    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    line.drain()
+    from cdc_core.snapshot import copier
+
+    done: list[int] = []
+
+    def begun(*arguments: Any, **more: Any) -> Any:
+        if not done:
+            done.append(1)
+            run(pair.replica, "INSERT INTO t VALUES (-1, -1)", database=pair.name)
+        return standby_view(*arguments, **more)
+
+    standby_view = copier.standby_view
+    monkeypatch.setattr(copier, "standby_view", begun)
+    assert line.fails(DataAtRisk).code == "snapshot.standby_diverged"
+    assert all(one.rows == 0 for one in line.meta.copies("shop"))
