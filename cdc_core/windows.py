@@ -10,10 +10,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import cache
+from types import ModuleType
+from typing import TYPE_CHECKING
 
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from croniter import CroniterBadDateError, croniter
+if TYPE_CHECKING:
+    from croniter import croniter
 
 MICROSECONDS = 1_000_000
 CLOCK_TOLERANCE_US = 60 * MICROSECONDS
@@ -63,6 +65,16 @@ def window_label(start_us: int) -> str:
     return from_us(start_us).strftime("%Y%m%dT%H%M%SZ")
 
 
+@cache
+def _cron() -> ModuleType:
+    """Loaded by the first window, because most commands have none."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import croniter
+
+    return croniter
+
+
 @dataclass(frozen=True, slots=True)
 class Windows:
     """The windows of a cron expression.
@@ -74,27 +86,31 @@ class Windows:
 
     def __post_init__(self) -> None:
         fields = len(self.schedule.split())
-        if not croniter.is_valid(self.schedule) or fields not in (1, 5):
+        if not _cron().croniter.is_valid(self.schedule) or fields not in (1, 5):
             raise ValueError(f"{self.schedule!r} is not a cron expression of 5 fields such as '0 * * * *'")
         try:
-            croniter(self.schedule, EPOCH).get_next(datetime)
-        except CroniterBadDateError:
+            self._times(EPOCH).get_next(datetime)
+        except _cron().CroniterBadDateError:
             raise ValueError(f"{self.schedule!r} names a day that never comes") from None
+
+    def _times(self, start: datetime) -> croniter:
+        times: croniter = _cron().croniter(self.schedule, start)
+        return times
 
     def containing(self, moment_us: int) -> tuple[int, int]:
         """Start and end, µs UTC, of the window [start, end) that contains the moment."""
         moment = from_us(moment_us)
         # get_prev is exclusive: begin just after the moment, so that a window's own start belongs to it.
-        start = croniter(self.schedule, moment + timedelta(microseconds=1)).get_prev(datetime)
+        start = self._times(moment + timedelta(microseconds=1)).get_prev(datetime)
         if start > moment:
-            start = croniter(self.schedule, moment).get_prev(datetime)
-        end = croniter(self.schedule, start).get_next(datetime)
+            start = self._times(moment).get_prev(datetime)
+        end = self._times(start).get_next(datetime)
         return to_us(start), to_us(end)
 
     def ends_after(self, moment_us: int) -> Iterator[int]:
         """Ends, µs UTC, of the window that contains the moment and of all that follow."""
         end_us = self.containing(moment_us)[1]
-        following = croniter(self.schedule, from_us(end_us))
+        following = self._times(from_us(end_us))
         while True:
             yield end_us
             end_us = to_us(following.get_next(datetime))

@@ -8,6 +8,10 @@ does not compile under it. `error_model`: division by zero yields what NumPy yie
 What is on disk outlives an upgrade of Lockstep. Numba reads it again as long as the kernel's own file is unchanged,
 although the code of other modules is compiled into it; and it cannot even read its index when a named tuple in it has
 another name now. So the files of a kernel are named after every source that its module imports from its package.
+
+Before it loads a kernel from disk, Numba would import all that it can compile (random numbers, linear algebra, and
+SciPy where that is installed): half a second of each process, and machine code needs none of it. `_load` leaves it out.
+A kernel that has to be compiled still finds it: the compiler asks for it by itself (numba/core/compiler.py, 0.68).
 """
 
 from __future__ import annotations
@@ -16,12 +20,13 @@ import hashlib
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba as nb
 from numba.core.caching import IndexDataCacheFile
+from numba.core.runtime.nrt import rtsys
 
 _Result = TypeVar("_Result")
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -53,7 +58,15 @@ def _compiled(function: Callable[..., _Result], options: dict[str, Any]) -> Call
         stamp = _stamp(Path(inspect.getfile(function)), function.__module__)
         base = f"{kept._impl.filename_base}-{stamp[:16]}"
         kept._cache_file = IndexDataCacheFile(kept.cache_path, base, stamp)  # type: ignore[no-untyped-call]
+        kept.load_overload = partial(_load, kept)
     return cast(Callable[..., _Result], made)
+
+
+def _load(kept: Any, signature: Any, target: Any) -> Any:
+    """What the cache has for the signature; None if it has nothing. This is numba's FunctionCache.load_overload without
+    `target.refresh()`, except for the first line of that, which allocating kernels need."""
+    rtsys.initialize(target)
+    return kept._load_overload(signature, target)
 
 
 @cache

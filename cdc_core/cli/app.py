@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import traceback
-from importlib.metadata import version
 from typing import Annotated
 
 import typer
@@ -29,6 +28,7 @@ from cdc_core.cli import (
     target,
     verify,
 )
+from cdc_core.cli.imports import lighten_help
 from cdc_core.cli.output import print_error
 from cdc_core.errors import InternalError, LockstepError, RetryLater, UsageError
 
@@ -54,12 +54,15 @@ def unwrapped(text: str) -> str:
 
 
 for typed in (app, stage.app, target.app, meta.app, airflow.app, spark.app, config.app):
+    lighten_help(typed)
     for command in typed.registered_commands:
         command.help = unwrapped((command.callback and command.callback.__doc__) or "")
 
 
 def _version(wanted: bool) -> None:
     if wanted:
+        from importlib.metadata import version
+
         sys.stdout.write(f"lockstep {version('lockstep')}\n")
         raise typer.Exit
 

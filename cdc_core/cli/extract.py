@@ -11,8 +11,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from cdc_core.cli.imports import uncollected
 from cdc_core.cli.options import (
     DEFAULT_PIPELINES,
     JsonOption,
@@ -23,12 +23,12 @@ from cdc_core.cli.options import (
     moment_us,
 )
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
-from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.windows import to_us
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
+    from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Meta
 
@@ -173,7 +173,9 @@ def extract_sources(
 
     The first error is raised after the other threads have ended. A signal counts as success only if `endless`.
     """
-    from cdc_core.meta import Meta
+    with uncollected():
+        import cdc_core.extract  # noqa: F401 - for the threads
+        from cdc_core.meta import Meta
 
     latest: dict[str, DrainResult] = {}
     errors: list[BaseException] = []
@@ -265,6 +267,8 @@ class _Bars:
     """One line per source on the terminal: what is staged so far, and the position in the log."""
 
     def __init__(self, output: CliOutput, names: list[str]) -> None:
+        from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
         self._progress = Progress(
             SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[reached]}"),
             TimeElapsedColumn(), console=output.err, transient=True,

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc_core.config import Pipeline, load
+from cdc_core.cli.imports import uncollected
 from cdc_core.errors import UsageError
 from cdc_core.windows import parse_moment, to_us
+
+if TYPE_CHECKING:
+    from cdc_core.config import Pipeline
 
 PipelineArgument = Annotated[
     str, typer.Argument(metavar="PIPELINE", help="A pipeline's YAML file, or its name in the pipelines folder.")
@@ -54,6 +57,9 @@ def pipeline_path(name: str, folder: Path) -> Path:
 
 def load_pipeline(name: str, folder: Path) -> tuple[Path, Pipeline]:
     """The file of PIPELINE and the parsed pipeline."""
+    with uncollected():
+        from cdc_core.config import load
+
     path = pipeline_path(name, folder)
     return path, load(path)
 

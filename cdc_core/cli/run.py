@@ -28,7 +28,6 @@ from cdc_core.cli.options import (
 from cdc_core.cli.output import CliOutput
 from cdc_core.cli.snapshot import copy_pending
 from cdc_core.cli.status import ledger_document, ledger_table
-from cdc_core.config import Pipeline
 from cdc_core.errors import UsageError
 from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
@@ -36,6 +35,7 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.apply.replay import Selection
+    from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult
     from cdc_core.run import RunContext, RunResult
 

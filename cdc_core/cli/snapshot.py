@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 
 from cdc_core.cli.extract import extract_sources
 from cdc_core.cli.options import (
@@ -21,12 +20,12 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, duration, size, table
-from cdc_core.config import Pipeline
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
+    from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Meta, TableCopy
     from cdc_core.snapshot.pending import PendingTable
@@ -356,6 +355,8 @@ def _watch(output: CliOutput, tables: tuple[PendingTable, ...]) -> Iterator[Call
 
         yield report
         return
+    from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
     bars: dict[str, Any] = {}
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
     with Progress(*columns, console=output.err, transient=True) as progress:

@@ -20,7 +20,6 @@ from cdc_core.cli.options import (
     time_us,
 )
 from cdc_core.cli.output import CliOutput, moment, size, table
-from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, UsageError
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
@@ -30,6 +29,7 @@ from cdc_core.words import counted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
+    from cdc_core.config import Pipeline
     from cdc_core.model.batch import Manifest
     from cdc_core.stage.as_of import AsOf
     from cdc_core.staged import Chains

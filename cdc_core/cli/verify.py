@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import RenderableType
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from cdc_core.cli.extract import extract_sources
 from cdc_core.cli.options import (
@@ -22,12 +21,12 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, duration, table
-from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, UsageError, worst
 from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
+    from cdc_core.config import Pipeline
     from cdc_core.verify.verifier import Finding, TableResult
 
 _SHOWN = 20
@@ -275,6 +274,8 @@ def _watch(output: CliOutput) -> Iterator[Callable[[str, str, int], None]]:
     if not output.animated:
         yield lambda table, side, rows: None
         return
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with Progress(*columns, console=output.err, transient=True) as progress:
         bar = progress.add_task("", total=None)

@@ -65,6 +65,7 @@ CLOCK_S = 30.0
 """How often the clocks of server and meta are asked: they can be set while we read."""
 
 POLL_S = 0.2
+ANSWER_POLL_S = 0.005
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
 
 
@@ -213,7 +214,7 @@ class Extractor:
             limit_memory()
             if is_cold():
                 log.warning("Compiling the decoder for this machine, once: about 40 s. Later runs take it from disk.")
-            warm()  # from the cache on disk; the first block would wait for it else, while the server sends
+                warm()  # before the server sends, which does not wait that long for its first block to be read
             stream = SourceStream(
                 source,
                 server=address,
@@ -346,7 +347,7 @@ class Extractor:
                     self._stream.fence = fence
             self._warn_of_purge()
             attached = self._attached
-            waited = not self._take(now_us)
+            waited = not self._take(now_us, self._patience_s(fence))
             if self._attached is not attached:
                 fence = None  # another log, perhaps
             reached = self._stager.reached
@@ -409,9 +410,21 @@ class Extractor:
                 raise
             return None
 
-    def _take(self, now_us: int) -> bool:
-        """Move what the ring holds into the stager; False when nothing came within POLL_S."""
-        taken = self._ring.take(timeout_s=POLL_S)
+    def _patience_s(self, fence: Position | None) -> float:
+        """How long to wait for the next block. If nothing is missing up to the fence, nothing is waited for but an
+        answer to the stream's request: a log that cannot be read must not go unnoticed."""
+        if fence is None or self._stager.reached.position < fence:
+            return POLL_S
+        ends_s = time.monotonic() + POLL_S
+        while self._stream is not None and not self._stream.answered and not self._ring.drained:
+            if time.monotonic() >= ends_s:
+                break
+            time.sleep(ANSWER_POLL_S)
+        return 0.0
+
+    def _take(self, now_us: int, timeout_s: float) -> bool:
+        """Move what the ring holds into the stager; False when nothing came within the time."""
+        taken = self._ring.take(timeout_s=timeout_s)
         if taken is not None:
             for block in taken.blocks:
                 if self._pipeline.tables.on_new == "stop":

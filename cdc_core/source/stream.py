@@ -117,6 +117,8 @@ class SourceStream:
         """After the last block that left."""
         self.fence: Position | None = None
         """A block that reaches it leaves at once, as no caller waits for more. Any thread may set it."""
+        self.answered = False
+        """Whether the server has sent any part of the log: it can be read."""
         self.losses = 0
         """How many lost connections were retried."""
 
@@ -193,6 +195,7 @@ class SourceStream:
                 came = self._reader.receive(POLL_S)
                 self._feeding = self._fast_path.feed(self._reader.framer)
                 yield from self._fed()
+                self.answered = self.answered or came
             except Exception as error:
                 self._in_order = False
                 yield from self._flushed()

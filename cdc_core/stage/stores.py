@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from cdc_core.config import StageConfig
+from typing import TYPE_CHECKING
+
 from cdc_core.extras import require
 from cdc_core.stage.files import FileStore
 from cdc_core.stage.objects import ObjectStore
+
+if TYPE_CHECKING:
+    from cdc_core.config import StageConfig
 
 
 def open_store(uri: str, *, s3_endpoint: str | None = None, s3_region: str = "us-east-1") -> ObjectStore:

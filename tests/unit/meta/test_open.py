@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from alembic.config import Config
+from alembic.script import ScriptDirectory
 
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta, migrate
@@ -232,5 +234,9 @@ def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) 
 def test_the_migrations_are_part_of_the_package() -> None:
     """The script location is a package: it must be there wherever Lockstep is installed."""
     assert migrate.head() == "0014"
+    config = Config()
+    config.set_main_option("script_location", "cdc_core.meta:migrations")
+    by_alembic = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]
+    assert list(reversed(by_alembic)) == migrate._revisions()
     assert migrate.known(migrate.head())
     assert not migrate.known("9999")

@@ -1,0 +1,54 @@
+"""What a command imports before it does something: most of the time of a command that has little to do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import SourceDatabase
+
+UNUSED = (
+    "airflow", "alembic", "attr", "boto3", "duckdb", "great_expectations", "markdown_it", "numba.np.linalg", "pandas",
+    "pygments", "pyspark", "scipy.linalg",
+)  # fmt: skip
+"""Modules that take long to import and that an extract does not need."""
+PROGRAM = f"""
+import sys
+sys.argv = ["lockstep", "extract", sys.argv[1], "--json"]
+from cdc_core.cli import main
+try:
+    main()
+except SystemExit as left:
+    assert left.code == 0, left.code
+print("LOADED", *(name for name in {UNUSED!r} if name in sys.modules))
+"""
+
+
+def loaded(pipeline: Path, url: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, str(pipeline)],
+        env={**os.environ, "SHOP": url}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()[-1]
+
+
+def test_an_extract_imports_only_what_it_needs(source_database: SourceDatabase, tmp_path: Path) -> None:
+    source_database.execute("CREATE TABLE a (id INT PRIMARY KEY, name VARCHAR(20))")
+    pipeline = tmp_path / "shop.yaml"
+    pipeline.write_text(
+        f"""
+pipeline: shop
+meta: {{url: 'sqlite:///{tmp_path}/meta.db'}}
+stage: {{uri: 'file://{tmp_path}/stage'}}
+sources: [{{name: origin, connection: 'env:SHOP', server_id: 78, start: latest}}]
+tables: {{include: ['{source_database.name}\\..*']}}
+"""
+    )
+    url = source_database.server.url
+    assert loaded(pipeline, url) == "LOADED alembic pygments", "the first one makes the meta database"
+    assert loaded(pipeline, url) == "LOADED", "nothing to read"
+    source_database.execute("INSERT INTO a VALUES (1, 'one'), (2, 'two')")
+    assert loaded(pipeline, url) == "LOADED", "two rows to read"
