@@ -1,0 +1,485 @@
+"""`make bench-line`: how fast a run gets staged changes into a target, from its plan to its commit, step by step.
+
+Two servers: changes are written to one, staged by `lockstep extract`, and applied to the other as `lockstep run` does.
+For each step: wall time, and the CPU time of the run's own process, of Spark's driver, JVM and Python workers, and of
+the target's server. In the same run, the same staged changes are applied in two ways that guard and prove nothing.
+Each way must end with the source's rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from benchmarks.document import keep, machine
+from cdc_core.config import Pipeline, load
+from cdc_core.meta import Meta
+from cdc_core.model.batch import Manifest
+from cdc_core.model.staged import BOOKKEEPING
+from cdc_core.run import RunContext, apply
+from cdc_core.stage.stores import open_stage
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
+from examples.sandbox.sql_server import SqlServer
+
+SOURCE_DATABASE, TARGET_DATABASE, PLAIN = "line", "line_target", "line_plain"
+COLUMNS = (
+    "id BIGINT PRIMARY KEY, customer INT UNSIGNED NOT NULL, amount DECIMAL(14,2) NOT NULL, status VARCHAR(8) NOT NULL, "
+    "note VARCHAR(60) NOT NULL, created DATETIME(3) NOT NULL"
+)
+_CHUNK = 10_000
+_TICK_S = 1 / os.sysconf("SC_CLK_TCK")
+_PAGE_MIB = os.sysconf("SC_PAGE_SIZE") / 2**20
+_LOOK_S = 0.2
+Write = Callable[[SqlServer, int], None]
+
+
+def _execute(server: SqlServer, database: str | None, statements: Sequence[str]) -> tuple[tuple[Any, ...], ...]:
+    """What the last statement answers."""
+    with server.connect(database, autocommit=True) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return cursor.fetchall()
+
+
+def inserted(server: SqlServer, rows: int) -> None:
+    """Rows as functions of their ids, which are spread over the chunks as an application's are: ascending."""
+    values = (
+        "{low} + n, CRC32({low} + n) % 100000, CRC32({low} + n) % 10000000 / 100, ELT(1 + n % 4, 'new', 'paid', "
+        "'sent', 'done'), CONCAT('note ', LEFT(SHA2({low} + n, 256), 32)), '2026-01-01' + INTERVAL {low} + n SECOND"
+    )
+    for low in range(0, rows, _CHUNK):
+        count = min(_CHUNK, rows - low)
+        _execute(server, SOURCE_DATABASE, [
+            f"INSERT INTO t000 SELECT {values.format(low=low)} FROM n WHERE n < {count} ORDER BY n"
+        ])  # fmt: skip
+
+
+def updated(server: SqlServer, rows: int) -> None:
+    for low in range(0, rows, _CHUNK):
+        _execute(server, SOURCE_DATABASE, [
+            f"UPDATE t000 SET amount = amount + 1, status = 'changed' WHERE id >= {low} AND id < {low + _CHUNK}"
+        ])  # fmt: skip
+
+
+def spread(tables: int) -> Write:
+    """The same number of inserts in each of several tables."""
+
+    def write(server: SqlServer, rows: int) -> None:
+        each, more = divmod(rows, tables)
+        for number in range(tables):
+            count = each + (number < more)
+            _execute(server, SOURCE_DATABASE, [
+                f"INSERT INTO t{number:03} SELECT n, n, n / 100, 'new', CONCAT('note ', n), '2026-01-01' FROM n "
+                f"WHERE n < {count} ORDER BY n"
+            ])  # fmt: skip
+
+    return write
+
+
+@dataclass(frozen=True)
+class Workload:
+    """rows: changes at full size, of which --quick takes a fifth unless `fixed`. before: applied first, unmeasured."""
+
+    name: str
+    about: str
+    rows: int
+    write: Write
+    tables: int = 1
+    shards: int = 1
+    before: Write | None = None
+    fixed: bool = False
+
+
+WORKLOADS = (
+    Workload("tiny", "9 inserts into 5 tables", 9, spread(5), tables=5, fixed=True),
+    Workload("small", "1,000 inserts into 5 tables", 1_000, spread(5), tables=5, fixed=True),
+    Workload("tables", "100 inserts into each of 300 tables", 30_000, spread(300), tables=300),
+    Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
+    Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
+    Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),
+)
+
+
+@dataclass
+class Usage:
+    """CPU seconds and the peak of resident memory, by role."""
+
+    cpu_s: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+    peak_mib: dict[str, float] = field(default_factory=lambda: defaultdict(float))
+
+
+class Watch:
+    """Watches this process, all below it, and the servers. A context manager."""
+
+    def __init__(self, servers: Mapping[str, int]) -> None:
+        self._servers = {pid: role for role, pid in servers.items()}
+        self._ended_s: dict[int, tuple[str, float]] = {}
+        self._workers_s = 0.0
+        self._peak_mib: dict[str, float] = defaultdict(float)
+        self._lock, self._stop = threading.Lock(), threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_S):
+            self.look()
+
+    def look(self) -> Usage:
+        """CPU time so far; the peaks since the last `forget_peaks`."""
+        with self._lock:
+            live: dict[str, float] = defaultdict(float)
+            memory: dict[str, float] = defaultdict(float)
+            for pid, role, cpu_s, kept, mib in self._processes():
+                if kept:
+                    self._ended_s[pid] = role, cpu_s
+                else:
+                    live[role] += cpu_s
+                memory[role] += mib
+            for role, cpu_s in self._ended_s.values():
+                live[role] += cpu_s
+            # Workers that end with their daemon leave no trace of their time.
+            self._workers_s = live["workers"] = max(self._workers_s, live["workers"])
+            for role, mib in memory.items():
+                self._peak_mib[role] = max(self._peak_mib[role], mib)
+            return Usage(live, dict(self._peak_mib))
+
+    def forget_peaks(self) -> None:
+        with self._lock:
+            self._peak_mib.clear()
+
+    def _processes(self) -> Iterator[tuple[int, str, float, bool, float]]:
+        """Process, role, CPU time, whether that is still to be counted once the process has ended, memory."""
+        found: dict[int, tuple[int, list[str]]] = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    _, _, rest = (entry / "stat").read_text().rpartition(") ")
+                except OSError:
+                    continue
+                fields = rest.split()
+                found[int(entry.name)] = int(fields[1]), fields
+        mine = {os.getpid()}
+        for pid in sorted(found):  # nearly always, a child has the greater number
+            if found[pid][0] in mine:
+                mine.add(pid)
+        roles = {pid: self._role(pid) for pid in mine | set(self._servers) if pid in found}
+        for pid, role in roles.items():
+            parent, fields = found[pid]
+            own = sum(map(int, fields[11:13])) * _TICK_S
+            # The daemon of the workers has the time of those that ended.
+            reaped = sum(map(int, fields[13:15])) * _TICK_S if role == "workers" else 0.0
+            forked = role == "workers" and roles.get(parent) == "workers"
+            if role:
+                yield pid, role, own + reaped, not forked, int(fields[21]) * _PAGE_MIB
+
+    def _role(self, pid: int) -> str:
+        if pid in self._servers:
+            return self._servers[pid]
+        if pid == os.getpid():
+            return "run"
+        try:
+            command = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").split("\0")
+        except OSError:
+            return ""
+        program = Path(command[0]).name
+        if program == "java":
+            return "jvm"
+        if program.startswith("python"):
+            if any("pyspark.daemon" in one or "pyspark/daemon" in one for one in command):
+                return "workers"
+            return "driver" if any("run_jobs" in one for one in command) else ""
+        return ""
+
+
+ROLES = ("run", "driver", "jvm", "workers", "target")
+
+
+@dataclass(frozen=True)
+class Step:
+    name: str
+    wall_s: float
+    cpu_s: Mapping[str, float]
+    peak_mib: Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a workload runs: a pipeline with its file, and both servers."""
+
+    folder: Path
+    file: Path
+    pipeline: Pipeline
+    source: SqlServer
+    target: SqlServer
+    workload: Workload
+
+    def lockstep(self, *arguments: str) -> None:
+        command = [str(Path(sys.executable).parent / "lockstep"), *arguments, str(self.file)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+
+    def apply(self) -> list[Step]:
+        """One run, from its plan to its commit."""
+        marks: list[tuple[str, float, Usage]] = []
+        servers = {"target": self.target.pid or 0}
+        with Meta.open(self.pipeline.meta.url) as meta, Watch(servers) as watch:
+
+            def began(name: str) -> None:
+                marks.append((name.rpartition(" ")[2], time.perf_counter(), watch.look()))
+                watch.forget_peaks()
+
+            run_id = f"line-{time.time_ns()}"
+            context = RunContext(
+                self.pipeline, self.file, meta, open_stage(self.pipeline.stage), self.folder, os.environ, began
+            )
+            result = apply(context, run_id)
+            began("end")
+        if not result.summaries:
+            raise SystemExit(f"{self.workload.name}: the run applied nothing")
+        return [
+            Step(
+                name, after_s - before_s,
+                {role: after.cpu_s.get(role, 0.0) - before.cpu_s.get(role, 0.0) for role in ROLES}, after.peak_mib,
+            )
+            for (name, before_s, before), (_, after_s, after) in pairwise(marks)
+        ]  # fmt: skip
+
+    def names(self) -> list[str]:
+        return [f"t{number:03}" for number in range(self.workload.tables)]
+
+    def create(self, database: str, shards: int) -> None:
+        tables = [
+            f"CREATE TABLE {database}.{name}_{shard} ({COLUMNS})" for name in self.names() for shard in range(shards)
+        ]
+        _execute(self.target, None, [f"DROP DATABASE IF EXISTS {database}", f"CREATE DATABASE {database}", *tables])
+
+    def require_equal(self, database: str, way: str, shards: int) -> None:
+        names = [one.split()[0] for one in COLUMNS.split(", ")]
+        text = f"COALESCE(SUM(CRC32(CONCAT_WS(',', {', '.join(names)}))), 0), COUNT(*)"
+        for name in self.names():
+            [[ours, count]] = _execute(self.source, None, [f"SELECT {text} FROM {SOURCE_DATABASE}.{name}"])
+            theirs = [
+                _execute(self.target, None, [f"SELECT {text} FROM {database}.{name}_{shard}"])[0]
+                for shard in range(shards)
+            ]
+            if (ours, count) != (sum(one[0] for one in theirs), sum(one[1] for one in theirs)):
+                raise SystemExit(f"{way} ended with other rows than the source's in {name} of {self.workload.name}")
+
+
+@contextmanager
+def placed(workload: Workload, kind: str) -> Iterator[Place]:
+    """Servers with the workload's tables, and a pipeline that has staged nothing yet."""
+    start = {"mariadb": MariaDb.start, "mysql": MySql.start}[kind]
+    options = {"innodb-flush-log-at-trx-commit": "2", "innodb-buffer-pool-size": "512M"}
+    with (
+        tempfile.TemporaryDirectory(prefix="lockstep-bench-") as name,
+        start(server_id=9, options=options) as source,
+        start(server_id=10, options=options) as target,
+    ):
+        folder = Path(name)
+        digits = " UNION ALL ".join(f"SELECT {one} d" for one in range(10))
+        statements = [
+            f"CREATE DATABASE {SOURCE_DATABASE}", f"USE {SOURCE_DATABASE}", "CREATE TABLE n (n INT PRIMARY KEY)",
+            f"INSERT INTO n SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d FROM ({digits}) a, ({digits}) b, "
+            f"({digits}) c, ({digits}) e",
+            *(f"CREATE TABLE t{number:03} ({COLUMNS})" for number in range(workload.tables)),
+        ]  # fmt: skip
+        _execute(source, None, statements)
+        os.environ |= {"LINE_SOURCE": source.url, "LINE_TARGET": target.url}
+        sharding = f"sharding: {{key: id, databases: 1, tables: {workload.shards}}}, " if workload.shards > 1 else ""
+        tables = "".join(
+            f"""
+      {SOURCE_DATABASE}.t{number:03}: {{{sharding}database: {TARGET_DATABASE}, """
+            f"""table: "t{number:03}_{"{t}" if workload.shards > 1 else 0}"}}"""
+            for number in range(workload.tables)
+        )
+        file = folder / "line.yaml"
+        file.write_text(
+            f"""
+pipeline: line
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+stage: {{uri: "{(folder / "stage").as_uri()}"}}
+sources: [{{name: one, connection: "env:LINE_SOURCE", server_id: 77, start: latest}}]
+tables: {{include: ['{SOURCE_DATABASE}\\.t\\d+']}}
+targets:
+  - name: bench
+    connections: ["env:LINE_TARGET"]
+    tables:{tables}
+""",
+            encoding="utf-8",
+        )
+        place = Place(folder, file, load(file), source, target, workload)
+        place.create(TARGET_DATABASE, workload.shards)
+        place.lockstep("extract")
+        yield place
+
+
+def decoded(place: Place) -> dict[str, list[tuple[Any, ...]]]:
+    """The rows of the newest staged batches of each table as Python objects, in the order of the log."""
+    store = open_stage(place.pipeline.stage)
+    found: dict[str, list[tuple[Any, ...]]] = defaultdict(list)
+    notes = {one.name for one in BOOKKEEPING} | {"_before"}
+    paths = sorted(info.path for info in store.list("manifests/"))
+    for path in paths:
+        for part in Manifest.from_bytes(store.get(path)).parts:
+            with store.open_input(part.path) as file:
+                table = pq.read_table(file)
+            table = table.select([name for name in table.column_names if name not in notes])
+            values = [one.cast(pa.string()) if pa.types.is_dictionary(one.type) else one for one in table.columns]
+            found[part.table.rpartition(".")[2]] += list(zip(*(one.to_pylist() for one in values), strict=True))
+    return found
+
+
+def executemany(place: Place, rows: Mapping[str, list[tuple[Any, ...]]]) -> float:
+    """Seconds of a plain loop, a transaction for each 10,000 rows of a table."""
+    names = [one.split()[0] for one in COLUMNS.split(", ")]
+    changes = ", ".join(f"{name} = VALUES({name})" for name in names[1:])
+    started_s = time.perf_counter()
+    with place.target.connect(PLAIN) as connection, connection.cursor() as cursor:
+        for table, found in rows.items():
+            sql = (
+                f"INSERT INTO {table}_0 ({', '.join(names)}) VALUES ({', '.join(['%s'] * len(names))}) "
+                f"ON DUPLICATE KEY UPDATE {changes}"
+            )
+            for low in range(0, len(found), _CHUNK):
+                cursor.executemany(sql, found[low : low + _CHUNK])
+                connection.commit()
+    return time.perf_counter() - started_s
+
+
+def replayed(place: Place, since: tuple[str, int], database: str) -> float | None:
+    """Seconds of `mysqlbinlog | mysql` over the same stretch of the log; None without these programs."""
+    reader, writer = MySql.client("mysqlbinlog"), MySql.client("mysql")
+    if reader is None or writer is None or not isinstance(place.source, MySql):
+        return None
+    login = {**os.environ, "MYSQL_PWD": place.source.password}
+    read = [
+        *reader, "--read-from-remote-server", f"--host={place.source.host}", f"--port={place.source.port}",
+        f"--user={place.source.user}", f"--start-position={since[1]}", f"--rewrite-db={SOURCE_DATABASE}->{database}",
+        "--to-last-log", "--skip-gtids", since[0],
+    ]  # fmt: skip
+    write = [*writer, f"--host={place.target.host}", f"--port={place.target.port}", f"--user={place.target.user}"]
+    started_s = time.perf_counter()
+    with subprocess.Popen(read, stdout=subprocess.PIPE, env=login) as source:
+        done = subprocess.run(
+            write, stdin=source.stdout, env={**os.environ, "MYSQL_PWD": place.target.password}, check=False
+        )
+    if source.returncode or done.returncode:
+        raise SystemExit("mysqlbinlog | mysql failed")
+    return time.perf_counter() - started_s
+
+
+@dataclass(frozen=True)
+class Result:
+    workload: Workload
+    rows: int
+    extract_s: float
+    steps: Sequence[Step]
+    peers_s: Mapping[str, float]
+
+    @property
+    def wall_s(self) -> float:
+        return sum(step.wall_s for step in self.steps)
+
+    def text(self) -> str:
+        head = (
+            f"**{self.workload.about}**: {self.rows:,} changes, {self.wall_s:.1f} s, {self.rows / self.wall_s:,.0f}/s"
+        )
+        peers = ", ".join(
+            f"{name} {seconds:.1f} s ({seconds / self.wall_s:.2f}×)" for name, seconds in self.peers_s.items()
+        )
+        columns = ("step", "wall", *(f"{role} CPU" for role in ROLES), "memory of driver + JVM + workers")
+        lines = [f"{head}; extracted in {self.extract_s:.1f} s. {'Beside it: ' + peers + '.' if peers else ''}", "",
+                 f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]  # fmt: skip
+        total = Step("all", self.wall_s, {role: sum(one.cpu_s[role] for one in self.steps) for role in ROLES}, {
+            role: max(one.peak_mib.get(role, 0.0) for one in self.steps) for role in ROLES
+        })  # fmt: skip
+        for step in (*self.steps, total):
+            memory = sum(step.peak_mib.get(role, 0.0) for role in ("driver", "jvm", "workers"))
+            cpus = " | ".join(f"{step.cpu_s[role]:.1f} s" for role in ROLES)
+            lines.append(f"| {step.name} | {step.wall_s:.1f} s | {cpus} | {memory:,.0f} MiB |")
+        return "\n".join(lines)
+
+
+def measured(workload: Workload, kind: str, rows: int, *, peers: bool) -> Result:
+    with placed(workload, kind) as place:
+        if workload.before:
+            workload.before(place.source, rows)
+            place.lockstep("extract")
+            place.apply()
+        peers = peers and workload.before is None  # they begin with the same empty tables
+        [since] = _execute(place.source, None, ["SHOW BINARY LOGS"])[-1:]
+        workload.write(place.source, rows)
+        started_s = time.perf_counter()
+        place.lockstep("extract")
+        extract_s = time.perf_counter() - started_s
+        steps = place.apply()
+        place.require_equal(TARGET_DATABASE, "lockstep", workload.shards)
+        found: dict[str, float] = {}
+        if peers:
+            place.create(PLAIN, 1)
+            found["executemany"] = executemany(place, decoded(place))
+            place.require_equal(PLAIN, "executemany", 1)
+            _execute(place.target, None, [
+                f"DROP DATABASE {PLAIN}", f"CREATE DATABASE {PLAIN}",
+                *(f"CREATE TABLE {PLAIN}.{name} ({COLUMNS})" for name in place.names()),
+            ])  # fmt: skip
+            seconds = replayed(place, (since[0], int(since[1])), PLAIN)
+            if seconds is not None:
+                found["mysqlbinlog \\| mysql"] = seconds
+        return Result(workload, rows, extract_s, steps, found)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.line", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a fifth of the rows of the large workloads")
+    parser.add_argument("--only", default="", help="workloads, by comma: " + ", ".join(w.name for w in WORKLOADS))
+    parser.add_argument("--rows", type=int, default=0, help="changes of each workload that is not tiny or small")
+    parser.add_argument(
+        "--server", choices=["mysql", "mariadb"], default="mysql" if not MySql.available() else "mariadb"
+    )
+    parser.add_argument("--no-peers", action="store_true", help="leave out the other ways")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    chosen = parser.parse_args()
+    names = chosen.only.split(",") if chosen.only else [workload.name for workload in WORKLOADS]
+    load_before, texts = os.getloadavg()[0], []
+    for workload in WORKLOADS:
+        if workload.name in names:
+            rows = workload.rows if workload.fixed else chosen.rows or workload.rows // (5 if chosen.quick else 1)
+            print(f"{workload.name}: {rows:,} changes", file=sys.stderr)
+            texts.append(measured(workload, chosen.server, rows, peers=not chosen.no_peers).text())
+            print(texts[-1], file=sys.stderr, flush=True)
+    with {"mariadb": MariaDb.start, "mysql": MySql.start}[chosen.server](server_id=9) as server:
+        texts.insert(0, machine(server, load_before))
+    text = "\n\n".join(texts)
+    print(text)
+    if chosen.write:
+        keep("line", text)
+
+
+if __name__ == "__main__":
+    main()
