@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from benchmarks.document import keep, machine
@@ -40,7 +39,7 @@ from cdc_core.target.write import ShardWrite, write_shard
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.mysql import MySql
 from examples.sandbox.sql_server import SqlServer
-from spark_jobs.filter import by_shard
+from spark_jobs.filtered_files import write_run
 from spark_jobs.job import Job
 from spark_jobs.session import EXACT
 from spark_jobs.write import write, written
@@ -265,9 +264,9 @@ def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch])
         {SCHEMA.id: SCHEMA},
     )  # fmt: skip
     job = Job(bench.spark, described, plan, open_store(plan.stage_uri), target_name="bench")
-    pq.write_table(rows, bench.place / "placed.parquet")
-    laid = by_shard(job.read("placed.parquet"), job.destination(table))
-    laid.write.mode("overwrite").parquet(job.store.spark_uri(job.filtered(SCHEMA.name)))
+    job.clear(job.filtered(SCHEMA.name))
+    write_run(bench.place / "placed.parquet", rows, table.key)
+    job.store.put_file(f"{job.filtered(SCHEMA.name)}/part-0.parquet", bench.place / "placed.parquet")
     return job
 
 

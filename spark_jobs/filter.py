@@ -1,25 +1,27 @@
 """Filter: chooses the winners that the target should take, classifies each, and says why the others are left out.
 
-The workers read the versions that the target holds, shard by shard, for the touched keys only. Files under
-filtered/ hold the rows to write with `_cdc_shard` and `_cdc_class`, all rows of a shard in one file; files under
-rejected/ the stale ones with `_cdc_reason`. A row that left a shard (its shard key changed, its key did not) appears
-again with operation x for the shard that it left: also if its winner is stale, because the old place must be emptied
-in any case. Rows without a key have no versions: only the write knows which of them the target already has.
+A worker reads a file of merged rows, and the versions that the target holds, shard by shard, for their keys only. Files
+under filtered/ hold the rows to write with `_cdc_shard` and `_cdc_class` (filtered_files.py); files under rejected/ the
+stale ones with `_cdc_reason`. No row passes through the JVM, and the target is queried once: a second answer could
+differ. A row that left a shard (its shard key changed, its key did not) appears again with operation x for the shard
+that it left: also if its winner is stale, because the old place must be emptied in any case. Rows without a key have no
+versions: only the write knows which of them the target already has.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark import StorageLevel
-from pyspark.sql import DataFrame, Observation
-from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql import types as T  # noqa: N812
+import pyarrow.parquet as pq
 
 from cdc_core.model.merged import (
     BORN,
@@ -34,58 +36,51 @@ from cdc_core.model.merged import (
 )
 from cdc_core.model.run import FilterCounts, MergeCounts, MergeTable, counts_from_bytes, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.keys import shared_key
 from cdc_core.target.row_lookup import LocatedRows, locate_rows
-from cdc_core.target.text import row_keys, version_hex
+from cdc_core.target.text import row_keys, version_bytes
 from cdc_core.target.truncates import Truncates
-from cdc_core.target.versions import classify, versions_of, without_removed
-from spark_jobs.columns import Work, c, map_in_arrow
+from cdc_core.target.versions import classify_each, versions_of
 from spark_jobs.failures import carried, found
+from spark_jobs.filtered_files import RUN_BYTES, write_run
 from spark_jobs.job import Job, each_table, leave, log, run
-from spark_jobs.session import size_shuffles
 from spark_jobs.unfinished_writes import end_writes
 
-Batches = Iterable[pa.RecordBatch]
+BATCH_ROWS = 50_000
 NO_TRUNCATES = Truncates()
 
 
-def classified(winners: DataFrame, destination: Destination, removing: Truncates = NO_TRUNCATES) -> DataFrame:
+@dataclass(frozen=True, slots=True)
+class FilteredPart:
+    """What became of a file of merged rows. paths: in filtered/ and rejected/. classes: how many rows are of each."""
+
+    paths: tuple[str, ...]
+    classes: Mapping[str, int]
+
+
+def classified(
+    batches: Iterable[pa.RecordBatch], destination: Destination, removing: Truncates = NO_TRUNCATES
+) -> Iterator[pa.RecordBatch]:
     """The winners, and a row for each shard left, with shard, class and reason. removing: the truncates of the run."""
-    kept = [field for field in winners.schema if field.name not in FILTER_ONLY]
-    schema = T.StructType(
-        [
-            *kept,
-            T.StructField(SHARD, T.IntegerType()),
-            T.StructField(CLASS, T.StringType()),
-            T.StructField(REASON, T.StringType()),
-        ]
-    )
-    return map_in_arrow(winners, _classifier(destination, removing), schema)
-
-
-def _classifier(destination: Destination, removing: Truncates) -> Work:
-    def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
-            for batch in batches:
-                truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
-                if truncates.true_count:
-                    yield _everywhere(destination, batch.filter(truncates))
-                    batch = batch.filter(pc.invert(truncates))
-                if not destination.key:
-                    classes = [
-                        RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE
-                        for op in batch.column(OP).to_pylist()
-                    ]
-                    yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
-                elif batch.num_rows:
-                    _require_one_live(destination, batch)
-                    located = locate_rows(destination, sessions, Path(scratch), batch)
-                    yield _judged(destination, sessions, Path(scratch), located, removing)
-                    if destination.moving:
-                        yield from _departures(destination, located)
-
-    return work
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
+        for batch in batches:
+            truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
+            if truncates.true_count:
+                yield _everywhere(destination, batch.filter(truncates))
+                batch = batch.filter(pc.invert(truncates))
+            if not destination.key:
+                classes = [
+                    RowClass.INSERT if op == MergedOp.UPSERT else RowClass.DELETE for op in batch.column(OP).to_pylist()
+                ]
+                yield _with_notes(batch, destination.shard_numbers(batch), classes, [None] * batch.num_rows)
+            elif batch.num_rows:
+                _require_one_live(destination, batch)
+                located = locate_rows(destination, sessions, Path(scratch), batch)
+                yield _judged(destination, sessions, Path(scratch), located, removing)
+                if destination.moving:
+                    yield from _departures(destination, located)
 
 
 def _require_one_live(destination: Destination, batch: pa.RecordBatch) -> None:
@@ -102,7 +97,7 @@ def _judged(
     destination: Destination, sessions: Sessions, scratch: Path, located: LocatedRows, removing: Truncates
 ) -> pa.RecordBatch:
     batch, shards = located.rows, located.shards
-    verdicts = np.empty(batch.num_rows, dtype=object)
+    classes, reasons = np.empty(batch.num_rows, dtype=object), np.empty(batch.num_rows, dtype=object)
     for number in np.unique(shards):
         rows = np.flatnonzero(shards == number)
         part = batch.take(pa.array(rows))
@@ -116,20 +111,15 @@ def _judged(
             scratch=scratch,
             tolerant=destination.quarantine,
         )
-        versions = version_hex(part).to_pylist()
-        upserts = [op == MergedOp.UPSERT for op in part.column(OP).to_pylist()]
-        born = part.column(BORN).to_pylist()
-        for at, row in enumerate(rows):
-            verdicts[row] = classify(
-                without_removed(held[at], removing),
-                bytes.fromhex(versions[at]),
-                upsert=upserts[at],
-                born=bool(born[at]),
-                by_column=destination.rule.freshness is not None,
-            )
-    return _with_notes(
-        batch, shards, [verdict[0] for verdict in verdicts], [verdict[1] or None for verdict in verdicts]
-    )
+        classes[rows], reasons[rows] = classify_each(
+            held,
+            version_bytes(part),
+            np.asarray(pc.equal(part.column(OP), MergedOp.UPSERT)),
+            np.asarray(part.column(BORN).fill_null(False)),
+            by_column=destination.rule.freshness is not None,
+            removing=removing,
+        )
+    return _with_notes(batch, shards, classes.tolist(), reasons.tolist())
 
 
 def _everywhere(destination: Destination, truncates: pa.RecordBatch) -> pa.RecordBatch:
@@ -177,12 +167,57 @@ def _with_notes(
     )
 
 
-def by_shard(rows: DataFrame, destination: Destination) -> DataFrame:
-    """In partitions of whole shards, and in key order, as the target will store them: `write` only has to take each
-    file as it comes."""
-    parts = min(len(destination.shards), rows.sparkSession.sparkContext.defaultParallelism * 4)
-    placed = rows.repartitionById(parts, F.pmod(c(SHARD), F.lit(parts)).cast("int"))
-    return placed.sortWithinPartitions(c(SHARD), *[c(name) for name in destination.key])
+def _work(job: Job, table: MergeTable, destination: Destination) -> Callable[[str], Iterator[FilteredPart]]:
+    """What a worker does with a file of merged rows, by its path in the stage."""
+    stage, removing = job.pipeline.stage, _truncates(job, table)
+    filtered, rejected = job.filtered(table.table), job.rejected(table.table)
+
+    def work(path: str) -> Iterator[FilteredPart]:
+        with carried(), ExitStack() as stack:
+            store = open_stage(stage)
+            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
+            paths: list[str] = []
+            classes: Counter[str] = Counter()
+
+            def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
+                # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
+                name = f"{folder}/part-{uuid.uuid4().hex}.parquet"
+                write_run(scratch / "run", rows, key)
+                store.put_file(name, scratch / "run")
+                (scratch / "run").unlink()
+                paths.append(name)
+
+            source = pq.ParquetFile(stack.enter_context(store.open_input(path)))
+            # An empty file needs no answers: it is there for its columns.
+            none = _with_notes(
+                pa.RecordBatch.from_pylist([], schema=source.schema_arrow), np.zeros(0, np.int64), [], []
+            )
+            for rows in _gathered(classified(source.iter_batches(BATCH_ROWS), destination, removing)):
+                for one in pc.value_counts(rows.column(CLASS)).to_pylist():
+                    classes[one["values"]] += one["counts"]
+                stale = pc.equal(rows.column(CLASS), RowClass.STALE)
+                kept = rows.filter(pc.invert(stale))
+                if kept.num_rows:
+                    keep(filtered, kept.drop_columns([REASON]), destination.key)
+                if kept.num_rows < rows.num_rows:
+                    keep(rejected, rows.filter(stale).drop_columns([CLASS]), destination.key)
+            if not any(one.startswith(f"{filtered}/") for one in paths):
+                keep(filtered, pa.Table.from_batches([none]).drop_columns([REASON]), ())
+            yield FilteredPart(tuple(paths), dict(classes))
+
+    return work
+
+
+def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """As much as is sorted at once."""
+    waiting: list[pa.RecordBatch] = []
+    for batch in batches:
+        waiting.append(batch)
+        if sum(one.nbytes for one in waiting) >= RUN_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting = []
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def filter_table(job: Job, table: MergeTable) -> FilterCounts:
@@ -204,28 +239,19 @@ def _truncates(job: Job, table: MergeTable) -> Truncates:
 
 def _filtered(job: Job, table: MergeTable) -> FilterCounts:
     destination = job.destination(table)
-    rows = classified(job.read(job.merged(table.table)), destination, _truncates(job, table))
-    seen = Observation()
-    classes = [one for one in RowClass if one is not RowClass.UNCOUNTED]
-    rows = rows.observe(seen, *[F.sum((c(CLASS) == name).cast("bigint")).alias(name) for name in classes])
-    # Kept, so that the target is queried once: the second answer could differ.
-    rows = rows.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        to_write = by_shard(rows.where(c(CLASS) != RowClass.STALE).drop(REASON), destination)
-        # Whatever Spark's settings say, no file is split: that would split a shard's transaction.
-        to_write.write.option("maxRecordsPerFile", 0).mode("overwrite").parquet(
-            job.store.spark_uri(job.filtered(table.table))
-        )
-        counts = FilterCounts(table.table, **{name: int(seen.get[name] or 0) for name in classes})
-        rejected = job.rejected(table.table)
-        if counts.stale:
-            stale = rows.where(c(CLASS) == RowClass.STALE).drop(CLASS)
-            stale.write.mode("overwrite").parquet(job.store.spark_uri(rejected))
-        else:
-            job.clear(rejected)
-    finally:
-        rows.unpersist()
-    return counts
+    folders = job.filtered(table.table), job.rejected(table.table)
+    for folder in folders:
+        job.clear(folder)
+    paths = job.files_in(job.merged(table.table))
+    tasks = job.spark.sparkContext.parallelize(paths, max(len(paths), 1))
+    done = tasks.flatMap(_work(job, table, destination)).collect()
+    kept = {path for one in done for path in one.paths}
+    for folder in folders:
+        for path in job.files_in(folder):
+            if path not in kept:
+                job.store.delete(path)
+    classes = sum((Counter(one.classes) for one in done), Counter[str]())
+    return FilterCounts(table.table, **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED})
 
 
 def apply_filter(job: Job) -> None:
@@ -233,7 +259,6 @@ def apply_filter(job: Job) -> None:
     path = counts_path(job.plan.filtered_folder(job.target.name))
     job.store.delete(path)
     tables = [table for table in job.tables() if table.files]
-    size_shuffles(job.spark, max((table.rows for table in tables), default=0))
     counts = each_table(lambda table: filter_table(job, table), tables)
     for one in counts:
         log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)

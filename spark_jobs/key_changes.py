@@ -36,7 +36,7 @@ COUNTS = ("_cdc_changes", "_cdc_key_changes", "_cdc_truncates", LOST)
 """Counts of what a merge makes one row from: its sides, second sides and truncates among them, those without their
 key."""
 
-_NO_LABEL = "\0" * 256
+NO_LABEL = "\0" * 256
 """Labels of an ENUM have at most 255 characters, and may be a NUL."""
 
 
@@ -48,7 +48,7 @@ def exact(kind: T.DataType, name: str, *, before: bool = False) -> Column:
         return F.coalesce(literal, value.cast("string"))
     if isinstance(kind, T.StringType):
         # An ENUM's error value, which has the text of its label ''.
-        return F.when((value == "") & literal.isNotNull(), F.lit(_NO_LABEL)).otherwise(value)
+        return F.when((value == "") & literal.isNotNull(), F.lit(NO_LABEL)).otherwise(value)
     return value
 
 

@@ -1,7 +1,7 @@
 """Quality: the suites of expectations/ over the run's staged and merged rows, and over what the target now has.
 
 The workers read the touched keys back from the target and compare values in the server; the suites judge the frames.
-Great Expectations takes seconds to import, which it does here while Spark starts and gathers the frames.
+Great Expectations takes seconds to import, which it does here while Spark starts and the frames are gathered.
 Results are kept in quality/target=<t>/: <stage>.json, own-<n>.json for suites of the pipeline's own, and report.html.
 A critical expectation that fails is DataAtRisk.
 """
@@ -12,7 +12,7 @@ import importlib
 import json
 import logging
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
 from pathlib import Path
@@ -20,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
@@ -27,24 +29,31 @@ from pyspark.sql import types as T  # noqa: N812
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp
 from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
-from cdc_core.model.staged import FILE, OP, POS, ROW, SEQ, SOURCE, TS
+from cdc_core.model.staged import FILE, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
-from cdc_core.target.text import row_keys
+from cdc_core.target.text import empty_literals, row_keys
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table, leave, log, run
-from spark_jobs.key_changes import exact
+from spark_jobs.key_changes import NO_LABEL, exact
 from spark_jobs.merge import read_changes, row_columns
 from spark_jobs.multiset import copy_identity
 from spark_jobs.report import page, summary
-from spark_jobs.write import accepted
+from spark_jobs.write import TASKS_PER_CORE, accepted
 
 GATHERED_ROWS = 1_000_000
-"""A frame of up to this many rows is judged in memory (see suite_runner)."""
+"""A frame of up to this many rows is gathered with Arrow and judged in memory (see suite_runner), without the JVM."""
 _TABLE, _KEY, _SHARD, _OUTCOME = "_table", "_key", "_shard", "_outcome"
 _STAGED = (OP, TS, SOURCE, FILE, POS, ROW, SEQ)
+_FEW_VALUES = frozenset({_TABLE, _SHARD, _OUTCOME, OP, SOURCE, FILE})
+_EXAMPLES = 20
+COMPARED_ROWS = 50_000
 _TARGET_FRAME = f"`{_TABLE}` string, `{_SHARD}` string, `{_KEY}` string, `{OP}` string, `{_OUTCOME}` string"
+
+Rows = Callable[[Job, Sequence[MergeTable]], pa.Table | None]
+Frame = Callable[[Job, Sequence[MergeTable]], DataFrame | None]
 
 
 def staged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
@@ -77,6 +86,107 @@ def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
 
     parts = each_table(one, tables)
     return reduce(DataFrame.unionAll, parts) if parts else None
+
+
+def staged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
+    """staged_frame, in memory."""
+    parts = []
+    for table in tables:
+        for file in table.files:
+            with job.store.open_input(file.path) as source:
+                rows = pq.read_table(source, columns=list(_STAGED))
+            parts.append(_coded(pa.table({_TABLE: _repeated(table.table, rows.num_rows)} | _columns(rows, _STAGED))))
+    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+
+
+def merged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
+    """merged_frame, in memory."""
+    parts = []
+    for table in tables:
+        if not table.key:
+            frame = merged_frame(job, [table])
+            assert frame is not None
+            parts.append(_coded(frame.toArrow()))
+            continue
+        for path in job.files_in(job.merged(table.table)):
+            with job.store.open_input(path) as source:
+                file = pq.ParquetFile(source)
+                here = set(file.schema_arrow.names)
+                notes = [name for name in (OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN) if name in here]
+                for batch in file.iter_batches(columns=list(dict.fromkeys([*table.key, *notes]))):
+                    columns = {_TABLE: _repeated(table.table, batch.num_rows), _KEY: _merged_keys(batch, table.key)}
+                    parts.append(_coded(pa.table(columns | _columns(batch, (OP, SOURCE, SEQ, ROW)))))
+    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+
+
+def _merged_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
+    """Texts that differ as the keys do; of a truncate, which has no key, its origin: each source table may have one."""
+    keys = row_keys(rows, key)
+    labels = [row for row, name in empty_literals(rows) if name in key]
+    if labels:  # an ENUM's error value has the text of the label ''
+        marked = np.zeros(rows.num_rows, dtype=bool)
+        marked[labels] = True
+        keys = pc.if_else(pa.array(marked), pc.binary_join_element_wise(keys, pa.scalar(NO_LABEL), ""), keys)
+    if ORIGIN in rows.schema.names:
+        keys = pc.if_else(pc.equal(rows.column(OP), MergedOp.TRUNCATE), rows.column(ORIGIN), keys)
+    return keys
+
+
+def target_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
+    """target_frame, in memory: one job of Spark for all tables; tables with rows that were set aside have their own."""
+    aside = [table for table in tables if job.rows_in(job.quarantine(table.table))]
+    plain = [table for table in tables if table not in aside]
+    destinations = each_table(job.destination, plain)
+    items = [(at, path) for at, table in enumerate(plain) for path in job.files_in(job.filtered(table.table))]
+    stage = job.pipeline.stage
+
+    def work(item: tuple[int, str]) -> Iterator[bytes]:
+        at, path = item
+        with open_stage(stage).open_input(path) as source:
+            batches = pq.ParquetFile(source).iter_batches(COMPARED_ROWS)
+            found = pa.Table.from_batches(list(_comparer(destinations[at])(batches)), _compared_schema())
+        sink = pa.BufferOutputStream()
+        with pa.ipc.new_stream(sink, found.schema) as stream:
+            stream.write_table(found)
+        yield sink.getvalue().to_pybytes()
+
+    context = job.spark.sparkContext
+    several = max(min(len(items), context.defaultParallelism * TASKS_PER_CORE), 1)
+    tasks = context.parallelize(items, several)
+    parts = [_coded(pa.ipc.open_stream(one).read_all()) for one in tasks.flatMap(work).collect()]
+    if aside:
+        frame = target_frame(job, aside)
+        assert frame is not None
+        parts.append(_coded(frame.toArrow().select(_compared_schema().names)))
+    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+
+
+def _compared_schema() -> pa.Schema:
+    return pa.schema([(name, pa.string()) for name in (_TABLE, _SHARD, _KEY, OP, _OUTCOME)])
+
+
+def _repeated(value: str, count: int) -> pa.Array:
+    return pa.DictionaryArray.from_arrays(pa.array(np.zeros(count, np.int32)), pa.array([value]))
+
+
+def _columns(rows: pa.Table | pa.RecordBatch, names: Sequence[str]) -> dict[str, Any]:
+    return {name: rows.column(name) for name in names}
+
+
+def _coded(rows: pa.Table) -> pa.Table:
+    """With columns of few values as codes, which are judged faster; all parts of a frame alike."""
+    for at, field in enumerate(rows.schema):
+        column = rows.column(at)
+        if field.name in _FEW_VALUES:
+            kind = pa.dictionary(pa.int32(), pa.string())
+            if not pa.types.is_dictionary(field.type):
+                column = column.cast(pa.string()).dictionary_encode()
+            rows = rows.set_column(at, pa.field(field.name, kind), column.cast(kind))
+        elif field.name == _KEY:
+            rows = rows.set_column(at, pa.field(_KEY, pa.string()), column.cast(pa.string()))
+        else:
+            rows = rows.set_column(at, pa.field(field.name, field.type), column)
+    return rows
 
 
 def _to_compare(job: Job, table: MergeTable) -> int:
@@ -139,25 +249,23 @@ def _check(job: Job) -> None:
         "merged": sum(winners[table.table] for table in tables),
         "target": sum(_to_compare(job, table) for table in tables),
     }
-    frames = {
-        "staged": staged_frame(job, tables),
-        "merged": merged_frame(job, tables),
-        "target": target_frame(job, tables),
-    }
-    with ThreadPoolExecutor(len(frames), thread_name_prefix="gather") as pool:
+    in_memory: dict[str, Rows] = {"staged": staged_rows, "merged": merged_rows, "target": target_rows}
+    by_spark: dict[str, Frame] = {"staged": staged_frame, "merged": merged_frame, "target": target_frame}
+    with ThreadPoolExecutor(len(rows), thread_name_prefix="gather") as pool:
         gathered = {
-            stage: pool.submit(frame.toArrow)
-            for stage, frame in frames.items()
-            if frame is not None and rows[stage] <= GATHERED_ROWS
+            stage: pool.submit(gather, job, tables)
+            for stage, gather in in_memory.items()
+            if rows[stage] <= GATHERED_ROWS
         }
         from spark_jobs.suite_runner import GOOD, SUITES, judge
 
     verdicts: dict[str, dict[str, Any]] = {}
-    for stage, frame in frames.items():
+    for stage in SUITES:
+        frame = gathered[stage].result() if stage in gathered else by_spark[stage](job, tables)
         if frame is None:
             verdicts[stage] = {"success": True, "suite": stage, "rows": 0, "expectations": []}
         else:
-            data = gathered[stage].result().to_pandas() if stage in gathered else frame
+            data = frame if isinstance(frame, DataFrame) else frame.to_pandas()
             verdicts[stage] = judge(data, SUITES[stage](rows[stage]), rows[stage])
             if not verdicts[stage]["success"] and stage == "target":
                 verdicts[stage]["examples"] = _examples(frame, GOOD)
@@ -204,9 +312,13 @@ def _keep(job: Job, folder: str, name: str, verdict: dict[str, Any]) -> None:
         log.warning("run %s %s", job.plan.run_id, example)
 
 
-def _examples(frame: DataFrame, good: Sequence[str]) -> list[dict[str, str]]:
-    bad = frame.where(~c(_OUTCOME).isin(*good)).limit(20)
-    return [{name: str(value) for name, value in row.asDict().items()} for row in bad.collect()]
+def _examples(frame: DataFrame | pa.Table, good: Sequence[str]) -> list[dict[str, str]]:
+    if isinstance(frame, DataFrame):
+        found = [row.asDict() for row in frame.where(~c(_OUTCOME).isin(*good)).limit(_EXAMPLES).collect()]
+    else:
+        known = pc.is_in(frame.column(_OUTCOME).cast(pa.string()), pa.array(good))
+        found = frame.filter(pc.invert(known)).slice(0, _EXAMPLES).to_pylist()
+    return [{name: str(value) for name, value in row.items()} for row in found]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,11 +1,11 @@
 """Write: writes the filtered rows to the target, each shard table by one Spark task in one transaction.
 
-A file of filtered/ holds all rows of its shards, in the order of their key, and is one task: the worker reads it
-itself, a row group at a time, and streams batches into one text file per shard. So memory holds a row group, whatever
-the run's size, and no row passes through the JVM. Rows that moved between shards are first written to all new shards;
-then a second pass empties the places they left: a reader may briefly see such a row twice, but always sees it, unless
-another row takes over its unique value in the shard that it leaves. Rows that the target rejects are set aside if the
-table's policy says so; their old places stay unchanged.
+A task has some of the table's shards: the worker reads their rows from the files of filtered/ itself, in the order of
+their key, and streams batches into one text file per shard. So memory holds a batch, whatever the run's size, and no
+row passes through the JVM. Rows that moved between shards are first written to all new shards; then a second pass
+empties the places they left: a reader may briefly see such a row twice, but always sees it, unless another row takes
+over its unique value in the shard that it leaves. Rows that the target rejects are set aside if the table's policy says
+so; their old places stay unchanged.
 """
 
 from __future__ import annotations
@@ -17,14 +17,12 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
-from cdc_core.model.merged import REASON, SHARD, MergedOp
+from cdc_core.model.merged import REASON, MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.model.version import decode
@@ -36,13 +34,15 @@ from cdc_core.target.text import row_keys, version_hex
 from cdc_core.target.write import ShardResult, ShardWrite, write_shard
 from spark_jobs.columns import c
 from spark_jobs.failures import carried
+from spark_jobs.filtered_files import FilteredFiles
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.multiset import last_batches
 
 BATCH_ROWS = 50_000
 _UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
-Work = Callable[[str], Iterator[ShardResult]]
-"""Writes the rows of a file, by its path in the stage."""
+TASKS_PER_CORE = 4
+Work = Callable[[Sequence[int]], Iterator[ShardResult]]
+"""Writes the rows of some shards, by their numbers."""
 
 
 def written(
@@ -53,17 +53,27 @@ def written(
     arrivals: bool,
     unfit: Sequence[Unfit] = (),
     upto: Mapping[str, int] | None = None,
+    shards: Sequence[int] | None = None,
 ) -> list[ShardResult]:
     """Writes the rows of filtered files; what each shard's transaction did. arrivals: write all but x rows, which are
     included for the unique values that they free; otherwise write the x rows, except those of `unfit` rows: a row that
-    was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies."""
-    work = _writer(job, destination, arrivals, unfit, upto or {})
-    tasks = job.spark.sparkContext.parallelize(paths, max(len(paths), 1))
+    was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies. shards:
+    only these."""
+    work = _writer(job, destination, paths, arrivals, unfit, upto or {})
+    numbers = list(range(len(destination.shards)) if shards is None else shards)
+    context = job.spark.sparkContext
+    several = max(min(len(numbers), context.defaultParallelism * TASKS_PER_CORE), 1)
+    tasks = context.parallelize([numbers[at::several] for at in range(several)], several)
     return sorted(tasks.flatMap(work).collect(), key=lambda done: done.counts.shard)
 
 
 def _writer(
-    job: Job, destination: Destination, arrivals: bool, unfit: Sequence[Unfit], upto: Mapping[str, int]
+    job: Job,
+    destination: Destination,
+    paths: Sequence[str],
+    arrivals: bool,
+    unfit: Sequence[Unfit],
+    upto: Mapping[str, int],
 ) -> Work:
     stage, run_id = job.pipeline.stage, job.plan.run_id
     transact = None if destination.key else partial(write_copies, upto=upto)
@@ -79,30 +89,26 @@ def _writer(
         names = pc.binary_join_element_wise(version_hex(batch), row_keys(batch, destination.key), "")
         return batch.filter(pc.invert(pc.is_in(names, stay)))
 
-    def work(path: str) -> Iterator[ShardResult]:
+    def work(numbers: Sequence[int]) -> Iterator[ShardResult]:
         with carried(), ExitStack() as stack:
             scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
-            source = pq.ParquetFile(stack.enter_context(open_stage(stage).open_input(path)))
-            files: dict[int, LoadFile] = {}
-            for group in range(source.num_row_groups):
-                for batch in map(taken, source.iter_batches(BATCH_ROWS, row_groups=[group])):
-                    shards = np.asarray(batch.column(SHARD))
-                    for number in np.unique(shards):
-                        if number not in files:
-                            layout = destination.layout_of(destination.shards[number])
-                            files[number] = stack.enter_context(LoadFile(scratch, layout))
-                        files[number].add(batch.filter(pa.array(shards == number)))
-            for number, file in sorted(files.items()):
+            filtered = stack.enter_context(FilteredFiles(open_stage(stage), paths))
+            for number in numbers:
                 shard = destination.shards[number]
-                write = ShardWrite(
-                    run_id,
-                    destination.logical,
-                    shard.facts,
-                    destination.rule.freshness,
-                    ledger=arrivals,
-                    quarantine=destination.quarantine,
-                )
-                yield write_shard(shard.server, write, file, transact=transact)
+                with LoadFile(scratch, destination.layout_of(shard)) as file:
+                    for batch in map(taken, filtered.rows_of(number, destination.key, BATCH_ROWS)):
+                        file.add(batch)
+                    if not file.rows:
+                        continue
+                    write = ShardWrite(
+                        run_id,
+                        destination.logical,
+                        shard.facts,
+                        destination.rule.freshness,
+                        ledger=arrivals,
+                        quarantine=destination.quarantine,
+                    )
+                    yield write_shard(shard.server, write, file, transact=transact)
 
     return work
 

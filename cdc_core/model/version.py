@@ -28,6 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 
 VERSION_COLUMN = "_cdc_version"
 """The target's column for the version."""
@@ -97,3 +99,17 @@ def newer_or_equal(a: bytes, b: bytes) -> bool:
     if a[_SOURCE:] == b[_SOURCE:]:
         return a[_SEQ:_SOURCE] >= b[_SEQ:_SOURCE]
     return a[:_SEQ] + a[_SOURCE:] >= b[:_SEQ] + b[_SOURCE:]
+
+
+def newer_or_equal_each(a: pa.BinaryArray, b: pa.BinaryArray) -> pa.BooleanArray:
+    """newer_or_equal of many pairs; null where `b` is. No `a` is null or empty."""
+    # Empty bytes are older than all: a version is newer than these, as it is than itself. They cannot be sliced.
+    known = pc.if_else(pc.greater(pc.fill_null(pc.binary_length(b), 0), 0), b, a)
+    names_a, names_b = pc.binary_slice(a, _SOURCE, VERSION_BYTES), pc.binary_slice(known, _SOURCE, VERSION_BYTES)
+    of_one_log = pc.greater_equal(pc.binary_slice(a, _SEQ, _SOURCE), pc.binary_slice(known, _SEQ, _SOURCE))
+    by_clock = pc.greater_equal(
+        pc.binary_join_element_wise(pc.binary_slice(a, 0, _SEQ), names_a, b""),
+        pc.binary_join_element_wise(pc.binary_slice(known, 0, _SEQ), names_b, b""),
+    )
+    newer = pc.if_else(pc.equal(names_a, names_b), of_one_log, by_clock)
+    return pc.if_else(b.is_valid(), newer, pa.scalar(None, pa.bool_()))

@@ -12,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pymysql
 
-from cdc_core.connections import sensible
+from cdc_core.connections import SafeConnection, sensible
 from cdc_core.model.merged import MergedOp
 from cdc_core.model.schema import ColumnType
 from cdc_core.model.staged import SEQ, SOURCE
 from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.answers import columns_of
 from cdc_core.target.facts import TableFacts, declaration
 from cdc_core.target.guard_sql import newer_or_equal_sql
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
@@ -31,7 +32,7 @@ left behind: a deleted or moved row is still there."""
 
 @sensible("target")
 def outcomes(
-    connection: pymysql.Connection[Any], facts: TableFacts, rows: pa.RecordBatch, layout: Layout, *, scratch: Path
+    connection: SafeConnection, facts: TableFacts, rows: pa.RecordBatch, layout: Layout, *, scratch: Path
 ) -> list[str]:
     """One of the words above for each row. `rows` are what a write takes; the connection is load.open_session's."""
     if facts.keyless:
@@ -46,7 +47,7 @@ def outcomes(
         mine, theirs = newer_or_equal_sql("_l._v", version), newer_or_equal_sql(f"d.{VERSION_COLUMN}", "_l._v")
         first_key = f"r.{target_name(facts, layout.key[0])}"
         removed = f"_l._o <> '{MergedOp.UPSERT}'"
-        cursor.execute(
+        sql = (
             f"SELECT _l._n, CASE "
             f"WHEN {first_key} IS NULL AND {removed} THEN '{SAME}' "
             f"WHEN {first_key} IS NULL THEN IF(d.{VERSION_COLUMN} IS NOT NULL AND {theirs}, '{NEWER}', '{MISSING}') "
@@ -58,8 +59,9 @@ def outcomes(
             f"{beside(facts, layout.key)} LEFT JOIN {tombstones_name(facts)} d "
             f"ON {on_key(facts, layout.key, right='d')}"
         )
-        for number, outcome in cursor.fetchall():
-            found[number - 1] = str(outcome)
+        numbers, words = columns_of(connection, sql, (pa.int64(), pa.string()), rows=rows.num_rows, where=facts.name)
+        for number, outcome in zip(numbers.to_pylist(), words.to_pylist(), strict=True):
+            found[number - 1] = outcome
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
     return found
 

@@ -10,12 +10,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from types import TracebackType
-from typing import Any, ParamSpec
+from typing import ParamSpec
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pymysql
 
 from cdc_core.config import Sharding, Target, TargetTable
 from cdc_core.connections import SafeConnection, Server, connect, resolve, sensible
@@ -352,7 +351,7 @@ class Sessions:
 
     def __init__(self, destination: Destination) -> None:
         self._destination = destination
-        self._open: dict[tuple[int, str], pymysql.Connection[Any]] = {}
+        self._open: dict[tuple[int, str], SafeConnection] = {}
 
     def __enter__(self) -> Sessions:
         return self
@@ -363,7 +362,7 @@ class Sessions:
         for connection in self._open.values():
             connection.close()
 
-    def of(self, shard: Shard) -> pymysql.Connection[Any]:
+    def of(self, shard: Shard) -> SafeConnection:
         at = (shard.table.connection, shard.table.database)
         if at not in self._open:
             self._open[at] = open_session(shard.server, shard.table.database, where=shard.table.name)

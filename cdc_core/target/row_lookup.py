@@ -47,8 +47,10 @@ class LocatedRows:
 def locate_rows(destination: Destination, sessions: Sessions, scratch: Path, rows: pa.RecordBatch) -> LocatedRows:
     """The rows with their shards. Raises DataAtRisk (target.absent_values) for a row that no shard has."""
     index, sets = lacking(rows)
-    absent = [frozenset() if at is None else sets[at] for at in index.to_pylist()]
-    unplaced = {at for at, names in enumerate(absent) if destination.moving in names}
+    absent = [frozenset[str]()] * rows.num_rows
+    if any(sets):
+        absent = [frozenset() if at is None else sets[at] for at in index.to_pylist()]
+    unplaced = {at for at, names in enumerate(absent) if destination.moving in names} if any(sets) else set()
     unknown = unplaced | _flagged(destination, rows)
     links, chains = _links(rows)
     if not unknown and not chains:

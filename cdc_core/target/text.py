@@ -14,7 +14,8 @@ A value that its type cannot hold is null in the column; its text in `_cdc_liter
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -155,22 +156,44 @@ def row_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.StringArray:
 
 def version_hex(rows: pa.RecordBatch) -> pa.StringArray:
     """The version of each row (model.version) as hex."""
+    numbers = _version_numbers(rows)
     count = rows.num_rows
-    stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
-    numbers = encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))
     offsets = np.arange(0, (count + 1) * 48, 48, dtype=np.int32)
     head = pa.StringArray.from_buffers(
         count, pa.py_buffer(offsets.tobytes()), pa.py_buffer(_HEX[numbers.reshape(-1)].tobytes())
     )
-    sources = rows.column(SOURCE)
-    coded = sources if pa.types.is_dictionary(sources.type) else sources.dictionary_encode()
-    names = pa.array([name.encode().hex().upper() for name in coded.dictionary.to_pylist()], pa.string())
+    return pc.binary_join_element_wise(head, *_version_names(rows, lambda name: name.hex().upper(), pa.string()), "")
+
+
+def version_bytes(rows: pa.RecordBatch) -> pa.BinaryArray:
+    """The version of each row (model.version)."""
+    numbers = _version_numbers(rows)
+    count = rows.num_rows
+    offsets = np.arange(0, (count + 1) * 24, 24, dtype=np.int32)
+    head = pa.Array.from_buffers(
+        pa.binary(), count, [None, pa.py_buffer(offsets.tobytes()), pa.py_buffer(numbers.tobytes())]
+    )
+    return pc.binary_join_element_wise(head, *_version_names(rows, bytes, pa.binary()), b"")
+
+
+def _version_numbers(rows: pa.RecordBatch) -> npt.NDArray[np.uint8]:
+    stamps = rows.column(TS).cast(pa.timestamp("us")).cast(pa.int64())
+    return encode_numbers(_ints(stamps), _ints(rows.column(SEQ)), _ints(rows.column(ROW)))
+
+
+def _version_names(rows: pa.RecordBatch, coded: Callable[[bytes], Any], kind: pa.DataType) -> list[pa.Array]:
+    """What follows the numbers: the source and, where rows have it, the origin, after its zero byte."""
+    sources = _dictionary(rows.column(SOURCE))
+    names = pa.array([coded(name.encode()) for name in sources.dictionary.to_pylist()], kind)
     if ORIGIN not in rows.schema.names:
-        return pc.binary_join_element_wise(head, names.take(coded.indices), "")
-    origins = rows.column(ORIGIN).dictionary_encode()
-    tails = pa.array(["00" + name.encode().hex().upper() for name in origins.dictionary.to_pylist()], pa.string())
-    tail = pc.fill_null(tails.take(origins.indices), "")
-    return pc.binary_join_element_wise(head, names.take(coded.indices), tail, "")
+        return [names.take(sources.indices)]
+    origins = _dictionary(rows.column(ORIGIN))
+    tails = pa.array([coded(b"\0" + name.encode()) for name in origins.dictionary.to_pylist()], kind)
+    return [names.take(sources.indices), pc.fill_null(tails.take(origins.indices), coded(b""))]
+
+
+def _dictionary(values: pa.Array) -> pa.DictionaryArray:
+    return values if pa.types.is_dictionary(values.type) else values.dictionary_encode()
 
 
 def _ints(values: pa.Array) -> npt.NDArray[np.int64]:

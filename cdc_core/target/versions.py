@@ -11,18 +11,21 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
-import pymysql
+import pyarrow.compute as pc
 
-from cdc_core.connections import quote, sensible
+from cdc_core.connections import SafeConnection, quote, sensible
 from cdc_core.model.merged import RowClass
 from cdc_core.model.schema import TEXT_BASES
-from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, origin_of, other_origin
+from cdc_core.model.version import VERSION_COLUMN, newer_or_equal, newer_or_equal_each, origin_of, other_origin
+from cdc_core.target.answers import columns_of
 from cdc_core.target.enums import ambiguous
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.load import TEMPORARY, Layout, LoadFile, create_temporary, is_absent, load, target_name
 from cdc_core.target.prepare import tombstones_table, versions_table
-from cdc_core.target.text import version_hex
+from cdc_core.target.text import version_bytes
 from cdc_core.target.truncates import Truncates, truncates_of
 
 
@@ -42,12 +45,39 @@ class TargetVersion:
     values: Mapping[str, str | None] = field(default_factory=dict)
 
 
-NOTHING = TargetVersion()
+class HeldVersions(Sequence[TargetVersion]):
+    """What a target holds under each of several keys.
+
+    rows, tombstones: as in TargetVersion, null for None. fresher: of each. values: by the number of the key.
+    """
+
+    def __init__(
+        self,
+        rows: pa.BinaryArray,
+        tombstones: pa.BinaryArray,
+        fresher: npt.NDArray[np.int64],
+        values: Mapping[int, Mapping[str, str | None]] = MappingProxyType({}),
+    ) -> None:
+        self.rows, self.tombstones, self.fresher, self.values = rows, tombstones, fresher, values
+
+    @classmethod
+    def nothing(cls, count: int) -> HeldVersions:
+        return cls(pa.nulls(count, pa.binary()), pa.nulls(count, pa.binary()), np.zeros(count, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [self[one] for one in range(*at.indices(len(self)))]
+        return TargetVersion(
+            self.rows[at].as_py(), self.tombstones[at].as_py(), int(self.fresher[at]), self.values.get(at, {})
+        )
 
 
 @sensible("target")
 def versions_of(
-    connection: pymysql.Connection[Any],
+    connection: SafeConnection,
     facts: TableFacts,
     rows: pa.RecordBatch,
     *,
@@ -56,19 +86,24 @@ def versions_of(
     scratch: Path,
     tolerant: bool = False,
     columns: Mapping[str, bool] = MappingProxyType({}),
-) -> list[TargetVersion]:
+) -> HeldVersions:
     """What the target holds under each row's key, in the order of the rows.
 
     rows: merged rows (key columns, the freshness column, bookkeeping). The connection is one of load.open_session.
     tolerant: for a key that does not fit the table nothing is held, instead of an error.
     columns: whose values to read, and whether they travel as hex.
+    An empty table is not asked for keys: rows that come there meanwhile are found by the write, which looks again.
     """
     layout = Layout(tuple(key), tuple(dict.fromkeys([*key, *([freshness] if freshness else [])])))
-    found = [NOTHING] * rows.num_rows
-    with connection.cursor() as cursor, LoadFile(scratch, layout) as file:
-        create_temporary(cursor, facts, layout)
-        file.add(rows)
-        load(cursor, facts, file, tolerant=tolerant)
+    count = rows.num_rows
+    values: dict[int, Mapping[str, str | None]] = {}
+    with connection.cursor() as cursor:
+        if _holds_nothing(cursor, facts) and not truncates_of(cursor, facts):
+            return HeldVersions.nothing(count)
+        with LoadFile(scratch, layout) as file:
+            create_temporary(cursor, facts, layout)
+            file.add(rows)
+            load(cursor, facts, file, tolerant=tolerant)
         fresher = "0"
         if freshness:
             name = target_name(facts, freshness)
@@ -77,28 +112,50 @@ def versions_of(
                 f"WHEN r.{name} IS NULL THEN 1 WHEN _l.{name} IS NULL THEN -1 "
                 f"WHEN _l.{name} > r.{name} THEN 1 ELSE -1 END"
             )
-        texts = "".join(f", {as_text(facts, name, as_hex)}" for name, as_hex in columns.items())
-        cursor.execute(
-            f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher}{texts} FROM {TEMPORARY} _l "
-            f"STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
-        )
-        for number, version, order, *values in cursor.fetchall():
-            found[number - 1] = TargetVersion(
-                bytes(version), fresher=int(order), values=dict(zip(columns, values, strict=True))
-            )
-        cursor.execute(
+        joined = f"{TEMPORARY} _l STRAIGHT_JOIN {table_name(facts)} r ON {on_key(facts, key)}{beside(facts, key)}"
+        numbers, found, orders = columns_of(
+            connection, f"SELECT _l._n, COALESCE({row_version(facts)}, X''), {fresher} FROM {joined}",
+            (pa.int64(), pa.binary(), pa.int64()), rows=count, where=facts.name,
+        )  # fmt: skip
+        order = np.zeros(count, np.int64)
+        order[np.asarray(numbers) - 1] = np.asarray(orders)
+        row_versions = _spread(count, numbers, found)
+        if columns and len(numbers):
+            texts = ", ".join(as_text(facts, name, as_hex) for name, as_hex in columns.items())
+            cursor.execute(f"SELECT _l._n, {texts} FROM {joined}")
+            for number, *texts_of in cursor.fetchall():
+                values[number - 1] = dict(zip(columns, texts_of, strict=True))
+        numbers, found = columns_of(
+            connection,
             f"SELECT _l._n, d.{VERSION_COLUMN} FROM {TEMPORARY} _l STRAIGHT_JOIN {tombstones_name(facts)} d "
-            f"ON {on_key(facts, key, right='d')}"
-        )
-        for number, version in cursor.fetchall():
-            held = found[number - 1]
-            found[number - 1] = replace(held, tombstone=bytes(version))
+            f"ON {on_key(facts, key, right='d')}",
+            (pa.int64(), pa.binary()), rows=count, where=facts.name,
+        )  # fmt: skip
+        tombstones = _spread(count, numbers, found)
         truncated = truncates_of(cursor, facts)
         if truncated:
-            own = [bytes.fromhex(version) for version in version_hex(rows).to_pylist()]
-            found = [_with_truncates(one, version, truncated) for one, version in zip(found, own, strict=True)]
+            own = version_bytes(rows).to_pylist()
+            newest = [
+                _newest_tombstone(one, version, truncated)
+                for one, version in zip(tombstones.to_pylist(), own, strict=True)
+            ]
+            tombstones = pa.array(newest, pa.binary())
         cursor.execute(f"DROP TEMPORARY TABLE {TEMPORARY}")
-    return found
+    return HeldVersions(row_versions, tombstones, order, values)
+
+
+def _holds_nothing(cursor: Any, facts: TableFacts) -> bool:
+    cursor.execute(
+        f"SELECT EXISTS(SELECT 1 FROM {table_name(facts)}) OR EXISTS(SELECT 1 FROM {tombstones_name(facts)})"
+    )
+    return not cursor.fetchone()[0]
+
+
+def _spread(count: int, numbers: pa.Int64Array, values: pa.BinaryArray) -> pa.BinaryArray:
+    """Values at their numbers, which count from 1; null elsewhere."""
+    at = np.full(count, -1, np.int64)
+    at[np.asarray(numbers) - 1] = np.arange(len(numbers))
+    return values.take(pa.array(at, mask=at < 0))
 
 
 def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
@@ -113,13 +170,13 @@ def as_text(facts: TableFacts, name: str, as_hex: bool, row: str = "r") -> str:
     return f"CAST({column} AS CHAR)"
 
 
-def _with_truncates(held: TargetVersion, version: bytes, truncated: Truncates) -> TargetVersion:
+def _newest_tombstone(tombstone: bytes | None, version: bytes, truncated: Truncates) -> bytes | None:
     """The newest tombstone that concerns a change with this version."""
-    newest = held.tombstone
+    newest = tombstone
     for one in truncated.concerning(version):
         if newest is None or other_origin(version, newest) or newer_or_equal(one, newest):
             newest = one
-    return replace(held, tombstone=newest)
+    return newest
 
 
 def without_removed(held: TargetVersion, removing: Truncates) -> TargetVersion:
@@ -196,3 +253,41 @@ def classify(held: TargetVersion, version: bytes, *, upsert: bool, born: bool, b
     if not upsert and version == held.row:
         return RowClass.STALE, "the same change has given the row a key that is equal in the target"
     return (RowClass.UPDATE, "") if upsert else (RowClass.DELETE, "")
+
+
+def classify_each(
+    held: HeldVersions,
+    versions: pa.BinaryArray,
+    upserts: npt.NDArray[np.bool_],
+    born: npt.NDArray[np.bool_],
+    *,
+    by_column: bool,
+    removing: Truncates,
+) -> tuple[npt.NDArray[np.object_], npt.NDArray[np.object_]]:
+    """`classify` of many winners: the class of each, and the reason of each that is stale.
+
+    removing: truncates of the run, which remove older rows of the target first.
+    """
+    there = np.asarray(held.rows.is_valid())
+    newer = np.asarray(newer_or_equal_each(versions, held.rows).fill_null(True))
+    equal = np.asarray(pc.equal(versions, held.rows).fill_null(False))
+    classes: npt.NDArray[np.object_] = np.full(len(there), RowClass.ABSENT, object)
+    classes[upserts] = RowClass.REVIVED
+    classes[upserts & born] = RowClass.INSERT
+    classes[there] = RowClass.DELETE
+    classes[there & upserts] = RowClass.UPDATE
+    stale = there & (~newer | (equal & ~upserts))
+    # One by one: what has a tombstone, what a column decides, and what a truncate may remove.
+    single = np.asarray(held.tombstones.is_valid()) | stale
+    if by_column:
+        single |= held.fresher != 0
+    if removing:
+        single |= there
+    reasons: npt.NDArray[np.object_] = np.full(len(there), None, object)
+    for at in np.flatnonzero(single).tolist():
+        known = without_removed(held[at], removing)
+        classes[at], reason = classify(
+            known, versions[at].as_py(), upsert=bool(upserts[at]), born=bool(born[at]), by_column=by_column
+        )
+        reasons[at] = reason or None
+    return classes, reasons

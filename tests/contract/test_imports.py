@@ -28,6 +28,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     **dict.fromkeys(PACKAGES, BASE),
     "source": BASE | {"binlog"},
     "results": BASE | {"binlog"},
+    "target": BASE | {"results"},
     "apply": BASE | {"target", "stage", "meta"},
     "extract": JOINED - {"extract", "apply", "target"},
     "snapshot": JOINED - {"apply", "target"} | {"results"},

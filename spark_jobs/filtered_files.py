@@ -1,0 +1,126 @@
+"""The files of filtered/: each a run of rows in the order of shard and key; read again shard by shard, in key order.
+
+The workers write and read them with Arrow, so that no row passes through the JVM. A file holds what a worker sorts at
+once. Its row groups are of one shard each: a reader of a shard skips the others by their statistics. Rows of a shard
+that several files hold are merged while they are read, so that the target gets them in the order in which it stores
+them. That order only saves the server work: nothing else may depend on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from cdc_core.model.merged import SHARD
+from cdc_core.stage.objects import ObjectStore
+
+RUN_BYTES = 64 << 20
+"""What a worker gathers before it sorts and writes a file; sorting takes about as much again."""
+GROUP_ROWS = 1 << 16
+MERGED_AT_ONCE = 16
+"""Files. Each step of the merge sorts a batch of every file again."""
+
+
+def write_run(path: Path, rows: pa.Table, key: Sequence[str]) -> None:
+    """Writes a local file with the rows, sorted."""
+    rows = rows.take(_order(rows, [SHARD, *key]))
+    shards = np.asarray(rows.column(SHARD))
+    cuts = [0, *(np.flatnonzero(np.diff(shards)) + 1).tolist(), rows.num_rows]
+    with pq.ParquetWriter(path, rows.schema, compression="zstd") as file:
+        for low, high in pairwise(cuts):
+            if low < high:
+                file.write_table(rows.slice(low, high - low), row_group_size=GROUP_ROWS)
+
+
+def _order(rows: pa.Table, names: Sequence[str]) -> pa.Array:
+    # By position: names may have dots, which would lead into a struct.
+    columns = [rows.column(name) for name in names]
+    plain = [one.cast(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in columns]
+    numbered = pa.table(plain, names=[f"c{at}" for at in range(len(names))])
+    return pc.sort_indices(numbered, sort_keys=[(name, "ascending") for name in numbered.column_names])
+
+
+class FilteredFiles:
+    """Files of one table, opened once. A context manager."""
+
+    def __init__(self, store: ObjectStore, paths: Sequence[str]) -> None:
+        self._store, self._paths = store, paths
+        self._files: list[pq.ParquetFile] = []
+
+    def __enter__(self) -> FilteredFiles:
+        for path in self._paths:
+            self._files.append(pq.ParquetFile(self._store.open_input(path)))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._files:
+            file.close(force=True)
+
+    def rows_of(self, shard: int, key: Sequence[str], batch_rows: int) -> Iterator[pa.RecordBatch]:
+        """The rows of a shard, in batches of at most about so many rows."""
+        inside = [(file, groups) for file in self._files if (groups := _groups_of(file, shard))]
+        for low in range(0, len(inside), MERGED_AT_ONCE):
+            several = inside[low : low + MERGED_AT_ONCE]
+            each = max(batch_rows // len(several), 1)
+            yield from merged_runs([_rows_in(file, groups, shard, each) for file, groups in several], key)
+
+
+def _groups_of(file: pq.ParquetFile, shard: int) -> list[int]:
+    column = file.schema_arrow.get_field_index(SHARD)
+    found = []
+    for number in range(file.num_row_groups):
+        # Statistics count leaves: those of nested columns before this one move it.
+        group = file.metadata.row_group(number)
+        at = next(at for at in range(column, group.num_columns) if group.column(at).path_in_schema == SHARD)
+        known = group.column(at).statistics
+        if known is None or not known.has_min_max or known.min <= shard <= known.max:
+            found.append(number)
+    return found
+
+
+def _rows_in(file: pq.ParquetFile, groups: Sequence[int], shard: int, rows: int) -> Iterator[pa.RecordBatch]:
+    for group in groups:
+        for batch in file.iter_batches(rows, row_groups=[group]):
+            mine = pc.equal(batch.column(SHARD), shard)
+            batch = batch if mine.true_count == batch.num_rows else batch.filter(mine)
+            if batch.num_rows:
+                yield batch
+
+
+def merged_runs(runs: Sequence[Iterator[pa.RecordBatch]], key: Sequence[str]) -> Iterator[pa.RecordBatch]:
+    """All rows of sorted runs, in the order of the key; without a key, one run after the other."""
+    if len(runs) == 1 or not key:
+        for run in runs:
+            yield from run
+        return
+    heads: dict[int, pa.RecordBatch] = {}
+    for number, run in enumerate(runs):
+        if (first := next(run, None)) is not None:
+            heads[number] = first
+    while heads:
+        numbers = list(heads)
+        sizes = [heads[number].num_rows for number in numbers]
+        rows = pa.Table.from_batches(list(heads.values()))
+        last = np.zeros(rows.num_rows, dtype=bool)
+        last[np.cumsum(sizes) - 1] = True
+        order: npt.NDArray[np.int64] = np.asarray(_order(rows, key)).astype(np.int64)
+        # What follows the first of the last rows may belong after rows that its run has not shown yet.
+        whole = int(np.flatnonzero(last[order])[0]) + 1
+        yield from rows.take(pa.array(order[:whole])).combine_chunks().to_batches()
+        left = np.sort(order[whole:])
+        starts = np.cumsum([0, *sizes])
+        for at, number in enumerate(numbers):
+            mine = left[(left >= starts[at]) & (left < starts[at + 1])] - starts[at]
+            if len(mine):
+                heads[number] = heads[number].take(pa.array(mine))
+            elif (following := next(runs[number], None)) is not None:
+                heads[number] = following
+            else:
+                del heads[number]
