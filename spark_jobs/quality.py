@@ -48,6 +48,7 @@ GATHERED_ROWS = 1_000_000
 _TABLE, _KEY, _SHARD, _OUTCOME = "_table", "_key", "_shard", "_outcome"
 _STAGED = (OP, TS, SOURCE, FILE, POS, ROW, SEQ)
 _FEW_VALUES = frozenset({_TABLE, _SHARD, _OUTCOME, OP, SOURCE, FILE})
+_WHOLE = {_KEY: pa.string(), SEQ: pa.int64(), ROW: pa.int64(), POS: pa.int64()}
 _EXAMPLES = 20
 COMPARED_ROWS = 50_000
 _TARGET_FRAME = f"`{_TABLE}` string, `{_SHARD}` string, `{_KEY}` string, `{OP}` string, `{_OUTCOME}` string"
@@ -96,7 +97,7 @@ def staged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
             with job.store.open_input(file.path) as source:
                 rows = pq.read_table(source, columns=list(_STAGED))
             parts.append(_coded(pa.table({_TABLE: _repeated(table.table, rows.num_rows)} | _columns(rows, _STAGED))))
-    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+    return pa.concat_tables(parts).unify_dictionaries() if tables else None
 
 
 def merged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
@@ -108,15 +109,19 @@ def merged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
             assert frame is not None
             parts.append(_coded(frame.toArrow()))
             continue
-        for path in job.files_in(job.merged(table.table)):
+        for path in _files(job, job.merged(table.table)):
             with job.store.open_input(path) as source:
                 file = pq.ParquetFile(source)
                 here = set(file.schema_arrow.names)
                 notes = [name for name in (OP, SOURCE, SEQ, ROW, LITERAL, ORIGIN) if name in here]
-                for batch in file.iter_batches(columns=list(dict.fromkeys([*table.key, *notes]))):
+                names = list(dict.fromkeys([*table.key, *notes]))
+                none = pa.RecordBatch.from_pylist(
+                    [], schema=pa.schema([file.schema_arrow.field(name) for name in names])
+                )
+                for batch in [none, *file.iter_batches(columns=names)]:
                     columns = {_TABLE: _repeated(table.table, batch.num_rows), _KEY: _merged_keys(batch, table.key)}
                     parts.append(_coded(pa.table(columns | _columns(batch, (OP, SOURCE, SEQ, ROW)))))
-    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+    return pa.concat_tables(parts).unify_dictionaries() if tables else None
 
 
 def _merged_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
@@ -137,12 +142,12 @@ def target_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
     aside = [table for table in tables if job.rows_in(job.quarantine(table.table))]
     plain = [table for table in tables if table not in aside]
     destinations = each_table(job.destination, plain)
-    items = [(at, path) for at, table in enumerate(plain) for path in job.files_in(job.filtered(table.table))]
+    items = [(at, path) for at, table in enumerate(plain) for path in _files(job, job.filtered(table.table))]
     stage = job.pipeline.stage
 
     def work(item: tuple[int, str]) -> Iterator[bytes]:
         at, path = item
-        with open_stage(stage).open_input(path) as source:
+        with carried(), open_stage(stage).open_input(path) as source:
             batches = pq.ParquetFile(source).iter_batches(COMPARED_ROWS)
             found = pa.Table.from_batches(list(_comparer(destinations[at])(batches)), _compared_schema())
         sink = pa.BufferOutputStream()
@@ -158,7 +163,20 @@ def target_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
         frame = target_frame(job, aside)
         assert frame is not None
         parts.append(_coded(frame.toArrow().select(_compared_schema().names)))
-    return pa.concat_tables(parts).unify_dictionaries() if parts else None
+    return pa.concat_tables(parts).unify_dictionaries() if tables else None
+
+
+def _files(job: Job, folder: str) -> list[str]:
+    """Each table has some, if only an empty one. Raises DataAtRisk (stage.missing)."""
+    paths = job.files_in(folder)
+    if not paths:
+        raise DataAtRisk(
+            "The files of an earlier task of the run are missing.",
+            where=job.store.location(folder),
+            code="stage.missing",
+            remedy="clear the run from its plan task on",
+        )
+    return paths
 
 
 def _compared_schema() -> pa.Schema:
@@ -182,8 +200,9 @@ def _coded(rows: pa.Table) -> pa.Table:
             if not pa.types.is_dictionary(field.type):
                 column = column.cast(pa.string()).dictionary_encode()
             rows = rows.set_column(at, pa.field(field.name, kind), column.cast(kind))
-        elif field.name == _KEY:
-            rows = rows.set_column(at, pa.field(_KEY, pa.string()), column.cast(pa.string()))
+        elif field.name in _WHOLE:
+            kind = _WHOLE[field.name]
+            rows = rows.set_column(at, pa.field(field.name, kind), column.cast(kind))
         else:
             rows = rows.set_column(at, pa.field(field.name, field.type), column)
     return rows
