@@ -24,7 +24,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -41,8 +41,8 @@ _BUSY_S = 10.0
 """How long to wait for a busy application before another one is started, which takes about as long."""
 _LEAVE_S = 60.0
 """How long an application may take to answer or to end before it is killed."""
-_TASKS_OWN = "AIRFLOW_CTX_"
-"""Variables that Airflow sets for one task: they do not make an application another one."""
+_OF_ONE_TASK = ("AIRFLOW_CTX_", "_AIRFLOW_PARSING_CONTEXT_")
+"""Prefixes of the variables that Airflow sets for one task: they do not make an application another one."""
 _KEPT = 256 << 10
 """How much of a job's output is searched for the error that ended it."""
 
@@ -70,7 +70,7 @@ class RunApplication:
     ) -> None:
         self._folder = folder
         self._command = command
-        self._environ = {name: value for name, value in environ.items() if not name.startswith(_TASKS_OWN)}
+        self._environ = {name: value for name, value in environ.items() if not name.startswith(_OF_ONE_TASK)}
         self._idle_s = idle_s
         self._show = show
         self._channel: socket.socket | None = None
@@ -90,10 +90,14 @@ class RunApplication:
             "arguments": job.arguments,
             "last": last,
         }
-        with self._slot() as slot, _Output(slot.output, self._show) as output:
-            self._channel = self._ordered(slot, command, order, output)
-            with self._channel:
-                status = self._status(self._channel, output)
+        with ExitStack() as held:
+            try:
+                slot = held.enter_context(self._slot())
+                output = held.enter_context(_Output(slot.output, self._show))
+                self._channel = held.enter_context(self._ordered(slot, command, order, output))
+            except OSError as error:
+                raise Unreachable(f"{error.filename or self._folder}: {error.strerror or error}") from None
+            status = self._status(self._channel, output)
         if status != 0:
             raise error_of(output.said, job=job.name, status=status, seen="the driver's output above")
 
@@ -181,8 +185,6 @@ class RunApplication:
                     pass_fds=(alive,),
                 )
             os.pwrite(alive, b"%d" % process.pid, 0)
-        except OSError as error:
-            raise Unreachable(f"spark-submit cannot be run: {error.strerror}") from None
         finally:
             os.close(alive)
         return process

@@ -118,7 +118,7 @@ def slots(folder: Path) -> list[Slot]:
 def sweep(folder: Path) -> None:
     """Removes what killed applications of other runs left beside this run's folder."""
     for other in folder.parent.iterdir():
-        if other == folder:
+        if other == folder or not other.is_dir():
             continue
         for slot in slots(other):
             with slot.used() as held:

@@ -76,7 +76,7 @@ class SparkSubmission:
 
         references = [one for target in self._pipeline.targets for one in target.connections]
         self._application = RunApplication(
-            run_folder(_run(self._plan, self._file, self._pipeline)),
+            run_folder(name_of(self._plan, self._file, self._pipeline)),
             command=self._command,
             environ=environ_for(self._pipeline, self._environ, {variable_of(one) for one in references}),
             idle_s=self._pipeline.spark.idle_s,
@@ -99,7 +99,13 @@ class SparkSubmission:
 
     def _command(self, job: SparkJob) -> list[str]:
         """The spark-submit command of a job, as the hook makes it of the connection."""
-        command: list[str] = self._hook_of(job)._build_spark_submit_command(job.application)
+        from cdc_core.apply.run_application import Unreachable
+
+        hook = self._hook_of(job)
+        try:
+            command: list[str] = hook._build_spark_submit_command(job.application)
+        except AttributeError as error:  # not part of the provider's interface
+            raise Unreachable(f"this version of Airflow's provider for Spark differs: {error}") from None
         return command
 
     def _hook_of(self, job: SparkJob) -> Any:
@@ -123,7 +129,7 @@ def end_application(plan: RunPlan, file: Path, pipeline: Pipeline) -> None:
 
     if pipeline.spark.session == "run":
         try:
-            end(run_folder(_run(plan, file, pipeline)))
+            end(run_folder(name_of(plan, file, pipeline)))
         except (NotPrivate, OSError) as error:
             log.warning("the Spark application of the run could not be told to end: %s", error)
 
@@ -138,7 +144,8 @@ def _targets(plan: RunPlan) -> list[str]:
     return [one.target for one in plan.targets if one.batches]
 
 
-def _run(plan: RunPlan, file: Path, pipeline: Pipeline) -> str:
+def name_of(plan: RunPlan, file: Path, pipeline: Pipeline) -> str:
+    """By which the tasks of a run find its application: run_slots.run_folder."""
     return f"{plan.path}\n{file.resolve()}\n{pipeline.stage.uri}"
 
 

@@ -138,7 +138,7 @@ def test_the_tasks_of_a_run_share_an_application_and_each_sees_the_output_of_its
     run.do("0", AIRFLOW_CTX_TASK_ID="merge")
     assert (run.lines, len({line[0] for line in run.seen()})) == (["started", "output of merge"], 1)
     run.lines.clear()
-    run.do("0", "filter", AIRFLOW_CTX_TASK_ID="filter")
+    run.do("0", "filter", AIRFLOW_CTX_TASK_ID="filter", _AIRFLOW_PARSING_CONTEXT_TASK_ID="filter")
     assert run.lines == ["output of filter"]
     run.do("0", "quality", last=True)
     jvm = run.jvm()
