@@ -8,7 +8,6 @@ connection open until then: without it the job, and with it the application, end
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import select
@@ -24,7 +23,6 @@ from typing import Any
 
 from cdc_core.apply.run_application import BEGUN, OTHER
 from cdc_core.apply.run_slots import IDENTITY, Slot, peer_is_this_user
-from cdc_core.model.tasks import SPARK_JOBS
 from spark_jobs.run_jobs import print_to, run_job
 
 _LOOK_S = 0.5
@@ -130,9 +128,11 @@ def _removed(slot: Slot, jvm: int) -> bool:
 
 def _import_jobs() -> None:
     """While Airflow starts the next task: the libraries of quality take seconds to load."""
-    for job in (*SPARK_JOBS, "suite_runner"):
-        with suppress(Exception):  # the job itself reports it
-            importlib.import_module(f"spark_jobs.{job}")
+    with suppress(Exception):  # the job itself reports it
+        import spark_jobs.filter
+        import spark_jobs.quality
+        import spark_jobs.suite_runner
+        import spark_jobs.write  # noqa: F401
 
 
 if __name__ == "__main__":

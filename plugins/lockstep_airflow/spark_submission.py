@@ -131,7 +131,7 @@ def end_application(plan: RunPlan, file: Path, pipeline: Pipeline) -> None:
         try:
             end(run_folder(name_of(plan, file, pipeline)))
         except (NotPrivate, OSError) as error:
-            log.warning("the Spark application of the run could not be told to end: %s", error)
+            log.warning("the Spark application of the run did not take the order to end: %s", error)
 
 
 def run_is_over(meta: Meta, plan: RunPlan) -> bool:
