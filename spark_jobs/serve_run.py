@@ -46,7 +46,7 @@ def serve(folder: str, number: str, idle_s: str) -> None:
 
 
 def _next(listener: socket.socket, slot: Slot, jvm: int, idle_s: float) -> socket.socket | None:
-    """The next task's connection; None if none has come for so long, or the JVM is gone."""
+    """The next task's connection; None if none comes in `idle_s`, or the JVM is gone."""
     patience = time.monotonic() + idle_s
     while os.getppid() == jvm:
         try:
