@@ -456,9 +456,11 @@ def test_whatever_of_a_spark_task_is_killed_the_run_goes_on_after_the_last_job_t
     too: nothing fails then."""
     before = set(line.meta("SELECT run_id FROM apply_ledger"))
     with closing(line.target_server.connect(autocommit=True)) as blocking, blocking.cursor() as cursor:
-        cursor.execute("LOCK TABLES shop_0.orders_0 READ")
         line.sell(TRANSACTIONS_A_DAY)
         run = line.airflow.trigger("cdc_shop")
+        # `plan` and `filter` check the target, for which they need what the lock holds.
+        _wait(lambda: run.states().get("to_shards.filter") == "success", "the filter task")
+        cursor.execute("LOCK TABLES shop_0.orders_0 READ")
         _wait(lambda: run.states().get("to_shards.write") == "running", "the write task")
         slot = Slot(application_folder(line, run), 0)
         if killed.startswith("application"):

@@ -59,17 +59,19 @@ class Run:
         driver.write_text(DRIVER)
         self.environ = {
             **os.environ,
-            "DELAY": os.environ.get("DELAY", "0"),
+            "DELAY": "0",
             "PYTHON": sys.executable,
             "DRIVER": str(driver),
             "JOBS": str(self.jobs),
-            "PYTHONPATH": str(Path(__file__).resolve().parents[3]),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).resolve().parents[3]), *sys.path]),
         }
         self.idle_s = 20.0
 
     @staticmethod
     def reopened(folder: str, scratch: str) -> Run:
-        return Run(Path(folder), Path(scratch))
+        run = Run(Path(folder), Path(scratch))
+        run.environ = dict(os.environ)
+        return run
 
     def application(self, command: Sequence[str] = ("sh", "-c", JVM, "sh"), **environ: str) -> RunApplication:
         return RunApplication(
