@@ -539,6 +539,17 @@ class Spark(_Model):
     """How the Spark applications are submitted."""
 
     connection: str = Field("spark_default", description="Airflow connection ID of the Spark cluster")
+    session: Literal["run", "task"] = Field(
+        "run",
+        description="under Airflow. run: the Spark tasks of a run on one machine share an application; task: each has "
+        "its own. `lockstep run` always uses one",
+    )
+    idle_s: float = Field(
+        60.0,
+        ge=5,
+        le=600,
+        description="a run's application ends when its next task has not come for this long",
+    )
     master: str = Field("local[*]", description="Spark master for `lockstep run`")
     conf: Annotated[Mapping[str, str], AfterValidator(_no_secrets)] = Field(
         default_factory=dict, description="Spark settings by name, none of them a secret"

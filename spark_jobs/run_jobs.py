@@ -18,27 +18,27 @@ from spark_jobs.job import leave
 
 def host(argv: Sequence[str]) -> int:
     address, output = argv
-    _print_to(output)
+    print_to(output)
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(address)
         with channel.makefile("rb") as orders:
             for line in orders:
                 order = json.loads(line)
-                status = _run(order["job"], order["arguments"])
+                status = run_job(order["job"], order["arguments"])
                 sys.stdout.flush()
                 sys.stderr.flush()
                 channel.sendall(b"%d\n" % status)
     return 0
 
 
-def _print_to(output: str) -> None:
+def print_to(output: str) -> None:
     """Otherwise the JVM passes on what this driver prints, and an answer may come before the error that it is about."""
     with open(output, "ab") as file:
         os.dup2(file.fileno(), sys.stdout.fileno())
         os.dup2(file.fileno(), sys.stderr.fileno())
 
 
-def _run(job: str, arguments: Sequence[str]) -> int:
+def run_job(job: str, arguments: Sequence[str]) -> int:
     """The exit status of a job. Each is imported when it is due: the libraries of quality take seconds to load."""
     match job:
         case "merge":

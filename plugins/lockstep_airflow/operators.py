@@ -12,17 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import Asset, BaseHook, BaseOperator, SkipMixin
-from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException, AirflowSkipException
+from airflow.sdk import Asset, BaseOperator, SkipMixin
+from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import LockstepError, Refused, UsageError
+from cdc_core.errors import LockstepError
 from cdc_core.model.tasks import FILTER, MERGE, WRITE
 from lockstep_airflow import metrics
 from lockstep_airflow.credentials import environment
-from lockstep_airflow.failures import as_airflow_failures, of_spark
+from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.links import LedgerLink
-from lockstep_airflow.parent_death import die_with_parent
 from lockstep_airflow.run_context import (
     asked_at,
     holder_name,
@@ -33,6 +32,7 @@ from lockstep_airflow.run_context import (
     targets_of,
     window_of,
 )
+from lockstep_airflow.spark_submission import SparkSubmission, end_application, run_is_over
 from lockstep_airflow.window import RunWindow
 
 if TYPE_CHECKING:
@@ -282,6 +282,7 @@ class _RunOperator(_PipelineOperator):
                 plan = load(meta, store, run_id)
                 reason = taken_over(meta, plan, self.target)
                 if reason:
+                    end_application(plan, Path(self.file), pipeline)
                     raise AirflowSkipException(reason)
                 yield pipeline, meta, store, plan
             except LockstepError as error:
@@ -304,9 +305,9 @@ class _RunOperator(_PipelineOperator):
 
 
 class SparkJobOperator(_RunOperator):
-    """Runs a Spark application by spark-submit, through the Spark connection. No XCom: its counts are files.
+    """Runs a Spark job, in the run's application or one of its own (spark.session). No XCom: its counts are files.
 
-    job:        merge (one application for each merge set), filter, write or quality.
+    job:        merge (once for each merge set), filter, write or quality.
     connection: Airflow connection id of the Spark cluster; its deploy-mode must be client.
     """
 
@@ -316,20 +317,18 @@ class SparkJobOperator(_RunOperator):
         super().__init__(**kwargs)
         self.job = job
         self.connection = connection
-        self._hook: Any = None
+        self._spark: SparkSubmission | None = None
 
     def execute(self, context: Context) -> None:
         with self.planned(context, f"{self.job} {self.target}".strip()) as (pipeline, meta, _, plan):
-            from cdc_core.apply.jobs import environ_for
-
-            local = self._is_local()
             environ = environment(pipeline)
+            self._spark = SparkSubmission(self.connection, pipeline, environ, plan, Path(self.file))
             if self.job == FILTER.name:
                 from cdc_core.check.targets import require_target
 
                 require_target(meta, pipeline, plan, self.target, environ)
-            for job in self._jobs(pipeline, plan, local=local):
-                self._submit(job, environ_for(pipeline, environ, job.environment))
+            for job in self._jobs(pipeline, plan, local=self._spark.local):
+                self._spark.submit(job, self.job)
             if self.job == WRITE.name:
                 from cdc_core.apply.commit import mark_applied
 
@@ -348,50 +347,9 @@ class SparkJobOperator(_RunOperator):
             return []
         return [spark_job(self.job, plan.path, file, pipeline, target=self.target, local=local)]
 
-    def _submit(self, job: SparkJob, environ: Mapping[str, str]) -> None:
-        """spark-submit of a job, with an environment that only it and its children have; its output goes to the log."""
-        from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
-
-        self._hook = SparkSubmitHook(
-            conn_id=self.connection,
-            name=job.name,
-            conf=dict(job.conf),
-            jars=",".join(job.jars) or None,
-            packages=",".join(job.packages) or None,
-            exclude_packages=",".join(job.excluded) or None,
-            application_args=list(job.arguments),
-        )
-        try:
-            self._hook.submit(job.application, env=dict(environ), preexec_fn=die_with_parent)
-        except AirflowException as failure:
-            raise of_spark(failure, self.job) from None
-        finally:
-            self._hook = None
-
-    def _is_local(self) -> bool:
-        """Whether the master is on this machine. Without the connection, the hook would silently use YARN."""
-        try:
-            connection = BaseHook.get_connection(self.connection)
-        except AirflowNotFoundException:
-            raise UsageError(
-                f"Airflow has no connection {self.connection!r}.",
-                where="spark.connection",
-                code="airflow.spark_connection",
-                remedy=f"add it: airflow connections add {self.connection} --conn-type spark --conn-host 'local[*]', "
-                "or the URL of your cluster's master",
-            ) from None
-        if connection.extra_dejson.get("deploy-mode") == "cluster":
-            raise Refused(
-                f"The Spark connection {self.connection!r} has deploy-mode cluster.",
-                where="spark.connection",
-                code="airflow.deploy_mode",
-                remedy="set deploy-mode to client: the driver then runs on the task's host, with its environment",
-            )
-        return (connection.host or "").startswith("local")
-
     def on_kill(self) -> None:
-        if self._hook is not None:
-            self._hook.on_kill()
+        if self._spark is not None:
+            self._spark.on_kill()
 
 
 class CommitOperator(_RunOperator):
@@ -406,6 +364,8 @@ class CommitOperator(_RunOperator):
 
         with self.planned(context, f"commit {self.target}") as (pipeline, meta, store, plan):
             summary = commit(meta, store, pipeline, plan, self.target, environ=environment(pipeline))
+            if run_is_over(meta, plan):
+                end_application(plan, Path(self.file), pipeline)
             metrics.committed(pipeline.pipeline, summary)
             positions = _positions(store, plan, self.target)
         for table in summary.tables:

@@ -30,6 +30,7 @@ from sqlalchemy import create_engine, text
 
 from cdc_core import config
 from cdc_core.apply import plan
+from cdc_core.apply.run_slots import Slot, run_folder
 from cdc_core.meta import Meta
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import chain
@@ -43,6 +44,7 @@ from examples.shop.standalone import pid_of, standalone, wait_until_healthy
 from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
 from lockstep_airflow.run_context import run_name_of
+from lockstep_airflow.spark_submission import name_of
 from tests.dags.airflow_server import PATIENCE_S, AirflowServer, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -56,6 +58,7 @@ SEED = 7
 MISSED_S = 60
 """How long a task may be silent: less than Airflow's five minutes, more than a busy machine makes of a heartbeat."""
 EXTRACT, PLAN = "extract", "plan"
+SPARK_TASKS = ["merge", "to_shards.filter", "to_shards.write", "to_shards.quality"]
 TO_TARGET = ["merge", "to_shards.filter", "to_shards.write", "to_shards.quality", "to_shards.commit"]
 
 PIPELINE = """\
@@ -114,7 +117,16 @@ class Line:
     target: Any
     server: Any
     folder: Path
-    target_password: str
+    target_server: Any
+
+    @property
+    def target_password(self) -> str:
+        return str(self.target_server.password)
+
+    def asked_target(self, query: str) -> list[tuple[Any, ...]]:
+        with closing(self.target_server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+            cursor.execute(query)
+            return list(cursor.fetchall())
 
     def sell(self, transactions: int, *, day: datetime | None = None) -> None:
         """Business on a day that is over, or now."""
@@ -212,7 +224,7 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
     ):
         create_tables(source, target)
         airflow = AirflowServer(port, home, log, environment)
-        line = Line(process, airflow, Shop(source, SEED), source, target, server, folder, mariadb_target.password)
+        line = Line(process, airflow, Shop(source, SEED), source, target, server, folder, mariadb_target)
         write_pipeline(line, "shop", 7001, ALL_TABLES)
         write_pipeline(line, "again", 7002, NO_TABLE)
         (folder / "older").mkdir()
@@ -399,6 +411,91 @@ def test_the_page_shows_what_the_run_did_to_who_is_logged_in_and_to_nobody_else(
         if view["url_route"] == "lockstep"
     )
     assert (view["href"], view["destination"]) == ("lockstep/", "nav")
+
+
+def test_the_spark_tasks_of_a_run_share_an_application_that_ends_with_the_run(line: Line, scheduled: Run) -> None:
+    logs = {task: scheduled.log_of(task) for task in SPARK_TASKS}
+    assert [task for task, log in logs.items() if "starting the Spark application of the run" in log] == ["merge"]
+    assert [task for task, log in logs.items() if "the Spark application of the run takes the job" in log] == [
+        task for task in SPARK_TASKS if task != "merge"
+    ]
+    # What Spark prints for a job is in the log of its task alone.
+    assert ["MergeCounts(" in log for log in logs.values()] == [True, False, False, False]
+    assert ["WriteCounts(" in log for log in logs.values()] == [False, False, True, False]
+    folder = application_folder(line, scheduled)
+    _wait(lambda: not folder.exists(), "the application's end")
+    assert [one for one in Path("/proc").glob("[0-9]*/cmdline") if os.fsencode(folder) in _read(one)] == []
+
+
+def application_folder(line: Line, run: Run) -> Path:
+    """Where the tasks of a run find its Spark application."""
+    file = line.folder / "pipelines" / "shop.yaml"
+    pipeline = config.load(file)
+    with Meta.open(pipeline.meta.url) as meta:
+        planned = plan.load(meta, open_stage(pipeline.stage), run_name_of("shop", "cdc_shop", run.run_id))
+    folder = run_folder(name_of(planned, file, pipeline))
+    with suppress(OSError):
+        folder.rmdir()  # if it was made here
+    return folder
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return b""
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("killed", ["task", "driver", "jvm", "application between two tasks"])
+def test_whatever_of_a_spark_task_is_killed_the_run_goes_on_after_the_last_job_that_ended(
+    line: Line, scheduled: Run, killed: str
+) -> None:
+    """`write` waits for a lock on the target when it, its driver or its JVM dies. The application dies before `write`,
+    too: nothing fails then."""
+    before = set(line.meta("SELECT run_id FROM apply_ledger"))
+    with closing(line.target_server.connect(autocommit=True)) as blocking, blocking.cursor() as cursor:
+        line.sell(TRANSACTIONS_A_DAY)
+        run = line.airflow.trigger("cdc_shop")
+        # `plan` and `filter` check the target, for which they need what the lock holds.
+        _wait(lambda: run.states().get("to_shards.filter") == "success", "the filter task")
+        cursor.execute("LOCK TABLES shop_0.orders_0 READ")
+        _wait(lambda: run.states().get("to_shards.write") == "running", "the write task")
+        slot = Slot(application_folder(line, run), 0)
+        if killed.startswith("application"):
+            victim = slot.pid()
+        else:
+            waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for table%lock'"
+            _wait(lambda: line.asked_target(waiting), "the write to wait")
+            jvm = slot.pid()
+            assert jvm is not None
+            victim = {"task": _holder(slot.use), "driver": _driver_of(jvm), "jvm": jvm}[killed]
+        assert victim is not None
+        os.kill(victim, signal.SIGKILL)
+        cursor.execute("UNLOCK TABLES")
+        assert run.wait() == "success", run.states()
+    assert run.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
+    assert {task: run.tries(task) for task in ("merge", "to_shards.filter")} == {"merge": 1, "to_shards.filter": 1}
+    if not killed.startswith("application"):
+        assert run.tries("to_shards.write") > 1
+    line.require_equal()
+    figures = "staged_rows + key_changes = winners + superseded AND winners = written + stale + absent"
+    assert line.meta(f"SELECT DISTINCT {figures} FROM apply_ledger") == [(1,)]
+    assert set(line.meta("SELECT run_id FROM apply_ledger")) - before
+    _wait(lambda: not slot.folder.exists(), "the application's end")
+
+
+def _holder(path: Path) -> int:
+    """The process that holds the lock of a file (proc_locks(5))."""
+    inode = path.stat().st_ino
+    locks = (line.split() for line in Path("/proc/locks").read_text().splitlines())
+    return next(int(words[4]) for words in locks if words[1] == "FLOCK" and words[5].endswith(f":{inode}"))
+
+
+def _driver_of(jvm: int) -> int:
+    children = " ".join(_read(one).decode() for one in Path(f"/proc/{jvm}/task").glob("*/children")).split()
+    return next(int(pid) for pid in children if b"serve_run.py" in _read(Path(f"/proc/{pid}/cmdline")))
 
 
 def test_no_password_is_in_what_airflow_keeps_of_a_run(line: Line, scheduled: Run, airflow_database: str) -> None:
