@@ -628,6 +628,17 @@ class Snapshot(_Model):
     throttle: Throttle = Field(default_factory=Throttle, description="when a copy waits")
 
 
+class Repair(_Model):
+    """What `lockstep repair` may do."""
+
+    max_rows_per_day: int = Field(
+        10_000,
+        ge=0,
+        description="rows of a source that repairs may stage within 24 hours; above it, they stage nothing and end in "
+        "`repair.limit`: that many differences have a cause to look for first",
+    )
+
+
 class Suite(_Model):
     """A Great Expectations suite of your own. An unmet critical expectation fails the run; others are only reported."""
 
@@ -703,6 +714,7 @@ class Pipeline(_Model):
     spark: Spark = Field(default_factory=Spark, description="how Spark runs")
     limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
     snapshot: Snapshot = Field(default_factory=Snapshot, description="how rows that exist already are copied")
+    repair: Repair = Field(default_factory=Repair, description="limits of repairs")
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
     retention: Retention | None = Field(None, description="when staged history is purged; default: never")

@@ -1,8 +1,9 @@
-"""A source in memory that is copied by the product's own copier, beside writes: what decides about rows is real.
+"""A source in memory that is copied and repaired by the product's own code, beside writes: what decides is real.
 
-Real are the copier, the watermarks, the chunks and the SQL of keys (which SQLite runs), the parts, meta, the staging of
-copies, the coverage of tables and the fold. Modelled are the server (a log, an engine in which a transaction of the log
-can be seen only later, read views, locks) and the extractor, which stages stretches of the log.
+Real are the copier, the claims by key of a repair, the watermarks, the chunks and the SQL of keys (which SQLite runs),
+the parts, meta, the staging of copies, the coverage of tables and the fold. Modelled are the server (a log, an engine
+in which a transaction of the log can be seen only later, read views, locks) and the extractor, which stages stretches
+of the log.
 
 Before whatever the copier does, the world may move. What happens is a list of (skip, number): after so many moments in
 which nothing happens, the event `number`. So hypothesis finds the interleaving, and shrinks it.
@@ -22,6 +23,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pymysql
 import pytest
@@ -35,6 +37,8 @@ from cdc_core.model.coverage import Happened, How, Surveyed, TableCoverage, Tabl
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
+from cdc_core.repair import claims
+from cdc_core.repair.claims import Wanted, claim
 from cdc_core.sink import Capture
 from cdc_core.snapshot import copier, table_chunks, watermarks
 from cdc_core.snapshot.copier import CopyContext
@@ -49,10 +53,21 @@ from cdc_core.stage.open_part import OpenPart
 from cdc_core.stage.parquet import PartFile
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
+from cdc_core.verify import source_rows
+from cdc_core.verify.source_rows import SourceTables
 
 NAME, TABLE = "shop", "shop.t"
 KEYS = 6
-DURABLE = ("begin_copy", "plan_chunk", "take_chunk", "chunk_read", "decide_copied", "record_copied", "checkpoint")
+DURABLE = (
+    "begin_copy",
+    "plan_chunk",
+    "take_chunk",
+    "chunk_read",
+    "next_chunk",
+    "decide_copied",
+    "record_copied",
+    "checkpoint",
+)
 NOTHING = 0
 """The number of the event that nothing happens."""
 SCHEMA = TableSchema("shop", "t", (Column("id", ColumnType("int"), key_part=1), Column("v", ColumnType("int"))))
@@ -387,10 +402,7 @@ class World:
         with self._process(), self._copier_lease() as lease:
             sessions = self._sessions()
             context = CopyContext(self.pipeline, NAME, self.meta, self.store, self.capture, lease, self.folder)
-            facts = SimpleNamespace(
-                mariadb=self.source.flavor == "mariadb", gtid_mode="ON" if self.source.flavor == "mysql" else "OFF",
-                identity="server_id=1", clock_us=START_US,
-            )  # fmt: skip
+            facts = self._facts
             watermarks.await_logged(sessions.source.control, facts)  # type: ignore[arg-type]
             chunks = TableChunks(self.meta, lease, NAME, ("shop", "t"), chunk_bytes=1 << 20, chunk_s=5.0)
             work, throttle = copier._Work([chunks]), SimpleNamespace(why=lambda _: "")
@@ -413,6 +425,34 @@ class World:
         """Of a reader; see snapshot.sessions."""
         pair = SimpleNamespace(reader=Session(self, reader=True), control=Session(self, reader=False))
         return SimpleNamespace(source=pair, tables=pair, beside=False)
+
+    @property
+    def _facts(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            mariadb=self.source.flavor == "mariadb", gtid_mode="ON" if self.source.flavor == "mysql" else "OFF",
+            identity="server_id=1", clock_us=START_US,
+        )  # fmt: skip
+
+    def repair(self, chance: random.Random) -> None:
+        """The product looks some rows up and stages them. The target would have a row under every key that it asks for:
+        those that the source does not have become deletes."""
+        with self._process(), self._copier_lease() as lease:
+            reader, control = Session(self, reader=True), Session(self, reader=False)
+            source = SourceTables(self.pipeline, NAME, self.meta, self._facts, reader, control, self.capture)  # type: ignore[arg-type]
+            keys = [str(key) for key in chance.sample(range(KEYS), chance.randint(1, KEYS))]
+            places = SimpleNamespace(shard_numbers=lambda rows: np.zeros(rows.num_rows, np.int64))
+            shape = SimpleNamespace(key=SCHEMA.key, logical=TABLE, destination=places)
+            job = SimpleNamespace(
+                pipeline=self.pipeline, meta=self.meta, store=self.store, environ=None, wait_s=60.0,
+                extract_on=lambda _: self._extract_on(chance),
+            )  # fmt: skip
+            claim(job, [Wanted(shape, [(source, SCHEMA)], keys)], {NAME: lease})  # type: ignore[arg-type]
+
+    def _extract_on(self, chance: random.Random) -> None:
+        self.move()
+        self.source.settle_all()
+        self.extract(chance.randint(1, 3))
+        self.move()
 
     def stage(self) -> None:
         with self._process(), self._copier_lease() as lease:
@@ -571,12 +611,25 @@ def patched(world: World) -> Iterator[None]:
         patch.setattr(copier, "is_other_server", lambda *_: False)
         sizes = itertools.cycle((2, 1, 3))
         patch.setattr(table_chunks, "chunk_rows", lambda *_: next(sizes))
+        for name, patched_one in (
+            ("TableReader", Reader), ("table_schema", lambda *_: SCHEMA), ("is_other_server", lambda *_: False),
+        ):  # fmt: skip
+            patch.setattr(source_rows, name, patched_one)
+        patch.setattr(claims, "key_rows", _key_rows)
+        patch.setattr(claims, "chunk_rows", lambda *_: next(sizes))
+        patch.setattr(claims, "_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_WITHIN_S", 5)
         steps = [(Meta, name) for name in DURABLE]
         for owner, name in [*steps, (manifests, "commit"), (copier.ChunkFile, "finish")]:
             _between(patch, world, owner, name)
         yield
+
+
+def _key_rows(_: Any, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
+    """As a target that has a row under each key."""
+    fields = pa.schema([staged_schema(schema).field("id"), _LITERAL_FIELD])
+    return pa.RecordBatch.from_pylist([{"id": int(key)} for key in keys], schema=fields), list(keys)
 
 
 def _between(patch: pytest.MonkeyPatch, world: World, owner: Any, name: str) -> None:
@@ -632,6 +685,8 @@ def live(flavor: str, before: Sequence[int], steps: Sequence[int], events: Seque
                             world.clean()
                         case 8:
                             world.lose_meta()
+                        case 9 | 10:
+                            world.repair(random.Random(step))
                         case _:
                             raise AssertionError(step)
                     world.check()

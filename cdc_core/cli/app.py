@@ -20,6 +20,7 @@ from cdc_core.cli import (
     extract,
     init,
     meta,
+    repair,
     run,
     snapshot,
     spark,
@@ -41,7 +42,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"], "auto_envvar_prefix": "LOCKSTEP"},
     epilog="Exit codes: 0 done, 2 usage, 3 refused, 4 data at risk, 75 retry later, 70 internal (docs/errors.md).",
 )
-for module in (init, check, extract, snapshot, run, verify, status):
+for module in (init, check, extract, snapshot, run, verify, repair, status):
     module.register(app)
 for module in (stage, target, meta, airflow, spark, config):
     app.add_typer(module.app)

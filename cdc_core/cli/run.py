@@ -133,13 +133,13 @@ def run(
     warn_of_partial(output, extracted)
     if extracted:
         _create_missing(parsed, targets, output)
-    with _context(parsed, path, output) as context:
+    with run_context(parsed, path, output) as context:
         if again:
             done = _replay(context, selection, requeue, targets[0] if target else None)
         else:
             done = _apply(context, targets)
     nothing = "no batch is staged there" if again else "every target has taken all that is staged"
-    _answer(output, parsed.pipeline, done, extracted, context.logs if _keeps_logs() else None, nothing)
+    _answer(output, parsed.pipeline, done, extracted, context.logs if keeps_logs() else None, nothing)
 
 
 def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -> None:
@@ -160,15 +160,15 @@ def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -
 
 
 @contextmanager
-def _context(pipeline: Pipeline, path: Path, output: CliOutput) -> Iterator[RunContext]:
+def run_context(pipeline: Pipeline, path: Path, output: CliOutput) -> Iterator[RunContext]:
     from cdc_core.meta import Meta
     from cdc_core.run import RunContext
 
-    with Meta.open(pipeline.meta.url) as meta, _logs(kept=_keeps_logs()) as logs, _spinner(output) as began:
+    with Meta.open(pipeline.meta.url) as meta, _logs(kept=keeps_logs()) as logs, _spinner(output) as began:
         yield RunContext(pipeline, path.absolute(), meta, open_stage(pipeline.stage), logs, os.environ, began)
 
 
-def _keeps_logs() -> bool:
+def keeps_logs() -> bool:
     """Whether the output of Spark is kept although the run succeeded: with --verbose."""
     return log.isEnabledFor(logging.INFO)
 
@@ -176,7 +176,7 @@ def _keeps_logs() -> bool:
 def _apply(context: RunContext, targets: list[str]) -> RunResult:
     from cdc_core.run import apply
 
-    return apply(context, _run_id(context, "cli"), targets=targets)
+    return apply(context, run_id(context, "cli"), targets=targets)
 
 
 def _replay(context: RunContext, selection: Selection | None, requeue: str | None, target: str | None) -> RunResult:
@@ -187,10 +187,10 @@ def _replay(context: RunContext, selection: Selection | None, requeue: str | Non
     if selection is None:
         assert requeue is not None
         selection = requeued(context.meta, context.store, requeue, target)
-    return replay(context, _run_id(context, "replay"), selection)
+    return replay(context, run_id(context, "replay"), selection)
 
 
-def _run_id(context: RunContext, kind: str) -> str:
+def run_id(context: RunContext, kind: str) -> str:
     return f"{context.pipeline.pipeline}-{kind}-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}"
 
 

@@ -61,7 +61,7 @@ def verify(
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
-    name = _target(parsed, target)
+    name = one_target(parsed, target)
     if show:
         _show(output, parsed, name)
         return
@@ -103,12 +103,12 @@ def extract_on(pipeline: Pipeline, source: str, output: CliOutput) -> None:
             raise
 
 
-def _target(pipeline: Pipeline, wanted: str | None) -> str:
+def one_target(pipeline: Pipeline, wanted: str | None, command: str = "verify") -> str:
     names = choose([one.name for one in pipeline.targets], [wanted] if wanted else None, "target")
     if len(names) != 1:
         raise UsageError(
             f"The pipeline has {counted(len(names), 'target')}.",
-            where="lockstep verify",
+            where=f"lockstep {command}",
             code="cli.usage",
             remedy=f"add --target, one of: {', '.join(names)}" if names else "add a target to the pipeline file",
         )
@@ -149,13 +149,13 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, results: Sequenc
         "target": target,
         "equal": all(one.equal for one in results),
         "evidence": path,
-        "tables": [_document(one) for one in results],
+        "tables": [result_document(one) for one in results],
     }
     error = _outcome(results, target)
     if error is not None:
         document["error"] = {"code": error.code, "class": error.exit_class, "what": error.what, "remedy": error.remedy}
     rows = [
-        (one.table, _verdict(one), one.source.rows, one.target.rows, one.differences, one.moving, one.unsettled)
+        (one.table, verdict(one), one.source.rows, one.target.rows, one.differences, one.moving, one.unsettled)
         for one in results
     ]
     shown: list[RenderableType] = [
@@ -169,7 +169,7 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, results: Sequenc
     ]
     for one in results:
         if one.findings:
-            shown.append(_findings(one))
+            shown.append(findings_table(one))
     output.answer(document, *shown)
     for one in results:
         if one.error is not None:
@@ -181,7 +181,7 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, results: Sequenc
     output.note(f"evidence: {path}")
 
 
-def _verdict(one: TableResult) -> str:
+def verdict(one: TableResult) -> str:
     if one.error is not None:
         return "not compared"
     if one.differences:
@@ -191,7 +191,7 @@ def _verdict(one: TableResult) -> str:
     return "equal so far" if one.moving else "equal"
 
 
-def _findings(one: TableResult) -> RenderableType:
+def findings_table(one: TableResult) -> RenderableType:
     rows = [
         (", ".join(f"{name}={_shown(value)}" for name, value in finding.key.items()), finding.kind, finding.wrong,
          _values(finding), ", ".join(finding.shards))
@@ -213,10 +213,10 @@ def _shown(value: str | None) -> str:
     return "NULL" if value is None else repr(value) if len(value) <= 60 else repr(value[:60]) + "…"
 
 
-def _document(one: TableResult) -> dict[str, Any]:
+def result_document(one: TableResult) -> dict[str, Any]:
     return {
         "table": one.table,
-        "verdict": _verdict(one),
+        "verdict": verdict(one),
         "error": None if one.error is None else {"code": one.error.code, "what": one.error.what},
         "source_rows": one.source.rows,
         "target_rows": one.target.rows,
@@ -229,6 +229,7 @@ def _document(one: TableResult) -> dict[str, Any]:
         "seconds": round(one.seconds, 3),
         "findings": [
             {
+                "id": finding.id,
                 "kind": str(finding.kind),
                 "wrong": str(finding.wrong),
                 "key": dict(finding.key),

@@ -30,8 +30,9 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 
 _ack, _copy, _chunk, _planned = tables.ack_position, tables.table_copy, tables.copied_chunk, tables.copy_batch
-_pause = tables.copy_pause
+_pause, _repaired = tables.copy_pause, tables.repaired_batch
 
+_REPAIRED_KEPT_US = 7 * 86_400_000_000
 PLANNED, READING, READ = "planned", "reading", "read"
 """States of a chunk."""
 
@@ -325,7 +326,7 @@ def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Seque
     reached = select(_ack.c.seq).where(_ack.c.source == manifest.source).with_for_update()
     if exact and connection.execute(reached).scalar_one() != manifest.begin.position.seq:
         raise _moved(f"The chain of {manifest.source} has passed the place of the copy meanwhile.", manifest.batch_id)
-    numbers = [one.number for one in manifest.chunks]
+    numbers = [one.number for one in manifest.chunks if not one.by_key]  # the others are in the manifest alone
     for number in numbers:
         mine = (_chunk.c.source == manifest.source) & (_chunk.c.chunk == number)
         if connection.execute(delete(_chunk).where(mine)).rowcount != 1:
@@ -342,6 +343,29 @@ def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Seque
             held_seq=manifest.begin.position.seq if exact else 0,
         )
     )
+    if manifest.by_key:
+        count_repaired(connection, manifest, now_us(connection))
+
+
+def count_repaired(connection: Connection, manifest: Manifest, at_us: int) -> None:
+    """Counts the rows of a batch by key, once. at_us: when it was decided, µs UTC."""
+    known = select(_repaired.c.batch_id).where(_repaired.c.batch_id == manifest.batch_id)
+    if connection.execute(known).first() is None:
+        connection.execute(delete(_repaired).where(_repaired.c.decided_us < at_us - _REPAIRED_KEPT_US))
+        connection.execute(
+            insert(_repaired).values(
+                batch_id=manifest.batch_id, source=manifest.source, row_count=manifest.rows, decided_us=at_us
+            )
+        )
+
+
+def repaired(connection: Connection, source: str, within_s: float) -> int:
+    """Rows of a source that repairs have staged in the last seconds, by the database's clock."""
+    since_us = now_us(connection) - int(within_s * 1_000_000)
+    rows = select(func.coalesce(func.sum(_repaired.c.row_count), 0)).where(
+        _repaired.c.source == source, _repaired.c.decided_us > since_us
+    )
+    return int(connection.execute(rows).scalar_one())
 
 
 def decided(connection: Connection, source: str) -> tuple[Manifest, ...]:

@@ -256,6 +256,10 @@ class Meta:
         """
         self._database.write(lambda c: copies.decide(c, lease, manifest, done, exact=exact))
 
+    def repaired(self, source: str, within_s: float) -> int:
+        """Rows of a source that repairs have staged in the last seconds."""
+        return self._database.read(lambda c: copies.repaired(c, source, within_s))
+
     def decided_copied(self, source: str) -> tuple[Manifest, ...]:
         """Manifests that were decided and may not be written, or not recorded."""
         return self._database.read(lambda c: copies.decided(c, source))

@@ -215,6 +215,16 @@ copy_batch = Table(
     comment="a manifest of copied rows that is about to be written: decided once, whoever writes it",
 )
 
+repaired_batch = Table(
+    "repaired_batch",
+    metadata,
+    Column("batch_id", text(BATCH_ID), primary_key=True),
+    _needed("source", text(NAME)),
+    _needed("row_count", BigInteger()),
+    _needed("decided_us", BigInteger()),
+    comment="a batch of single rows that a repair looked up in the source: repairs have a limit a day",
+)
+
 failure = Table(
     "failure",
     metadata,

@@ -76,6 +76,8 @@ class CopiedChunk:
     high:    no transaction from it on was visible to the read.
     rows:    read. Filters of the pipeline may leave some of them out.
     paths:   of its parts.
+    by_key:  the claim is about single rows, of which it has those that were there and deletes of others; it says
+             nothing about the other rows of the table, and `above` and `through` are ().
     """
 
     number: int
@@ -87,6 +89,7 @@ class CopiedChunk:
     high: Position
     rows: int
     paths: tuple[str, ...]
+    by_key: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "low": self.low.to_json(), "high": self.high.to_json()}
@@ -96,6 +99,7 @@ class CopiedChunk:
         return cls(
             data["number"], data["table"], tuple(data["above"]), tuple(data["through"]), data["ts_us"],
             Position.from_json(data["low"]), Position.from_json(data["high"]), data["rows"], tuple(data["paths"]),
+            data.get("by_key", False),
         )  # fmt: skip
 
 
@@ -146,6 +150,11 @@ class Manifest:
     def copied(self) -> bool:
         """Whether this is a batch of copied rows."""
         return bool(self.chunks)
+
+    @property
+    def by_key(self) -> bool:
+        """Whether this is a batch of single rows that were looked up in the source, as a repair stages them."""
+        return any(one.by_key for one in self.chunks)
 
     @property
     def batch_id(self) -> str:

@@ -63,10 +63,30 @@ class ChunkFile:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """rows: the columns of the definition, and `_cdc_literal`."""
-        staged = self._at.rows(self._schema, rows, self._number << ROW_BITS | self.rows)
+        staged = self._at.rows(self._schema, rows, self._next_row)
         self.rows += rows.num_rows
         self.row_bytes += rows.nbytes
         self._take(staged)
+
+    def add_routed(self, found: TableRows) -> None:
+        """Rows that have passed the pipeline's rules, with `_cdc_literal`; their places in the log are not used."""
+        self._add_claimed(found.logical, found.schema, self._at.rows(found.schema, found.rows, self._next_row))
+
+    def add_gone(self, logical: str, schema: TableSchema, keys: pa.RecordBatch) -> None:
+        """Deletes of keys that the source does not have. schema: after the pipeline's rules. keys: the columns of its
+        key, and `_cdc_literal`. A row that is added later counts more, where a server takes both keys for one."""
+        self._add_claimed(logical, schema, self._at.deletes(schema, keys, self._next_row))
+
+    @property
+    def _next_row(self) -> int:
+        return self._number << ROW_BITS | self.rows
+
+    def _add_claimed(self, logical: str, schema: TableSchema, staged: pa.RecordBatch) -> None:
+        if staged.num_rows:
+            self.rows += staged.num_rows
+            self.row_bytes += staged.nbytes
+            part = TableRows(schema, logical, staged, np.zeros(staged.num_rows, np.int32))
+            self._part_of(part).add(staged)
 
     def add_truncate(self, row: int) -> None:
         """Adds a change that the rows of the table before `row` of the claim are gone (op `t`)."""

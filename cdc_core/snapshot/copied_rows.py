@@ -13,6 +13,7 @@ from cdc_core.model.staged import (
     ABSENT,
     BEFORE,
     BOOKKEEPING,
+    DELETE,
     FILE,
     GTID,
     LITERAL,
@@ -61,6 +62,18 @@ class CopiedAt:
         ]
         before = pa.nulls(n, arrow.field(BEFORE).type)
         return pa.RecordBatch.from_arrays([*values, before, *(notes[one.name] for one in BOOKKEEPING)], schema=arrow)
+
+    def deletes(self, schema: TableSchema, keys: pa.RecordBatch, first: int) -> pa.RecordBatch:
+        """Changes `d` of rows of which only the key is known. keys: the columns of the key, and `_cdc_literal`."""
+        n, arrow = keys.num_rows, staged_schema(schema)
+        none = {column.name: pa.nulls(n, arrow.field(column.name).type) for column in schema.columns}
+        rows = pa.RecordBatch.from_pydict({**none, **{name: keys.column(name) for name in keys.schema.names}})
+        staged = self.rows(schema, rows, first)
+        absent = absent_text(column.name for column in schema.columns if column.name not in schema.key)
+        for name, text in ((OP, DELETE), (ABSENT, absent)):
+            at = staged.schema.get_field_index(name)
+            staged = staged.set_column(at, staged.schema.field(at), _coded(text, n))
+        return staged
 
     def truncate(self, schema: TableSchema, row: int) -> pa.RecordBatch:
         """A change `t`. row: its `_cdc_row`."""

@@ -128,7 +128,7 @@ def copy_tables(
 
         def require(schema: TableSchema) -> None:
             _require_alone(pipeline, captured, schema)
-            _require_ages(pipeline, captured, schema)
+            require_ages(pipeline, captured, schema)
 
         chunks = [
             TableChunks(
@@ -412,7 +412,7 @@ def _require_alone(pipeline: Pipeline, capture: Capture, schema: TableSchema) ->
             )
 
 
-def _require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
+def require_ages(pipeline: Pipeline, capture: Capture, schema: TableSchema) -> None:
     """Where rows of several tables count as one, the newest wins; how old a copied row is, nothing tells.
 
     Raises Refused (snapshot.shared_keys).

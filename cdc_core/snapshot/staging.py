@@ -103,6 +103,56 @@ def stage_due(
     return Staged(tuple(made), tuple(copy.table for copy, _ in due), waiting, tuple(dropped))
 
 
+@dataclass(frozen=True, slots=True)
+class Claims:
+    """Rows of a source table that were looked up by their keys. schema: the table's definition then. chunks: one or
+    more, durable and in no manifest."""
+
+    schema: TableSchema
+    chunks: tuple[ReadChunk, ...]
+
+
+def stage_claims(
+    meta: Meta,
+    store: ObjectStore,
+    pipeline: Pipeline,
+    source: str,
+    lease: Lease,
+    claims: Sequence[Claims],
+    *,
+    capture: Capture,
+    current: Callable[[TableSchema], bool],
+) -> Staged:
+    """Stages rows that were looked up by key, all of them in one batch, or none.
+
+    They say nothing of other rows, so that the coverage of no table changes. None are staged while the chain has not
+    reached the high of each (`waiting`), or where the log has brought something of their tables that they do not show
+    (`dropped`): then they are read again. lease: the copier's. current: whether the table still has this definition;
+    asked once the place of the batch is fixed, so that no definition comes after a later one in the chain.
+
+    Raises what `stage_due` raises, and what `current` raises.
+    """
+    place, coverage = _as_of_one_place(meta, source)
+    dropped: list[tuple[str, str]] = []
+    for one in claims:
+        copy, table = TableCopy(source, one.schema, ()), one.schema.name
+        captured = _captured(capture, one.schema)
+        why = _outdated(copy, one.chunks, coverage.get(table), place.position, captured=captured)
+        if why or not current(one.schema):
+            dropped.append((table, why or "the table was redefined"))
+    if dropped:
+        return Staged(dropped=tuple(dropped))
+    chunks = sorted((chunk for one in claims for chunk in one.chunks), key=lambda one: one.chunk.number)
+    if not chunks:
+        return Staged()
+    high = max(one.chunk.high for one in chunks)
+    if high > place.position:
+        return Staged(waiting=high)
+    manifest = _with(_empty(pipeline, store, source, lease, place), chunks, {})
+    meta.decide_copied(lease, manifest, ())
+    return Staged((_finish(meta, store, lease, manifest),), tuple(one.schema.name for one in claims))
+
+
 def finish_decided(meta: Meta, store: ObjectStore, source: str, lease: Lease) -> None:
     """Writes and records the manifests that a killed process had decided."""
     for manifest in meta.decided_copied(source):

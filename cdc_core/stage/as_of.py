@@ -55,7 +55,16 @@ class AsOf:
     def cut(self, manifests: Sequence[Manifest]) -> list[Manifest]:
         """Without what is entirely after it, so that the definitions are those of the moment too."""
         if self.position is None:
-            return [one for one in manifests if self.time_us is not None and one.window_start_us <= self.time_us]
+            time_us = self.time_us
+            return [
+                one
+                for one in manifests
+                if time_us is not None
+                and one.window_start_us <= time_us
+                # Rows that were looked up may be of any moment before the batch: whether the table is whole does not
+                # depend on them, so that nothing else keeps them from an earlier state.
+                and not (one.by_key and one.end.watermark_us > time_us)
+            ]
         seq = self.position.seq
         return [
             replace(one, parts=tuple(part for part in one.parts if part.min_seq < seq))

@@ -37,6 +37,12 @@ def row_texts(rows: pa.RecordBatch, columns: Sequence[Column]) -> pa.StringArray
     return pc.binary_join_element_wise(*parts, SEPARATOR, null_handling="replace", null_replacement=NULL)
 
 
+def key_text(values: Sequence[str | None]) -> str:
+    """What `row_texts` makes of one row with these canonical texts."""
+    parts = [NULL if one is None else escaped(pa.array([one], pa.string()))[0].as_py() for one in values]
+    return SEPARATOR.join(parts)
+
+
 def values_of(text: str) -> list[str | None]:
     """The canonical texts of the values that `row_texts` joined."""
     return [

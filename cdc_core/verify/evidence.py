@@ -76,19 +76,24 @@ def newest(store: ObjectStore, target: str) -> tuple[str, dict[str, Any]]:
             code="verify.no_evidence",
             remedy="run `lockstep verify`",
         )
+    return paths[-1], read(store, paths[-1])
+
+
+def read(store: ObjectStore, path: str) -> dict[str, Any]:
+    """The document of this path. Raises DataAtRisk (verify.evidence), and what the store raises."""
     try:
-        document: dict[str, Any] = json.loads(store.get(paths[-1]))
+        document: dict[str, Any] = json.loads(store.get(path))
         said = document.pop("sha256")
         if said != _digest(document):
             raise ValueError("its sha256 is another")
     except (ValueError, KeyError, AttributeError) as error:
         raise DataAtRisk(
             f"The evidence is not what a verification wrote: {error}.",
-            where=paths[-1],
+            where=path,
             code="verify.evidence",
             remedy="verify again, which writes new evidence; find out who has changed the file",
         ) from None
-    return paths[-1], {**document, "sha256": said}
+    return {**document, "sha256": said}
 
 
 def _digest(document: dict[str, Any]) -> str:
@@ -112,6 +117,7 @@ def _table(one: TableResult) -> dict[str, Any]:
         "seconds": round(one.seconds, 3),
         "findings": [
             {
+                "id": finding.id,
                 "kind": str(finding.kind),
                 "wrong": str(finding.wrong),
                 "key": dict(finding.key),

@@ -14,10 +14,11 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 _WORD = re.compile(r"[0-9A-Za-z :.\-]*")
 
 
-def condition(columns: Sequence[Column], keys: Sequence[str]) -> str:
-    """Rows with one of these keys. columns: of the key, as the server declares them; keys: texts of `row_texts`."""
+def condition(columns: Sequence[Column], keys: Sequence[str], *, of: str = "") -> str:
+    """Rows with one of these keys. columns: of the key, as the server declares them; keys: texts of `row_texts`. of: an
+    alias of their table."""
     rows = [[literal(column, text) for column, text in zip(columns, values_of(key), strict=True)] for key in keys]
-    names = [quote(column.name) for column in columns]
+    names = [(f"{of}." if of else "") + quote(column.name) for column in columns]
     if not rows:
         return "FALSE"
     if len(names) == 1:
@@ -31,8 +32,12 @@ def literal(column: Column, text: str | None) -> str:
     base = column.type.base
     if text is None:
         return "NULL"
-    if base in INTEGER_BYTES or base in ("decimal", "bit", "year"):
+    if base in INTEGER_BYTES or base in ("decimal", "bit"):
         return _checked(column, text, _NUMBER)
+    if base == "year":  # a number below 100 would be a year of this or the last century
+        return f"'{int(_checked(column, text, _NUMBER)):04d}'"
+    if base == "set":  # a canonical text has its labels in another order
+        text = ",".join(sorted(text.split(","), key=[*column.type.labels, ""].index))
     if base in ("float", "double"):
         return f"({_checked(column, text, _NUMBER)} + 0e0)"
     if base in ("date", "datetime", "timestamp", "time", "uuid", "inet4", "inet6"):

@@ -27,7 +27,7 @@ from cdc_core.results import TableReader, prepare_session
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunks import chunk_rows, end_of_chunk, from_table, greatest, size_of
-from cdc_core.snapshot.watermarks import high_of, read_view
+from cdc_core.snapshot.watermarks import await_logged, high_of, read_view
 from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.facts import ServerFacts
@@ -68,6 +68,10 @@ class SourceTables:
         """The definitions of its captured tables, before the pipeline's rules."""
         return table_schemas(self._control, self.capture.captures)
 
+    def has(self, schema: TableSchema) -> bool:
+        """Whether the table has this definition now."""
+        return table_schema(self._control, schema.database, schema.table) == schema
+
     def staged(self) -> Checkpoint:
         """The end of what is staged, in the log of the server that is read."""
         return _same_server(self._meta, self.name, self._server)
@@ -92,6 +96,19 @@ class SourceTables:
             where = f"WHERE {keys.after(schema, reached)} AND {keys.up_to(schema, through)}"
             yield self._piece(schema, logical, where, take)
             reached = through
+
+    @property
+    def watermark_us(self) -> int:
+        """As claims say it, µs UTC: of what is staged or, before any of it has a time, of the server's clock."""
+        return self.staged().watermark_us or self._server.clock_us
+
+    def await_logged(self) -> None:
+        """See watermarks.await_logged."""
+        await_logged(self._control, self._server)
+
+    def row_bytes(self, schema: TableSchema) -> float:
+        """The server's estimate of the size of a row."""
+        return float(size_of(self._control, schema).row_bytes)
 
     def lookup(self, schema: TableSchema, logical: str, condition: str, take: Callable[[TableRows], None]) -> Read:
         """Reads the rows that meet a condition; else as `read`."""

@@ -6,6 +6,7 @@ equal.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import tempfile
 import time
@@ -28,21 +29,25 @@ from cdc_core.model.schema import Column, TableSchema
 from cdc_core.stage import coverage
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.target.destination import open_destination
+from cdc_core.target.destination import Shard, open_destination
 from cdc_core.verify import history, lookup, target_rows
 from cdc_core.verify.canonical import column_texts, row_texts, values_of
 from cdc_core.verify.comparison import Comparison, Difference, Kind, Side, Wrong
-from cdc_core.verify.shape import shape_of
-from cdc_core.verify.source_rows import SourceTables, open_source
+from cdc_core.verify.shape import Shape, shape_of
+from cdc_core.verify.source_rows import Read, SourceTables, open_source
 
 log = logging.getLogger(__name__)
 
 SHOWN_ROWS = 100
 """Findings of a table whose rows are read again and shown."""
+KEPT_ROWS = 10_000
+"""Findings of a table whose keys are kept, for a repair."""
 WAIT_S = 600.0
 """How long the stage may take to reach the place up to which the source was read."""
 _PAUSE_S = 2.0
 _LOOKED_UP = 100
+LOOKED_UP_KEYS = 1_000
+"""Keys of one statement where only some rows are verified."""
 
 
 NOTHING = Side(0, "")
@@ -50,9 +55,11 @@ NOTHING = Side(0, "")
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """key: by column; null for masked ones. columns: those that differ, with the values of source and target; both null
-    for masked ones. shards: tables of the target that have the key."""
+    """id: of the table and the key. key: by column; null for masked ones. columns: those that differ, with the values
+    of source and target; both null for masked ones. shards: tables of the target that have the key. Only the first
+    SHOWN_ROWS findings of a table have columns and shards."""
 
+    id: str
     table: str
     kind: Kind
     wrong: Wrong
@@ -77,7 +84,7 @@ class TableResult:
     """A table's verification. error: why it could not be verified; then the figures say nothing.
 
     consumed_until: by source, up to where the target had consumed the staged batches before its rows were read.
-    moving, unsettled: as in Verdict. findings: the first `SHOWN_ROWS`; found: how many there are, by what is wrong.
+    moving, unsettled: as in Verdict. findings: the first `KEPT_ROWS`; found: how many there are, by what is wrong.
     """
 
     table: str
@@ -117,6 +124,11 @@ class Job:
     wait_s: float = WAIT_S
 
 
+def finding_id(table: str, key: str) -> str:
+    """The name of a finding. key: a text of `row_texts`."""
+    return hashlib.sha256(f"{table}\0{key}".encode()).hexdigest()[:12]
+
+
 def verify(job: Job, tables: Sequence[str] | None = None) -> list[TableResult]:
     """Verifies these logical tables of the target, or all that it takes and that have a source table.
 
@@ -140,6 +152,30 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> list[TableResult]:
                 result = TableResult(name, error=error)
             results.append(replace(result, seconds=time.monotonic() - started_s))
         return results
+
+
+def _pieces(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for at in range(0, len(keys), LOOKED_UP_KEYS):
+        yield keys[at : at + LOOKED_UP_KEYS]
+
+
+class TableKeys:
+    """Single rows of one logical table: what a repair looks at.
+
+    feeding: the source tables that feed it, with their definitions before the pipeline's rules.
+    """
+
+    def __init__(self, job: Job, sources: Sequence[SourceTables], table: str) -> None:
+        """Raises UsageError (verify.unknown_table), and what opening the destination raises."""
+        feeding = _feeding(job, sources)
+        _chosen(job, feeding, [table])
+        self.feeding: Sequence[tuple[SourceTables, TableSchema]] = feeding[table]
+        self._table = _Table(job, table, self.feeding)
+        self.shape = self._table.shape
+
+    def verify(self, keys: Sequence[str]) -> TableResult:
+        """Compares the rows with these keys, texts of `row_texts`. Raises what verifying a table raises."""
+        return self._table.result(keys)
 
 
 def _feeding(job: Job, sources: Sequence[SourceTables]) -> dict[str, list[tuple[SourceTables, TableSchema]]]:
@@ -186,15 +222,20 @@ class _Table:
         )
         self._shape = shape_of(destination, schemas, [schema for _, schema in feeding])
 
-    def result(self) -> TableResult:
+    @property
+    def shape(self) -> Shape:
+        return self._shape
+
+    def result(self, keys: Sequence[str] | None = None) -> TableResult:
+        """keys: of the rows that are compared; None for all."""
         job, shape = self._job, self._shape
         with (
             tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder,
             Comparison(Path(folder), keyed=bool(shape.key)) as comparison,
         ):
-            spans = self._read_source(comparison)
+            spans = self._read_source(comparison, keys)
             consumed, consumed_until = self._consumed()
-            self._read_target(comparison)
+            self._read_target(comparison, keys)
             told = TableResult(
                 self._name,
                 spans=spans,
@@ -216,10 +257,10 @@ class _Table:
                 moving=verdict.moving,
                 unsettled=verdict.unsettled,
                 found=verdict.by_wrong,
-                findings=tuple(self._opened(comparison.findings(SHOWN_ROWS))),
+                findings=tuple(self._opened(comparison.findings(KEPT_ROWS))),
             )
 
-    def _read_source(self, comparison: Comparison) -> tuple[SourceSpan, ...]:
+    def _read_source(self, comparison: Comparison, wanted: Sequence[str] | None) -> tuple[SourceSpan, ...]:
         spans: dict[str, SourceSpan] = {}
 
         def take(rows: TableRows) -> None:
@@ -228,9 +269,18 @@ class _Table:
             texts = row_texts(rows.rows, [columns[column.name] for column in self._shape.columns])
             comparison.add("source", keys, texts, pa.array(self._shape.destination.shard_numbers(rows.rows)))
 
+        def reads(source: SourceTables, schema: TableSchema) -> Iterator[Read]:
+            if wanted is None:
+                yield from source.read(schema, self._name, take)
+                return
+            own = {column.name: column for column in schema.columns}
+            for some in _pieces(wanted):
+                where = lookup.condition([own[name] for name in self._shape.key], some)
+                yield source.lookup(schema, self._name, where, take)
+
         count = 0
         for source, schema in self._feeding:
-            for read in source.read(schema, self._name, take):
+            for read in reads(source, schema):
                 count += read.rows
                 self._job.progressed(self._name, "source", count)
                 known = spans.get(source.name, SourceSpan(source.name, read.low, read.high))
@@ -240,16 +290,26 @@ class _Table:
     def _columns_of(self, rows: TableRows) -> dict[str, Column]:
         return {column.name: column for column in rows.schema.columns}
 
-    def _read_target(self, comparison: Comparison) -> None:
+    def _read_target(self, comparison: Comparison, wanted: Sequence[str] | None) -> None:
         shape, count = self._shape, 0
         for number, shard in enumerate(shape.destination.shards):
-            for batch, columns in target_rows.batches(shape, shard):
+            for batch, columns in self._target_batches(shard, wanted):
                 by_source = dict(zip((column.name for column in shape.columns), columns, strict=True))
                 keys = row_texts(batch, [by_source[column.name] for column in shape.key_or_all])
                 texts = row_texts(batch, columns)
                 comparison.add("target", keys, texts, pa.array(np.full(batch.num_rows, number)))
                 count += batch.num_rows
                 self._job.progressed(self._name, "target", count)
+
+    def _target_batches(
+        self, shard: Shard, wanted: Sequence[str] | None
+    ) -> Iterator[tuple[pa.RecordBatch, tuple[Column, ...]]]:
+        shape = self._shape
+        if wanted is None:
+            yield from target_rows.batches(shape, shard)
+            return
+        for some in _pieces(wanted):
+            yield from target_rows.batches(shape, shard, f"WHERE {target_rows.condition(shape, shard, some)}")
 
     def _consumed(self) -> tuple[frozenset[str], dict[str, str]]:
         """Batches that the target has consumed by now; by source, where the first that it has not begins."""
@@ -306,12 +366,15 @@ class _Table:
         return not coverage.missing_of(store, chains, [self._name]).get(self._name)
 
     def _opened(self, found: Sequence[Difference]) -> Iterator[Finding]:
-        """The findings, with the rows as both sides have them now."""
-        for at in range(0, len(found), _LOOKED_UP):
-            some = found[at : at + _LOOKED_UP]
+        """The findings; the first SHOWN_ROWS with the rows as both sides have them now."""
+        shown = found[:SHOWN_ROWS]
+        for at in range(0, len(shown), _LOOKED_UP):
+            some = shown[at : at + _LOOKED_UP]
             source, target = self._rows_at_source(some), self._rows_at_target(some)
             for one in some:
                 yield self._finding(one, source.get(one.key, []), target.get(one.key, []))
+        for one in found[SHOWN_ROWS:]:
+            yield self._finding(one, [], [])
 
     def _finding(
         self,
@@ -328,7 +391,8 @@ class _Table:
         key = dict(zip((column.name for column in shape.key_or_all), values_of(one.key), strict=True))
         key = {name: None if name in shape.masked else value for name, value in key.items()}
         shards = tuple(place for place, _ in target)
-        return Finding(self._name, one.kind, one.wrong, key, columns, one.source_rows, one.target_rows, shards)
+        name = finding_id(self._name, one.key)
+        return Finding(name, self._name, one.kind, one.wrong, key, columns, one.source_rows, one.target_rows, shards)
 
     def _rows_at_source(self, some: Sequence[Difference]) -> dict[str, list[list[str | None]]]:
         """Values by key, in the order of the shape's columns; none where rows cannot be found by their keys."""
@@ -357,12 +421,9 @@ class _Table:
         if not shape.key:
             return found
         for shard in shape.destination.shards:
-            own = dict(
-                zip((column.name for column in shape.columns), target_rows.schema_of(shape, shard).columns, strict=True)
-            )
-            where = lookup.condition([own[name] for name in shape.key], [one.key for one in some])
+            where = target_rows.condition(shape, shard, [one.key for one in some])
             for batch, columns in target_rows.batches(shape, shard, f"WHERE {where}"):
-                keys = row_texts(batch, [own[name] for name in shape.key])
+                keys = row_texts(batch, target_rows.key_columns(shape, shard))
                 values = [column_texts(batch, column).to_pylist() for column in columns]
                 for key, *row in zip(keys.to_pylist(), *values, strict=True):
                     found.setdefault(key, []).append((shard.table.name, row))

@@ -33,12 +33,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "extract": JOINED - {"extract", "apply", "target"},
     "snapshot": JOINED - {"apply", "target"} | {"results"},
     "verify": JOINED | {"results", "snapshot"},
+    "repair": JOINED | {"results", "snapshot", "verify"},
     "staged": BASE | {"stage", "meta"},
     "check": JOINED | {"snapshot"},
     "init": JOINED | {"check"},
     "target_tables": JOINED | {"check"},
     "run": JOINED | {"check", "target_tables"},
-    "cli": JOINED | {"check", "init", "run", "snapshot", "staged", "target_tables", "verify"},
+    "cli": JOINED | {"check", "init", "repair", "run", "snapshot", "staged", "target_tables", "verify"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 

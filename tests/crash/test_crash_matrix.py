@@ -102,7 +102,7 @@ class Line:
     def again(self, *arguments: str) -> Any:
         """A command that must succeed, if need be once the lease of who was killed has run out."""
         status, answer = self.lockstep(*arguments)
-        while status == 75 and answer["error"]["code"] in ("meta.lease_held", "snapshot.running"):
+        while status == 75 and answer["error"]["code"] in ("meta.lease_held", "snapshot.running", "verify.running"):
             time.sleep(1)
             status, answer = self.lockstep(*arguments)
         assert status == 0, answer
@@ -133,6 +133,24 @@ class Line:
         self.again("snapshot")
         self.is_staged()
         assert self.again("snapshot")["sources"] == []
+
+    def spoil(self) -> None:
+        """Faults at the target, which a verification finds: a changed row, a missing one, one that no source has, and
+        one in the wrong shard."""
+        with self.target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:
+            for statement in (
+                "UPDATE orders_0 SET status = 'fault' ORDER BY id LIMIT 2", "DELETE FROM orders_1 ORDER BY id LIMIT 1",
+                "INSERT INTO orders_0 VALUES (5000, 5000, 'surplus'), (5001, 5001, 'surplus')",
+                "INSERT INTO orders_1 SELECT * FROM orders_0 WHERE id NOT IN (5000, 5001) ORDER BY id DESC LIMIT 1",
+            ):  # fmt: skip
+                cursor.execute(statement)
+        status, answer = self.lockstep("verify")
+        assert (status, answer["error"]["code"]) == (4, "verify.differs"), answer
+
+    def is_repaired(self) -> None:
+        """Repaired again, the rows are equal, and a verification finds nothing."""
+        assert self.again("repair")["equal"] is True
+        assert self.again("verify")["equal"] is True
 
     def source_rows(self) -> list[tuple[Any, ...]]:
         with self.source.server.connect(self.source.name) as connection, connection.cursor() as cursor:
@@ -210,11 +228,14 @@ def test_after_a_kill_the_same_commands_end_equal(
 ) -> None:
     bucket = request.getfixturevalue("s3_server") if case.victim == "s3" else None
     line = line_of(commands, case, source_database, target, bucket, tmp_path)
-    command = {"extract": "extract", "copy": "snapshot"}.get(case.step, "run")
+    command = {"extract": "extract", "copy": "snapshot", "repair": "repair"}.get(case.step, "run")
     if command == "snapshot":
         begin_after_rows(line)
     elif command == "run":
         line.again("extract")
+    elif command == "repair":
+        line.again("run")
+        line.spoil()
     status, answer = line.lockstep(command, case=case)
     assert line.flag.exists(), f"nothing was killed: {answer}"
     assert status in (-9, 75), answer
@@ -224,6 +245,8 @@ def test_after_a_kill_the_same_commands_end_equal(
         return
     if command == "snapshot":
         line.is_copied()
+    if command == "repair":
+        line.is_repaired()
     if not case.sample or command == "run":
         line.is_applied()
 

@@ -1,0 +1,180 @@
+"""`lockstep repair`: the rows that a verification found to differ, brought from the source by an ordinary run."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import RenderableType
+
+from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
+from cdc_core.cli.output import CliOutput, table
+from cdc_core.cli.run import run_context, run_id
+from cdc_core.cli.status import ledger_document
+from cdc_core.cli.verify import extract_on, findings_table, one_target, result_document, verdict
+from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.extras import require
+from cdc_core.words import counted
+
+if TYPE_CHECKING:
+    from cdc_core.repair.repairer import Result
+    from cdc_core.run import RunResult
+
+
+def register(app: typer.Typer) -> None:
+    app.command()(repair)
+
+
+def repair(
+    pipeline: PipelineArgument,
+    tables: Annotated[
+        list[str] | None, typer.Argument(metavar="[TABLE]...", help="Logical tables; default: all of the evidence.")
+    ] = None,
+    finding: Annotated[
+        list[str] | None, typer.Option("--finding", metavar="ID", help="Only this finding; may be repeated.")
+    ] = None,
+    target: Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")] = None,
+    evidence: Annotated[
+        str | None,
+        typer.Option("--evidence", metavar="PATH", help="A file of evidence/ on the stage; default: newest."),
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show how the rows differ now; stage and change nothing.")
+    ] = False,
+    stage_only: Annotated[
+        bool, typer.Option("--stage-only", help="Stage the source's rows, and leave applying them to the next run.")
+    ] = False,
+    authoritative: Annotated[
+        bool, typer.Option("--authoritative", help="Also replace rows that somebody else wrote with a newer version.")
+    ] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Repair the rows that a verification found to differ: at the target, and on the stage.
+
+    \b
+      lockstep verify shop
+      lockstep repair shop --dry-run
+      lockstep repair shop
+      lockstep repair shop shop.orders --finding 0f3a9c21b7d4
+
+    Takes the findings of the newest evidence, looks these rows up in the source by key, stages them as copied rows (a
+    row that the source does not have as a delete), applies what is staged by an ordinary run with its ledger, and
+    verifies the same rows again. Newer changes always win, and other rows stay as they are. A target row whose version
+    is newer than everything that is staged was written by somebody else, and stays, unless --authoritative says that
+    the source counts. repair.max_rows_per_day limits what a repair may stage. Exit code 0: the rows are equal; 4: some
+    still differ; 75: some could not be judged yet.
+    """
+    output = CliOutput(as_json)
+    path, parsed = load_pipeline(pipeline, pipelines)
+    name = one_target(parsed, target, "repair")
+    applies = not (dry_run or stage_only)
+    if applies:
+        require("spark", "quality", by="lockstep repair")
+    from cdc_core.repair.findings import keys_in, require_listed
+    from cdc_core.repair.repairer import repair as run
+    from cdc_core.run import apply
+    from cdc_core.verify import evidence as evidences
+    from cdc_core.verify.lease import verifier_lease
+    from cdc_core.verify.verifier import Job
+
+    ran: list[RunResult] = []
+    with run_context(parsed, path, output) as context:
+        read, document = (
+            (evidence, evidences.read(context.store, evidence)) if evidence else evidences.newest(context.store, name)
+        )
+        keys = keys_in(document, read, tables=tables or (), ids=finding or ())
+        if not finding and not dry_run:
+            require_listed(document, read, tables or ())
+        job = Job(
+            parsed, parsed.target(name), context.meta, context.store,
+            lambda source: extract_on(parsed, source, output), os.environ,
+        )  # fmt: skip
+
+        def applied() -> None:
+            ran.append(apply(context, run_id(context, "repair"), targets=[name]))
+
+        with verifier_lease(context.meta, parsed.pipeline, name):
+            done = run(job, keys, apply=applied if applies else None, authoritative=authoritative, dry_run=dry_run)
+    error = _outcome(done)
+    for one in document["tables"]:
+        if (not tables or one["table"] in tables) and (one["error"] or one["unsettled"]):
+            output.note(f"{one['table']} was not judged completely by that verification: verify it again")
+    _answer(output, parsed.pipeline, name, read, done, ran, error, dry_run=dry_run)
+    if error is not None:
+        raise typer.Exit(error.exit_code)
+
+
+def _outcome(done: Result) -> LockstepError | None:
+    if done.error is not None or done.after is None:
+        return done.error
+    unsettled = sum(one.unsettled for one in done.after.values())
+    if unsettled:
+        return RetryLater(
+            f"{counted(unsettled, 'row')} could not be judged: they were changing.",
+            where=", ".join(done.after),
+            code="verify.unsettled",
+            remedy="repair again, after the next run",
+        )
+    return None
+
+
+def _answer(
+    output: CliOutput,
+    pipeline: str,
+    target: str,
+    evidence: str,
+    done: Result,
+    ran: list[RunResult],
+    error: LockstepError | None,
+    *,
+    dry_run: bool,
+) -> None:
+    document: dict[str, Any] = {
+        "pipeline": pipeline,
+        "target": target,
+        "evidence": evidence,
+        "dry_run": dry_run,
+        "batches": list(done.batches),
+        "rows": done.rows,
+        "deletes": done.deletes,
+        "newer": {name: len(keys) for name, keys in done.newer.items()},
+        "forgotten_versions": done.forgotten,
+        "removed_from_wrong_shards": done.removed,
+        "runs": [one.run_id for one in ran],
+        "ledgers": [ledger_document(row.entry) for one in ran for row in one.ledgers],
+        "before": [result_document(one) for one in done.before.values()],
+        "after": None if done.after is None else [result_document(one) for one in done.after.values()],
+        "equal": done.settled,
+    }
+    if error is not None:
+        document["error"] = {"code": error.code, "class": error.exit_class, "what": error.what, "remedy": error.remedy}
+    rows = []
+    for name, before in done.before.items():
+        after = None if done.after is None else done.after[name]
+        rows.append((name, before.differences, "" if after is None else after.differences, verdict(after or before)))
+    shown: list[RenderableType] = [
+        table(
+            f"repair: {target}", ("table", "differed", "differ now", "verdict"), rows,
+            numbers=("differed", "differ now"), omit_empty=("differ now",),
+        )
+    ]  # fmt: skip
+    for one in (done.after or done.before).values():
+        if one.findings:
+            shown.append(findings_table(one))
+    output.answer(document, *shown)
+    if dry_run:
+        output.note("nothing was staged or changed: --dry-run")
+        return
+    output.note(f"{counted(done.rows, 'row')} and {counted(done.deletes, 'delete')} staged")
+    if done.after is None and done.batches:
+        output.note("the next run applies them: `lockstep run`")
+    for what, count in (
+        ("removed from shards to which they do not belong", done.removed),
+        ("with a newer version were replaced: --authoritative", done.forgotten),
+    ):
+        if count:
+            output.note(f"{counted(count, 'row')} {what}")
+    if error is not None:
+        output.note(f"{error.what} {error.remedy}.")

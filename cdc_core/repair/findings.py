@@ -1,0 +1,112 @@
+"""Which rows a repair is about: the keys in a verification's evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from cdc_core.errors import DataAtRisk, Refused, UsageError
+from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES
+from cdc_core.verify.canonical import key_text
+from cdc_core.verify.shape import Shape
+
+_LOOKED_UP = (
+    frozenset(INTEGER_BYTES) | TEXT_BASES | BINARY_BASES
+    | {"decimal", "bit", "year", "float", "double", "date", "datetime", "timestamp", "time", "enum", "set"}
+    | {"uuid", "inet4", "inet6"}
+)  # fmt: skip
+"""Types of keys that a condition finds by their canonical texts; the tests look each up on real servers."""
+
+
+Key = Mapping[str, str | None]
+"""The canonical texts of a row's key, by column, as evidence has them."""
+
+
+def keys_in(
+    document: Mapping[str, Any], path: str, *, tables: Collection[str] = (), ids: Collection[str] = ()
+) -> dict[str, list[Key]]:
+    """The keys of the findings in an evidence, by logical table.
+
+    tables, ids: only these tables, only findings with these ids; none for all.
+    Raises UsageError (repair.unknown_table, repair.unknown_finding).
+    """
+    named = {str(one["table"]) for one in document["tables"]}
+    for table in tables:
+        if table not in named:
+            raise UsageError(
+                f"The evidence says nothing of a table {table!r}.",
+                where=path,
+                code="repair.unknown_table",
+                remedy=f"verify the table first; the evidence has: {', '.join(sorted(named)) or '(none)'}",
+            )
+    found: dict[str, list[Key]] = {}
+    left = set(ids)
+    for one in document["tables"]:
+        for finding in one["findings"] if not tables or one["table"] in tables else []:
+            if not ids or finding["id"] in ids:
+                left.discard(finding["id"])
+                found.setdefault(str(one["table"]), []).append(finding["key"])
+    if left:
+        raise UsageError(
+            f"The evidence has no finding {sorted(left)[0]!r}{' of these tables' if tables else ''}.",
+            where=path,
+            code="repair.unknown_finding",
+            remedy="`lockstep verify PIPELINE --json` shows the ids of findings; give one of the newest evidence, or "
+            "name its file with --evidence",
+        )
+    return found
+
+
+def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
+    """The keys as texts of `row_texts`.
+
+    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key).
+    """
+    again = "copy the table again: `lockstep snapshot PIPELINE TABLE`, with --source where there are several, then "
+    again += "`lockstep run`"
+    if not shape.key:
+        raise Refused(
+            f"Rows of {shape.logical} have no key, by which single rows could be repaired.",
+            where=shape.logical,
+            code="repair.no_key",
+            remedy=again + ", which replaces all rows of the table",
+        )
+    for column in shape.key_columns:
+        if column.type.base not in _LOOKED_UP:
+            raise Refused(
+                f"The key of {shape.logical} has the column {column.name}, of the type {column.type}, by which rows "
+                "are not looked up.",
+                where=shape.logical,
+                code="repair.key_type",
+                remedy=again,
+            )
+    if shape.masked & set(shape.key):
+        raise Refused(
+            f"The key of {shape.logical} is masked, so that its rows cannot be looked up in the source.",
+            where=shape.logical,
+            code="repair.masked_key",
+            remedy=again,
+        )
+    for key in keys:
+        if set(key) != set(shape.key) or None in key.values():
+            raise Refused(
+                f"The findings of {shape.logical} name rows by {', '.join(key)}; its key is {', '.join(shape.key)}.",
+                where=shape.logical,
+                code="repair.other_key",
+                remedy="the pipeline or the table has changed since: verify again, then repair what that finds",
+            )
+    return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in keys))
+
+
+def require_listed(document: Mapping[str, Any], path: str, tables: Sequence[str]) -> None:
+    """Raises DataAtRisk (repair.too_many) where a table has more differences than the evidence names."""
+    for one in document["tables"]:
+        differences = sum(one["differences"].values())
+        if (not tables or one["table"] in tables) and differences > len(one["findings"]):
+            raise DataAtRisk(
+                f"{differences} rows of {one['table']} differ, and the evidence names {len(one['findings'])} of them.",
+                where=path,
+                code="repair.too_many",
+                remedy="find out why so many differ; then copy the table again (`lockstep snapshot PIPELINE TABLE`), "
+                "or repair chosen findings (--finding)",
+            )

@@ -1,0 +1,250 @@
+"""One repair: which of the rows still differ, claims for them, a run, and the same rows verified again.
+
+    verify    the named keys only. A row that is equal by now is left alone; a lag is not a difference
+    hold      rows with a version that no staged change can have are set aside, unless the source is authoritative
+    claim     the others are looked up in the source, and staged (claims.py)
+    apply     an ordinary run; the caller's
+    remove    rows in shards to which their routes do not lead, once the right shard has them
+    verify    the same keys again
+
+Killed at any moment, a repair is made again from the same findings. What was staged stays staged, and the next run
+applies it; a claim that is staged twice changes nothing. It holds the target's lease, as a verification does, and the
+copier's of each source until its rows are staged.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.extract.extractor import default_holder
+from cdc_core.meta import Lease
+from cdc_core.model.version import Version, encode, newer_or_equal
+from cdc_core.repair.claims import Claimed, Wanted, claim
+from cdc_core.repair.findings import Key, texts_of
+from cdc_core.repair.held import Held, forget_version, held, remove_row
+from cdc_core.snapshot.copier import copier_lease, require_ages
+from cdc_core.snapshot.staging import finish_decided
+from cdc_core.verify.shape import Shape
+from cdc_core.verify.source_rows import open_source
+from cdc_core.verify.verifier import Job, TableKeys, TableResult
+
+log = logging.getLogger(__name__)
+
+DAY_S = 86_400.0
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What a repair has done.
+
+    before:    by logical table, what was found of the named rows when it began.
+    after:     the same once the run had ended; None where nothing was applied.
+    batches:   ids of the batches that were staged. rows, deletes: in them.
+    newer:     by logical table, keys that were left alone, because the target's version is newer than anything staged.
+    forgotten: such rows whose versions were forgotten, so that the source's rows count. removed: rows that were in a
+               shard to which their routes do not lead.
+    claimed:   by logical table and key, what was staged.
+    """
+
+    before: Mapping[str, TableResult]
+    after: Mapping[str, TableResult] | None = None
+    batches: tuple[str, ...] = ()
+    rows: int = 0
+    deletes: int = 0
+    newer: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    forgotten: int = 0
+    removed: int = 0
+    claimed: Mapping[str, Mapping[str, Claimed]] = field(default_factory=dict)
+
+    @property
+    def error(self) -> DataAtRisk | None:
+        """Why the rows are not all equal now; None if they are, or if nothing was applied."""
+        if self.after is None:
+            return None
+        left = {table: one.differences for table, one in self.after.items() if one.differences}
+        if self.newer:
+            count = sum(len(keys) for keys in self.newer.values())
+            return DataAtRisk(
+                f"{count} rows of {', '.join(self.newer)} have a version at the target that is newer than everything "
+                "that is staged: somebody else wrote them.",
+                where=", ".join(self.newer),
+                code="repair.newer",
+                remedy="find out who writes there; --authoritative replaces these rows by the source's",
+            )
+        if left:
+            return DataAtRisk(
+                f"{sum(left.values())} rows of {', '.join(left)} still differ after the repair.",
+                where=", ".join(left),
+                code="repair.still_different",
+                remedy="`lockstep verify` says how; look at the run's rejected rows, at a freshness column (the "
+                "greater value counts), and for somebody who writes to the target",
+            )
+        return None
+
+    @property
+    def settled(self) -> bool:
+        """Whether every named row was judged, and is equal; false where nothing was applied."""
+        return self.after is not None and all(one.equal for one in self.after.values())
+
+
+def repair(
+    job: Job,
+    keys: Mapping[str, Sequence[Key]],
+    *,
+    apply: Callable[[], object] | None,
+    authoritative: bool = False,
+    dry_run: bool = False,
+) -> Result:
+    """Repairs the rows with these keys, by logical table: `findings.keys_in`. The caller holds the verifier's lease.
+
+    apply: applies what is staged to the job's target, as `lockstep run --staged --target` does; None: it is left to the
+    next run. dry_run: only says how the rows differ now.
+
+    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.key_differs,
+    snapshot.shared_keys), DataAtRisk (repair.limit), UsageError (verify.unknown_table), and what verifying, claiming
+    and `apply` raise.
+    """
+    with ExitStack() as opened:
+        sources = [
+            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ))
+            for one in job.pipeline.sources
+        ]
+        asked = {name: TableKeys(job, sources, name) for name in keys}
+        texts = {name: texts_of(table.shape, keys[name]) for name, table in asked.items()}
+        before = {name: table.verify(texts[name]) for name, table in asked.items()}
+        wanted = [
+            Wanted(table.shape, table.feeding, tuple(texts_of(table.shape, [one.key for one in before[name].findings])))
+            for name, table in asked.items()
+            if before[name].findings
+        ]
+        for one in wanted:
+            _require_repairable(job, one)
+        if dry_run:
+            return Result(before)
+        done = _repaired(job, before, wanted, apply, authoritative=authoritative)
+        if apply is None:
+            return done
+        # Opened again: the run may have added what Lockstep needs there.
+        asked = {name: TableKeys(job, sources, name) for name in keys}
+        removed = sum(_remove_misplaced(asked[name].shape, claimed) for name, claimed in done.claimed.items())
+        after = {name: table.verify(texts[name]) for name, table in asked.items()}
+        return replace(done, after=after, removed=removed)
+
+
+def _repaired(
+    job: Job,
+    before: Mapping[str, TableResult],
+    wanted: Sequence[Wanted],
+    apply: Callable[[], object] | None,
+    *,
+    authoritative: bool,
+) -> Result:
+    """The result without what is known only after the run."""
+    foreign = {one.shape.logical: _foreign(job, one) for one in wanted}
+    newer: dict[str, tuple[str, ...]] = {}
+    if not authoritative:
+        newer = {table: tuple(dict.fromkeys(one.key for one in rows)) for table, rows in foreign.items() if rows}
+        wanted = [
+            replace(one, keys=tuple(key for key in one.keys if key not in newer.get(one.shape.logical, ())))
+            for one in wanted
+        ]
+    wanted = [one for one in wanted if one.keys]
+    with ExitStack() as leased:
+        leases: dict[str, Lease] = {}
+        for name in sorted({source.name for one in wanted for source, _ in one.feeding}):
+            leases[name] = leased.enter_context(
+                copier_lease(job.meta, job.pipeline.pipeline, name, default_holder(), job.pipeline.limits.lease_s)
+            )
+            finish_decided(job.meta, job.store, name, leases[name])
+        _require_below_limit(job, wanted)
+        made = claim(job, wanted, leases)
+    forgotten = 0
+    if apply is not None and authoritative:
+        for one in wanted:
+            forgotten += sum(_give_way(one.shape, row) for row in foreign[one.shape.logical])
+    if apply is not None and made.batches:
+        apply()
+    return Result(
+        before, None, tuple(one.batch_id for one in made.batches), made.count(deleted=False), made.count(deleted=True),
+        newer, forgotten, claimed=made.claimed,
+    )  # fmt: skip
+
+
+def _require_repairable(job: Job, one: Wanted) -> None:
+    """Raises Refused (snapshot.shared_keys)."""
+    for source, schema in one.feeding:
+        require_ages(job.pipeline, source.capture, schema)
+
+
+def _require_below_limit(job: Job, wanted: Sequence[Wanted]) -> None:
+    """Raises DataAtRisk (repair.limit)."""
+    limit = job.pipeline.repair.max_rows_per_day
+    asked: dict[str, int] = {}
+    for one in wanted:
+        for name in {source.name for source, _ in one.feeding}:
+            asked[name] = asked.get(name, 0) + len(one.keys)
+    for name, rows in asked.items():
+        done = job.meta.repaired(name, DAY_S)
+        if done + rows > limit:
+            raise DataAtRisk(
+                f"{rows} rows that {name} feeds are to be repaired, and {done} were in the last 24 hours; the limit is "
+                f"{limit}. Nothing was staged.",
+                where=f"target {job.target.name}",
+                code="repair.limit",
+                remedy="find out why so many rows differ; then raise repair.max_rows_per_day, or copy the table again "
+                "(`lockstep snapshot PIPELINE TABLE`)",
+            )
+
+
+def _foreign(job: Job, one: Wanted) -> list[Held]:
+    """What the target has under the keys with a version that no staged change can have."""
+    there = held(one.shape, one.keys)
+    ends = []
+    for source in {source.name for source, _ in one.feeding}:
+        staged = job.meta.checkpoint(source)  # read after the versions: what was staged meanwhile is known
+        assert staged is not None  # verify.not_started
+        ends.append(encode(Version(staged.watermark_us, staged.position.seq - 1, (1 << 63) - 1, source)))
+
+    def known(version: bytes | None) -> bool:
+        return not version or any(newer_or_equal(_of_source(end, version), version) for end in ends)
+
+    return [row for row in there if not (known(row.row) and known(row.tombstone))]
+
+
+def _of_source(end: bytes, version: bytes) -> bytes:
+    """The end of what is staged with the origin of a version of the same source, so that only their places differ."""
+    source = end[24:]
+    return end + version[24 + len(source) :] if version[24:].startswith(source + b"\0") else end
+
+
+def _give_way(shape: Shape, row: Held) -> bool:
+    shard = shape.destination.shards[row.shard]
+    if shape.destination.rule.freshness is not None and row.row is not None:
+        return remove_row(shape, shard, row.key, row.row)  # the greater value would count, whatever the version
+    return forget_version(shape, shard, row)
+
+
+def _remove_misplaced(shape: Shape, claimed: Mapping[str, Claimed]) -> int:
+    """Removes rows that are in another shard than their own, of keys that were claimed; how many.
+
+    A row that a change after the claim has moved there is newer than the claim, and stays.
+    """
+    if len(shape.destination.shards) == 1 or not claimed:
+        return 0
+    by_key: dict[str, list[tuple[int, bytes]]] = {}
+    for row in held(shape, list(claimed)):
+        if row.row is not None:
+            by_key.setdefault(row.key, []).append((row.shard, row.row))
+    removed = 0
+    for key, rows in by_key.items():
+        one = claimed[key]
+        if one.shard >= 0 and all(shard != one.shard for shard, _ in rows):
+            continue  # the run did not write it: another change is newer, or the target has rejected the row
+        for shard, version in rows:
+            if shard != one.shard and newer_or_equal(_of_source(one.version, version), version):
+                removed += remove_row(shape, shape.destination.shards[shard], key, version)
+    return removed

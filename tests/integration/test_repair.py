@@ -1,0 +1,421 @@
+"""Repair: every planted fault goes, other rows keep their versions, and newer changes always win."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.meta import Meta
+from cdc_core.repair.repairer import Result, repair
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.as_of import AsOf
+from cdc_core.stage.reader import table_state
+from cdc_core.stage.stores import open_stage
+from cdc_core.verify.lease import verifier_lease
+from cdc_core.verify.verifier import Job, TableResult
+from tests.forked_commands import ForkedCommands
+from tests.integration.test_verify import (
+    FIRST_MARIADB,
+    FIRST_MYSQL,
+    TYPES,
+    Verified,
+    fill,
+    insert_typed,
+    numbers,
+    typed,
+)
+from tests.integration.test_verify import verified as verified
+
+SHARDED = ", sharding: {key: id, function: mod, databases: 1, tables: 2}"
+
+
+class Repaired:
+    """A verified pipeline whose target is written by real runs."""
+
+    def __init__(self, run: Verified, commands: ForkedCommands) -> None:
+        self.run, self.commands = run, commands
+        (run.line.folder / "shop.yaml").write_text(run.line.text)
+
+    def __call__(self, command: str, *arguments: str) -> Any:
+        return self.commands.run(
+            command,
+            "shop.yaml",
+            *arguments,
+            "--json",
+            directory=self.run.line.folder,
+            environ={**os.environ, **self.run.environ},
+        )
+
+    def ok(self, command: str, *arguments: str) -> Any:
+        done = self(command, *arguments)
+        assert done.code == 0, done.document
+        return done.document
+
+    def rows(self, *tables: str, columns: str = "*") -> list[tuple[Any, ...]]:
+        found: list[tuple[Any, ...]] = []
+        connected = closing(self.run.line.origin.sql.connect(self.run.place, autocommit=True))
+        with connected as connection, connection.cursor() as cursor:
+            for table in tables:
+                cursor.execute(f"SELECT {columns} FROM {table} ORDER BY 1")
+                found += cursor.fetchall()
+        return found
+
+
+@pytest.mark.matrix
+def test_every_planted_fault_is_repaired_and_other_rows_keep_their_versions(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = verified(SHARDED, table="{table}_{t}")
+    typed(run)
+    insert_typed(run, range(2 * len(TYPES)))
+    run.source(
+        "CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME, f FLOAT)"
+    )
+    run.source(*(f"INSERT INTO number VALUES ({n}, 'v{n}', '2024-01-01 10:00:00', 1.234567)" for n in range(40)))
+    for table in ("types", "number"):
+        run.target(*(f"CREATE TABLE {table}_{n} LIKE {run.line.origin.name}.{table}" for n in (0, 1)))
+    line = Repaired(run, commands)
+    line.ok("run")
+    versions = ("types_0", "types_1", "number_0", "number_1")
+    before = {(table, row) for table in versions for row in line.rows(table, columns="id, _cdc_version")}
+    for number, (column, (_, _, other)) in enumerate(TYPES.items()):
+        run.target(f"UPDATE types_{number % 2} SET {column} = {other} WHERE id = {number}")
+    run.target(
+        "DELETE FROM number_1 WHERE id = 1",  # missing
+        "INSERT INTO number_0 (id, v) VALUES (1000, 'surplus')",
+        "UPDATE number_0 SET v = IF(id = 6, 'v8', 'v6') WHERE id IN (6, 8)",  # swapped
+        "UPDATE number_0 SET v = 'v10 ' WHERE id = 10",
+        "UPDATE number_0 SET v = 'V12' WHERE id = 12",
+        "UPDATE number_0 SET f = 1.234568 WHERE id = 14",
+        "UPDATE number_1 SET at = at + INTERVAL 1 HOUR WHERE id IN (21, 23)",
+        "INSERT INTO number_1 SELECT * FROM number_0 WHERE id IN (16, 18)",  # in both, and in the wrong one
+        "DELETE FROM number_0 WHERE id = 18",
+    )
+    run.unlogged(  # the stage is wrong
+        "UPDATE number SET v = 'silent' WHERE id = 30",
+        "DELETE FROM number WHERE id = 31",
+        "INSERT INTO number VALUES (99, 'silent', NULL, 0)",
+    )
+    run.source("UPDATE number SET v = 'later' WHERE id = 33")  # a lag, which is not repaired
+    assert line("verify").code == 4
+    told = line("repair", "--dry-run")
+    assert (told.code, told.document["batches"], told.document["equal"]) == (0, [], False)
+    found = {one["table"]: sum(one["differences"].values()) for one in told.document["before"]}
+    assert found == {"types": len(TYPES), "number": 14}
+    repaired = line.ok("repair")
+    assert repaired["equal"] is True
+    assert (repaired["rows"], repaired["deletes"]) == (len(TYPES) + 12, 2)
+    assert all(entry["problems"] == [] for entry in repaired["ledgers"])
+    for table in ("types", "number"):
+        assert sorted(line.rows(f"{table}_0", f"{table}_1"), key=repr) == sorted(at_source(run, table), key=repr)
+    after = {(table, row) for table in versions for row in line.rows(table, columns="id, _cdc_version")}
+    touched = {row[0] for table, row in before ^ after if table.startswith("number")}
+    assert touched == {1, 6, 8, 10, 12, 14, 16, 18, 21, 23, 30, 31, 33, 99}
+    assert {row[0] for table, row in before ^ after if table.startswith("types")} == set(range(len(TYPES)))
+    assert line.ok("verify")["equal"] is True
+    staged = sorted(repr(row[:3]) for row in in_stage(run, "number"))  # the server prints a FLOAT with six digits
+    assert staged == sorted(repr(row[:3]) for row in at_source(run, "number"))
+
+
+def at_source(run: Verified, table: str) -> list[tuple[Any, ...]]:
+    connected = closing(run.line.origin.sql.connect(run.line.origin.name, autocommit=True))
+    with connected as connection, connection.cursor() as cursor:
+        cursor.execute(f"SELECT * FROM {table}")
+        return list(cursor.fetchall())
+
+
+def in_stage(run: Verified, table: str, **options: object) -> list[tuple[Any, ...]]:
+    found = table_state(run.line.store, run.line.chain, table, **options)  # type: ignore[arg-type]
+    columns = [found.column(name).to_pylist() for name in found.schema.names if not name.startswith("_cdc_")]
+    return list(zip(*columns, strict=True))
+
+
+def repaired(
+    run: Verified,
+    *tables: str,
+    authoritative: bool = False,
+    applied: bool = True,
+    extract_on: Callable[[str], object] | None = None,
+) -> Result:
+    """Repairs what a verification finds. applied: the target then gets what is staged, as by a run."""
+    pipeline = run.line.pipeline
+    found: dict[str, TableResult] = run.verify(*tables)
+    keys = {name: [one.key for one in result.findings] for name, result in found.items() if result.findings}
+    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy"):
+        job = Job(
+            pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), extract_on or (lambda _: run.drain()),
+            run.environ,
+        )  # fmt: skip
+        apply = (lambda: [write(run, name) for name in keys]) if applied else None
+        return repair(job, keys, apply=apply, authoritative=authoritative)
+
+
+def write(run: Verified, table: str) -> None:
+    """The target's table becomes what the stage says; rows that are equal are not touched."""
+    rows = in_stage(run, table, partial=True)
+    connected = closing(run.line.origin.sql.connect(run.place, autocommit=True))
+    with connected as connection, connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_mode = '', time_zone = '+00:00'")
+        cursor.execute(f"DELETE FROM {table}")
+        for row in rows:
+            cursor.execute(f"INSERT INTO {table} VALUES ({', '.join(['%s'] * len(row))})", row)
+    run.consumed()
+
+
+KEYS = {
+    "i8": ("TINYINT", "-128", "0", "127"), "u64": ("BIGINT UNSIGNED", "18446744073709551615", "0", "7"),
+    "d": ("DECIMAL(20,6)", "1.000001", "-0.5", "0"),
+    "wide": ("DECIMAL(50,10)", "123456789012345678901234567890.1", "0", "-1"),
+    "f": ("FLOAT", "0.1", "-3.4e38", "16777216"), "dd": ("DOUBLE", "0.1", "1e-300", "-2.5"),
+    "day": ("DATE", "'2024-02-29'", "'0000-00-00'", "'1000-01-01'"),
+    "dt": ("DATETIME(6)", "'2024-01-01 10:00:00.000001'", "'2024-02-00 00:00:00'", "'9999-12-31 23:59:59.999999'"),
+    "ts": ("TIMESTAMP(3)", "'2024-01-01 10:00:00.120'", "'2024-03-31 02:30:00'", "'2038-01-01 00:00:00'"),
+    "t": ("TIME(3)", "'-100:00:00.001'", "'00:00:00'", "'838:00:00'"), "y": ("YEAR", "1999", "'0000'", "2069"),
+    "b1": ("BIT(2)", "b'0'", "b'1'", "b'11'"), "b9": ("BIT(9)", "b'100000001'", "b'0'", "b'11'"),
+    "e": ("ENUM('b','a','')", "'a'", "'b'", "''"), "s": ("SET('z','x','y')", "'x,z'", "''", "'z,y,x'"),
+    "c": ("CHAR(10) CHARACTER SET latin1", "'\u00e9 x'", "''", "'Z'"),
+    "v": ("VARCHAR(20) COLLATE utf8mb4_bin", "'tab\\t\\\\N'", "'blank '", "'\U0001f600'"),
+    "bin": ("BINARY(4)", "X'00FF'", "X'00'", "X'FFFFFFFF'"), "vb": ("VARBINARY(9)", "X'0001'", "X''", "X'5C4E'"),
+}  # fmt: skip
+"""By name: a type of keys, and three keys: of a row that differs, of one that only the target has, and of one that it
+lacks."""
+
+
+@FIRST_MYSQL
+def test_rows_are_found_by_keys_of_every_type(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    zone = "SET SESSION sql_mode = '', time_zone = '+00:00'"
+    names = [f"k_{name}" for name in KEYS]
+    for name, (kind, differs, _, _) in KEYS.items():
+        rows = f"INSERT INTO k_{name} VALUES ({differs}, 'wrong')"
+        run.source(f"CREATE TABLE k_{name} (id {kind} NOT NULL, v VARCHAR(9), PRIMARY KEY (id))", zone, rows)
+    run.load(*names)
+    run.unlogged(
+        zone,
+        *(f"UPDATE k_{name} SET v = 'right'" for name in KEYS),
+        *(f"INSERT IGNORE INTO k_{name} VALUES ({missing}, 'new')" for name, (*_, missing) in KEYS.items()),
+    )
+    run.target(zone, *(f"INSERT IGNORE INTO k_{name} VALUES ({one[2]}, 'x')" for name, one in KEYS.items()))
+    done = repaired(run, *names)
+    assert {name: one.error for name, one in (done.after or {}).items()} == dict.fromkeys(names)
+    assert {name: one.source.rows for name, one in (done.after or {}).items()} == dict.fromkeys(names, 2)
+    deleted = {table for table, keys in done.claimed.items() if any(one.shard < 0 for one in keys.values())}
+    assert (sorted(deleted), done.rows) == (sorted(names), 2 * len(KEYS))
+    assert all(one.equal for one in run.verify(*names).values())  # the target was written from the stage alone
+
+
+VERSIONED = "ALTER TABLE number ADD COLUMN _cdc_version VARBINARY(84) INVISIBLE"
+FOREIGN = "7FFFFFFFFFFFFFFF7FFFFFFFFFFFFFFF00000000000000007A"
+
+
+@FIRST_MYSQL
+def test_a_row_with_a_newer_version_is_replaced_only_if_the_source_is_authoritative(
+    verified: Callable[..., Verified],
+) -> None:
+    run = verified()
+    numbers(run)
+    run.target(
+        VERSIONED,
+        f"UPDATE number SET v = 'foreign', _cdc_version = X'{FOREIGN}' WHERE id = 3",
+        "UPDATE number SET v = 'fault' WHERE id = 4",
+    )
+    done = repaired(run, "number", applied=False)
+    assert (done.newer, done.rows) == ({"number": ("3",)}, 1)
+    done = repaired(run, "number")
+    assert (done.error and done.error.code, done.rows) == ("repair.newer", 1)
+    # `write` has no guard, and has replaced the row.
+    run.target(f"UPDATE number SET v = 'foreign', _cdc_version = X'{FOREIGN}' WHERE id = 3")
+    done = repaired(run, "number", authoritative=True)
+    assert (done.forgotten, done.newer, done.settled) == (1, {}, True)
+
+
+@FIRST_MARIADB
+def test_above_the_limit_of_a_day_nothing_is_staged(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    run.line.again(**{"            meta:": "            repair: {max_rows_per_day: 5}\n            meta:"})
+    numbers(run)
+    run.target("UPDATE number SET v = 'fault' WHERE id < 3")
+    assert repaired(run, "number").settled
+    run.target("UPDATE number SET v = 'fault' WHERE id < 3")
+    batches = [one.batch_id for one in run.line.chain if one.copied]
+    with pytest.raises(DataAtRisk) as caught:
+        repaired(run, "number")
+    assert caught.value.code == "repair.limit"
+    assert [one.batch_id for one in run.line.chain if one.copied] == batches
+    run.target("UPDATE number SET v = 'v2' WHERE id = 2")
+    assert repaired(run, "number").settled  # 3 + 2
+
+
+MEANWHILE = {
+    "rows": ["UPDATE number SET v = 'later' WHERE id = 3", "DELETE FROM number WHERE id = 4",
+             "INSERT INTO number VALUES (90, 'later', NULL)"],
+    "truncate": ["TRUNCATE TABLE number", "INSERT INTO number VALUES (3, 'after', NULL)"],
+    "alter": ["ALTER TABLE number ADD COLUMN extra INT NULL", "UPDATE number SET extra = 1 WHERE id = 3"],
+    "rename": ["RENAME TABLE number TO other", "CREATE TABLE number LIKE other",
+               "INSERT INTO number VALUES (3, 'new life', NULL)"],
+}  # fmt: skip
+BETWEEN = pytest.mark.parametrize(
+    ("any_server", "what"),
+    [
+        pytest.param(server, what, marks=() if at % 2 == (server == "mysql9") else pytest.mark.matrix)
+        for server in ("mariadb", "mysql9")
+        for at, what in enumerate(MEANWHILE)
+    ],
+    indirect=["any_server"],
+)
+
+
+@BETWEEN
+def test_what_happens_to_the_rows_between_low_and_high_counts(verified: Callable[..., Verified], what: str) -> None:
+    """The log goes on after the rows were looked up, and before they are staged."""
+    run = verified(tables=", on_truncate: stage, on_unlogged_change: record")
+    numbers(run, 8)
+    run.unlogged("DELETE FROM number WHERE id = 6", "UPDATE number SET v = 'silent' WHERE id = 3")
+    run.target("UPDATE number SET v = 'fault' WHERE id IN (3, 4)", "INSERT INTO number VALUES (90, 'mine', NULL)")
+    pending = [MEANWHILE[what]]
+
+    def extract_on(_: str) -> None:
+        if pending and sys._getframe(1).f_code.co_name == "_staged":
+            run.source(*pending.pop())
+        run.drain()
+
+    done = repaired(run, "number", applied=False, extract_on=extract_on)
+    assert (len(done.batches), pending) == (1, [])
+    run.drain()
+    assert sorted(map(repr, in_stage(run, "number", partial=True))) == sorted(map(repr, at_source(run, "number")))
+
+
+@FIRST_MARIADB
+def test_the_stage_alone_tells_a_repaired_state_and_an_earlier_one(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    numbers(run)
+    run.source("UPDATE number SET v = 'second' WHERE id = 5")
+    run.drain()
+    moment = run.line.chain[-1].end
+    run.unlogged("UPDATE number SET v = 'silent' WHERE id = 3")
+    time.sleep(1.1)
+    run.source("INSERT INTO number VALUES (70, 'third', NULL)")
+    run.drain()
+    done = repaired(run, "number")
+    assert done.settled
+    assert len(done.batches) == 1
+    now = sorted(map(repr, at_source(run, "number")))
+    assert sorted(map(repr, in_stage(run, "number"))) == now
+    for as_of in (AsOf(position=moment.position), AsOf(time_us=moment.watermark_us)):
+        then = {row[0]: row[1] for row in in_stage(run, "number", as_of=as_of)}
+        assert (then[3], then[5], 70 in then) == ("v3", "second", False)
+    coverage = run.line.coverage
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        before = meta.repaired("shop", 1e6)
+    (run.line.folder / "meta.db").unlink()
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        lease = meta.acquire_lease("shop", "shop", "me", 60)
+        lease, _ = meta.rebuild(lease, run.line.chain)
+        meta.release_lease(lease)
+        assert meta.repaired("shop", 1e6) == before == 1
+    assert run.line.coverage == coverage
+    assert manifests.verify(run.line.store, "shop", deep=True) == []
+
+
+@FIRST_MYSQL
+def test_of_several_source_tables_each_row_comes_from_its_own(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    for name, first in (("all_a", 0), ("all_b", 100)):
+        run.source(f"CREATE TABLE {name} (id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)")
+        fill(run, range(first, first + 5), name)
+    run.drain()
+    own = run.line.origin.name
+    run.target(
+        f"CREATE TABLE `all` LIKE {own}.all_a",
+        f"INSERT INTO `all` SELECT * FROM {own}.all_a UNION ALL SELECT * FROM {own}.all_b",
+    )
+    run.consumed()
+    run.target("DELETE FROM `all` WHERE id = 103", "UPDATE `all` SET v = 'fault' WHERE id = 3",
+               "INSERT INTO `all` VALUES (50, 'nobody', NULL)")  # fmt: skip
+    run.unlogged("UPDATE all_b SET v = 'silent' WHERE id = 101")
+    done = repaired(run, "all", applied=False)
+    assert (done.rows, done.deletes) == (3, 1)
+    chunks = [chunk for batch in run.line.chain for chunk in batch.chunks]
+    assert {(one.table.partition(".")[2], one.rows) for one in chunks} == {("all_a", 2), ("all_b", 3)}
+    state = {row[0]: row[1] for row in in_stage(run, "all")}
+    assert state == {row[0]: row[1] for table in ("all_a", "all_b") for row in at_source(run, table)}
+
+
+@FIRST_MARIADB
+def test_what_cannot_be_repaired_by_key_is_refused_with_what_to_do(verified: Callable[..., Verified]) -> None:
+    run = verified(", no_key: rows", tables=", columns: {mask: ['.*masked[.]id'], salt: env:SALT}")
+    numbers(run, 5, key="")
+    run.target("INSERT INTO number VALUES (5, 'v5', NULL)")
+    with pytest.raises(Refused) as caught:
+        repaired(run, "number")
+    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.no_key", True)
+    run.source("CREATE TABLE masked (id VARCHAR(20) PRIMARY KEY)", "INSERT INTO masked VALUES ('a')")
+    run.drain()
+    run.target("CREATE TABLE masked (id CHAR(64) CHARACTER SET ascii COLLATE ascii_bin PRIMARY KEY)")
+    run.consumed()
+    with pytest.raises(Refused) as caught:
+        repaired(run, "masked")
+    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.masked_key", True)
+
+
+@FIRST_MYSQL
+def test_rows_outside_a_filter_are_deleted_and_masks_are_applied(verified: Callable[..., Verified]) -> None:
+    run = verified(tables=", rows: [{match: '.*', where: 'id < 30'}], columns: {mask: ['.*[.]v'], salt: env:SALT}")
+    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)")
+    fill(run, range(40))
+    run.drain()
+    run.target(
+        "CREATE TABLE number (id INT PRIMARY KEY, v CHAR(64) CHARACTER SET ascii COLLATE ascii_bin, at DATETIME)",
+        f"INSERT INTO number SELECT id, SHA2(CONCAT('pepper', v), 256), at FROM {run.line.origin.name}.number "
+        "WHERE id < 30",
+    )
+    run.consumed()
+    run.target("UPDATE number SET v = REPEAT('0', 64) WHERE id = 1", "INSERT INTO number VALUES (35, '', NULL)")
+    done = repaired(run, "number")
+    assert (done.rows, done.deletes, done.settled) == (1, 1, True)
+    assert run.verify("number")["number"].equal
+
+
+@FIRST_MARIADB
+def test_a_repair_waits_for_a_verification_and_for_a_copy(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    numbers(run, 5)
+    run.target("UPDATE number SET v = 'fault' WHERE id = 2")
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        with verifier_lease(meta, "shop", "copy"), pytest.raises(RetryLater) as caught:
+            repaired(run, "number")
+        assert caught.value.code == "verify.running"
+        with copier_lease(meta, "shop", "shop", "me"), pytest.raises(RetryLater) as caught:
+            repaired(run, "number")
+        assert caught.value.code == "snapshot.running"
+    assert repaired(run, "number").settled
+
+
+@FIRST_MARIADB
+def test_the_command_shows_stages_and_counts_chosen_findings(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = verified()
+    numbers(run, 9)
+    run.target("UPDATE number SET v = 'fault' WHERE id IN (2, 3)")
+    line = Repaired(run, commands)
+    assert line("repair").error["code"] == "verify.no_evidence"
+    first, second = line("verify").document["tables"][0]["findings"]
+    told = line.ok("repair", "number", "--dry-run")
+    assert (told["batches"], told["rows"], told["after"]) == ([], 0, None)
+    assert [one["columns"] for one in told["before"][0]["findings"]] == [
+        {"v": {"source": "v2", "target": "fault"}}, {"v": {"source": "v3", "target": "fault"}}
+    ]  # fmt: skip
+    staged = line.ok("repair", "--finding", first["id"], "--stage-only")
+    assert (len(staged["batches"]), staged["rows"], staged["deletes"]) == (1, 1, 0)
+    assert [one["key"] for one in staged["before"][0]["findings"]] == [first["key"]] != [second["key"]]
+    assert line("repair", "--finding", "0").error["code"] == "repair.unknown_finding"
+    assert line("repair", "other").error["code"] == "repair.unknown_table"
