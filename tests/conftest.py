@@ -36,6 +36,29 @@ settings.register_profile(
 )
 
 
+LONGEST = (
+    "tests/dags/test_scheduler.py",
+    "tests/spark/test_apply.py",
+    "tests/integration/test_snapshot.py",
+    "tests/spark/test_resync.py",
+    "tests/acceptance/test_cli.py",
+    "tests/dags/test_browser.py",
+    "tests/acceptance/test_snapshot.py",
+    "tests/acceptance/test_tutorial.py",
+    "tests/crash/test_random_kills.py",
+    "tests/crash/test_random_copy_kills.py",
+    "tests/crash/test_crash_matrix.py",
+)
+"""The files that take minutes."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest files come first. Processes side by side each take a file when they have finished one: a long file
+    that is taken late would keep one of them busy when the others have nothing left."""
+    order = {file: place for place, file in enumerate(LONGEST)}
+    items.sort(key=lambda item: order.get(item.nodeid.partition("::")[0], len(order)))
+
+
 def set_up(tree: Tree) -> None:
     """Sets it up when absent; skips only where that can't be done: pytest's last lines say why."""
     try:

@@ -22,9 +22,10 @@ PARTS = ("metadatabase", "scheduler", "dag_processor")
 
 @contextmanager
 def standalone(
-    environment: Mapping[str, str], log: Path, part: str = "standalone"
+    environment: Mapping[str, str], log: Path, part: str = "standalone", *, stop_s: float = STOP_S
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Scheduler, DAG processor, triggerer and web server, or one part alone; ended with all children on leaving."""
+    """Scheduler, DAG processor, triggerer and web server, or one part alone; ended with all children on leaving, by
+    SIGKILL after stop_s."""
     with open(log, "ab") as output:
         process = subprocess.Popen(
             airflow_command([part]),
@@ -44,7 +45,7 @@ def standalone(
                 os.killpg(process.pid, signal_number)
             except ProcessLookupError:
                 break
-            _reap_group(process)
+            _reap_group(process, stop_s)
 
 
 def pid_of(airflow: subprocess.Popen[bytes], part: str) -> int:
@@ -54,8 +55,8 @@ def pid_of(airflow: subprocess.Popen[bytes], part: str) -> int:
     return next(pid for pid, words in commands.items() if part.encode() in words)
 
 
-def _reap_group(process: subprocess.Popen[bytes]) -> None:
-    deadline_s = time.monotonic() + STOP_S
+def _reap_group(process: subprocess.Popen[bytes], stop_s: float) -> None:
+    deadline_s = time.monotonic() + stop_s
     while time.monotonic() < deadline_s:
         process.poll()
         try:

@@ -117,6 +117,7 @@ def test_a_run_copies_what_is_pending_and_a_replay_of_the_stage_makes_the_same_t
         run_sql(target, "DROP DATABASE IF EXISTS old", "DROP DATABASE IF EXISTS again")
 
 
+@pytest.mark.matrix
 @pytest.mark.spark
 @pytest.mark.slow
 def test_rows_without_a_key_are_copied_and_reach_the_target_as_often_as_the_source_has_them(

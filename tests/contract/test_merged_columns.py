@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,14 +26,21 @@ def modules() -> dict[str, Path]:
     return found
 
 
-def users(constant: str) -> set[str]:
-    """The modules that import a constant of model/merged.py."""
-    return {
-        name
+@cache
+def imports() -> frozenset[tuple[str, str]]:
+    """Each module with each name that it imports from model/merged.py."""
+    return frozenset(
+        (name, alias.name)
         for name, path in modules().items()
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-        if isinstance(node, ast.ImportFrom) and node.module == HOME and constant in {alias.name for alias in node.names}
-    }
+        if isinstance(node, ast.ImportFrom) and node.module == HOME
+        for alias in node.names
+    )
+
+
+def users(constant: str) -> set[str]:
+    """The modules that import a constant of model/merged.py."""
+    return {module for module, name in imports() if name == constant}
 
 
 def constant_of(column: MergedColumn) -> str:

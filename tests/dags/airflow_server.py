@@ -18,6 +18,8 @@ from examples.shop.standalone import login
 END_STATES = ("success", "failed")
 POLL_S = 2.0
 """Each answer costs the web server a tenth of a second of CPU time, which the tasks that are waited for need."""
+STOP_S = 2.0
+"""How long an Airflow may take to end before it is killed; nothing is asked of it afterwards."""
 PATIENCE_S = 3600
 """For a machine that is busy with other things; a test that hangs is ended by its own timeout."""
 

@@ -22,7 +22,7 @@ from examples.sandbox.process import free_port
 from examples.shop.airflow_env import airflow_environment
 from examples.shop.standalone import standalone, wait_until_healthy
 from tests.dags import made_pipelines
-from tests.dags.airflow_server import AirflowServer, Run
+from tests.dags.airflow_server import STOP_S, AirflowServer, Run
 from tests.dags.made_pipelines import ALERT, ODD
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -54,7 +54,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AirflowServer]
         **airflow_environment(home, folder / "pipelines", {}, port=port),
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{user}:{role}" for user, role in USERS.items()),
     }
-    with standalone(environment, log) as process:
+    with standalone(environment, log, stop_s=STOP_S) as process:
         assert wait_until_healthy(process, port), log.read_text()[-6000:]
         server = AirflowServer(port, home, log, environment)
         for dag_id in (REPLAY, READMIT):

@@ -45,7 +45,7 @@ from examples.shop.tables import source_statements, target_statements
 from examples.shop.workload import Shop
 from lockstep_airflow.run_context import run_name_of
 from lockstep_airflow.spark_submission import name_of
-from tests.dags.airflow_server import PATIENCE_S, AirflowServer, Run
+from tests.dags.airflow_server import PATIENCE_S, STOP_S, AirflowServer, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -220,7 +220,7 @@ def line(mariadb_target: Any, airflow_database: str, tmp_path_factory: pytest.Te
         MariaDb.start(server_id=70) as server,
         closing(server.connect(autocommit=True)) as source,
         closing(mariadb_target.connect(autocommit=True)) as target,
-        standalone(environment, log) as process,
+        standalone(environment, log, stop_s=STOP_S) as process,
     ):
         create_tables(source, target)
         airflow = AirflowServer(port, home, log, environment)
@@ -302,7 +302,7 @@ def lost(line: Line, scheduled: Run) -> Run:
 
 
 @pytest.fixture(scope="module")
-def killed(line: Line, scheduled: Run, lost: Run) -> Run:
+def killed(line: Line, scheduled: Run) -> Run:
     """A run by hand, whose extract task was killed by SIGKILL while it read, and ended by its next try."""
     run, task = reading(line)
     os.kill(task, signal.SIGKILL)
@@ -515,6 +515,7 @@ def test_no_password_is_in_what_airflow_keeps_of_a_run(line: Line, scheduled: Ru
     assert [place for place, one in enumerate(kept) if any(password in one for password in passwords)] == []
 
 
+@pytest.mark.matrix
 def test_a_killed_worker_is_missed_by_its_heartbeat_and_the_next_try_reads_on_under_an_epoch_of_its_own(
     line: Line, lost: Run
 ) -> None:
@@ -526,6 +527,7 @@ def test_a_killed_worker_is_missed_by_its_heartbeat_and_the_next_try_reads_on_un
     assert (epochs == sorted(epochs), len(set(epochs))) == (True, 3)
 
 
+@pytest.mark.matrix
 def test_a_run_whose_batches_another_takes_over_ends_green_and_leaves_them_to_that_one(line: Line, lost: Run) -> None:
     states = lost.states()
     assert (states[EXTRACT], states[PLAN]) == ("success", "success")
@@ -646,7 +648,7 @@ def test_a_run_whose_scheduler_is_killed_goes_on_and_ends_once_a_scheduler_runs_
     _wait(lambda: run.run_id in line.holder("again"), "the extract task")
     os.kill(pid_of(line.process, "scheduler"), signal.SIGKILL)
     line.sell(TRANSACTIONS_A_DAY)
-    with standalone(line.airflow.environment, line.airflow.log, part="scheduler"):
+    with standalone(line.airflow.environment, line.airflow.log, part="scheduler", stop_s=STOP_S):
         assert run.wait() == "success", run.states()
     assert run.states() == dict.fromkeys([EXTRACT, PLAN, *TO_TARGET], "success")
     assert line.meta("SELECT DISTINCT state FROM consume_record", "again") == [("COMMITTED",)]

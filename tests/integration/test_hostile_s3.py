@@ -286,7 +286,7 @@ def test_a_listing_that_contradicts_itself_is_noticed(made: Bucket, harm: str) -
 @pytest.mark.parametrize(
     ("name", "harm"),
     [
-        ("list", "drip"), ("objects", "silence"), ("objects", "drip head"),
+        ("list", "drip"), ("objects", "silence"), ("list", "drip head"),
         *(pytest.param(name, harm, marks=pytest.mark.matrix) for name in COMMANDS for harm in SLOW),
     ],
 )  # fmt: skip

@@ -274,7 +274,7 @@ def test_a_row_whose_shard_key_changes_moves_and_never_stands_twice_whatever_the
     assert sum(row[0] == 1 for rows in line.rows().values() for row in rows) == 1
     assert 5 not in {row[0] for rows in line.rows().values() for row in rows}
     for plan in (plans[1], first, plans[0], plans[2]):
-        line.again(plan, quality=True)
+        line.again(plan, quality=plan is plans[2])
         assert line.everything() == expected
         line.adds_up(plan)
 
@@ -287,7 +287,7 @@ def test_runs_in_the_wrong_order_end_in_the_same_target(line: Line) -> None:
     assert found[1] == (2, "x")
     assert 2 not in found
     for plan in (late, middle):
-        line.again(plan, quality=True)
+        line.again(plan, quality=plan is middle)
     assert {row[0]: row[1:] for rows in line.rows().values() for row in rows} == found
 
 
