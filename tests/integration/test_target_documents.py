@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from cdc_core.target.compare import outcomes
 from cdc_core.target.documents import exact_numbers
 from cdc_core.target.load import Layout, open_session
+from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Table, Winner, record_batch, target_table
 
 COLUMNS = {"id": pa.int64(), "doc": pa.string(), "second": pa.string()}

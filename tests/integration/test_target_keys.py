@@ -29,6 +29,7 @@ from cdc_core.target.load import Layout, open_session
 from cdc_core.target.prepare import prepare
 from cdc_core.target.text import version_hex
 from cdc_core.target.versions import classify, versions_of
+from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Table, Winner, record_batch, target_table
 
 SERVERS = ("mariadb_target", "mysql9")

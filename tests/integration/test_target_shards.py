@@ -20,6 +20,7 @@ from cdc_core.target.destination import Destination, Sessions, open_destination
 from cdc_core.target.load import LoadFile
 from cdc_core.target.row_lookup import locate_rows
 from cdc_core.target.write import ShardWrite, write_shard
+from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Winner, record_batch
 
 TYPES = {"id": "bigint", "a": "int", "g": "int", "doc": "json"}

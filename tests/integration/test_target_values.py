@@ -12,6 +12,7 @@ import pytest
 
 from cdc_core.target.compare import outcomes
 from cdc_core.target.load import Layout, open_session
+from tests.integration.both_readers import both_readers  # noqa: F401
 from tests.target_rows import Winner, record_batch, target_table
 
 UTC = dt.UTC
