@@ -277,6 +277,7 @@ def _merge_tables(
                         batch_id=batch.batch_id,
                         size_bytes=file.size_bytes,
                         sha256=file.sha256,
+                        max_seq=file.max_seq,
                         absent_rows=file.absent_rows,
                     )
                 )

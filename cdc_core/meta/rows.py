@@ -65,6 +65,7 @@ class FileRow:
     key_changes: int
     size_bytes: int
     sha256: str
+    max_seq: int
     absent_rows: int = 0
 
 

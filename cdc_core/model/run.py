@@ -39,6 +39,7 @@ class PlannedFile:
     batch_id: str
     size_bytes: int
     sha256: str
+    max_seq: int
     absent_rows: int = 0
 
 
@@ -94,7 +95,7 @@ class Restored:
 
 
 RUNS, PLAN = "runs/", "plan.json"
-PLAN_VERSION = 1
+PLAN_VERSION = 2
 """Of plan.json. It grows with each change of its fields and of what the tasks leave for one another, so that no task
 continues what another version of Lockstep began."""
 _DIGEST_CHARS = 16
@@ -192,12 +193,15 @@ class RunPlan:
         return next(one for one in self.targets if one.target == name)
 
     def current_schemas(self, table: MergeTable) -> tuple[TableSchema, ...]:
-        """The last definition of each source table that feeds the logical one."""
-        last: dict[tuple[str, str], TableSchema] = {}
+        """The last definition of each source table that feeds the logical one: by the order of the log, in which copied
+        rows are where they were read, and not where they were staged."""
+        last: dict[tuple[str, str], tuple[int, TableSchema]] = {}
         for file in table.files:
             schema = self.schemas[file.schema_id]
-            last[file.batch_id.partition("/")[0], schema.name] = schema
-        return tuple(last.values())
+            origin = file.batch_id.partition("/")[0], schema.name
+            if origin not in last or last[origin][0] <= file.max_seq:
+                last[origin] = file.max_seq, schema
+        return tuple(schema for _, schema in last.values())
 
     def spans(self, target: str) -> dict[str, dict[str, tuple[str, str]]]:
         """By table of the target and by source: the first and the last batch with changes of the table."""

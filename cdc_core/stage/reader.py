@@ -34,6 +34,7 @@ from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.unify import (
     StagedPart,
     align,
+    by_age,
     emptied_columns,
     latest_definitions,
     parts_of,
@@ -423,7 +424,7 @@ def _refused(said: str) -> Refused | None:
 def _definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:
     """Definitions in stream order, each at its last appearance, so that the newest comes last."""
     last: dict[str, TableSchema] = {}
-    for one in parts:
+    for one in by_age(parts):
         last.pop(one.schema.id, None)
         last[one.schema.id] = one.schema
     return list(last.values())

@@ -91,8 +91,16 @@ def definition_of(manifest: Manifest, part: Part) -> TableSchema:
 
 def latest_definitions(parts: Sequence[StagedPart]) -> list[TableSchema]:
     """The last definition of each source table that feeds the logical one, in the order of first appearance."""
-    latest = {(part.source, part.schema.name): part.schema for part in parts}
-    return list({schema.id: schema for schema in latest.values()}.values())
+    latest = {(part.source, part.schema.name): part.schema for part in by_age(parts)}
+    tables = dict.fromkeys((part.source, part.schema.name) for part in parts)
+    return list({latest[table].id: latest[table] for table in tables}.values())
+
+
+def by_age(parts: Sequence[StagedPart]) -> list[StagedPart]:
+    """Source by source in the order of the log, to which copied rows belong by when they were read, and not by where
+    they are in the chain: their table may have been redefined before they were staged."""
+    sources = list(dict.fromkeys(part.source for part in parts))
+    return sorted(parts, key=lambda one: (sources.index(one.source), one.part.max_seq))
 
 
 def unified_columns(

@@ -270,6 +270,20 @@ def test_a_column_that_is_added_while_a_table_is_copied_begins_the_copy_again(ma
     assert in_stage(line, "number") == at_source(line, "number")
 
 
+def test_a_column_that_is_added_between_the_read_and_the_staging_of_a_copy_is_in_the_state(
+    make_line: Callable[..., Line],
+) -> None:
+    line = make_line()
+    fill(line, 50)
+    line.drain()
+    read(line, ["number"])
+    line.origin.execute("ALTER TABLE number ADD COLUMN more INT", "UPDATE number SET more = 7 WHERE v < 9")
+    line.drain()
+    stage(line)
+    assert line.coverage["number"] is How.COPIED
+    assert in_stage(line, "number") == at_source(line, "number")
+
+
 def test_rows_that_change_unlogged_while_a_table_is_copied_drop_the_copy(make_line: Callable[..., Line]) -> None:
     line = make_line(more=", on_unlogged_change: record")
     found = changed(line, "ALTER TABLE number ADD COLUMN more INT NOT NULL DEFAULT 5")

@@ -89,7 +89,7 @@ class Stage:
         absent = sum(bool(change.absent) for change in changes)
         sha256 = hashlib.sha256(data).hexdigest()
         self.files.setdefault(table, []).append(
-            PlannedFile(path, len(changes), schema.id, batch, len(data), sha256, absent)
+            PlannedFile(path, len(changes), schema.id, batch, len(data), sha256, changes[-1].seq, absent)
         )
 
     def plan(
