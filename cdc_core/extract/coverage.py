@@ -72,13 +72,18 @@ class CoverageLog:
         place, seq = str(found.position), found.position.seq - 1
         for table, rows in found.tables.items():
             known = self._known.get(table)
+            first = TableCoverage(
+                How.EXISTING, seq, found.at_us, place, rows,
+                absent_seq=self._absent_seq(table), appeared=self.surveyed.seq > 0,
+            )  # fmt: skip
             if table in found.empty:
                 if known is None or known.how is How.EXISTING:
-                    absent_seq = self._absent_seq(table) if known is None else known.absent_seq
-                    self._set(table, TableCoverage(How.EMPTY, seq, found.at_us, place, absent_seq=absent_seq))
+                    of = known or first
+                    self._set(
+                        table, replace(first, how=How.EMPTY, rows=None, absent_seq=of.absent_seq, appeared=of.appeared)
+                    )
             elif known is None:
-                absent_seq = self._absent_seq(table)
-                self._set(table, TableCoverage(How.EXISTING, seq, found.at_us, place, rows, absent_seq=absent_seq))
+                self._set(table, first)
             elif known.how is How.EXISTING and known.rows is None and rows is not None:
                 self._set(table, replace(known, rows=rows))
         if found.complete:

@@ -95,6 +95,7 @@ class TableCoverage:
     feeds: the logical tables that the table's rows go to.
     absent_seq: order key at which the table was known not to exist, 0 where it is not known.
     base_seq: of a copy, order key of the place where its reading began; else 0.
+    appeared: whether a survey found the table, and an earlier one had not: it is new, or the pipeline's rules are.
     """
 
     how: How
@@ -105,6 +106,7 @@ class TableCoverage:
     feeds: tuple[str, ...] = ()
     absent_seq: int = 0
     base_seq: int = 0
+    appeared: bool = False
 
     @property
     def needs_seq(self) -> int:
@@ -117,8 +119,8 @@ class TableCoverage:
 
     @property
     def found_later(self) -> bool:
-        """Whether a later survey found the table, and an earlier one had found that it did not exist."""
-        return self.how in (How.EXISTING, How.EMPTY) and 0 < self.absent_seq < self.seq
+        """Whether a later survey found the table, and all that is known of it is from there."""
+        return self.how in (How.EXISTING, How.EMPTY) and self.appeared
 
     @property
     def gone(self) -> bool:
@@ -186,7 +188,8 @@ def is_new(known: TableCoverage | None, event: TableEvent, *, surveyed_seq: int)
         return False
     if known is None:
         return event.seq > surveyed_seq
-    return known.found_later and known.absent_seq < event.seq <= known.seq
+    certain = known.absent_seq > 0 or event.what is Happened.CREATED
+    return known.found_later and certain and known.absent_seq < event.seq <= known.seq
 
 
 def settled(known: Mapping[str, TableCoverage], said: Mapping[str, TableCoverage]) -> dict[str, TableCoverage]:
