@@ -215,6 +215,17 @@ copy_batch = Table(
     comment="a manifest of copied rows that is about to be written: decided once, whoever writes it",
 )
 
+verification = Table(
+    "verification",
+    metadata,
+    Column("pipeline", text(NAME), primary_key=True),
+    Column("target", text(NAME), primary_key=True),
+    Column("progress", long_text()),
+    Column("evidence", long_text()),
+    _needed("updated_us", BigInteger()),
+    comment="JSON: how far the verification of a target is, if one is under way; by mode, what the latest found",
+)
+
 failure = Table(
     "failure",
     metadata,
