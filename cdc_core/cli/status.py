@@ -148,7 +148,7 @@ def verification_documents(one: Verification, now_us: int) -> list[dict[str, Any
     found.sort(key=lambda said: str(said["ended"]), reverse=True)
     if one.progress:
         found.append({"target": one.target, "mode": "", "unfinished": moment(one.updated_us)})
-    return found
+    return [said | {"verdict": verification_verdict(said)} for said in found]
 
 
 def verification_verdict(one: Mapping[str, Any]) -> str:
@@ -339,7 +339,7 @@ def _tables(found: Status, waiting: list[str], *, every: bool) -> list[Renderabl
     checked = [one for each in found.verifications for one in verification_documents(each, found.now_us)]
     if checked:
         lines = [
-            (one["target"], one["mode"], verification_verdict(one), one.get("tables", ""), one.get("source_rows", ""),
+            (one["target"], one["mode"], one["verdict"], one.get("tables", ""), one.get("source_rows", ""),
              duration(one["age_s"]) if "age_s" in one else "")
             for one in checked
         ]  # fmt: skip
