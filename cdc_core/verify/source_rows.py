@@ -139,14 +139,16 @@ class SourceTables:
         else:
             yield self._piece(schema, logical, "", take)
 
-    def read_after(self, schema: TableSchema, logical: str, above: keys.Key, take: Take) -> Iterator[Read]:
-        """Reads the rows after a key, chunk by chunk, up to the last one of now; else as `read`."""
+    def read_after(
+        self, schema: TableSchema, logical: str, above: keys.Key, take: Take, *, at_once: bool = False
+    ) -> Iterator[Read]:
+        """Reads the rows after a key up to the last one of now, chunk by chunk or at once; else as `read`."""
         self._wait()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
             limit = greatest(self._reader, schema)
         # Rows above the limit came later: they count as read, and not found.
         yield Read(0, view.low, high_of(self._control, view))
-        yield from self.read_range(schema, logical, above, limit, take)
+        yield from self.read_range(schema, logical, above, limit, take, at_once=at_once)
 
     def read_range(
         self,

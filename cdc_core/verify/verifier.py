@@ -518,7 +518,8 @@ class _Table:
             if self._whole:
                 reads = source.read(schema, self._name, take)
             elif range_.through is None:
-                reads = source.read_after(schema, self._name, above, take)
+                # Of the table that has cut the ranges, fewer rows than a chunk has are left.
+                reads = source.read_after(schema, self._name, above, take, at_once=len(self._feeding) == 1)
             else:
                 at_once = number == range_.driver
                 reads = source.read_range(schema, self._name, above, range_.through, take, at_once=at_once)
