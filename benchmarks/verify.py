@@ -48,9 +48,9 @@ RELADIFF = "0.6.0"
 _TICK = os.sysconf("SC_CLK_TCK")
 
 
-def cpu_of(pid: int) -> float:
-    """Seconds that a process has used, all threads."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def cpu_of(server: MariaDb) -> float:
+    """Seconds that a server has used, all threads."""
+    fields = Path(f"/proc/{server.pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICK
 
 
@@ -68,15 +68,15 @@ def execute(server: MariaDb, *statements: str) -> None:
 
 def measured(source: MariaDb, target: MariaDb, command: Sequence[str], environ: dict[str, str]) -> dict[str, float]:
     """One turn. Raises CalledProcessError."""
-    before = cpu_of(source.pid), cpu_of(target.pid), rows_read(source)
+    before = cpu_of(source), cpu_of(target), rows_read(source)
     children = resource.getrusage(resource.RUSAGE_CHILDREN)
     began = time.perf_counter()
     subprocess.run(command, env=os.environ | environ, capture_output=True, check=True)
     seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
     client = after.ru_utime + after.ru_stime - children.ru_utime - children.ru_stime
     return {
-        "seconds": seconds, "client_cpu": client, "source_cpu": cpu_of(source.pid) - before[0],
-        "target_cpu": cpu_of(target.pid) - before[1], "rows_read": float(rows_read(source) - before[2]),
+        "seconds": seconds, "client_cpu": client, "source_cpu": cpu_of(source) - before[0],
+        "target_cpu": cpu_of(target) - before[1], "rows_read": float(rows_read(source) - before[2]),
     }  # fmt: skip
 
 
@@ -173,9 +173,8 @@ def main() -> None:
     print("|---|---|---|---|---|---|---|")
     for name, one in result["ways"].items():
         figures = (one["seconds"], one["seconds"] / ours, one["client_cpu"], one["source_cpu"], one["target_cpu"])
-        print(
-            f"| {name} | {' | '.join(f'{figure:.2f}' for figure in figures)} | {one['rows_read'] / result['rows']:.2f} |"
-        )
+        ratio = one["rows_read"] / result["rows"]
+        print(f"| {name} | {' | '.join(f'{figure:.2f}' for figure in (*figures, ratio))} |")
 
 
 if __name__ == "__main__":
