@@ -100,6 +100,9 @@ bench-line: setup ## how fast a run gets staged changes into a target, step by s
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m benchmarks.line $(BENCH_ARGS)
 
+bench-verify: setup ## how long a verification takes, beside pt-table-checksum and reladiff where they are (BENCH_ARGS="--rows 300000")
+	@$(PY) -m benchmarks.verify $(BENCH_ARGS)
+
 bench-apply: setup ## how fast changes get into a target, beside ways that guard nothing (BENCH_ARGS=--quick as above)
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -131,5 +134,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply bench-line lint format types \
+.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply bench-line bench-verify lint \
+  format types \
   check-all lock clean

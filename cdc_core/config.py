@@ -628,6 +628,24 @@ class Snapshot(_Model):
     throttle: Throttle = Field(default_factory=Throttle, description="when a copy waits")
 
 
+class Verify(_Model):
+    """How `lockstep verify` and the DAG cdc_<pipeline>_verify compare targets with the sources. They read a source in
+    chunks, and wait, as snapshot.chunk_mib, chunk_s and throttle say."""
+
+    schedule: Annotated[str, AfterValidator(_cron)] | None = Field(
+        None, description="cron expression (UTC) of the DAG; default: it runs only when somebody starts it"
+    )
+    mode: Literal["ordered", "random", "count", "max-id"] = Field(
+        "ordered",
+        description="what scheduled runs compare: every row; a sample of the rows; the number of rows; that, and the "
+        "greatest key. Only ordered proves that a target is equal",
+    )
+    sample_percent: float = Field(10.0, gt=0, le=100, description="share of the rows that mode random reads")
+    resume_within: Annotated[str, AfterValidator(_age)] = Field(
+        "24h", description="a verification that was interrupted longer ago begins from the start"
+    )
+
+
 class Repair(_Model):
     """What `lockstep repair` may do."""
 
@@ -714,6 +732,7 @@ class Pipeline(_Model):
     spark: Spark = Field(default_factory=Spark, description="how Spark runs")
     limits: Limits = Field(default_factory=Limits, description="limits on memory and batches")
     snapshot: Snapshot = Field(default_factory=Snapshot, description="how rows that exist already are copied")
+    verify: Verify = Field(default_factory=Verify, description="how targets are compared with the sources")
     repair: Repair = Field(default_factory=Repair, description="limits of repairs")
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")

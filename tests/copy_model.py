@@ -438,10 +438,13 @@ class World:
         those that the source does not have become deletes."""
         with self._process(), self._copier_lease() as lease:
             reader, control = Session(self, reader=True), Session(self, reader=False)
-            source = SourceTables(self.pipeline, NAME, self.meta, self._facts, reader, control, self.capture)  # type: ignore[arg-type]
+            throttle = SimpleNamespace(why=lambda _: "")
+            source = SourceTables(
+                self.pipeline, NAME, self.meta, self._facts, reader, control, self.capture, throttle, lambda _: None  # type: ignore[arg-type]
+            )  # fmt: skip
             keys = [str(key) for key in chance.sample(range(KEYS), chance.randint(1, KEYS))]
             places = SimpleNamespace(shard_numbers=lambda rows: np.zeros(rows.num_rows, np.int64))
-            shape = SimpleNamespace(key=SCHEMA.key, logical=TABLE, destination=places)
+            shape = SimpleNamespace(key=SCHEMA.key, logical=TABLE, destination=places, errors=frozenset())
             job = SimpleNamespace(
                 pipeline=self.pipeline, meta=self.meta, store=self.store, environ=None, wait_s=60.0,
                 extract_on=lambda _: self._extract_on(chance),

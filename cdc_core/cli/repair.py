@@ -89,7 +89,7 @@ def repair(
             require_listed(document, read, tables or ())
         job = Job(
             parsed, parsed.target(name), context.meta, context.store,
-            lambda source: extract_on(parsed, source, output), os.environ,
+            lambda source: extract_on(parsed, source, output), os.environ, said=output.note,
         )  # fmt: skip
 
         def applied() -> None:

@@ -11,13 +11,14 @@ from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput, duration, moment, size, table
+from cdc_core.windows import parse_moment, to_us
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from cdc_core.config import Pipeline
-    from cdc_core.meta import CopyStatus, RunRow, SourceStatus, StateCount, Status
+    from cdc_core.meta import CopyStatus, RunRow, SourceStatus, StateCount, Status, Verification
     from cdc_core.meta.health import Problem
 
 
@@ -133,7 +134,44 @@ def status_document(found: Status, waiting: list[str]) -> dict[str, Any]:
             for one in found.targets
         ],
         "runs": [run_document(one) for one in found.runs],
+        "verifications": [one for each in found.verifications for one in verification_documents(each, found.now_us)],
     }
+
+
+def verification_documents(one: Verification, now_us: int) -> list[dict[str, Any]]:
+    """The latest evidence of each mode of a target, the newest first, for --json and for the page in Airflow; and the
+    verification that is under way or was interrupted, without evidence."""
+    found = [
+        {"target": one.target, "mode": mode, **said, "age_s": round(now_us / 1e6 - _seconds(said["ended"]), 3)}
+        for mode, said in one.evidence.items()
+    ]
+    found.sort(key=lambda said: str(said["ended"]), reverse=True)
+    if one.progress:
+        found.append({"target": one.target, "mode": "", "unfinished": moment(one.updated_us)})
+    return [said | {"verdict": verification_verdict(said)} for said in found]
+
+
+def verification_verdict(one: Mapping[str, Any]) -> str:
+    """What a document of `verification_documents` says, for people."""
+    if "unfinished" in one:
+        return f"not finished; the last range was verified at {one['unfinished']}"
+    if one["differences"]:
+        return f"{counted(one['differences'], 'difference')}"
+    if one["not_compared"]:
+        return f"{counted(one['not_compared'], 'table')} not compared"
+    if one["unsettled"]:
+        return f"{counted(one['unsettled'], 'row')} unsettled"
+    return _VERDICTS[one["mode"]]
+
+
+_VERDICTS = {
+    "ordered": "equal", "random": "nothing found in a sample", "count": "as many rows",
+    "max-id": "as many rows, and the greatest keys",
+}  # fmt: skip
+
+
+def _seconds(moment_: str) -> float:
+    return to_us(parse_moment(moment_)) / 1e6
 
 
 def run_document(run: RunRow) -> dict[str, Any]:
@@ -298,6 +336,15 @@ def _tables(found: Status, waiting: list[str], *, every: bool) -> list[Renderabl
         ]  # fmt: skip
         columns = ("target", "pending batches", "pending rows", "batches by state", "last error")
         shown.append(table("targets", columns, taken, numbers=("pending batches", "pending rows")))
+    checked = [one for each in found.verifications for one in verification_documents(each, found.now_us)]
+    if checked:
+        lines = [
+            (one["target"], one["mode"], one["verdict"], one.get("tables", ""), one.get("source_rows", ""),
+             duration(one["age_s"]) if "age_s" in one else "")
+            for one in checked
+        ]  # fmt: skip
+        heads = ("target", "mode", "verified", "tables", "rows", "age")
+        shown.append(table("verifications", heads, lines, numbers=("tables", "rows", "age")))
     if found.runs:
         runs = [
             (one.run_id, one.state.value, " – ".join(moment(e) for e in one.window or ()), moment(one.updated_us))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,13 +21,14 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, duration, table
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, UsageError, worst
+from cdc_core.errors import RetryLater, UsageError
 from cdc_core.stage.stores import open_stage
+from cdc_core.verify.modes import Mode, outcome
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
-    from cdc_core.verify.verifier import Finding, TableResult
+    from cdc_core.verify.verifier import Finding, Job, TableResult, Verified
 
 _SHOWN = 20
 """Findings of a table that are printed; --json has more."""
@@ -43,21 +44,39 @@ def verify(
         list[str] | None, typer.Argument(metavar="[TABLE]...", help="Logical tables; default: all of the target.")
     ] = None,
     target: Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")] = None,
+    mode: Annotated[
+        Mode,
+        typer.Option(help="ordered: every row; random: a sample; count: number of rows; max-id: and greatest key."),
+    ] = Mode.ORDERED,
+    sample: Annotated[
+        float | None,
+        typer.Option(
+            "--sample", metavar="PERCENT", min=0.001, max=100, help="Of --mode random; default: verify.sample_percent."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option("--seed", help="Of --mode random: reads the ranges of an earlier sample again.")
+    ] = None,
+    restart: Annotated[
+        bool, typer.Option("--restart", help="Begin from the start, also if a verification was interrupted.")
+    ] = False,
     show: Annotated[bool, typer.Option("--show", help="Verify nothing; show the newest evidence and its age.")] = False,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Compare every row of the sources with a target, while both are written.
+    """Compare the rows of the sources with a target, while both are written.
 
     \b
       lockstep verify shop
       lockstep verify shop shop.orders --target shards
+      lockstep verify shop --mode random --sample 5
       lockstep verify shop --show
 
-    Reads the sources in short chunks with SELECT only, stops nothing and locks nothing. A change that the target has
-    not applied yet is not a difference. For a row that differs, the staged changes say whether the target is wrong, or
-    the stage. Evidence is kept on the stage. Exit code 0: equal; 4: differences; 75: some rows could not be judged yet;
-    3: a table cannot be compared.
+    Reads the sources in short chunks with SELECT only, stops nothing and locks nothing; it waits while a copy would
+    have to (snapshot.throttle). A change that the target has not applied yet is not a difference. For a row that
+    differs, the staged changes say whether the target is wrong, or the stage. A verification that was interrupted
+    continues after the last range. Evidence is kept on the stage. Only --mode ordered proves that the target is equal.
+    Exit code 0: nothing differs; 4: differences; 75: some rows could not be judged yet; 3: a table cannot be compared.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -72,22 +91,19 @@ def verify(
     from cdc_core.verify.verifier import verify as run
 
     store = open_stage(parsed.stage)
-    started_us = time.time_ns() // 1000
-    with Meta.open(parsed.meta.url) as meta, verifier_lease(meta, parsed.pipeline, name), _watch(output) as watch:
+    with (
+        Meta.open(parsed.meta.url) as meta,
+        verifier_lease(meta, parsed.pipeline, name) as lease,
+        _watch(output) as watch,
+    ):
         job = Job(
-            parsed,
-            parsed.target(name),
-            meta,
-            store,
-            lambda source: extract_on(parsed, source, output),
-            os.environ,
-            watch,
-        )
-        results = run(job, tables)
-    ended_us = time.time_ns() // 1000
-    path = evidence.keep(store, parsed, name, results, started_us=started_us, ended_us=ended_us)
-    _answer(output, parsed, name, results, store.location(path))
-    error = _outcome(results, name)
+            parsed, parsed.target(name), meta, store, lambda source: extract_on(parsed, source, output), os.environ,
+            watch, lease=lease, mode=mode, restart=restart, sample_percent=sample, seed=seed, said=output.note,
+        )  # fmt: skip
+        found = run(job, tables)
+        path = evidence.keep(job, found)
+    _answer(output, parsed, name, job, found, store.location(path))
+    error = outcome(found.results, name)
     if error is not None:
         raise typer.Exit(error.exit_code)
 
@@ -115,43 +131,21 @@ def one_target(pipeline: Pipeline, wanted: str | None, command: str = "verify") 
     return names[0]
 
 
-def _outcome(results: Sequence[TableResult], target: str) -> LockstepError | None:
-    """The error of the results together; None where all tables are equal."""
-    errors = [one.error for one in results if one.error is not None]
-    different = [one for one in results if one.differences]
-    if different:
-        errors.append(
-            DataAtRisk(
-                f"{counted(sum(one.differences for one in different), 'row')} of "
-                f"{', '.join(one.table for one in different)} differ.",
-                where=f"target {target}",
-                code="verify.differs",
-                remedy="see which side is wrong, and docs/operations.md, Verification, for what to do",
-            )
-        )
-    unsettled = [one for one in results if one.unsettled]
-    if unsettled:
-        errors.append(
-            RetryLater(
-                f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
-                f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
-                where=f"target {target}",
-                code="verify.unsettled",
-                remedy="verify again, after the next run",
-            )
-        )
-    return worst(errors) if errors else None
+def _answer(output: CliOutput, pipeline: Pipeline, target: str, job: Job, found: Verified, path: str) -> None:
+    from cdc_core.verify.evidence import proven
 
-
-def _answer(output: CliOutput, pipeline: Pipeline, target: str, results: Sequence[TableResult], path: str) -> None:
+    results = found.results
     document: dict[str, Any] = {
         "pipeline": pipeline.pipeline,
         "target": target,
-        "equal": all(one.equal for one in results),
+        "mode": job.mode,
+        "equal": proven(results),
         "evidence": path,
         "tables": [result_document(one) for one in results],
     }
-    error = _outcome(results, target)
+    if job.mode is Mode.RANDOM:
+        document |= {"seed": found.seed, "sample_percent": job.share * 100}
+    error = outcome(results, target)
     if error is not None:
         document["error"] = {"code": error.code, "class": error.exit_class, "what": error.what, "remedy": error.remedy}
     rows = [
@@ -160,7 +154,7 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, results: Sequenc
     ]
     shown: list[RenderableType] = [
         table(
-            f"verified: {target}",
+            f"verified: {target}" if job.mode is Mode.ORDERED else f"{target}: {_TITLES[job.mode]}",
             ("table", "verdict", "source rows", "target rows", "different", "moving", "unsettled"),
             rows,
             numbers=("source rows", "target rows", "different", "moving", "unsettled"),
@@ -176,9 +170,28 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, results: Sequenc
             output.note(f"{one.table} was not compared: {one.error}")
         for name, why in one.left_out.items():
             output.note(f"{one.table}.{name} was not compared: {why}")
-        if one.differences > _SHOWN:
+        if one.whole and one.error is None and job.mode is Mode.ORDERED:
+            output.note(f"{one.table} was read in one range, which cannot be continued: {one.whole}")
+        if one.greatest_differs:
+            output.note(f"{one.table}: the greatest key of the target is another than the source's")
+        if one.differences > _SHOWN and one.findings:
             output.note(f"{one.table}: {one.differences} differences; --json has the first {len(one.findings)}")
+    if job.mode is Mode.RANDOM:
+        seen, skipped = sum(one.source.rows for one in results), sum(one.skipped_rows for one in results)
+        share = 100 * seen / (seen + skipped) if seen + skipped else 100
+        output.note(
+            f"a sample: {seen:,} of about {seen + skipped:,} rows were compared ({share:.1f} %); --seed {found.seed}"
+        )
+    elif job.mode is not Mode.ORDERED:
+        output.note(
+            "no row was compared: rows may differ though their number is the same; --mode ordered compares them"
+        )
     output.note(f"evidence: {path}")
+
+
+_TITLES = {
+    Mode.RANDOM: "a sample of the rows", Mode.COUNT: "numbers of rows", Mode.MAX_ID: "numbers of rows, greatest keys",
+}  # fmt: skip
 
 
 def verdict(one: TableResult) -> str:
@@ -188,6 +201,10 @@ def verdict(one: TableResult) -> str:
         return "different"
     if one.unsettled:
         return "unsettled"
+    if one.mode is Mode.RANDOM:
+        return "no difference in the sample"
+    if one.mode is not Mode.ORDERED:
+        return "as many as changes allow" if one.moving else "as many"
     return "equal so far" if one.moving else "equal"
 
 
@@ -226,6 +243,9 @@ def result_document(one: TableResult) -> dict[str, Any]:
         "read": [{"source": span.source, "low": str(span.low), "high": str(span.high)} for span in one.spans],
         "consumed_until": dict(one.consumed_until),
         "left_out": dict(one.left_out),
+        "ranges": one.ranges,
+        "skipped_rows": one.skipped_rows,
+        "greatest_differs": one.greatest_differs,
         "seconds": round(one.seconds, 3),
         "findings": [
             {
@@ -250,23 +270,26 @@ def _show(output: CliOutput, pipeline: Pipeline, target: str) -> None:
     from cdc_core.windows import parse_moment, to_us
 
     store = open_stage(pipeline.stage)
-    path, document = evidence.newest(store, target)
+    path, document = evidence.newest(store, target, counts=True)
     age_s = time.time() - to_us(parse_moment(document["ended"])) / 1_000_000
     rows = [
-        (one["table"], "equal" if one["equal"] else "not proven", one["source"]["rows"], one["target"]["rows"],
+        (one["table"], _SHOWN_VERDICTS[one["equal"]], one["source"]["rows"], one["target"]["rows"],
          sum(one["differences"].values()), one["unsettled"])
         for one in document["tables"]
     ]  # fmt: skip
     output.answer(
         {**document, "path": store.location(path), "age_s": round(age_s, 3)},
         table(
-            f"evidence of {document['ended']}, {duration(age_s)} old",
+            f"evidence of {document['ended']}, {duration(age_s)} old, mode {document['mode']}",
             ("table", "verdict", "source rows", "target rows", "different", "unsettled"),
             rows,
             numbers=("source rows", "target rows", "different", "unsettled"),
             omit_empty=("different", "unsettled"),
         ),
     )
+
+
+_SHOWN_VERDICTS = {True: "equal", False: "not proven", None: "nothing found, not all rows compared"}
 
 
 @contextmanager

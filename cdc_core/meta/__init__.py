@@ -28,6 +28,7 @@ from cdc_core.meta.rows import (
     StateCount,
     Status,
     TargetStatus,
+    Verification,
 )
 from cdc_core.meta.states import RecordState, RunState
 from cdc_core.meta.views import PlanView
@@ -64,6 +65,7 @@ __all__ = [
     "TableCopy",
     "TableFreshness",
     "TargetStatus",
+    "Verification",
     "WindowSums",
     "copier_of",
 ]

@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, views, writes
+from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, verifications, views, writes
 from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
@@ -37,6 +37,7 @@ from cdc_core.meta.rows import (
     RunRow,
     SourceCoverage,
     Status,
+    Verification,
 )
 from cdc_core.meta.states import RecordState
 from cdc_core.meta.views import PlanView
@@ -402,6 +403,23 @@ class Meta:
     def accept_writes(self, target: str, shown: Mapping[str, Mapping[str, LastWrite | None]]) -> None:
         """The target need have nothing of these tables' shards but what it shows."""
         self._database.write(lambda c: writes.accept(c, target, shown))
+
+    # Verifications
+
+    def verification(self, pipeline: str, target: str) -> Verification | None:
+        """None where none was ever begun."""
+        found = self._database.read(lambda c: verifications.find(c, pipeline))
+        return next((one for one in found if one.target == target), None)
+
+    def keep_progress(self, lease: Lease, pipeline: str, target: str, progress: str | None) -> None:
+        """How far a verification is, a document; None where none is under way. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: verifications.keep_progress(c, lease, pipeline, target, progress))
+
+    def finish_verification(
+        self, lease: Lease, pipeline: str, target: str, mode: str, evidence: Mapping[str, Any]
+    ) -> None:
+        """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
 
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from cdc_core.meta.states import RecordState, RunState
 from cdc_core.model.coverage import NO_SURVEY, Surveyed, TableCoverage
@@ -302,6 +303,17 @@ class TargetStatus:
 
 
 @dataclass(frozen=True, slots=True)
+class Verification:
+    """progress: of the verification of a target that is under way, a document; "" where none is. evidence: by mode, a
+    summary of what the latest one has found."""
+
+    target: str
+    progress: str
+    evidence: Mapping[str, Mapping[str, Any]]
+    updated_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What `lockstep status` shows for a pipeline."""
 
@@ -314,3 +326,4 @@ class Status:
     runs: tuple[RunRow, ...]
     ledgers: tuple[LedgerRow, ...]
     failures: tuple[Failure, ...] = ()
+    verifications: tuple[Verification, ...] = ()

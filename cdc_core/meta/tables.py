@@ -225,6 +225,17 @@ repaired_batch = Table(
     comment="a batch of single rows that a repair looked up in the source: repairs have a limit a day",
 )
 
+verification = Table(
+    "verification",
+    metadata,
+    Column("pipeline", text(NAME), primary_key=True),
+    Column("target", text(NAME), primary_key=True),
+    Column("progress", long_text()),
+    Column("evidence", long_text()),
+    _needed("updated_us", BigInteger()),
+    comment="JSON: how far the verification of a target is, if one is under way; by mode, what the latest found",
+)
+
 failure = Table(
     "failure",
     metadata,

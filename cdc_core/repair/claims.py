@@ -201,7 +201,7 @@ def _looked_up(wanted: Wanted, source: SourceTables, schema: TableSchema, keys: 
     def take(found: TableRows) -> None:
         rows.append(found)
         columns = {column.name: column for column in found.schema.columns}
-        texts = row_texts(found.rows, [columns[name] for name in shape.key]).to_pylist()
+        texts = row_texts(found.rows, [columns[name] for name in shape.key], shape.errors).to_pylist()
         shards.update(zip(texts, shape.destination.shard_numbers(found.rows).tolist(), strict=True))
 
     source.await_logged()

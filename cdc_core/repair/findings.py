@@ -7,7 +7,8 @@ from typing import Any
 
 from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES
-from cdc_core.verify.canonical import key_text
+from cdc_core.verify.canonical import ERROR_SHOWN, key_text
+from cdc_core.verify.evidence import ROW_MODES
 from cdc_core.verify.shape import Shape
 
 _LOOKED_UP = (
@@ -28,8 +29,15 @@ def keys_in(
     """The keys of the findings in an evidence, by logical table.
 
     tables, ids: only these tables, only findings with these ids; none for all.
-    Raises UsageError (repair.unknown_table, repair.unknown_finding).
+    Raises Refused (repair.no_findings), UsageError (repair.unknown_table, repair.unknown_finding).
     """
+    if document["mode"] not in ROW_MODES:
+        raise Refused(
+            f"The evidence is of a verification in the mode {document['mode']}, which compares no rows and names none.",
+            where=path,
+            code="repair.no_findings",
+            remedy="run `lockstep verify` (--mode ordered), then repair what that finds",
+        )
     named = {str(one["table"]) for one in document["tables"]}
     for table in tables:
         if table not in named:
@@ -60,7 +68,7 @@ def keys_in(
 def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
     """The keys as texts of `row_texts`.
 
-    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key).
+    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.error_value).
     """
     again = "copy the table again: `lockstep snapshot PIPELINE TABLE`, with --source where there are several, then "
     again += "`lockstep run`"
@@ -95,6 +103,15 @@ def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
                 code="repair.other_key",
                 remedy="the pipeline or the table has changed since: verify again, then repair what that finds",
             )
+        for name, value in key.items():
+            if value == ERROR_SHOWN and name.lower() in shape.errors:
+                raise Refused(
+                    f"A finding of {shape.logical} has the error value of an ENUM in its key ({name}), by which no "
+                    "condition finds the row.",
+                    where=shape.logical,
+                    code="repair.error_value",
+                    remedy=f"name the other findings (--finding), or {again}",
+                )
     return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in keys))
 
 

@@ -73,7 +73,7 @@ def key_rows(shape: Shape, keys: Sequence[str], schema: TableSchema) -> tuple[pa
                     for field in fields
                 ]
                 taken = pa.RecordBatch.from_arrays(own, schema=fields)
-                here = row_texts(taken, [schema.column(name) for name in shape.key]).to_pylist()
+                here = row_texts(batch, columns, shape.errors).to_pylist()
                 new = [at for at, text in enumerate(here) if text in wanted and text not in texts]
                 texts |= dict.fromkeys(here[at] for at in new)
                 batches.append(taken.take(pa.array(new, pa.int64())))
@@ -140,7 +140,7 @@ def _versions(
     columns = [*key, _VERSION] if versioned else key
     found: dict[str, bytes] = {}
     for batch in _read(connection, shard.facts.database, table, columns, key, keys):
-        texts = row_texts(batch, key).to_pylist()
+        texts = row_texts(batch, key, shape.errors).to_pylist()
         versions = batch.column(VERSION_COLUMN).to_pylist() if versioned else [None] * batch.num_rows
         found |= {text: version or b"" for text, version in zip(texts, versions, strict=True)}
     return found

@@ -30,7 +30,7 @@ from cdc_core.snapshot.copier import copier_lease, require_ages
 from cdc_core.snapshot.staging import finish_decided
 from cdc_core.verify.shape import Shape
 from cdc_core.verify.source_rows import open_source
-from cdc_core.verify.verifier import Job, TableKeys, TableResult
+from cdc_core.verify.verifier import Job, TableKeys, TableResult, waiting
 
 log = logging.getLogger(__name__)
 
@@ -104,13 +104,13 @@ def repair(
     apply: applies what is staged to the job's target, as `lockstep run --staged --target` does; None: it is left to the
     next run. dry_run: only says how the rows differ now.
 
-    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.key_differs,
-    snapshot.shared_keys), DataAtRisk (repair.limit), UsageError (verify.unknown_table), and what verifying, claiming
-    and `apply` raise.
+    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.error_value,
+    repair.key_differs, snapshot.shared_keys), DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater
+    (verify.paused), and what verifying, claiming and `apply` raise.
     """
     with ExitStack() as opened:
         sources = [
-            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ))
+            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))
             for one in job.pipeline.sources
         ]
         asked = {name: TableKeys(job, sources, name) for name in keys}

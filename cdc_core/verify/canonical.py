@@ -1,24 +1,30 @@
 """Rows as canonical texts: equal values have equal texts on every server, in every type that takes them unchanged.
 
 It may assume a pair of types that target.pairs allows. It must keep true that two values that a server tells apart have
-different texts: case, trailing blanks, the sign of zero and the last digit of a FLOAT count; the width of an integer, a
-DECIMAL's scale, the fractional digits of a time, the character set and the order of a SET's labels do not.
+different texts: case, trailing blanks, the sign of zero, the last digit of a FLOAT and an ENUM's error value beside its
+label '' count; the width of an integer, a DECIMAL's scale, the fractional digits of a time, the character set and the
+order of a SET's labels do not.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from decimal import Decimal
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from cdc_core.model.schema import Column, ColumnType
+from cdc_core.model.staged import LITERAL, LiteralEntries
 from cdc_core.target.text import column_text, escaped
 
 SEPARATOR = "\t"
 NULL = "\\N"
+ERROR_VALUE = "\\E"
+"""The error value of an ENUM that has the label '' too. As NULL, no escaped text is equal to it."""
+ERROR_SHOWN = "(error value)"
 _FRACTION = r"(\.\d*?)0+$"
 _ESCAPED = re.compile(r"\\(.)", re.DOTALL)
 _PLAIN = {"t": "\t", "n": "\n", "0": "\0", "\\": "\\"}
@@ -29,11 +35,14 @@ def column_texts(rows: pa.RecordBatch, column: Column) -> pa.StringArray:
     return _normal(column_text(rows, column.name), column.type)
 
 
-def row_texts(rows: pa.RecordBatch, columns: Sequence[Column]) -> pa.StringArray:
-    """One text for the values of these columns: escaped, and joined in their order."""
+def row_texts(rows: pa.RecordBatch, columns: Sequence[Column], errors: Collection[str] = frozenset()) -> pa.StringArray:
+    """One text for the values of these columns: escaped, and joined in their order.
+
+    errors: ENUM columns, in lower case, whose error value and label '' both sides tell apart.
+    """
     if not columns:
         return pa.array([""] * rows.num_rows, pa.string())
-    parts = [escaped(column_texts(rows, column)) for column in columns]
+    parts = [_with_errors(rows, column, escaped(column_texts(rows, column)), errors, ERROR_VALUE) for column in columns]
     return pc.binary_join_element_wise(*parts, SEPARATOR, null_handling="replace", null_replacement=NULL)
 
 
@@ -43,16 +52,46 @@ def key_text(values: Sequence[str | None]) -> str:
     return SEPARATOR.join(parts)
 
 
+def shown_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str] = frozenset()) -> pa.StringArray:
+    """`column_texts` for people."""
+    return _with_errors(rows, column, column_texts(rows, column), errors, ERROR_SHOWN)
+
+
 def values_of(text: str) -> list[str | None]:
-    """The canonical texts of the values that `row_texts` joined."""
-    return [
-        None if part == NULL else _ESCAPED.sub(lambda match: _PLAIN[match[1]], part) for part in text.split(SEPARATOR)
-    ]
+    """The canonical texts of the values that `row_texts` joined; ERROR_SHOWN for an error value."""
+    return [_value(part) for part in text.split(SEPARATOR)]
+
+
+def has_errors(text: str) -> bool:
+    """Whether one of the values that `row_texts` joined is the error value of an ENUM."""
+    return ERROR_VALUE in text.split(SEPARATOR)
+
+
+def _value(part: str) -> str | None:
+    if part == ERROR_VALUE:
+        return ERROR_SHOWN
+    return None if part == NULL else _ESCAPED.sub(lambda match: _PLAIN[match[1]], part)
 
 
 def of_arrow(batch: pa.RecordBatch, types: Mapping[str, ColumnType]) -> list[Column]:
     """Columns of a batch, with these types."""
     return [Column(name, types[name]) for name in batch.schema.names if name in types]
+
+
+def _with_errors(
+    rows: pa.RecordBatch, column: Column, text: pa.StringArray, errors: Collection[str], error: str
+) -> pa.StringArray:
+    """With a text of its own for the error value, which the rows tell from the label '' by an empty literal alone."""
+    if column.name.lower() not in errors or LITERAL not in rows.schema.names:
+        return text
+    literals = rows.column(LITERAL)
+    if literals.null_count == rows.num_rows:
+        return text
+    entries = LiteralEntries.of(literals)
+    mine = np.asarray(pc.and_(pc.equal(entries.name, column.name), pc.equal(entries.text, "")))
+    mask = np.zeros(rows.num_rows, bool)
+    mask[entries.row[mine]] = True
+    return pc.if_else(pa.array(mask), pa.scalar(error), text) if mask.any() else text
 
 
 def _normal(text: pa.StringArray, kind: ColumnType) -> pa.StringArray:

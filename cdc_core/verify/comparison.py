@@ -116,13 +116,7 @@ class Comparison:
             },
         )  # fmt: skip
         self._db.execute("SET python_enable_replacements = false")
-        for side in ("source", "target"):
-            self._db.execute(f"CREATE TABLE {side}_rows (k VARCHAR, g BLOB)")
-        self._db.execute(
-            "CREATE TABLE events (k VARCHAR, g BLOB, gone BOOLEAN, partial BOOLEAN, of_source VARCHAR, "
-            "of_table VARCHAR, ts BIGINT, seq BIGINT, ordinal BIGINT, sure_seq BIGINT, consumed BOOLEAN)"
-        )
-        self._db.execute("CREATE TABLE bounds (of_source VARCHAR, low BIGINT, high BIGINT)")
+        self.clear()
 
     def __enter__(self) -> Comparison:
         return self
@@ -131,6 +125,18 @@ class Comparison:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._db.close()
+
+    def clear(self) -> None:
+        """Forgets all rows and events: the next ones are of another range of keys."""
+        for side in ("source", "target"):
+            self._db.execute(f"CREATE OR REPLACE TABLE {side}_rows (k VARCHAR, g BLOB)")
+        self._db.execute(
+            "CREATE OR REPLACE TABLE events (k VARCHAR, g BLOB, gone BOOLEAN, partial BOOLEAN, of_source VARCHAR, "
+            "of_table VARCHAR, ts BIGINT, seq BIGINT, ordinal BIGINT, sure_seq BIGINT, consumed BOOLEAN)"
+        )
+        self._db.execute("CREATE OR REPLACE TABLE bounds (of_source VARCHAR, low BIGINT, high BIGINT)")
+        for made in ("differing", "truncates", "seen", "judged"):
+            self._db.execute(f"DROP TABLE IF EXISTS {made}")
 
     def add(self, side: str, keys: pa.Array, texts: pa.Array, places: pa.Array) -> None:
         """Rows of a side, "source" or "target"."""
@@ -145,6 +151,25 @@ class Comparison:
             "GROUP BY k, g HAVING sum(n) <> 0)"
         )
         return int(self._rows("SELECT count(*) FROM differing")[0][0])
+
+    def differing_keys(self) -> pa.Array:
+        """After `differing`."""
+        found: pa.Table = self._db.sql("SELECT k FROM differing").to_arrow_table()
+        return found.column(0).combine_chunks()
+
+    def known_from(self, lows: Mapping[str, int]) -> int | None:
+        """The order key before which no change matters: each key that differs has one from there on that its source row
+        (read at `lows` or later, by source) and its target row must have. None while some key has none."""
+        places = [{"of_source": source, "low": low, "high": low} for source, low in lows.items()]
+        with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
+            ((unknown, known),) = self._rows(
+                "SELECT count(*) FILTER (WHERE before_read IS NULL OR applied IS NULL), "
+                "min(least(before_read, applied)) FROM ("
+                "SELECT d.k, max(e.seq) FILTER (WHERE e.sure_seq < b.low) AS before_read, "
+                "max(e.seq) FILTER (WHERE e.consumed) AS applied FROM differing d LEFT JOIN events e ON e.k = d.k "
+                "LEFT JOIN taken b ON b.of_source = e.of_source GROUP BY d.k)"
+            )
+        return None if unknown or known is None else int(known)
 
     def side(self, side: str) -> Side:
         """What was read of a side."""
@@ -172,7 +197,7 @@ class Comparison:
         places = [{"of_source": source, "low": low, "high": high} for source, (low, high) in bounds.items()]
         with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
             self._db.execute("INSERT INTO bounds SELECT of_source, low, high FROM taken")
-        self._spread_truncates()
+        self._spread_truncates(whole=whole)
         self._db.execute(
             "CREATE TABLE seen AS SELECT e.*, e.sure_seq < b.low AS before_read, "
             "e.sure_seq >= b.low AND e.seq < b.high AS during_read FROM events e JOIN bounds b USING (of_source)"
@@ -201,8 +226,9 @@ FROM source_side s JOIN target_side t USING (k)"""
         )
         return [Difference(k, _kind(s, t, self._keyed), Wrong(verdict), s, t) for k, verdict, s, t in found]
 
-    def _spread_truncates(self) -> None:
-        """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had."""
+    def _spread_truncates(self, *, whole: bool) -> None:
+        """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had, and
+        perhaps of those of which nothing was staged before."""
         tables = self._rows("SELECT count(DISTINCT of_source || '/' || of_table) FROM events")[0][0]
         row = "e.k, NULL, true, false, t.of_source, t.of_table, t.ts, t.seq, t.ordinal, t.sure_seq, t.consumed"
         among = "differing e CROSS JOIN truncates t"
@@ -212,7 +238,15 @@ FROM source_side s JOIN target_side t USING (k)"""
         self._db.execute("CREATE TABLE truncates AS SELECT * FROM events WHERE k IS NULL")
         self._db.execute("DELETE FROM events WHERE k IS NULL")
         if self._keyed:
-            self._db.execute(f"INSERT INTO events SELECT DISTINCT {row} FROM {among}")
+            self._db.execute(f"CREATE OR REPLACE TEMP TABLE spread AS SELECT DISTINCT {row} FROM {among}")
+            if tables > 1 and not whole:
+                perhaps = row.replace("true, false", "false, true", 1)
+                self._db.execute(
+                    f"INSERT INTO spread SELECT {perhaps} FROM differing e CROSS JOIN truncates t WHERE NOT EXISTS "
+                    "(SELECT 1 FROM events o WHERE o.k = e.k AND (o.of_source <> t.of_source OR o.seq < t.seq "
+                    "OR (o.seq = t.seq AND o.ordinal < t.ordinal)))"
+                )
+            self._db.execute("INSERT INTO events SELECT * FROM spread")
         else:
             # A count begins at the last one that both sides have seen; a later one may be in either or not.
             self._db.execute(

@@ -1,7 +1,9 @@
-"""What verifications have proven, kept on the stage: `evidence/target=<target>/<UTC time>-<number>.json`.
+"""What verifications have found, kept on the stage: `evidence/target=<target>/<UTC time>-<number>.json`.
 
-A file is written once, when its verification ends, and says which definition of the pipeline, which places of the logs
-and which rows it is about. Its own sha256, of the document without it, shows that nobody has edited it.
+A file is written once, when its verification ends, and says in which mode it was, and which definition of the pipeline,
+which places of the logs and which rows it is about. Its own sha256, of the document without it, shows that nobody has
+edited it. The files of verifications that compared no rows, only counts, end with `.count.json`. Meta has a summary of
+the latest of each mode.
 """
 
 from __future__ import annotations
@@ -13,62 +15,92 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import Any
 
-from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.paths import segment
 from cdc_core.stage.objects import ObjectStore
-from cdc_core.verify.verifier import TableResult
+from cdc_core.verify.modes import Mode
+from cdc_core.verify.verifier import Job, TableResult, Verified, config_digest
 from cdc_core.windows import MICROSECONDS, from_us
 
 EVIDENCE = "evidence/"
 VERSION = 1
+ROW_MODES = frozenset({Mode.ORDERED, Mode.RANDOM})
+"""Modes that compare rows."""
+_COUNTED = ".count"
 
 
 def folder_of(target: str) -> str:
     return f"{EVIDENCE}target={segment(target)}/"
 
 
-def keep(
-    store: ObjectStore,
-    pipeline: Pipeline,
-    target: str,
-    results: Sequence[TableResult],
-    *,
-    started_us: int,
-    ended_us: int,
-) -> str:
-    """Writes the evidence; its path on the stage."""
-    document = document_of(pipeline, target, results, started_us=started_us, ended_us=ended_us)
+def keep(job: Job, found: Verified) -> str:
+    """Writes the evidence, and ends the verification in meta if the job has a lease; the evidence's path on the stage.
+
+    Raises RetryLater (meta.lease_lost).
+    """
+    ended_us = job.meta.now_us()
+    document = document_of(job, found, ended_us=ended_us)
     document["sha256"] = _digest(document)
     at = datetime.fromtimestamp(ended_us / MICROSECONDS, UTC).strftime("%Y%m%dT%H%M%S.%fZ")
-    path = f"{folder_of(target)}{at}-{secrets.token_hex(4)}.json"
-    store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    suffix = "" if job.mode in ROW_MODES else _COUNTED
+    path = f"{folder_of(job.target.name)}{at}-{secrets.token_hex(4)}{suffix}.json"
+    job.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
+    if job.lease is not None:
+        summary = _summary(found, path, document["ended"])
+        job.meta.finish_verification(job.lease, job.pipeline.pipeline, job.target.name, job.mode, summary)
     return path
 
 
-def document_of(
-    pipeline: Pipeline, target: str, results: Sequence[TableResult], *, started_us: int, ended_us: int
-) -> dict[str, Any]:
+def document_of(job: Job, found: Verified, *, ended_us: int) -> dict[str, Any]:
     """The evidence as JSON: findings without the values of their columns."""
-    config = json.dumps(pipeline.model_dump(mode="json"), sort_keys=True)
+    sample = {"seed": found.seed, "sample_percent": job.share * 100} if job.mode is Mode.RANDOM else {}
     return {
         "version": VERSION,
-        "pipeline": pipeline.pipeline,
-        "target": target,
-        "started": from_us(started_us).isoformat(),
+        "pipeline": job.pipeline.pipeline,
+        "target": job.target.name,
+        "mode": job.mode,
+        **sample,
+        "started": from_us(found.started_us).isoformat(),
         "ended": from_us(ended_us).isoformat(),
-        "config_sha256": hashlib.sha256(config.encode()).hexdigest(),
-        "equal": all(one.equal for one in results),
-        "tables": [_table(one) for one in results],
+        "config_sha256": config_digest(job.pipeline),
+        "equal": proven(found.results),
+        "tables": [_table(one) for one in found.results],
     }
 
 
-def newest(store: ObjectStore, target: str) -> tuple[str, dict[str, Any]]:
-    """The path and the document of the newest evidence.
+def proven(results: Sequence[TableResult]) -> bool | None:
+    """Whether all rows are equal; None where nothing was found wrong, and not all rows were compared."""
+    if not all(one.agrees for one in results):
+        return False
+    return True if all(one.equal for one in results) else None
+
+
+def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
+    """For meta, `lockstep status` and the page."""
+    results = found.results
+    return {
+        "path": path,
+        "ended": ended,
+        "equal": proven(results),
+        "tables": len(results),
+        "source_rows": sum(one.source.rows for one in results),
+        "skipped_rows": sum(one.skipped_rows for one in results),
+        "differences": sum(one.differences for one in results),
+        "unsettled": sum(one.unsettled for one in results),
+        "not_compared": sum(one.error is not None for one in results),
+    }
+
+
+def newest(store: ObjectStore, target: str, *, counts: bool = False) -> tuple[str, dict[str, Any]]:
+    """The path and the document of the newest evidence about rows; with counts, of the newest of any mode.
 
     Raises Refused (verify.no_evidence), DataAtRisk (verify.evidence).
     """
-    paths = sorted(info.path for info in store.list(folder_of(target)) if info.path.endswith(".json"))
+    paths = sorted(
+        info.path
+        for info in store.list(folder_of(target))
+        if info.path.endswith(".json") and (counts or not info.path.endswith(f"{_COUNTED}.json"))
+    )
     if not paths:
         raise Refused(
             f"The target {target!r} was never verified.",
@@ -103,7 +135,7 @@ def _digest(document: dict[str, Any]) -> str:
 def _table(one: TableResult) -> dict[str, Any]:
     return {
         "table": one.table,
-        "equal": one.equal,
+        "equal": proven([one]),
         "error": None if one.error is None else {"code": one.error.code, "what": one.error.what},
         "read": [{"source": span.source, "low": str(span.low), "high": str(span.high)} for span in one.spans],
         "consumed_until": dict(one.consumed_until),
@@ -114,6 +146,8 @@ def _table(one: TableResult) -> dict[str, Any]:
         "differences": dict(one.found),
         "columns": list(one.columns),
         "left_out": dict(one.left_out),
+        "ranges": one.ranges,
+        "skipped_rows": one.skipped_rows,
         "seconds": round(one.seconds, 3),
         "findings": [
             {

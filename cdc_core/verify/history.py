@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
@@ -50,26 +50,41 @@ class _Event:
 
 
 def events(
-    store: ObjectStore, manifests: Sequence[Manifest], shape: Shape, consumed: AbstractSet[str]
+    store: ObjectStore,
+    manifests: Sequence[Manifest],
+    shape: Shape,
+    consumed: AbstractSet[str],
+    *,
+    wanted: pa.Array | None = None,
+    known_from: Callable[[], int | None] = lambda: None,
 ) -> Iterator[pa.Table]:
-    """Every staged change of the table, batch by batch: EVENT_COLUMNS.
+    """The staged changes of the table, the newest first: EVENT_COLUMNS.
 
     manifests: of all sources. consumed: ids of the batches that the target had consumed before its rows were read.
+    wanted: the keys whose changes are wanted; None for all. known_from: asked before each file; changes before that
+    order key cannot say more about the wanted keys, if one source table has fed the table. None while they may.
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
+    found: list[_Event] = []
     for manifest in manifests:
         if not any(part.table == shape.logical for part in manifest.parts):
             continue
         # A copy counts as a whole: what makes older rows go may be in a file of its first chunk.
         high_seq = max((chunk.high.seq for chunk in manifest.chunks), default=-1)
-        for part in parts_of([manifest], shape.logical):
-            event = _Event(part, manifest.batch_id in consumed, high_seq)
-            with open_intact(store, part.part) as file:
-                for batch in pq.ParquetFile(file).iter_batches(_ROWS):
-                    yield from _of_batch(batch, shape, event)
+        in_it = manifest.batch_id in consumed
+        found += [_Event(part, in_it, high_seq) for part in parts_of([manifest], shape.logical)]
+    # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
+    alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
+    for event in sorted(found, key=lambda one: one.part.part.max_seq, reverse=True):
+        known = known_from() if alone else None
+        if known is not None and event.part.part.max_seq < known:
+            break
+        with open_intact(store, event.part.part) as file:
+            for batch in pq.ParquetFile(file).iter_batches(_ROWS):
+                yield from _of_batch(batch, shape, event, wanted)
 
 
-def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event) -> Iterator[pa.Table]:
+def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event, wanted: pa.Array | None) -> Iterator[pa.Table]:
     ops = np.asarray(rows.column(OP).cast(pa.string()).to_numpy(zero_copy_only=False))
     truncates = ops == TRUNCATE
     if truncates.any():
@@ -80,17 +95,26 @@ def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event) -> Iterator[pa.
     ops = ops[~truncates]
     gone = ops == DELETE
     for some, leaves in ((after.filter(pa.array(~gone)), False), (after.filter(pa.array(gone)), True)):
+        some, keys = _wanted(some, _texts(some, shape.key_or_all, shape, event), wanted)
         if some.num_rows:
-            yield _table(some, shape, event, gone=leaves, keys=row_texts(*_view(some, shape.key_or_all, event)))
+            yield _table(some, shape, event, gone=leaves, keys=keys)
     updates = after.filter(pa.array(ops == UPDATE))
     if updates.num_rows and (not shape.key or event.part.part.key_changes):
         before = _before(updates)
-        keys = row_texts(*_view(before, shape.key_or_all, event))
+        keys = _texts(before, shape.key_or_all, shape, event)
         if shape.key:
-            moved = pc.not_equal(keys, row_texts(*_view(updates, shape.key_or_all, event)))
+            moved = pc.not_equal(keys, _texts(updates, shape.key_or_all, shape, event))
             updates, keys = updates.filter(moved), keys.filter(moved)
+        updates, keys = _wanted(updates, keys, wanted)
         if updates.num_rows:
             yield _table(updates, shape, event, gone=True, keys=keys)
+
+
+def _wanted(rows: pa.RecordBatch, keys: pa.Array, wanted: pa.Array | None) -> tuple[pa.RecordBatch, pa.Array]:
+    if wanted is None:
+        return rows, keys
+    there = pc.is_in(keys, value_set=wanted)
+    return rows.filter(there), keys.filter(there)
 
 
 def _table(rows: pa.RecordBatch, shape: Shape, event: _Event, *, gone: bool, keys: pa.Array | None) -> pa.Table:
@@ -100,8 +124,7 @@ def _table(rows: pa.RecordBatch, shape: Shape, event: _Event, *, gone: bool, key
     if gone:
         text, place = pa.nulls(n, pa.string()), pa.array(np.zeros(n, np.int64))
     else:
-        view, columns = _view(rows, shape.columns, event)
-        text = row_texts(view, columns)
+        text = _texts(rows, shape.columns, shape, event)
         place = pa.array(_places(rows, shape, partial))
     seq = rows.column(SEQ).cast(pa.int64())
     sure = seq if event.high_seq < 0 else pa.array(np.full(n, event.high_seq - 1))
@@ -149,6 +172,10 @@ def _partial(rows: pa.RecordBatch, shape: Shape, event: _Event) -> npt.NDArray[n
     bad = np.array([bool(names & wanted) for names in sets] + [False])
     found: npt.NDArray[np.bool_] = bad[np.asarray(pc.fill_null(indices, len(sets)))]
     return found
+
+
+def _texts(rows: pa.RecordBatch, columns: Sequence[Column], shape: Shape, event: _Event) -> pa.StringArray:
+    return row_texts(*_view(rows, columns, event), shape.errors)
 
 
 def _view(rows: pa.RecordBatch, columns: Sequence[Column], event: _Event) -> tuple[pa.RecordBatch, list[Column]]:

@@ -8,16 +8,22 @@ from collections.abc import Sequence
 from cdc_core.connections import quote
 from cdc_core.errors import defect
 from cdc_core.model.schema import BINARY_BASES, GEOMETRY_BASES, INTEGER_BYTES, TEXT_BASES, Column
-from cdc_core.verify.canonical import values_of
+from cdc_core.verify.canonical import has_errors, values_of
 
 _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 _WORD = re.compile(r"[0-9A-Za-z :.\-]*")
 
 
 def condition(columns: Sequence[Column], keys: Sequence[str], *, of: str = "") -> str:
-    """Rows with one of these keys. columns: of the key, as the server declares them; keys: texts of `row_texts`. of: an
-    alias of their table."""
-    rows = [[literal(column, text) for column, text in zip(columns, values_of(key), strict=True)] for key in keys]
+    """Rows with one of these keys; not those with an ENUM's error value, which has no literal.
+
+    columns: of the key, as the server declares them. keys: texts of `row_texts`. of: an alias of their table.
+    """
+    rows = [
+        [literal(column, text) for column, text in zip(columns, values_of(key), strict=True)]
+        for key in keys
+        if not has_errors(key)
+    ]
     names = [(f"{of}." if of else "") + quote(column.name) for column in columns]
     if not rows:
         return "FALSE"

@@ -12,19 +12,21 @@ from functools import cached_property
 from cdc_core.errors import Refused
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.version import VERSION_COLUMN
-from cdc_core.target.destination import Destination
+from cdc_core.target.destination import Destination, Shard
 
 
 @dataclass(frozen=True)
 class Shape:
     """destination: opened for the table. columns: those that are compared, as the source names them and with its types.
-    left_out: other columns of the source, and why. masked: columns whose values are not staged."""
+    left_out: other columns of the source, and why. masked: columns whose values are not staged. errors: as in
+    canonical.row_texts."""
 
     logical: str
     destination: Destination
     columns: tuple[Column, ...]
     left_out: Mapping[str, str]
     masked: frozenset[str]
+    errors: frozenset[str] = frozenset()
 
     @property
     def key(self) -> tuple[str, ...]:
@@ -77,4 +79,14 @@ def shape_of(destination: Destination, schemas: Sequence[TableSchema], unmasked:
         for column in schema.columns
         if any(one.name == column.name and one.type != column.type for one in before.columns)
     }
-    return Shape(destination.logical, destination, tuple(columns), left_out, frozenset(masked))
+    errors = {
+        column.name.lower()
+        for column in columns
+        if column.name not in masked and all(_tells_errors(shard, column.name) for shard in destination.shards)
+    }
+    return Shape(destination.logical, destination, tuple(columns), left_out, frozenset(masked), frozenset(errors))
+
+
+def _tells_errors(shard: Shard, name: str) -> bool:
+    kind = shard.facts.by_name[name.lower()].type
+    return kind.base == "enum" and "" in kind.labels

@@ -1,11 +1,13 @@
 """The rows of the source tables that feed a logical table, through the pipeline's own rules.
 
-A table with a key is read chunk by chunk, each in a view of its own; without one, at once. It must keep true that every
-row that was there at `low` and was not changed until `high` is read once.
+A table with a key is read chunk by chunk, each in a view of its own; without one, at once. Before each chunk it waits
+while a copy would have to (snapshot.throttle), and it ends where copies are paused. It must keep true that every row of
+the range that was there at `low` and was not changed until `high` is read once.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -24,14 +26,21 @@ from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
 from cdc_core.results import TableReader, prepare_session
+from cdc_core.results.faults import translating
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.chunks import chunk_rows, end_of_chunk, from_table, greatest, size_of
+from cdc_core.snapshot.throttle import Throttle
 from cdc_core.snapshot.watermarks import await_logged, high_of, read_view
 from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.facts import ServerFacts
 from cdc_core.source.failover import is_other_server
+from cdc_core.windows import from_us
+
+Take = Callable[[TableRows], None]
+WAIT_S = 1.0
+"""How often a reader that must wait asks again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +50,29 @@ class Read:
     rows: int
     low: Position
     high: Position
+
+
+class _Pace:
+    """How many rows of a table the next chunk has, by the size of those before and by the time that they took."""
+
+    def __init__(self, row_bytes: float, chunk_bytes: int, chunk_s: float) -> None:
+        self._row_bytes = row_bytes
+        self._chunk_bytes = chunk_bytes
+        self._chunk_s = chunk_s
+        self._most_rows = 1 << 62
+
+    @property
+    def rows(self) -> int:
+        return min(chunk_rows(self._chunk_bytes, self._row_bytes), self._most_rows)
+
+    def read(self, rows: int, size_bytes: int, took_s: float) -> None:
+        if not rows:
+            return
+        self._row_bytes = size_bytes / rows
+        if took_s > self._chunk_s:
+            self._most_rows = max(1, int(rows * self._chunk_s / took_s))
+        elif took_s < self._chunk_s / 2:
+            self._most_rows = max(self._most_rows, 2 * rows)
 
 
 class SourceTables:
@@ -55,14 +87,20 @@ class SourceTables:
         reader: SafeConnection,
         control: SafeConnection,
         capture: Capture,
+        throttle: Throttle,
+        waiting: Callable[[str], None],
     ) -> None:
         self.name = name
-        self._chunk_bytes = pipeline.snapshot.chunk_mib << 20
+        self._limits = pipeline.snapshot
         self._meta = meta
         self._server = server
         self._reader = reader
         self._control = control
         self.capture = capture
+        self._throttle = throttle
+        self._waiting = waiting
+        self._paces: dict[str, _Pace] = {}
+        self._last: dict[str, keys.Key] = {}
 
     def schemas(self) -> list[TableSchema]:
         """The definitions of its captured tables, before the pipeline's rules."""
@@ -76,26 +114,74 @@ class SourceTables:
         """The end of what is staged, in the log of the server that is read."""
         return _same_server(self._meta, self.name, self._server)
 
-    def read(self, schema: TableSchema, logical: str, take: Callable[[TableRows], None]) -> Iterator[Read]:
+    def rows_estimated(self, schema: TableSchema) -> int:
+        """By the server's statistics, which may be off by half."""
+        return size_of(self._control, schema).rows
+
+    def chunk_rows(self, schema: TableSchema) -> int:
+        """How many rows the next chunk of a table should have."""
+        return self._pace(schema).rows
+
+    def edge(self, schema: TableSchema, above: keys.Key, rows: int) -> keys.Key | None:
+        """The key of the `rows`-th row after `above`; None if there are fewer, not counting rows with greater keys than
+        there were when this was first asked of the table: a table that grows has an end, too."""
+        if schema.name not in self._last:
+            self._last[schema.name] = greatest(self._control, schema)
+        last = self._last[schema.name]
+        if not last:
+            return None
+        found = end_of_chunk(self._control, schema, above, last, rows)
+        return None if found == last else found
+
+    def read(self, schema: TableSchema, logical: str, take: Take) -> Iterator[Read]:
         """Reads a table; each piece of its rows that is routed to the logical table goes to `take`.
 
-        Raises RetryLater (verify.redefined), and what read_view and TableReader raise.
+        Raises RetryLater (verify.redefined, verify.paused), and what read_view, Throttle and TableReader raise.
         """
-        if not _in_chunks(schema):
+        if _in_chunks(schema):
+            yield from self.read_after(schema, logical, (), take)
+        else:
             yield self._piece(schema, logical, "", take)
-            return
+
+    def read_after(
+        self, schema: TableSchema, logical: str, above: keys.Key, take: Take, *, at_once: bool = False
+    ) -> Iterator[Read]:
+        """Reads the rows after a key up to the last one of now, chunk by chunk or at once; else as `read`."""
+        self._wait()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
             limit = greatest(self._reader, schema)
         # Rows above the limit came later: they count as read, and not found.
         yield Read(0, view.low, high_of(self._control, view))
-        reached: keys.Key = ()
-        row_bytes = float(size_of(self._control, schema).row_bytes)
-        while limit and reached != limit:
-            rows = chunk_rows(self._chunk_bytes, row_bytes)
-            through = end_of_chunk(self._control, schema, reached, limit, rows)
-            where = f"WHERE {keys.after(schema, reached)} AND {keys.up_to(schema, through)}"
+        yield from self.read_range(schema, logical, above, limit, take, at_once=at_once)
+
+    def read_range(
+        self,
+        schema: TableSchema,
+        logical: str,
+        above: keys.Key,
+        through: keys.Key,
+        take: Take,
+        *,
+        at_once: bool = False,
+    ) -> Iterator[Read]:
+        """Reads the rows after `above`, up to and with `through`; else as `read`. at_once: in one chunk."""
+        reached = above
+        while through and reached != through:
+            rows = self._pace(schema).rows
+            end = through if at_once else end_of_chunk(self._control, schema, reached, through, rows)
+            where = f"WHERE {keys.after(schema, reached)} AND {keys.up_to(schema, end)}"
             yield self._piece(schema, logical, where, take)
-            reached = through
+            reached = end
+
+    def count(self, schema: TableSchema) -> tuple[int, keys.Key, Read]:
+        """How many rows a table has, its greatest key (() without a key by which it can be cut), and the read."""
+        self._wait()
+        with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
+            with translating(schema.name), self._reader.cursor() as cursor:
+                cursor.execute(f"SELECT COUNT(*) {from_table(schema)}")
+                ((rows,),) = cursor.fetchall()
+            last = greatest(self._reader, schema) if _in_chunks(schema) else ()
+        return int(rows), last, Read(int(rows), view.low, high_of(self._control, view))
 
     @property
     def watermark_us(self) -> int:
@@ -110,16 +196,43 @@ class SourceTables:
         """The server's estimate of the size of a row."""
         return float(size_of(self._control, schema).row_bytes)
 
-    def lookup(self, schema: TableSchema, logical: str, condition: str, take: Callable[[TableRows], None]) -> Read:
+    def lookup(self, schema: TableSchema, logical: str, condition: str, take: Take) -> Read:
         """Reads the rows that meet a condition; else as `read`."""
         return self._piece(schema, logical, f"WHERE {condition}", take)
 
-    def _piece(self, schema: TableSchema, logical: str, where: str, take: Callable[[TableRows], None]) -> Read:
+    def _pace(self, schema: TableSchema) -> _Pace:
+        pace = self._paces.get(schema.name)
+        if pace is None:
+            row_bytes = size_of(self._control, schema).row_bytes
+            pace = self._paces[schema.name] = _Pace(row_bytes, self._limits.chunk_mib << 20, self._limits.chunk_s)
+        return pace
+
+    def _wait(self) -> None:
+        """Until a chunk may be read. Raises RetryLater (verify.paused), Refused (snapshot.throttle)."""
+        while True:
+            pause = self._meta.copies_paused(self.name)
+            if pause is not None:
+                raise RetryLater(
+                    f"Reading of tables of {self.name} is paused since {from_us(pause.since_us)} by {pause.holder}.",
+                    where=self.name,
+                    code="verify.paused",
+                    remedy="`lockstep snapshot PIPELINE --resume` lets it continue after its last range",
+                )
+            why = self._throttle.why(self._control)
+            if not why:
+                return
+            self._waiting(why)
+            time.sleep(WAIT_S)
+
+    def _piece(self, schema: TableSchema, logical: str, where: str, take: Take) -> Read:
+        self._wait()
         reader = TableReader(self._reader, schema)
-        count = 0
+        count = size_bytes = 0
+        began_s = time.monotonic()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
             for batch in reader.batches(f"{from_table(schema)} {where}"):
                 count += batch.num_rows
+                size_bytes += batch.nbytes
                 for routed in self.capture.routed(_as_staged(schema, batch)):
                     if routed.logical == logical and routed.rows.num_rows:
                         take(routed)
@@ -130,14 +243,19 @@ class SourceTables:
                     code="verify.redefined",
                     remedy="verify it again; nothing was concluded about it",
                 )
+        self._pace(schema).read(count, size_bytes, time.monotonic() - began_s)
         return Read(count, view.low, high_of(self._control, view))
 
 
 @contextmanager
 def open_source(
-    pipeline: Pipeline, name: str, meta: Meta, environ: Mapping[str, str] | None = None
+    pipeline: Pipeline,
+    name: str,
+    meta: Meta,
+    environ: Mapping[str, str] | None = None,
+    waiting: Callable[[str], None] = lambda why: None,
 ) -> Iterator[SourceTables]:
-    """Two sessions at the server that the extractor reads.
+    """Two sessions at the server that the extractor reads. waiting: told why, while no chunk may be read.
 
     Raises Refused (verify.not_started), RetryLater (verify.other_server), and what hosts.connect raises.
     """
@@ -159,7 +277,10 @@ def open_source(
                 cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
             sessions.append(session)
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
-        yield SourceTables(pipeline, name, meta, server, sessions[0], sessions[1], capture)
+        throttle = opened.enter_context(
+            Throttle(pipeline.snapshot.throttle, environ, source=name, mariadb=server.mariadb)
+        )
+        yield SourceTables(pipeline, name, meta, server, sessions[0], sessions[1], capture, throttle, waiting)
 
 
 def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
 
 import pyarrow as pa
 
-from cdc_core.connections import SafeConnection, connect, quote
+from cdc_core.connections import SafeConnection, connect
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.results import TableReader
+from cdc_core.results import TableReader, prepare_session
+from cdc_core.results.faults import translating
+from cdc_core.snapshot.chunks import from_table
 from cdc_core.target.destination import Shard
 from cdc_core.target.load import BULK_S, SILENCE_S
 from cdc_core.verify import lookup
@@ -38,20 +41,54 @@ def condition(shape: Shape, shard: Shard, keys: Sequence[str]) -> str:
 
 
 def session(shard: Shard) -> SafeConnection:
-    """A connection to the shard's server. A key may be a date that strict modes do not compare with anything."""
-    return connect(
-        shard.server, where=shard.table.name, read_timeout=SILENCE_S, statement_timeout_s=BULK_S,
-        init_command="SET time_zone = '+00:00', sql_mode = 'ALLOW_INVALID_DATES'",
-    )  # fmt: skip
+    """A connection to the shard's server, to read rows."""
+    opened = connect(shard.server, where=shard.table.name, read_timeout=SILENCE_S, statement_timeout_s=BULK_S)
+    try:
+        prepare_session(opened, where=shard.table.name)
+        with opened.cursor() as cursor:  # a key may be a date that strict modes do not compare with anything
+            cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
+    except BaseException:
+        opened.close()
+        raise
+    return opened
 
 
-def batches(shape: Shape, shard: Shard, tail: str = "") -> Iterator[tuple[pa.RecordBatch, tuple[Column, ...]]]:
-    """The rows of one shard, with the columns that name and type them. tail: WHERE and what follows it.
+class TargetTables:
+    """Sessions at the servers of a target, one a server, for the length of a block; a later block opens others."""
 
-    Raises what TableReader raises, and connections.connect.
-    """
-    schema = schema_of(shape, shard)
-    name = quote(schema.database, schema.table)
-    with session(shard) as connection:
-        for batch in TableReader(connection, schema).batches(f"FROM {name} {tail}"):
+    def __init__(self) -> None:
+        self._opened = ExitStack()
+        self._sessions: dict[int, SafeConnection] = {}
+
+    def __enter__(self) -> TargetTables:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._opened.close()
+
+    def session(self, shard: Shard) -> SafeConnection:
+        found = self._sessions.get(shard.table.connection)
+        if found is None or not found.open:
+            found = self._sessions[shard.table.connection] = session(shard)
+            self._opened.callback(found.close)
+        return found
+
+    def batches(
+        self, shape: Shape, shard: Shard, tail: str = ""
+    ) -> Iterator[tuple[pa.RecordBatch, tuple[Column, ...]]]:
+        """The rows of one shard, with the columns that name and type them. tail: WHERE and what follows it.
+
+        Raises what TableReader raises, and connections.connect.
+        """
+        schema = schema_of(shape, shard)
+        for batch in TableReader(self.session(shard), schema).batches(f"{from_table(schema)} {tail}"):
             yield batch, schema.columns
+
+    def count(self, shape: Shape, shard: Shard, tail: str = "") -> int:
+        """How many rows of one shard there are; else as `batches`."""
+        schema = schema_of(shape, shard)
+        session = self.session(shard)
+        with translating(schema.name), session.cursor() as cursor:
+            cursor.execute(f"SELECT COUNT(*) {from_table(schema)} {tail}")
+            ((rows,),) = cursor.fetchall()
+        return int(rows)

@@ -1,17 +1,23 @@
-"""One verification: the tables of a pipeline at one target, one after the other.
+"""One verification: the tables of a pipeline at one target, one after the other, each range by range.
 
-It must keep true that a table is equal, different, or said not to be proven: nothing that was not compared counts as
-equal.
+A range is a chunk of a source table and the rows of the target with the same keys; it is judged as soon as it is read,
+and then in meta (progress), so that a killed verification continues after it. A table that cannot be cut (ranges) is
+one range. It must keep true that a table is equal, different, or said not to be proven: nothing that was not compared
+counts as equal.
 """
 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import random
+import re
+import secrets
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -20,21 +26,30 @@ import pyarrow as pa
 
 from cdc_core.apply.plan import key_of, keys_apart
 from cdc_core.config import Pipeline, Target
-from cdc_core.errors import LockstepError, RetryLater, UsageError
-from cdc_core.meta import Meta
+from cdc_core.connections import quote
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest
 from cdc_core.model.block import TableRows
-from cdc_core.model.position import Position
 from cdc_core.model.schema import Column, TableSchema
+from cdc_core.snapshot import keys
+from cdc_core.snapshot.keys import Key
 from cdc_core.stage import coverage
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.destination import Shard, open_destination
 from cdc_core.verify import history, lookup, target_rows
-from cdc_core.verify.canonical import column_texts, row_texts, values_of
-from cdc_core.verify.comparison import Comparison, Difference, Kind, Side, Wrong
+from cdc_core.verify.canonical import has_errors, row_texts, shown_texts, values_of
+from cdc_core.verify.comparison import Comparison, Difference, Kind, Side, Verdict, Wrong
+from cdc_core.verify.counts import excess_of, judged
+from cdc_core.verify.modes import Mode
+from cdc_core.verify.progress import NOTHING, Progress, SourceSpan, Tally, why_again
+from cdc_core.verify.ranges import why_whole
 from cdc_core.verify.shape import Shape, shape_of
-from cdc_core.verify.source_rows import Read, SourceTables, open_source
+from cdc_core.verify.source_rows import Read, SourceTables, Take, open_source
+from cdc_core.verify.target_rows import TargetTables
+from cdc_core.windows import from_us
+from cdc_core.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -42,15 +57,16 @@ SHOWN_ROWS = 100
 """Findings of a table whose rows are read again and shown."""
 KEPT_ROWS = 10_000
 """Findings of a table whose keys are kept, for a repair."""
+KEPT_BYTES = 4 << 20
+"""Most that the keys of findings take in meta, of all tables of a verification."""
 WAIT_S = 600.0
 """How long the stage may take to reach the place up to which the source was read."""
 _PAUSE_S = 2.0
 _LOOKED_UP = 100
 LOOKED_UP_KEYS = 1_000
 """Keys of one statement where only some rows are verified."""
-
-
-NOTHING = Side(0, "")
+_SAMPLED_ROWS, _SAMPLED_RANGES = 1000, 200
+"""Of a sample: the fewest rows of a range, and about how many ranges a larger table has."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,24 +87,19 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class SourceSpan:
-    """Between which places of a source's log its rows were read: the lowest `low`, the highest `high`."""
-
-    source: str
-    low: Position
-    high: Position
-
-
-@dataclass(frozen=True, slots=True)
 class TableResult:
     """A table's verification. error: why it could not be verified; then the figures say nothing.
 
     consumed_until: by source, up to where the target had consumed the staged batches before its rows were read.
-    moving, unsettled: as in Verdict. findings: the first `KEPT_ROWS`; found: how many there are, by what is wrong.
+    moving, unsettled: as in Verdict; of a count, whether it is explained by changes, or cannot be judged. findings: the
+    first `KEPT_ROWS`, or as many as `KEPT_BYTES` take; found: how many there are, by what is wrong. skipped_rows: about
+    how many rows of the source a sample left out. ranges: in which the table was read. whole: why it was read in one
+    range, "" where it was cut. greatest_differs: of Mode.MAX_ID.
     """
 
     table: str
     error: LockstepError | None = None
+    mode: Mode = Mode.ORDERED
     spans: tuple[SourceSpan, ...] = ()
     consumed_until: Mapping[str, str] = field(default_factory=dict)
     source: Side = NOTHING
@@ -99,6 +110,10 @@ class TableResult:
     findings: tuple[Finding, ...] = ()
     columns: tuple[str, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
+    skipped_rows: int = 0
+    ranges: int = 0
+    whole: str = ""
+    greatest_differs: bool = False
     seconds: float = 0.0
 
     @property
@@ -106,13 +121,28 @@ class TableResult:
         return sum(self.found.values())
 
     @property
-    def equal(self) -> bool:
+    def agrees(self) -> bool:
+        """Nothing was found wrong, as far as the mode looks."""
         return self.error is None and not self.differences and not self.unsettled
+
+    @property
+    def equal(self) -> bool:
+        """Proven, row by row."""
+        return self.agrees and self.mode is Mode.ORDERED
+
+
+Watch = Callable[[str, str, int], None]
+"""Told the table, the side that is read and the rows of it so far."""
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What a verification works with. extract_on: extracts a source up to now, unless another process does."""
+    """What a verification works with. extract_on: extracts a source up to now, unless another process does.
+
+    lease: the verifier's; without one, nothing is kept in meta, and nothing continued. restart: begins from the start.
+    sample_percent, seed: of Mode.RANDOM; None for the pipeline's share, and for a seed of chance. said: takes a line
+    for people.
+    """
 
     pipeline: Pipeline
     target: Target
@@ -120,8 +150,29 @@ class Job:
     store: ObjectStore
     extract_on: Callable[[str], object]
     environ: Mapping[str, str] | None = None
-    progressed: Callable[[str, str, int], None] = lambda table, side, rows: None
+    progressed: Watch = lambda table, side, rows: None
     wait_s: float = WAIT_S
+    lease: Lease | None = None
+    mode: Mode = Mode.ORDERED
+    restart: bool = False
+    sample_percent: float | None = None
+    seed: int | None = None
+    said: Callable[[str], None] = log.info
+
+    @property
+    def share(self) -> float:
+        """Of the ranges that a sample reads."""
+        percent = self.pipeline.verify.sample_percent if self.sample_percent is None else self.sample_percent
+        return percent / 100
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """seed: of a sample. started_us: when it began, also if it was interrupted since; µs UTC, by meta's clock."""
+
+    results: tuple[TableResult, ...]
+    started_us: int
+    seed: int
 
 
 def finding_id(table: str, key: str) -> str:
@@ -129,34 +180,91 @@ def finding_id(table: str, key: str) -> str:
     return hashlib.sha256(f"{table}\0{key}".encode()).hexdigest()[:12]
 
 
-def verify(job: Job, tables: Sequence[str] | None = None) -> list[TableResult]:
+def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
     """Verifies these logical tables of the target, or all that it takes and that have a source table.
 
-    Raises UsageError (verify.unknown_table), and what opening the sources raises. What concerns one table alone is its
-    result's error.
+    Raises UsageError (verify.unknown_table), RetryLater (verify.paused), and what opening the sources raises. What
+    concerns one table alone is its result's error.
     """
     with ExitStack() as opened:
         sources = [
-            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ))
+            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))
             for one in job.pipeline.sources
         ]
+        targets = opened.enter_context(TargetTables())
         feeding = _feeding(job, sources)
+        chosen = _chosen(job, feeding, tables)
+        kept = _Kept(job, chosen)
         results = []
-        for name in _chosen(job, feeding, tables):
+        for name in chosen:
             started_s = time.monotonic()
             try:
-                result = _Table(job, name, feeding[name]).result()
+                result = _verified(job, name, feeding[name], targets, kept)
             except LockstepError as error:
-                if error.retriable and not error.code.startswith(("verify.", "results.", "snapshot.")):
+                if error.code == "verify.paused" or (
+                    error.retriable and not error.code.startswith(("verify.", "results.", "snapshot."))
+                ):
                     raise
-                result = TableResult(name, error=error)
-            results.append(replace(result, seconds=time.monotonic() - started_s))
-        return results
+                result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
+            results.append(result)
+        return Verified(tuple(results), kept.progress.started_us, kept.progress.seed)
 
 
-def _pieces(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    for at in range(0, len(keys), LOOKED_UP_KEYS):
-        yield keys[at : at + LOOKED_UP_KEYS]
+def waiting(job: Job, source: str) -> Callable[[str], None]:
+    """Says why nothing of a source may be read, for `open_source`."""
+    return lambda why: job.said(f"{source}: waiting: {why}")
+
+
+class _Kept:
+    """The progress of a verification, in meta after each range."""
+
+    def __init__(self, job: Job, tables: Sequence[str]) -> None:
+        self._job = job
+        now_us = job.meta.now_us()
+        seed = secrets.randbits(32) if job.seed is None else job.seed
+        share = [job.share, job.seed] if job.mode is Mode.RANDOM else []
+        scope = digest([config_digest(job.pipeline), job.mode, sorted(tables), share])
+        self.progress = Progress(scope, now_us, seed)
+        known = job.meta.verification(job.pipeline.pipeline, job.target.name) if job.lease is not None else None
+        if known is None or not known.progress:
+            return
+        again = "" if not job.restart else "you asked for it (--restart)"
+        again = again or why_again(known.progress, scope, now_us, job.pipeline.verify.resume_within)
+        if again:
+            job.said(f"The verification that was interrupted begins from the start: {again}.")
+            return
+        found = Progress.from_text(known.progress)
+        assert found is not None  # why_again has said so
+        self.progress = found
+        job.said(f"The verification of {from_us(found.started_us):%Y-%m-%d %H:%M:%S} UTC continues.")
+
+    def tally(self, table: str, definition: str) -> Tally:
+        """What is known of a table; of none, or of one that is defined otherwise now, nothing."""
+        known = self.progress.tables.get(table)
+        if known is not None and known.definition != definition:
+            self._job.said(f"{table} begins from the start: it was redefined since its verification was interrupted.")
+            known = None
+        return known or Tally(definition)
+
+    def bytes_left(self, table: str) -> int:
+        """What the keys of a table's findings may take beside those of other tables."""
+        return KEPT_BYTES - sum(one.first_bytes for name, one in self.progress.tables.items() if name != table)
+
+    def keep(self, table: str, tally: Tally) -> None:
+        """Raises RetryLater (meta.lease_lost)."""
+        job = self._job
+        self.progress = self.progress.with_table(table, tally)
+        if job.lease is not None:
+            job.meta.keep_progress(job.lease, job.pipeline.pipeline, job.target.name, self.progress.to_text())
+
+
+def config_digest(pipeline: Pipeline) -> str:
+    """Of a pipeline's definition."""
+    return digest(pipeline.model_dump(mode="json"))
+
+
+def digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()
 
 
 class TableKeys:
@@ -170,12 +278,17 @@ class TableKeys:
         feeding = _feeding(job, sources)
         _chosen(job, feeding, [table])
         self.feeding: Sequence[tuple[SourceTables, TableSchema]] = feeding[table]
-        self._table = _Table(job, table, self.feeding)
+        self._targets = TargetTables()
+        self._table = _Table(job, table, self.feeding, self._targets)
         self.shape = self._table.shape
 
     def verify(self, keys: Sequence[str]) -> TableResult:
-        """Compares the rows with these keys, texts of `row_texts`. Raises what verifying a table raises."""
-        return self._table.result(keys)
+        """Compares the rows with these keys, texts of `row_texts`, in one range, of which nothing is kept in meta.
+
+        Raises what verifying a table raises.
+        """
+        with self._targets:
+            return self._table.compared(keys)
 
 
 def _feeding(job: Job, sources: Sequence[SourceTables]) -> dict[str, list[tuple[SourceTables, TableSchema]]]:
@@ -205,13 +318,60 @@ def _chosen(
     return list(dict.fromkeys(tables))
 
 
+def _verified(
+    job: Job, name: str, feeding: Sequence[tuple[SourceTables, TableSchema]], targets: TargetTables, kept: _Kept
+) -> TableResult:
+    table = _Table(job, name, feeding, targets)
+    if job.mode in (Mode.COUNT, Mode.MAX_ID):
+        return table.counted()
+    tally = kept.tally(name, table.definition)
+    for latest in table.ranges(tally, kept.progress.seed, kept.bytes_left(name)):
+        kept.keep(name, latest)
+        tally = latest
+    return table.result(tally)
+
+
+@dataclass(frozen=True, slots=True)
+class _Range:
+    """Keys after what is reached. driver: as in Tally. through: None for all that follow. rows: about how many. wanted:
+    only rows with these keys, texts of `row_texts`, wherever they are."""
+
+    driver: int
+    through: Key | None
+    rows: int = 0
+    wanted: Sequence[str] | None = None
+
+
+def _pieces(keys: Sequence[str]) -> Iterator[Sequence[str]]:
+    for at in range(0, len(keys), LOOKED_UP_KEYS):
+        yield keys[at : at + LOOKED_UP_KEYS]
+
+
+def _chosen_by(seed: str, share: float) -> bool:
+    """Whether a sample has a range: the same for the same seed."""
+    return random.Random(seed).random() < share
+
+
+def _that_are(
+    wanted: Sequence[str] | None, keys: pa.StringArray, texts: pa.StringArray, places: pa.Array
+) -> tuple[pa.StringArray, pa.StringArray, pa.Array]:
+    """Of looked up rows, without those whose key has an ENUM's error value: a condition on the label '' finds them."""
+    if wanted is None:
+        return keys, texts, places
+    mine = pa.array([not has_errors(key) for key in keys.to_pylist()], pa.bool_())
+    return keys.filter(mine), texts.filter(mine), places.filter(mine)
+
+
 class _Table:
     """One logical table."""
 
-    def __init__(self, job: Job, name: str, feeding: Sequence[tuple[SourceTables, TableSchema]]) -> None:
+    def __init__(
+        self, job: Job, name: str, feeding: Sequence[tuple[SourceTables, TableSchema]], targets: TargetTables
+    ) -> None:
         self._job = job
         self._name = name
         self._feeding = feeding
+        self._targets = targets
         schemas = [source.capture.shape(schema) for source, schema in feeding]
         rule = job.target.table(name)
         assert rule is not None
@@ -221,112 +381,283 @@ class _Table:
             job.target, name, schemas, key=key, ready=False, shared=shared, environ=job.environ
         )
         self._shape = shape_of(destination, schemas, [schema for _, schema in feeding])
+        self._whole = why_whole(self._shape, [schema for _, schema in feeding])
+        self._known: set[str] = set()
+        self._chains: dict[str, list[Manifest]] = {}
+        self._read = {"source": 0, "target": 0}
 
     @property
     def shape(self) -> Shape:
         return self._shape
 
-    def result(self, keys: Sequence[str] | None = None) -> TableResult:
-        """keys: of the rows that are compared; None for all."""
-        job, shape = self._job, self._shape
+    @property
+    def definition(self) -> str:
+        """A digest of what is compared, and how it is cut."""
+        shards = [
+            [shard.table.name, target_rows.schema_of(self._shape, shard).id] for shard in self._shape.destination.shards
+        ]
+        sources = [[source.name, schema.name, schema.id] for source, schema in self._feeding]
+        return digest([sources, shards, self._whole])
+
+    def ranges(self, tally: Tally, seed: int, most_bytes: int) -> Iterator[Tally]:
+        """What is known after each range, from what is known already, until nothing is left. most_bytes: that the keys
+        of findings may take."""
+        job, sampled = self._job, self._job.mode is Mode.RANDOM
+        if sampled and self._whole:
+            raise Refused(
+                f"No sample of {self._name} can be taken: {self._whole}.",
+                where=self._name,
+                code="verify.not_sampled",
+                remedy="verify the table with --mode ordered",
+            )
+        if tally.ranges:
+            job.said(f"{self._name}: continues after {counted(tally.source.rows, 'verified row')}.")
+        self._read = {"source": tally.source.rows, "target": tally.target.rows}
+        most_rows = self._sampled_rows() if sampled else None
+        number = 0
+        with self._comparison() as comparison:
+            while not tally.complete:
+                range_ = self._next(tally, most_rows)
+                number += 1
+                ended = range_.through is None
+                if sampled and not _chosen_by(f"{seed}/{self._name}/{range_.driver}/{tally.reached}", job.share):
+                    tally = replace(
+                        tally, driver=range_.driver, reached=range_.through or tally.reached,
+                        skipped_rows=tally.skipped_rows + range_.rows, complete=ended and tally.ranges > 0,
+                    )  # fmt: skip
+                    if not ended or tally.complete:
+                        yield tally
+                        continue
+                found = self._compared(comparison, tally, range_)
+                tally = tally.plus(found, most_first=KEPT_ROWS, most_bytes=most_bytes)
+                comparison.clear()
+                yield tally
+
+    def compared(self, keys: Sequence[str]) -> TableResult:
+        """What the rows with these keys show, texts of `row_texts`."""
+        with self._comparison() as comparison:
+            return self.result(self._compared(comparison, Tally(self.definition), _Range(0, None, wanted=keys)))
+
+    @contextmanager
+    def _comparison(self) -> Iterator[Comparison]:
         with (
             tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder,
-            Comparison(Path(folder), keyed=bool(shape.key)) as comparison,
+            Comparison(Path(folder), keyed=bool(self._shape.key)) as comparison,
         ):
-            spans = self._read_source(comparison, keys)
-            consumed, consumed_until = self._consumed()
-            self._read_target(comparison, keys)
-            told = TableResult(
-                self._name,
-                spans=spans,
-                consumed_until=consumed_until,
-                columns=tuple(column.name for column in shape.columns),
-                left_out=shape.left_out,
-            )
-            if not comparison.differing():
-                return replace(told, source=comparison.side("source"), target=comparison.side("target"))
-            chains = self._chains_until(spans)
-            for events in history.events(job.store, chains, shape, consumed):
-                comparison.add_events(events)
-            bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}
-            verdict = comparison.judge(bounds, whole=self._whole(chains))
-            return replace(
-                told,
-                source=verdict.source,
-                target=verdict.target,
-                moving=verdict.moving,
-                unsettled=verdict.unsettled,
-                found=verdict.by_wrong,
-                findings=tuple(self._opened(comparison.findings(KEPT_ROWS))),
+            yield comparison
+
+    def _sampled_rows(self) -> int:
+        """Rows of a range of a sample: so few that there are many ranges to choose from."""
+        estimated = sum(source.rows_estimated(schema) for source, schema in self._feeding)
+        return max(_SAMPLED_ROWS, estimated // _SAMPLED_RANGES)
+
+    def _next(self, tally: Tally, most_rows: int | None) -> _Range:
+        if self._whole:
+            return _Range(0, None)
+        for driver in range(tally.driver, len(self._feeding)):
+            source, schema = self._feeding[driver]
+            rows = source.chunk_rows(schema)
+            rows = rows if most_rows is None else min(rows, most_rows)
+            through = source.edge(schema, tally.reached, rows)
+            if through is not None:
+                return _Range(driver, through, rows)
+        return _Range(len(self._feeding), None)
+
+    def _compared(self, comparison: Comparison, tally: Tally, range_: _Range) -> Tally:
+        """What the range alone has shown."""
+        began_s = time.monotonic()
+        found = self._judged(comparison, tally, range_)
+        return replace(found, seconds=time.monotonic() - began_s)
+
+    def _judged(self, comparison: Comparison, tally: Tally, range_: _Range) -> Tally:
+        spans = self._read_source(comparison, tally.reached, range_)
+        consumed, consumed_until = self._consumed()
+        self._read_target(comparison, tally.reached, range_)
+        found = Tally(
+            self.definition, range_.driver, range_.through or tally.reached, range_.through is None, 1,
+            spans=spans, consumed_until=consumed_until,
+        )  # fmt: skip
+        if not comparison.differing():
+            return replace(found, source=comparison.side("source"), target=comparison.side("target"))
+        verdict = self._verdict(comparison, spans, consumed)
+        return replace(
+            found,
+            source=verdict.source,
+            target=verdict.target,
+            moving=verdict.moving,
+            unsettled=verdict.unsettled,
+            found=verdict.by_wrong,
+            first=tuple(comparison.findings(KEPT_ROWS)),
+        )
+
+    def _verdict(self, comparison: Comparison, spans: Sequence[SourceSpan], consumed: frozenset[str]) -> Verdict:
+        chains = self._chains_until(spans)
+        lows = {span.source: span.low.seq for span in spans}
+        for events in history.events(
+            self._job.store, chains, self._shape, consumed,
+            wanted=comparison.differing_keys(), known_from=lambda: comparison.known_from(lows),
+        ):  # fmt: skip
+            comparison.add_events(events)
+        bounds = {span.source: (span.low.seq, span.high.seq) for span in spans}
+        return comparison.judge(bounds, whole=self._is_whole(chains))
+
+    def counted(self) -> TableResult:
+        """Of the modes that only count."""
+        started_s = time.monotonic()
+        self._require_countable()
+        spans: dict[str, SourceSpan] = {}
+        last: Key = ()
+        rows = 0
+        for source, schema in self._feeding:
+            count, last, read = source.count(schema)
+            rows += count
+            self._job.progressed(self._name, "source", rows)
+            known = spans.get(source.name, SourceSpan(source.name, read.low, read.high))
+            spans[source.name] = SourceSpan(source.name, min(known.low, read.low), max(known.high, read.high))
+        consumed, consumed_until = self._consumed()
+        shards = self._shape.destination.shards
+        there = sum(self._targets.count(self._shape, shard) for shard in shards)
+        self._job.progressed(self._name, "target", there)
+        reached = self._job.mode is not Mode.MAX_ID or not last or self._reaches(last)
+        chains = self._chains_until(tuple(spans.values()))
+        excess = excess_of(chains, self._name, {name: (one.low, one.high) for name, one in spans.items()}, consumed)
+        verdict = judged(rows, there, excess, reached=reached)
+        return TableResult(
+            self._name, mode=self._job.mode, spans=tuple(spans[name] for name in sorted(spans)),
+            consumed_until=consumed_until, source=Side(rows, ""), target=Side(there, ""), moving=verdict.moving,
+            unsettled=verdict.unsettled, found={Wrong.UNKNOWN: verdict.differences} if verdict.differences else {},
+            ranges=1, greatest_differs=verdict.differences > 0 and not reached, seconds=time.monotonic() - started_s,
+        )  # fmt: skip
+
+    def _require_countable(self) -> None:
+        """Raises Refused (verify.not_counted)."""
+        names = [schema.name for _, schema in self._feeding]
+        why = ""
+        if any(re.fullmatch(rule.match, name) for rule in self._job.pipeline.tables.rows for name in names):
+            why = "a filter leaves out rows of the source"
+        elif len(names) > 1 and self._shape.destination.shared:
+            why = "source tables may share keys, so that their rows are fewer in the target"
+        elif self._job.mode is Mode.MAX_ID and len(names) > 1:
+            why = "several source tables feed it"
+        elif self._job.mode is Mode.MAX_ID:
+            why = self._whole
+        if why:
+            raise Refused(
+                f"{self._name} cannot be verified in the mode {self._job.mode}: {why}.",
+                where=self._name,
+                code="verify.not_counted",
+                remedy="verify the table with --mode ordered",
             )
 
-    def _read_source(self, comparison: Comparison, wanted: Sequence[str] | None) -> tuple[SourceSpan, ...]:
+    def _reaches(self, last: Key) -> bool:
+        """Whether the target has this key, and none that is greater."""
+        found = False
+        for shard in self._shape.destination.shards:
+            schema = target_rows.schema_of(self._shape, shard)
+            if self._targets.count(self._shape, shard, f"WHERE {keys.after(schema, last)}"):
+                return False
+            same = " AND ".join(f"{quote(name)} = {value}" for name, value in zip(schema.key, last, strict=True))
+            found = found or bool(self._targets.count(self._shape, shard, f"WHERE {same}"))
+        return found
+
+    def result(self, tally: Tally) -> TableResult:
+        """What the ranges have shown together, once the tally is complete."""
+        return TableResult(
+            self._name,
+            mode=self._job.mode,
+            spans=tally.spans,
+            consumed_until=tally.consumed_until,
+            source=tally.source,
+            target=tally.target,
+            moving=tally.moving,
+            unsettled=tally.unsettled,
+            found=tally.found,
+            findings=tuple(self._opened(tally.first)),
+            columns=tuple(column.name for column in self._shape.columns),
+            left_out=self._shape.left_out,
+            skipped_rows=tally.skipped_rows,
+            ranges=tally.ranges,
+            whole=self._whole,
+            seconds=tally.seconds,
+        )
+
+    def _read_source(self, comparison: Comparison, above: Key, range_: _Range) -> tuple[SourceSpan, ...]:
         spans: dict[str, SourceSpan] = {}
+        shape = self._shape
 
         def take(rows: TableRows) -> None:
             columns = self._columns_of(rows)
-            keys = row_texts(rows.rows, [columns[column.name] for column in self._shape.key_or_all])
-            texts = row_texts(rows.rows, [columns[column.name] for column in self._shape.columns])
-            comparison.add("source", keys, texts, pa.array(self._shape.destination.shard_numbers(rows.rows)))
+            keys_ = row_texts(rows.rows, [columns[column.name] for column in shape.key_or_all], shape.errors)
+            texts = row_texts(rows.rows, [columns[column.name] for column in shape.columns], shape.errors)
+            places = pa.array(shape.destination.shard_numbers(rows.rows))
+            comparison.add("source", *_that_are(range_.wanted, keys_, texts, places))
 
-        def reads(source: SourceTables, schema: TableSchema) -> Iterator[Read]:
-            if wanted is None:
-                yield from source.read(schema, self._name, take)
-                return
-            own = {column.name: column for column in schema.columns}
-            for some in _pieces(wanted):
-                where = lookup.condition([own[name] for name in self._shape.key], some)
-                yield source.lookup(schema, self._name, where, take)
-
-        count = 0
-        for source, schema in self._feeding:
-            for read in reads(source, schema):
-                count += read.rows
-                self._job.progressed(self._name, "source", count)
+        for number, (source, schema) in enumerate(self._feeding):
+            if range_.wanted is not None:
+                reads = self._looked_up(source, schema, range_.wanted, take)
+            elif self._whole:
+                reads = source.read(schema, self._name, take)
+            elif range_.through is None:
+                # Of the table that has cut the ranges, fewer rows than a chunk has are left.
+                reads = source.read_after(schema, self._name, above, take, at_once=len(self._feeding) == 1)
+            else:
+                at_once = number == range_.driver
+                reads = source.read_range(schema, self._name, above, range_.through, take, at_once=at_once)
+            for read in reads:
+                self._read["source"] += read.rows
+                self._job.progressed(self._name, "source", self._read["source"])
                 known = spans.get(source.name, SourceSpan(source.name, read.low, read.high))
                 spans[source.name] = SourceSpan(source.name, min(known.low, read.low), max(known.high, read.high))
         return tuple(spans[name] for name in sorted(spans))
 
+    def _looked_up(self, source: SourceTables, schema: TableSchema, keys: Sequence[str], take: Take) -> Iterator[Read]:
+        own = {column.name: column for column in schema.columns}
+        for some in _pieces(keys):
+            where = lookup.condition([own[name] for name in self._shape.key], some)
+            yield source.lookup(schema, self._name, where, take)
+
     def _columns_of(self, rows: TableRows) -> dict[str, Column]:
         return {column.name: column for column in rows.schema.columns}
 
-    def _read_target(self, comparison: Comparison, wanted: Sequence[str] | None) -> None:
-        shape, count = self._shape, 0
-        for number, shard in enumerate(shape.destination.shards):
-            for batch, columns in self._target_batches(shard, wanted):
-                by_source = dict(zip((column.name for column in shape.columns), columns, strict=True))
-                keys = row_texts(batch, [by_source[column.name] for column in shape.key_or_all])
-                texts = row_texts(batch, columns)
-                comparison.add("target", keys, texts, pa.array(np.full(batch.num_rows, number)))
-                count += batch.num_rows
-                self._job.progressed(self._name, "target", count)
-
-    def _target_batches(
-        self, shard: Shard, wanted: Sequence[str] | None
-    ) -> Iterator[tuple[pa.RecordBatch, tuple[Column, ...]]]:
+    def _read_target(self, comparison: Comparison, above: Key, range_: _Range) -> None:
         shape = self._shape
-        if wanted is None:
-            yield from target_rows.batches(shape, shard)
-            return
-        for some in _pieces(wanted):
-            yield from target_rows.batches(shape, shard, f"WHERE {target_rows.condition(shape, shard, some)}")
+        for number, shard in enumerate(shape.destination.shards):
+            for tail in self._tails(shard, above, range_):
+                for batch, columns in self._targets.batches(shape, shard, tail):
+                    by_source = dict(zip((column.name for column in shape.columns), columns, strict=True))
+                    keys_ = row_texts(batch, [by_source[column.name] for column in shape.key_or_all], shape.errors)
+                    texts = row_texts(batch, columns, shape.errors)
+                    places = pa.array(np.full(batch.num_rows, number))
+                    comparison.add("target", *_that_are(range_.wanted, keys_, texts, places))
+                    self._read["target"] += batch.num_rows
+                    self._job.progressed(self._name, "target", self._read["target"])
+
+    def _tails(self, shard: Shard, above: Key, range_: _Range) -> Iterator[str]:
+        """What follows the table's name in the statements that read the range."""
+        if range_.wanted is not None:
+            for some in _pieces(range_.wanted):
+                yield f"WHERE {target_rows.condition(self._shape, shard, some)}"
+        elif self._whole:
+            yield ""
+        else:
+            schema = target_rows.schema_of(self._shape, shard)
+            yield f"WHERE {keys.after(schema, above)} AND {keys.up_to(schema, range_.through or ())}"
 
     def _consumed(self) -> tuple[frozenset[str], dict[str, str]]:
         """Batches that the target has consumed by now; by source, where the first that it has not begins."""
         job = self._job
-        consumed: set[str] = set()
         until: dict[str, str] = {}
         for source in sorted({source.name for source, _ in self._feeding}):
-            batches = list(manifests.chain(job.store, source))
+            batches = job.meta.batches(source)
+            open_ones = [batch.batch_id for batch in batches if batch.batch_id not in self._known]
             records: dict[str, list[bool]] = {}
-            for record in job.meta.records(job.target.name, [batch.batch_id for batch in batches]):
+            for record in job.meta.records(job.target.name, open_ones):
                 records.setdefault(record.batch_id, []).append(record.state.consumed)
-            mine = {batch for batch, states in records.items() if all(states)}
-            consumed |= mine
-            first = next((batch for batch in batches if batch.batch_id not in mine), None)
+            self._known |= {batch for batch, states in records.items() if all(states)}
+            first = next((batch for batch in batches if batch.batch_id not in self._known), None)
             place = first.begin if first is not None else batches[-1].end if batches else None
-            until[source] = "" if place is None else str(place.position)
-        return frozenset(consumed), until
+            until[source] = "" if place is None else str(place)
+        return frozenset(self._known), until
 
     def _chains_until(self, spans: Sequence[SourceSpan]) -> list[Manifest]:
         """All batches of the sources, once they reach as far as the sources were read.
@@ -352,13 +683,13 @@ class _Table:
                         remedy="see in `lockstep status` whether the source is extracted; then verify again",
                     )
                 time.sleep(_PAUSE_S)
-        return [
-            batch
-            for source in sorted({s.name for s, _ in self._feeding})
-            for batch in manifests.chain(job.store, source)
-        ]
+        for source in sorted({source.name for source, _ in self._feeding}):
+            known = {batch.batch_id for batch in self._chains.get(source, ())}
+            if not known or known != {batch.batch_id for batch in job.meta.batches(source)}:
+                self._chains[source] = list(manifests.chain(job.store, source))
+        return [batch for source in sorted(self._chains) for batch in self._chains[source]]
 
-    def _whole(self, chains: Sequence[Manifest]) -> bool:
+    def _is_whole(self, chains: Sequence[Manifest]) -> bool:
         """Whether every row of the table was staged."""
         store = self._job.store
         if coverage.purged_of(store, chains, [self._name]):
@@ -403,9 +734,11 @@ class _Table:
 
         def take(rows: TableRows) -> None:
             columns = self._columns_of(rows)
-            keys = row_texts(rows.rows, [columns[name] for name in shape.key])
-            values = [column_texts(rows.rows, columns[column.name]).to_pylist() for column in shape.columns]
-            for key, *row in zip(keys.to_pylist(), *values, strict=True):
+            keys_ = row_texts(rows.rows, [columns[name] for name in shape.key], shape.errors)
+            values = [
+                shown_texts(rows.rows, columns[column.name], shape.errors).to_pylist() for column in shape.columns
+            ]
+            for key, *row in zip(keys_.to_pylist(), *values, strict=True):
                 found.setdefault(key, []).append(row)
 
         for source, schema in self._feeding:
@@ -422,9 +755,9 @@ class _Table:
             return found
         for shard in shape.destination.shards:
             where = target_rows.condition(shape, shard, [one.key for one in some])
-            for batch, columns in target_rows.batches(shape, shard, f"WHERE {where}"):
-                keys = row_texts(batch, target_rows.key_columns(shape, shard))
-                values = [column_texts(batch, column).to_pylist() for column in columns]
-                for key, *row in zip(keys.to_pylist(), *values, strict=True):
+            for batch, columns in self._targets.batches(shape, shard, f"WHERE {where}"):
+                keys_ = row_texts(batch, target_rows.key_columns(shape, shard), shape.errors)
+                values = [shown_texts(batch, column, shape.errors).to_pylist() for column in columns]
+                for key, *row in zip(keys_.to_pylist(), *values, strict=True):
                     found.setdefault(key, []).append((shard.table.name, row))
         return found

@@ -34,7 +34,7 @@ from lockstep_airflow.run_context import asked_at, copy_params, holder_name, is_
 from lockstep_airflow.sensor import DRAIN_S
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Collection, Iterator
 
     from airflow.sdk import Context
 
@@ -146,33 +146,58 @@ class CopyPlanOperator(_Killable, BaseOperator):
         }
 
 
-class _CopySensor(_Killable, BaseSensorOperator):
-    """Of one source of a pipeline file, in mode reschedule: between pokes the worker slot is free."""
+class PipelineSensor(_Killable, BaseSensorOperator):
+    """A task of a pipeline file in mode reschedule: between pokes the worker slot is free."""
 
-    ui_color = "#d7ece2"
-
-    def __init__(self, *, file: str, source: str, **kwargs: Any) -> None:
+    def __init__(self, *, file: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.file = file
-        self.source = source
+
+    @property
+    def subject(self) -> str:
+        """What of the pipeline it is for."""
+        raise NotImplementedError
+
+    @property
+    def waits(self) -> Collection[str]:
+        """Codes of errors after which it looks again."""
+        raise NotImplementedError
 
     def poke(self, context: Context) -> PokeReturnValue:
         if is_dry_run(context):
             raise AirflowSkipException("A dry run copies nothing.")
-        failing, opened = as_airflow_failures(f"{self.task_id} {self.source}"), _opened(self.file)
+        failing, opened = as_airflow_failures(f"{self.task_id} {self.subject}"), _opened(self.file)
         with failing, opened as (pipeline, meta, store), self.working():
-            from cdc_core.snapshot.steps import WAITS
-
             try:
-                return self._step(context, pipeline, meta, store)
+                return self.step(context, pipeline, meta, store)
             except RetryLater as error:
-                if error.code not in WAITS:
+                if error.code not in self.waits:
                     raise
-                log.info("%s: waiting: %s", self.source, error)
+                log.info("%s: waiting: %s", self.subject, error)
                 return PokeReturnValue(False)
 
-    def _step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+    def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         raise NotImplementedError
+
+
+class _CopySensor(PipelineSensor):
+    """Of one source."""
+
+    ui_color = "#d7ece2"
+
+    def __init__(self, *, source: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.source = source
+
+    @property
+    def subject(self) -> str:
+        return self.source
+
+    @property
+    def waits(self) -> Collection[str]:
+        from cdc_core.snapshot.steps import WAITS
+
+        return WAITS
 
 
 class CopySensor(_CopySensor):
@@ -181,7 +206,7 @@ class CopySensor(_CopySensor):
     XCom: {source, tables, refused}.
     """
 
-    def _step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+    def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         from cdc_core.snapshot.copier import copier_lease
         from cdc_core.snapshot.steps import extract_to_now, read_tables
 
@@ -217,7 +242,7 @@ class StageCopySensor(_CopySensor):
     XCom: {source, tables, rows, batches, dropped}; counts are those of the last poke.
     """
 
-    def _step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+    def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         from cdc_core.snapshot.copier import copier_lease
         from cdc_core.snapshot.steps import extract_to_now, stage_read
 

@@ -23,12 +23,15 @@ from lockstep_airflow.operators import (
 )
 from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
+from lockstep_airflow.verifying import VerifySensor
 from lockstep_airflow.window import (
     ACCEPT,
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
+    MODE,
     REQUEUE,
+    RESTART,
     SOURCE,
     TABLE,
     TABLES,
@@ -107,6 +110,15 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
                 trigger_rule="none_failed",
                 **common,
             ).expand(source=list(task.sources))
+        case TaskKind.VERIFY:
+            return VerifySensor.partial(
+                file=spec.file,
+                mode="reschedule",
+                poke_interval=spec.airflow.poke_interval_s,
+                timeout=spec.airflow.timeout_s,
+                map_index_template="{{ task.target }}",
+                **common,
+            ).expand(target=list(task.sources))
         case TaskKind.PURGE:
             return PurgeOperator(file=spec.file, **common)
         case TaskKind.SWEEP:
@@ -277,7 +289,41 @@ def _readmit_params(spec: DagSpec) -> dict[str, Param]:
     }
 
 
+def _verify_params(spec: DagSpec) -> dict[str, Param]:
+    return {
+        TARGET: Param(
+            None,
+            type=["null", "string"],
+            enum=[None, *spec.targets],
+            title="Target",
+            description="Empty: every target that runs feed.",
+        ),
+        TABLES: Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string"},
+            title="Tables",
+            description="Logical names of tables. Empty: every table of the target.",
+        ),
+        MODE: Param(
+            None,
+            type=["null", "string"],
+            enum=[None, "ordered", "random", "count", "max-id"],
+            title="Mode",
+            description="ordered: every row, the only proof that a target is equal. random: a sample of the rows. "
+            "count: numbers of rows. max-id: these, and the greatest keys. Empty: as verify.mode says.",
+        ),
+        RESTART: Param(
+            False,
+            type="boolean",
+            title="Restart",
+            description="Begin from the start, also if a verification was interrupted.",
+        ),
+    }
+
+
 _PARAMS = {
+    TaskKind.VERIFY: _verify_params,
     TaskKind.EXTRACT: _params,
     TaskKind.COPY_PLAN: _copy_params,
     TaskKind.REPLAN: _replay_params,
@@ -292,6 +338,11 @@ def _about(spec: DagSpec) -> str:
         return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."
     if spec.tasks[0].kind is TaskKind.READMIT:
         return f"Pipeline `{spec.pipeline}`: {spec.tasks[0].doc} Triggered by hand."
+    if spec.tasks[0].kind is TaskKind.VERIFY:
+        started = f"Started at `{spec.schedule}` (UTC), or by hand." if spec.schedule else "Started by hand."
+        return (
+            f"Pipeline `{spec.pipeline}`: {spec.description}, beside all other runs. {started}\n\n{spec.tasks[0].doc}"
+        )
     if spec.tasks[0].kind is TaskKind.COPY_PLAN:
         return (
             f"Pipeline `{spec.pipeline}`: {spec.description}, beside all other runs. Started by `cdc_{spec.pipeline}` "

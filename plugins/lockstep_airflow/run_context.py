@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any
@@ -16,11 +17,14 @@ from lockstep_airflow.window import (
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
+    MODE,
     REQUEUE,
+    RESTART,
     SOURCE,
     TABLE,
     TABLES,
     TARGET,
+    TARGETS,
     WINDOW_END,
     WINDOW_START,
     RunWindow,
@@ -107,6 +111,27 @@ def copy_params(context: Context, pipeline: Pipeline) -> tuple[tuple[str, ...], 
             remedy=f"choose one of {', '.join(names)}",
         )
     return ((source,) if source else names), tables
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What a run of the verify DAG is for. tables: logical ones; none for all of a target."""
+
+    targets: tuple[str, ...]
+    tables: tuple[str, ...]
+    mode: str
+    restart: bool
+
+
+def verify_params(context: Context, pipeline: Pipeline) -> Asked:
+    """Raises UsageError (airflow.targets)."""
+    params = _params(context)
+    names = tuple(target.name for target in pipeline.targets)
+    target = params.get(TARGET)
+    fed = tuple(one.name for one in pipeline.scheduled_targets)
+    chosen = chosen_targets({TARGETS: [target]}, names) if target else fed
+    tables = tuple(dict.fromkeys(params.get(TABLES) or ()))
+    return Asked(chosen, tables, str(params.get(MODE) or pipeline.verify.mode), bool(params.get(RESTART)))
 
 
 def accepted_of(context: Context, pipeline: Pipeline, source: str) -> tuple[tuple[str, int], ...]:

@@ -9,6 +9,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
     cdc_<pipeline>_retention purge ─► sweep
     cdc_<pipeline>_readmit   readmit
+    cdc_<pipeline>_verify    verify[target]
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ READMIT = "readmit"
 SNAPSHOT = "snapshot"
 COPY = "copy"
 STAGE = "stage"
+VERIFY = "verify"
 
 
 PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lockstep:housekeeping"
@@ -59,6 +61,8 @@ class TaskKind(StrEnum):
     """Reads existing rows of a source's tables; a sensor, mapped over the sources."""
     STAGE_COPY = "stage_copy"
     """Stages what was read, once the log has passed it; a sensor, mapped over the sources."""
+    VERIFY = "verify"
+    """Compares targets with the sources; a sensor, mapped over the targets."""
     COMMIT = "commit"
     """Closes the ledger and moves the consume records of one target."""
 
@@ -70,7 +74,7 @@ class TaskSpec:
     name:     within its group.
     job:      of a Spark task: its application (cdc_core.model.tasks).
     target:   the target it belongs to; "" for those that all targets share.
-    sources:  what a mapped task is mapped over.
+    sources:  what a mapped task is mapped over; of VERIFY, the targets.
     upstream: task ids it waits for.
     doc:      what the task does, shown in Airflow's UI.
     """
@@ -138,7 +142,8 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     replay = (replay_spec(pipeline, file),) if pipeline.targets else ()
     retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
     readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable != "stop" else ()
-    return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *replay, *retention, *readmit)
+    verify = (verify_spec(pipeline, file),) if pipeline.targets else ()
+    return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *replay, *retention, *readmit, *verify)
 
 
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
@@ -228,6 +233,21 @@ def readmit_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     tasks = [TaskSpec(TaskKind.READMIT, READMIT, (), doc, sources=sources)]
     description = f"Readmit isolated tables of {pipeline.pipeline}"
     return _spec(pipeline, file, f"{dag_id_of(pipeline.pipeline)}_readmit", description, None, (), tasks, BY_HAND)
+
+
+def verify_spec(pipeline: Pipeline, file: Path) -> DagSpec:
+    """The DAG `cdc_<pipeline>_verify`: targets compared with the sources, beside all other runs."""
+    targets = tuple(target.name for target in pipeline.targets)
+    doc = (
+        "Compares the rows of a target with those of the sources, in short chunks and with SELECT only. It fails if "
+        "rows differ, and is not retried then: the log names the evidence on the stage. A retry of anything else "
+        "continues after the last range."
+    )
+    tasks = [TaskSpec(TaskKind.VERIFY, VERIFY, (), doc, sources=targets)]
+    description = f"Proof that {', '.join(targets)} of {pipeline.pipeline} equal the sources"
+    dag_id = f"{dag_id_of(pipeline.pipeline)}_verify"
+    schedule = pipeline.verify.schedule
+    return _spec(pipeline, file, dag_id, description, schedule, targets, tasks, HOUSEKEEPING if schedule else BY_HAND)
 
 
 def _spec(

@@ -31,6 +31,8 @@ LAST_BATCHES = "last_batches"
 REQUEUE = "requeue"
 SOURCE = "source"
 TABLE = "table"
+MODE = "mode"
+RESTART = "restart"
 
 
 @dataclass(frozen=True, slots=True)

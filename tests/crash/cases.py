@@ -30,6 +30,7 @@ class Case:
 
 WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
 CHUNK = "cdc_core.snapshot.chunk_file"
+EVIDENCE = "cdc_core.verify.evidence"
 COMMIT, WRITE = "cdc_core.apply.commit", "cdc_core.target.write"
 SUBMIT, COMPARE = ("cdc_core.apply.spark_application", "SparkApplication.submit"), "cdc_core.target.compare"
 TASK, DRIVER, WORKER, JVM = "the task", "the driver", "a Python worker", "the driver's JVM"
@@ -142,6 +143,18 @@ CASES = (
          "the next run finds nothing to do", victim="meta"),
     Case("commit", "offset committed, not reported", TASK, META, "Meta.commit_run", "after",
          "the next run finds nothing to do"),
+    Case("verify", "range compared, not in meta", TASK, META, "Meta.keep_progress", "before",
+         "the range is verified again", call=2),
+    Case("verify", "range in meta", TASK, META, "Meta.keep_progress", "after",
+         "the verification continues after the range", call=2),
+    Case("verify", "all ranges in meta, no evidence", TASK, EVIDENCE, "keep", "before",
+         "the evidence is written, and nothing is read again"),
+    Case("verify", "evidence written, verification not ended in meta", TASK, META, "Meta.finish_verification", "before",
+         "the evidence is written once more"),
+    Case("verify", "verification ended in meta", TASK, META, "Meta.finish_verification", "after",
+         "the next verification begins from the start"),
+    Case("verify", "range compared, not in meta", META_SERVER, META, "Meta.keep_progress", "before",
+         "the range is verified again", victim="meta", call=2),
 )  # fmt: skip
 
 

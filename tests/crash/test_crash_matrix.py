@@ -19,6 +19,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
+from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
 from tests.crash.cases import CASES, Case, table
@@ -152,6 +153,18 @@ class Line:
         assert self.again("repair")["equal"] is True
         assert self.again("verify")["equal"] is True
 
+    def is_verified(self) -> None:
+        """Verified again, the planted faults are found, each once, and every row has been counted once."""
+        status, answer = self.lockstep("verify")
+        while status == 75 and answer["error"]["code"] == "verify.running":
+            time.sleep(1)
+            status, answer = self.lockstep("verify")
+        assert status == 4, answer
+        (told,) = answer["tables"]
+        assert told["source_rows"] == len(self.source_rows())
+        assert told["target_rows"] == len(self.target_rows())
+        assert [(one["kind"], one["key"]["id"]) for one in told["findings"]] == list(FAULTS)
+
     def source_rows(self) -> list[tuple[Any, ...]]:
         with self.source.server.connect(self.source.name) as connection, connection.cursor() as cursor:
             cursor.execute(f"SELECT {COLUMNS} FROM orders")
@@ -208,6 +221,25 @@ def begin_after_rows(line: Line) -> None:
     )  # fmt: skip
 
 
+FAULTS = (("missing", "2"), ("differs", "30000"), ("surplus", "70000"))
+
+
+def fill_target(line: Line) -> None:
+    """Many rows, several ranges of them; the target has all but for some faults, and has consumed everything."""
+    line.source.execute("INSERT INTO orders SELECT seq, seq, 'many' FROM seq_2001_to_62000")
+    line.pipeline.write_text(line.pipeline.read_text() + "snapshot: {chunk_mib: 1}\n")
+    line.again("extract")
+    rows = [*line.source_rows(), (70000, 70000, "surplus")]
+    with line.target.connect("shards", autocommit=True) as connection, connection.cursor() as cursor:
+        for shard in (0, 1):
+            mine = [row for row in rows if row[0] % 2 == shard and row[0] != 2]
+            cursor.executemany(f"INSERT INTO orders_{shard} VALUES (%s, %s, %s)", mine)
+        cursor.execute("UPDATE orders_0 SET status = 'fault' WHERE id = 30000")
+    url = f"{line.target.url.replace('mysql://', 'mysql+pymysql://')}/meta"
+    with Meta.open(url if "env:META" in line.pipeline.read_text() else f"sqlite:///{line.folder}/meta.db") as meta:
+        meta.seed("shards", list(meta.batches("shop")))
+
+
 @pytest.mark.parametrize(
     "case",
     [
@@ -228,9 +260,11 @@ def test_after_a_kill_the_same_commands_end_equal(
 ) -> None:
     bucket = request.getfixturevalue("s3_server") if case.victim == "s3" else None
     line = line_of(commands, case, source_database, target, bucket, tmp_path)
-    command = {"extract": "extract", "copy": "snapshot", "repair": "repair"}.get(case.step, "run")
+    command = {"extract": "extract", "copy": "snapshot", "repair": "repair", "verify": "verify"}.get(case.step, "run")
     if command == "snapshot":
         begin_after_rows(line)
+    elif command == "verify":
+        fill_target(line)
     elif command == "run":
         line.again("extract")
     elif command == "repair":
@@ -242,6 +276,9 @@ def test_after_a_kill_the_same_commands_end_equal(
     line.mend()
     if command == "extract":
         line.is_staged()
+        return
+    if command == "verify":
+        line.is_verified()
         return
     if command == "snapshot":
         line.is_copied()

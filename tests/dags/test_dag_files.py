@@ -66,7 +66,7 @@ def test_each_pipeline_file_is_a_dag_the_same_each_time_and_parsing_imports_noth
     found = parse(python, PYTHONHASHSEED="1")
     assert found["errors"] == {}
     assert sorted(found["dags"]) == [
-        f"cdc_{name}{suffix}" for name in ("bank", "shop") for suffix in ("", "_replay", "_snapshot")
+        f"cdc_{name}{suffix}" for name in ("bank", "shop") for suffix in ("", "_replay", "_snapshot", "_verify")
     ]
     assert found["dags"]["cdc_shop"] == [
         "extract", "plan", "merge", "to_main.filter", "to_main.write", "to_main.quality", "to_main.commit"

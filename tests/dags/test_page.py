@@ -30,6 +30,7 @@ from tests.unit.apply.made_line import WINDOW, Line
 OURS = '<script src="page.js" defer></script>'
 REPLAY = "cdc_shop_replay"
 SNAPSHOT = "cdc_shop_snapshot"
+VERIFY = "cdc_shop_verify"
 
 
 @pytest.fixture(scope="module")
@@ -224,9 +225,9 @@ def test_buttons_are_shown_for_the_dags_of_which_one_may_start_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert forms(client("VIEWER").get("/lockstep/").text) == []
-    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY]
+    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY, VERIFY]
     write_pipeline("shop", on_unreadable="isolate")
-    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY, "cdc_shop_readmit"]
+    assert forms(client("USER").get("/lockstep/").text) == ["cdc_shop", SNAPSHOT, REPLAY, VERIFY, "cdc_shop_readmit"]
     manager = airflow_app.state.auth_manager
     granted = manager.is_authorized_dag
 

@@ -51,7 +51,7 @@ def test_a_replay_only_target_is_in_the_replay_dag_alone(write_pipeline: Callabl
     file = write_pipeline("shop")
     second = '  - {name: new, connections: ["airflow:target_db"], replay_only: true, tables: {"*": {}}}\n'
     file.write_text(file.read_text() + second)
-    line, _, replay = dag_specs(config.load(file), file)
+    line, _, replay, _ = dag_specs(config.load(file), file)
     assert (line.targets, replay.targets) == (("main",), ("main", "new"))
     assert [task.kind for task in replay.tasks][:2] == [TaskKind.REPLAN, TaskKind.SPARK]
     dag = render(replay)
@@ -70,6 +70,7 @@ def test_tags_tell_the_pipelines_from_what_is_triggered_by_hand(write_pipeline: 
         "cdc_shop_snapshot": {"lockstep", "lockstep:by hand", "shop"},
         "cdc_shop_replay": {"lockstep", "lockstep:by hand", "shop"},
         "cdc_shop_retention": {"lockstep", "lockstep:housekeeping", "shop"},
+        "cdc_shop_verify": {"lockstep", "lockstep:by hand", "shop"},
     }
     assert all(dag.description and dag.doc_md and dag.doc_md != dag.description for dag in dags)
 
@@ -85,7 +86,9 @@ def test_retention_gives_a_dag_of_its_own_with_its_schedule(write_pipeline: Call
 
     file = write_pipeline("shop", more="retention: {keep: 30d, schedule: '0 5 * * *'}\n")
     specs = dag_specs(config.load(file), file)
-    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_snapshot", "cdc_shop_replay", "cdc_shop_retention"]
+    assert [spec.dag_id.removeprefix("cdc_shop") for spec in specs] == [
+        "", "_snapshot", "_replay", "_retention", "_verify",
+    ]  # fmt: skip
     dag = render(specs[3])
     assert [(task.task_id, task.upstream_task_ids) for task in dag.tasks] == [("purge", set()), ("sweep", {"purge"})]
     assert (specs[3].schedule, type(dag.timetable)) == ("0 5 * * *", type(render(specs[0]).timetable))
@@ -96,7 +99,9 @@ def test_a_pipeline_that_isolates_tables_has_a_dag_that_lets_them_in_again(write
 
     file = write_pipeline("shop", on_unreadable="isolate")
     specs = dag_specs(config.load(file), file)
-    assert [spec.dag_id for spec in specs] == ["cdc_shop", "cdc_shop_snapshot", "cdc_shop_replay", "cdc_shop_readmit"]
+    assert [spec.dag_id.removeprefix("cdc_shop") for spec in specs] == [
+        "", "_snapshot", "_replay", "_readmit", "_verify",
+    ]  # fmt: skip
     dag = render(specs[3])
     assert ([task.task_id for task in dag.tasks], specs[3].schedule) == (["readmit"], None)
     assert dag.params.get_param("source").schema["enum"] == ["shop_db"]
@@ -126,6 +131,25 @@ def test_existing_rows_are_copied_by_a_dag_of_their_own_that_the_pipeline_starts
     assert dag.params.get_param("source").schema["enum"] == [None, "shop_db"]
     none = write_pipeline("bank")
     assert "snapshot" not in render(dag_specs(config.load(none), none)[0]).task_ids
+
+
+def test_targets_are_verified_by_a_dag_of_their_own_that_nothing_starts_unless_the_file_says_so(
+    write_pipeline: Callable[..., Path],
+) -> None:
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop")
+    spec = dag_specs(config.load(file), file)[-1]
+    assert (spec.dag_id, spec.schedule) == ("cdc_shop_verify", None)
+    dag = render(spec)
+    (task,) = dag.tasks
+    assert (task.task_id, task.expand_input.value) == ("verify", {"target": ["main"]})
+    assert task.partial_kwargs["mode"] == "reschedule"
+    dag.params.validate()
+    assert dag.params.get_param("target").schema["enum"] == [None, "main"]
+    other = write_pipeline("bank", more="verify: {schedule: '0 2 * * 0', mode: random}\n")
+    scheduled = dag_specs(config.load(other), other)[-1]
+    assert (scheduled.schedule, scheduled.tags[1]) == ("0 2 * * 0", "lockstep:housekeeping")
 
 
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:

@@ -34,7 +34,8 @@ TYPES = {
     "'2024-01-01 10:00:00.000002'"), "ts": ("TIMESTAMP NULL", "'2024-01-01 10:00:00'", "'2024-01-01 11:00:00'"),
     "t": ("TIME(3)", "'-100:00:00.001'", "'-100:00:00.002'"), "y": ("YEAR", "1999", "2000"),
     "b1": ("BIT(1)", "b'0'", "b'1'"), "b9": ("BIT(9)", "b'100000001'", "b'100000000'"),
-    "e": ("ENUM('a','b','')", "'a'", "'b'"), "s": ("SET('x','y','z')", "'x,z'", "'x,y'"),
+    "e": ("ENUM('a','b','')", "'a'", "'b'"),
+    "s": ("SET('x','y','z')", "'x,z'", "'x,y'"),
     "c": ("CHAR(10)", "'Case'", "'case'"), "v": ("VARCHAR(20)", "'blank'", "'blank '"),
     "tx": ("TEXT", "'tab\\t\\\\N'", "'tab\\t\\\\n'"), "bin": ("BINARY(4)", "X'00FF'", "X'00FE'"),
     "vb": ("VARBINARY(9)", "X'0001'", "X'000100'"), "bl": ("BLOB", "X'80'", "X'81'"),
@@ -100,16 +101,15 @@ class Verified:
         """On the source, and not in its log."""
         self.line.origin.execute("SET SESSION sql_log_bin = 0", *statements)
 
-    def verify(
-        self, *tables: str, progressed: Callable[[str, str, int], None] = lambda table, side, rows: None
-    ) -> dict[str, TableResult]:
+    def verify(self, *tables: str, **options: Any) -> dict[str, TableResult]:
+        """options: of the job."""
         pipeline = self.line.pipeline
         with Meta.open(pipeline.meta.url) as meta:
             job = Job(
                 pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: self.drain(), self.environ,
-                progressed,
+                **options,
             )  # fmt: skip
-            return {one.table: one for one in verify(job, tables)}
+            return {one.table: one for one in verify(job, tables).results}
 
     def found(self, table: str) -> list[tuple[str, str, dict[str, Any], list[str]]]:
         result = self.verify(table)[table]
@@ -478,7 +478,7 @@ def test_without_an_extraction_rows_that_differ_are_not_judged(shop: Verified) -
         job = Job(
             pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: None, shop.environ, wait_s=0.0
         )
-        (result,) = verify(job)
+        (result,) = verify(job).results
     assert result.error is not None
     assert result.error.code == "verify.not_staged"
     assert not result.equal

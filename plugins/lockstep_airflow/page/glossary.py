@@ -14,6 +14,8 @@ TERMS = {
     "log kept": "How long the source will keep the changes that are not extracted yet, before it purges them.",
     "late": "Intervals of the schedule that are over but not complete. The latest does not count; it may be running.",
     "partial": "The staged files lack rows of the table, such as those from before the pipeline started.",
+    "verification": "A comparison of a target with the sources, as of places of their logs. Only the mode ordered "
+    "compares every row and proves that they are equal; the evidence is on the stage.",
     "existing rows": "Rows that a table had before it was captured. A copy brings them; the log has only changes.",
     "staged": "Changes that the run read from the staged files.",
     "key changes": "Updates that changed a row's key. Each counts as a delete and an insert.",

@@ -233,7 +233,7 @@ def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) 
 
 def test_the_migrations_are_part_of_the_package() -> None:
     """The script location is a package: it must be there wherever Lockstep is installed."""
-    assert migrate.head() == "0015"
+    assert migrate.head() == "0016"
     config = Config()
     config.set_main_option("script_location", "cdc_core.meta:migrations")
     by_alembic = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]

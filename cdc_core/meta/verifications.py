@@ -1,0 +1,52 @@
+"""Verifications of targets: how far the one under way is, and what the latest of each mode has found.
+
+Every change happens under the verifier's lease. The evidence itself is on the stage; meta has a summary of it, so that
+`lockstep status` and the page need not read the stage.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from cdc_core.meta import leases, tables
+from cdc_core.meta.database import now_us
+from cdc_core.meta.rows import Lease, Verification
+
+_verification = tables.verification
+
+
+def find(connection: Connection, pipeline: str) -> tuple[Verification, ...]:
+    """Of all targets of a pipeline that a verification has begun for, by name."""
+    rows = connection.execute(
+        select(_verification).where(_verification.c.pipeline == pipeline).order_by(_verification.c.target)
+    )
+    return tuple(
+        Verification(row.target, row.progress or "", json.loads(row.evidence or "{}"), row.updated_us) for row in rows
+    )
+
+
+def keep_progress(connection: Connection, lease: Lease, pipeline: str, target: str, progress: str | None) -> None:
+    """progress: a document; None where no verification is under way any more. Raises RetryLater (meta.lease_lost)."""
+    leases.require_held(connection, lease)
+    _write(connection, pipeline, target, {"progress": progress})
+
+
+def finish(
+    connection: Connection, lease: Lease, pipeline: str, target: str, mode: str, evidence: Mapping[str, Any]
+) -> None:
+    """The verification under way has ended with this evidence, a summary. Raises RetryLater (meta.lease_lost)."""
+    leases.require_held(connection, lease)
+    known = next((one.evidence for one in find(connection, pipeline) if one.target == target), {})
+    kept = json.dumps({**known, mode: dict(evidence)}, ensure_ascii=False)
+    _write(connection, pipeline, target, {"progress": None, "evidence": kept})
+
+
+def _write(connection: Connection, pipeline: str, target: str, values: Mapping[str, str | None]) -> None:
+    mine = (_verification.c.pipeline == pipeline) & (_verification.c.target == target)
+    now = now_us(connection)
+    if not connection.execute(update(_verification).where(mine).values(**values, updated_us=now)).rowcount:
+        connection.execute(insert(_verification).values(pipeline=pipeline, target=target, **values, updated_us=now))

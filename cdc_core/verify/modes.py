@@ -1,0 +1,54 @@
+"""What a verification compares, and what its results mean for who asked for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, worst
+from cdc_core.words import counted
+
+if TYPE_CHECKING:
+    from cdc_core.verify.verifier import TableResult
+
+
+class Mode(StrEnum):
+    """What is compared. Only ORDERED proves that a target is equal."""
+
+    ORDERED = "ordered"
+    """Every row."""
+    RANDOM = "random"
+    """Every row of some ranges of keys, chosen at random."""
+    COUNT = "count"
+    """The number of rows."""
+    MAX_ID = "max-id"
+    """The number of rows, and the greatest key."""
+
+
+def outcome(results: Sequence[TableResult], target: str) -> LockstepError | None:
+    """The error of the results together; None where all tables are equal."""
+    errors = [one.error for one in results if one.error is not None]
+    different = [one for one in results if one.differences]
+    if different:
+        errors.append(
+            DataAtRisk(
+                f"{counted(sum(one.differences for one in different), 'row')} of "
+                f"{', '.join(one.table for one in different)} differ.",
+                where=f"target {target}",
+                code="verify.differs",
+                remedy="see which side is wrong, and docs/operations.md, Verification, for what to do",
+            )
+        )
+    unsettled = [one for one in results if one.unsettled]
+    if unsettled:
+        errors.append(
+            RetryLater(
+                f"{counted(sum(one.unsettled for one in unsettled), 'row')} of "
+                f"{', '.join(one.table for one in unsettled)} could not be judged: they were changing.",
+                where=f"target {target}",
+                code="verify.unsettled",
+                remedy="verify again, after the next run",
+            )
+        )
+    return worst(errors) if errors else None

@@ -1,0 +1,181 @@
+"""How far a verification is: what a killed one leaves for the next, as one document in meta.
+
+A table is verified range by range. What was found in the ranges so far is a `Tally`, which the next range is added to.
+It must keep true that a verification continues only where it would do the same again: the same definition of the
+pipeline, the same tables and mode, and tables whose definitions on both sides are the same (`definition`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from itertools import accumulate
+from typing import Any
+
+from cdc_core.model.position import Position
+from cdc_core.snapshot.keys import Key
+from cdc_core.verify.comparison import Difference, Kind, Side, Wrong
+from cdc_core.windows import age_us
+
+VERSION = 1
+NOTHING = Side(0, "")
+_MODULUS = 1 << 128
+_DIFFERENCE_BYTES = 40
+"""Of a difference in JSON, beside its key."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceSpan:
+    """Between which places of a source's log its rows were read: the lowest `low`, the highest `high`."""
+
+    source: str
+    low: Position
+    high: Position
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """What the ranges of a table so far have shown.
+
+    definition: of what is compared, a digest. driver: number of the source table that cuts the ranges now. reached:
+    the key up to which the table is verified, of that source table; () at the beginning. complete: nothing is left.
+    ranges: that were compared. skipped_rows: in ranges that a sample left out. consumed_until: by source, up to where
+    the target had consumed the staged batches before the first range of it was read. first: the first differences.
+    seconds: that the ranges took.
+    """
+
+    definition: str
+    driver: int = 0
+    reached: Key = ()
+    complete: bool = False
+    ranges: int = 0
+    skipped_rows: int = 0
+    spans: tuple[SourceSpan, ...] = ()
+    consumed_until: Mapping[str, str] = field(default_factory=dict)
+    source: Side = NOTHING
+    target: Side = NOTHING
+    moving: int = 0
+    unsettled: int = 0
+    found: Mapping[str, int] = field(default_factory=dict)
+    first: tuple[Difference, ...] = ()
+    seconds: float = 0.0
+
+    @property
+    def first_bytes(self) -> int:
+        """About what `first` takes in `to_json`."""
+        return sum(map(_bytes_of, self.first))
+
+    def plus(self, other: Tally, *, most_first: int, most_bytes: int) -> Tally:
+        """Both; what is reached, and its definition, are the other's. most_first, most_bytes: of the differences that
+        are kept."""
+        found = {name: self.found.get(name, 0) + other.found.get(name, 0) for name in {**self.found, **other.found}}
+        return replace(
+            other,
+            ranges=self.ranges + other.ranges,
+            skipped_rows=self.skipped_rows + other.skipped_rows,
+            spans=_joined(self.spans, other.spans),
+            consumed_until={**other.consumed_until, **self.consumed_until},
+            source=_sum(self.source, other.source),
+            target=_sum(self.target, other.target),
+            moving=self.moving + other.moving,
+            unsettled=self.unsettled + other.unsettled,
+            found=found,
+            first=_first((self.first + other.first)[:most_first], most_bytes),
+            seconds=self.seconds + other.seconds,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "definition": self.definition, "driver": self.driver, "reached": list(self.reached),
+            "complete": self.complete, "ranges": self.ranges, "skipped_rows": self.skipped_rows,
+            "spans": [[one.source, one.low.to_json(), one.high.to_json()] for one in self.spans],
+            "consumed_until": dict(self.consumed_until),
+            "source": [self.source.rows, self.source.sum_], "target": [self.target.rows, self.target.sum_],
+            "moving": self.moving, "unsettled": self.unsettled, "found": dict(self.found),
+            "first": [[one.key, one.kind, one.wrong, one.source_rows, one.target_rows] for one in self.first],
+            "seconds": self.seconds,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Tally:
+        spans = tuple(
+            SourceSpan(source, Position.from_json(low), Position.from_json(high)) for source, low, high in data["spans"]
+        )
+        first = tuple(Difference(key, Kind(kind), Wrong(wrong), s, t) for key, kind, wrong, s, t in data["first"])
+        given = {
+            "reached": tuple(data["reached"]), "spans": spans, "first": first,
+            "source": Side(*data["source"]), "target": Side(*data["target"]),
+        }  # fmt: skip
+        return cls(**{**data, **given})
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A verification under way.
+
+    scope: what it is of: pipeline definition, mode, tables, a digest. started_us: when it began, µs UTC, by meta's
+    clock. seed: of a sample. tables: by logical table that was begun.
+    """
+
+    scope: str
+    started_us: int
+    seed: int = 0
+    tables: Mapping[str, Tally] = field(default_factory=dict)
+
+    def with_table(self, table: str, tally: Tally | None) -> Progress:
+        """tally: None to begin the table again."""
+        others = {name: one for name, one in self.tables.items() if name != table}
+        return replace(self, tables=others if tally is None else {**others, table: tally})
+
+    def to_text(self) -> str:
+        document = {
+            "version": VERSION, "scope": self.scope, "started_us": self.started_us, "seed": self.seed,
+            "tables": {name: tally.to_json() for name, tally in self.tables.items()},
+        }  # fmt: skip
+        return json.dumps(document, ensure_ascii=False)
+
+    @classmethod
+    def from_text(cls, text: str) -> Progress | None:
+        """None for what another version of Lockstep has written."""
+        data = json.loads(text)
+        if data["version"] != VERSION:
+            return None
+        tables = {name: Tally.from_json(one) for name, one in data["tables"].items()}
+        return cls(data["scope"], data["started_us"], data["seed"], tables)
+
+
+def why_again(text: str, scope: str, now_us: int, resume_within: str) -> str:
+    """Why a verification that was interrupted is not continued, for people; "" if it is."""
+    found = Progress.from_text(text)
+    if found is None:
+        return "another version of Lockstep began it"
+    if found.scope != scope:
+        return "the pipeline's definition, the mode or the tables asked for were others"
+    if now_us - found.started_us > age_us(resume_within):
+        return f"it began more than {resume_within} ago (verify.resume_within)"
+    return ""
+
+
+def _bytes_of(one: Difference) -> int:
+    return len(json.dumps(one.key, ensure_ascii=False).encode()) + _DIFFERENCE_BYTES
+
+
+def _first(some: tuple[Difference, ...], most_bytes: int) -> tuple[Difference, ...]:
+    """As many of the first as take no more than this."""
+    sizes = accumulate(map(_bytes_of, some))
+    return tuple(one for one, size in zip(some, sizes, strict=True) if size <= most_bytes)
+
+
+def _joined(some: tuple[SourceSpan, ...], more: tuple[SourceSpan, ...]) -> tuple[SourceSpan, ...]:
+    spans = {one.source: one for one in some}
+    for one in more:
+        known = spans.get(one.source, one)
+        spans[one.source] = SourceSpan(one.source, min(known.low, one.low), max(known.high, one.high))
+    return tuple(spans[name] for name in sorted(spans))
+
+
+def _sum(one: Side, other: Side) -> Side:
+    if not other.sum_ or not one.sum_:
+        return Side(one.rows + other.rows, one.sum_ or other.sum_)
+    return Side(one.rows + other.rows, f"{(int(one.sum_, 16) + int(other.sum_, 16)) % _MODULUS:032x}")

@@ -1,0 +1,358 @@
+"""A verification goes range by range: each is judged alone, continued after a kill, waits as a copy does; and the cheap
+modes never pass for a proof."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc_core.errors import RetryLater
+from cdc_core.meta import Meta
+from cdc_core.stage.stores import open_stage
+from cdc_core.verify import evidence, source_rows, verifier
+from cdc_core.verify.comparison import Comparison, Kind, Wrong
+from cdc_core.verify.lease import verifier_lease
+from cdc_core.verify.modes import Mode
+from cdc_core.verify.verifier import Job, TableResult, verify
+from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, fill, numbers, verified
+
+__all__ = ["verified"]
+
+ROWS = 7
+"""Of a range."""
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source_rows, "chunk_rows", lambda size_bytes, row_bytes: ROWS)
+
+
+@pytest.fixture
+def shop(verified: Callable[..., Verified]) -> Verified:
+    run = verified()
+    numbers(run)
+    return run
+
+
+class Killed(BaseException):
+    """As a process that ends at this moment: nothing catches it."""
+
+
+@contextmanager
+def begun(run: Verified, **options: Any) -> Iterator[tuple[Job, list[str]]]:
+    """A job with a lease, and what it says."""
+    pipeline = run.line.pipeline
+    said: list[str] = []
+    with Meta.open(pipeline.meta.url) as meta, verifier_lease(meta, "shop", "copy") as lease:
+        yield Job(
+            pipeline, pipeline.targets[0], meta, open_stage(pipeline.stage), lambda _: run.drain(), run.environ,
+            lease=lease, said=said.append, **options,
+        ), said  # fmt: skip
+
+
+def killed_after(run: Verified, ranges: int, monkeypatch: pytest.MonkeyPatch, **options: Any) -> None:
+    with begun(run, **options) as (job, _), monkeypatch.context() as patched:
+        keep, left = Meta.keep_progress, [ranges]
+
+        def kept(self: Meta, *given: Any) -> None:
+            keep(self, *given)
+            left[0] -= 1
+            if not left[0]:
+                raise Killed
+
+        patched.setattr(Meta, "keep_progress", kept)
+        with pytest.raises(Killed):
+            verify(job)
+
+
+def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The keys of the source that are read from now on."""
+    found: list[str] = []
+    add = Comparison.add
+
+    def added(self: Comparison, side: str, keys: Any, texts: Any, places: Any) -> None:
+        found.extend(keys.to_pylist() if side == "source" else [])
+        add(self, side, keys, texts, places)
+
+    monkeypatch.setattr(Comparison, "add", added)
+    return found
+
+
+@FIRST_MARIADB
+def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
+    shop.target("DELETE FROM number WHERE id IN (6, 39)", "INSERT INTO number VALUES (-5, 'x', NULL), (99, 'x', NULL)")
+    read = read_keys(monkeypatch)
+    result = shop.verify("number")["number"]
+    assert sorted(map(int, read)) == list(range(40))
+    assert (result.ranges, result.source.rows, result.target.rows) == (6, 40, 40)
+    assert [(one.kind, one.key["id"]) for one in result.findings] == [
+        (Kind.SURPLUS, "-5"), (Kind.MISSING, "6"), (Kind.MISSING, "39"), (Kind.SURPLUS, "99"),
+    ]  # fmt: skip
+
+
+@FIRST_MYSQL
+def test_killed_it_continues_after_the_last_range_and_keeps_what_it_had_found(
+    shop: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.target("UPDATE number SET v = 'fault' WHERE id IN (3, 30)")
+    whole = shop.verify("number")["number"]
+    killed_after(shop, 3, monkeypatch)
+    read = read_keys(monkeypatch)
+    with begun(shop) as (job, said):
+        found = verify(job)
+        evidence.keep(job, found)
+    assert sorted(map(int, read)) == list(range(21, 40)), "what was verified is not read again"
+    assert any("continues after 21 verified rows" in line for line in said)
+    (result,) = found.results
+    assert [(one.key["id"], one.columns["v"]) for one in result.findings] == [
+        ("3", ("v3", "fault")), ("30", ("v30", "fault")),
+    ]  # fmt: skip
+    assert (result.source, result.target, result.found) == (whole.source, whole.target, whole.found)
+    with Meta.open(shop.line.pipeline.meta.url) as meta:
+        known = meta.verification("shop", "copy")
+    assert known is not None
+    assert (known.progress, known.evidence["ordered"]["differences"]) == ("", 2)
+
+
+@pytest.mark.matrix
+@FIRST_MARIADB
+def test_what_was_verified_under_other_definitions_or_too_long_ago_is_verified_again_and_says_so(
+    shop: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def continued(**options: Any) -> tuple[int, str]:
+        read = read_keys(monkeypatch)
+        with begun(shop, **options) as (job, said):
+            verify(job)
+        return len(read), " ".join(said)
+
+    killed_after(shop, 2, monkeypatch)
+    assert continued()[0] == 40 - 14
+    killed_after(shop, 2, monkeypatch, restart=True)
+    rows, said = continued(restart=True)
+    assert rows == 40
+    assert "--restart" in said
+    killed_after(shop, 2, monkeypatch, restart=True)
+    rows, said = continued(mode=Mode.RANDOM, sample_percent=100.0)
+    assert rows == 40
+    assert "the mode" in said
+    killed_after(shop, 2, monkeypatch)
+    shop.source("ALTER TABLE number ADD COLUMN extra INT")
+    shop.target("ALTER TABLE number ADD COLUMN extra INT")
+    rows, said = continued()
+    assert rows == 40
+    assert "number begins from the start" in said
+    killed_after(shop, 2, monkeypatch, restart=True)
+    now = Meta.now_us
+    monkeypatch.setattr(Meta, "now_us", lambda self: now(self) + 25 * 3600 * 1_000_000)
+    rows, said = continued()
+    assert rows == 40
+    assert "more than 24h ago" in said
+
+
+@FIRST_MYSQL
+def test_a_verifier_that_has_lost_its_lease_moves_nothing(shop: Verified) -> None:
+    with begun(shop) as (job, _):
+        assert job.lease is not None
+        job.meta.release_lease(job.lease)
+        with verifier_lease(job.meta, "shop", "copy"), pytest.raises(RetryLater) as caught:
+            verify(job)
+        assert caught.value.code == "meta.lease_lost"
+        assert job.meta.verification("shop", "copy") is None
+
+
+@FIRST_MYSQL
+def test_it_waits_while_a_copy_would_have_to_and_ends_while_copies_are_paused(
+    shop: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    busy = f"SELECT COUNT(*) FROM {shop.line.origin.name}.busy"
+    shop.source("CREATE TABLE busy (id INT PRIMARY KEY)", "INSERT INTO busy VALUES (1)")
+    monkeypatch.setattr(source_rows, "WAIT_S", 0.01)
+    shop.line.again(
+        **{"            meta:": f"            snapshot: {{throttle: {{query: '{busy}'}}}}\n            meta:"}
+    )
+    waits: list[str] = []
+    with begun(shop) as (job, _):
+
+        def say(line: str) -> None:
+            if "the query of snapshot.throttle returns 1" in line:
+                waits.append(line)
+                shop.source("DELETE FROM busy")
+
+        found = verify(replace(job, said=say), ["number"])
+        assert found.results[0].equal
+        assert waits
+        job.meta.pause_copies("shop", "me")
+        with pytest.raises(RetryLater) as caught:
+            verify(replace(job, restart=True), ["number"])
+        assert caught.value.code == "verify.paused"
+
+
+@FIRST_MARIADB
+def test_several_tables_that_feed_one_are_cut_by_one_after_the_other(
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = verified()
+    for name, ids in (("all_a", range(0, 60, 3)), ("all_b", range(31, 100, 3))):
+        run.source(f"CREATE TABLE {name} (id INT PRIMARY KEY, v VARCHAR(20) COLLATE utf8mb4_general_ci, at DATETIME)")
+        fill(run, ids, name)
+    run.drain()
+    run.target("CREATE TABLE `all` (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)")
+    for name in ("all_a", "all_b"):
+        run.target(f"INSERT INTO `all` SELECT * FROM {run.line.origin.name}.{name}")
+    run.consumed()
+    read = read_keys(monkeypatch)
+    result = run.verify("all")["all"]
+    assert result.equal
+    assert result.ranges > 4
+    assert sorted(map(int, read)) == sorted([*range(0, 60, 3), *range(31, 100, 3)])
+    run.target("DELETE FROM `all` WHERE id IN (0, 31, 57, 97)", "INSERT INTO `all` VALUES (1000, '', NULL)")
+    found = run.verify("all")["all"]
+    assert sorted(int(str(one.key["id"])) for one in found.findings) == [0, 31, 57, 97, 1000]
+
+
+@FIRST_MARIADB
+def test_keys_that_the_sides_order_differently_are_verified_in_one_range(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    names = [f"{letter}{n}" for n in range(10) for letter in "aBcDé"]
+    run.source(
+        "CREATE TABLE number (name VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin PRIMARY KEY, v INT)",
+        *(f"INSERT INTO number VALUES ('{name}', 1)" for name in names),
+    )
+    run.drain()
+    run.target(
+        "CREATE TABLE number (name VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_general_ci PRIMARY KEY, v INT)",
+        f"INSERT INTO number SELECT * FROM {run.line.origin.name}.number",
+    )
+    run.consumed()
+    result = run.verify("number")["number"]
+    assert (result.error, result.equal, result.ranges) == (None, True, 1)
+    assert "may order the column name differently" in result.whole
+
+
+@pytest.mark.matrix
+@FIRST_MYSQL
+def test_a_sample_sees_a_share_and_never_passes_for_a_proof(shop: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verifier, "_SAMPLED_ROWS", ROWS)
+    fill(shop, range(100, 200))
+    shop.load("number")
+
+    def sample(seed: int) -> tuple[TableResult, list[str]]:
+        read = read_keys(monkeypatch)
+        with begun(shop, mode=Mode.RANDOM, sample_percent=30.0, seed=seed) as (job, _):
+            (result,) = verify(job, ["number"]).results
+            evidence.keep(job, verify(replace(job, restart=True), ["number"]))
+            _, document = evidence.newest(job.store, "copy")
+        assert (document["mode"], document["seed"]) == ("random", seed)
+        assert document["equal"] is (None if result.agrees else False)
+        return result, sorted(read[: result.source.rows])
+
+    (one, keys), (again, same), (_, others) = sample(1), sample(1), sample(2)
+    assert keys == same
+    assert keys != others
+    assert (one.agrees, one.equal, one.differences) == (True, False, 0)
+    assert 0.1 < one.source.rows / 140 < 0.6
+    assert abs(one.source.rows + one.skipped_rows - 140) <= ROWS
+    assert again.source == one.source
+    shop.target(f"UPDATE number SET v = 'fault' WHERE id = {keys[0]}")
+    assert sample(1)[0].found == {Wrong.TARGET: 1}
+
+
+@FIRST_MARIADB
+def test_counts_and_greatest_keys_are_judged_as_of_places_and_are_no_proof(shop: Verified) -> None:
+    def seen(mode: Mode) -> tuple[bool, bool, int, int]:
+        result = shop.verify("number", mode=mode)["number"]
+        assert result.error is None
+        return result.agrees, result.equal, result.differences, result.moving
+
+    for mode in (Mode.COUNT, Mode.MAX_ID):
+        assert seen(mode) == (True, False, 0, 0)
+    shop.source(
+        "INSERT INTO number VALUES (500, 'later', NULL), (501, 'later', NULL)", "DELETE FROM number WHERE id = 1"
+    )
+    for mode in (Mode.COUNT, Mode.MAX_ID):
+        assert seen(mode) == (True, False, 0, 1), "a lag is no difference"
+    shop.target("INSERT INTO number VALUES (500, 'later', NULL), (501, 'later', NULL)")
+    assert seen(Mode.COUNT) == (True, False, 0, 1), "a batch may be there in part"
+    shop.target("DELETE FROM number WHERE id IN (7, 8, 9, 10, 11)")
+    for mode in (Mode.COUNT, Mode.MAX_ID):
+        assert seen(mode)[2] > 0
+    shop.load("number")
+    assert seen(Mode.MAX_ID) == (True, False, 0, 0)
+    shop.target("UPDATE number SET id = 600 WHERE id = 501")
+    assert seen(Mode.COUNT) == (True, False, 0, 0), "which is why it proves nothing"
+    assert seen(Mode.MAX_ID) == (False, False, 1, 0)
+
+
+@FIRST_MYSQL
+def test_what_cannot_be_counted_or_sampled_is_refused(verified: Callable[..., Verified]) -> None:
+    run = verified(", no_key: rows", tables=", rows: [{match: '.*[.]filtered', where: 'id < 3'}]")
+    numbers(run, 5, key="")
+    numbers(run, 5, table="filtered")
+    codes = {
+        mode: {name: one.error.code if one.error else "" for name, one in run.verify(mode=mode).items()}
+        for mode in (Mode.COUNT, Mode.MAX_ID, Mode.RANDOM)
+    }
+    assert codes == {
+        Mode.COUNT: {"number": "", "filtered": "verify.not_counted"},
+        Mode.MAX_ID: {"number": "verify.not_counted", "filtered": "verify.not_counted"},
+        Mode.RANDOM: {"number": "verify.not_sampled", "filtered": ""},
+    }
+
+
+SIBLINGS = (
+    "a", "A", "a ", "\u00e9", "e\u0301", "\U0001f600", "?", "", None, "\\N", "\\E", "\t", "\0", "-0", "(error value)",
+)  # fmt: skip
+
+
+@pytest.mark.matrix
+@FIRST_MYSQL
+def test_values_that_look_equal_to_somebody_are_told_apart(
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each pair of a column's values is planted as source and target of a row; equal ones are no findings."""
+    monkeypatch.setattr(verifier, "SHOWN_ROWS", 10_000)
+    run = verified()
+    texts = ["NULL" if one is None else f"_utf8mb4 X'{one.encode().hex()}'" for one in SIBLINGS]
+    pairs_of = {
+        "t": (r"TEXT CHARACTER SET utf8mb4", texts),
+        "e": ("ENUM('a','b','')", ["'a'", "''", "'b'", "NULL", "0"]),
+        "s": ("SET('a','b')", ["''", "'a'", "'b'", "'a,b'", "NULL"]),
+        "d": ("DOUBLE", ["0e0", "-0e0", "5e-324", "NULL", "1e0"]),
+        "f": ("FLOAT", ["16777216", "16777215", "1.1754944e-38", "0e0", "-0e0"]),
+        "z": ("DATETIME(6)", ["'0000-00-00'", "'2024-00-00'", "'2024-02-00'", "'2024-02-31'", "NULL"]),
+        "y": ("DATE", ["'0000-00-00'", "'2024-00-00'", "'2024-02-31'", "NULL"]),
+        "b": ("BIT(64)", ["0", "1", "18446744073709551615", "NULL", "9223372036854775808"]),
+        "v": ("VARBINARY(4)", ["X''", "X'00'", "X'0000'", "NULL", "X'20'"]),
+        "j": ("JSON", ["'1'", "'1.0'", "'\"1\"'", "'null'", "NULL", "'true'", "'[]'", "'{}'", "'-1'"]),
+    }
+    lenient = "SET SESSION sql_mode = 'ALLOW_INVALID_DATES'"
+    columns = ", ".join(f"{name} {kind}" for name, (kind, _) in pairs_of.items())
+    run.source(f"CREATE TABLE sib (id INT PRIMARY KEY, {columns})")
+    planted: list[tuple[str, str, str]] = [
+        (name, one, other) for name, (_, values) in pairs_of.items() for one in values for other in values
+    ]
+
+    def inserts(side: int) -> list[str]:
+        rows = [
+            f"({number}, " + ", ".join(pair[side] if column == pair[0] else "NULL" for column in pairs_of) + ")"
+            for number, pair in enumerate(planted)
+        ]
+        # An ENUM takes its error value only from a number, and not in strict modes.
+        return [lenient, f"INSERT INTO sib VALUES {', '.join(rows)}"]
+
+    run.source(*inserts(1))
+    run.drain()
+    run.target(f"CREATE TABLE sib LIKE {run.line.origin.name}.sib", *inserts(2))
+    run.consumed()
+    result = run.verify("sib", progressed=lambda table, side, rows: None)["sib"]
+    assert result.error is None
+    differ = {number: pair for number, pair in enumerate(planted) if pair[1] != pair[2]}
+    shown = {int(str(one.key["id"])): one.columns for one in result.findings}
+    assert {number: pair for number, pair in differ.items() if number not in shown} == {}
+    assert result.found == {Wrong.TARGET: len(differ)}
+    wrong = {number: values for number, values in shown.items() if len(set(values[planted[number][0]])) != 2}
+    assert wrong == {}
