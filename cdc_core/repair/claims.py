@@ -205,7 +205,7 @@ def _looked_up(wanted: Wanted, source: SourceTables, schema: TableSchema, keys: 
         shards.update(zip(texts, shape.destination.shard_numbers(found.rows).tolist(), strict=True))
 
     source.await_logged()
-    where = lookup.condition([own[name] for name in shape.key], keys)
+    where = lookup.condition([own[name] for name in shape.key], keys, shape.errors)
     read = source.lookup(schema, shape.logical, where, take)
     return _Looked(source, schema, ts_us, read, rows, shards)
 

@@ -5,7 +5,7 @@ It must keep true that a row is removed, or its version forgotten, only while it
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -67,7 +67,9 @@ def key_rows(shape: Shape, keys: Sequence[str], schema: TableSchema) -> tuple[pa
         columns = target_rows.key_columns(shape, shard)
         by_name = dict(zip(shape.key, columns, strict=True))
         with target_rows.session(shard) as connection:
-            for batch in _read(connection, shard.facts.database, shard.facts.table, columns, columns, keys):
+            for batch in _read(
+                connection, shard.facts.database, shard.facts.table, columns, columns, keys, shape.errors
+            ):
                 own = [
                     batch.column(field.name if field.name == LITERAL else by_name[field.name].name).cast(field.type)
                     for field in fields
@@ -139,7 +141,7 @@ def _versions(
     key = target_rows.key_columns(shape, shard)
     columns = [*key, _VERSION] if versioned else key
     found: dict[str, bytes] = {}
-    for batch in _read(connection, shard.facts.database, table, columns, key, keys):
+    for batch in _read(connection, shard.facts.database, table, columns, key, keys, shape.errors):
         texts = row_texts(batch, key, shape.errors).to_pylist()
         versions = batch.column(VERSION_COLUMN).to_pylist() if versioned else [None] * batch.num_rows
         found |= {text: version or b"" for text, version in zip(texts, versions, strict=True)}
@@ -153,10 +155,11 @@ def _read(
     columns: Sequence[Column],
     key: Sequence[Column],
     keys: Sequence[str],
+    errors: Collection[str],
 ) -> Iterator[pa.RecordBatch]:
     schema = TableSchema(database, table, tuple(columns))
     for at in range(0, len(keys), LOOKED_UP_KEYS):
-        where = lookup.condition(key, keys[at : at + LOOKED_UP_KEYS])
+        where = lookup.condition(key, keys[at : at + LOOKED_UP_KEYS], errors)
         yield from TableReader(connection, schema).batches(f"FROM {quote(database, table)} WHERE {where}")
 
 
@@ -166,7 +169,7 @@ def _names(shape: Shape, shard: Shard) -> list[str]:
 
 def _one(shape: Shape, shard: Shard, key: str) -> str:
     """The condition on the row `r` with this key."""
-    return lookup.condition(target_rows.key_columns(shape, shard), [key], of="r")
+    return lookup.condition(target_rows.key_columns(shape, shard), [key], shape.errors, of="r")
 
 
 def _table(shard: Shard, name: str = "") -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from cdc_core.connections import quote
 from cdc_core.errors import defect
@@ -14,23 +14,35 @@ _NUMBER = re.compile(r"-?\d+(\.\d+)?(e[+-]?\d+)?", re.IGNORECASE)
 _WORD = re.compile(r"[0-9A-Za-z :.\-]*")
 
 
-def condition(columns: Sequence[Column], keys: Sequence[str], *, of: str = "") -> str:
+def condition(
+    columns: Sequence[Column], keys: Sequence[str], errors: Collection[str] = frozenset(), *, of: str = ""
+) -> str:
     """Rows with one of these keys; not those with an ENUM's error value, which has no literal.
 
-    columns: of the key, as the server declares them. keys: texts of `row_texts`. of: an alias of their table.
+    columns: of the key, as the server declares them. keys: texts of `row_texts`. errors: as in `row_texts`. of: an
+    alias of their table.
     """
-    rows = [
-        [literal(column, text) for column, text in zip(columns, values_of(key), strict=True)]
-        for key in keys
-        if not has_errors(key)
-    ]
     names = [(f"{of}." if of else "") + quote(column.name) for column in columns]
-    if not rows:
-        return "FALSE"
-    if len(names) == 1:
-        return f"{names[0]} IN ({', '.join(row[0] for row in rows)})"
-    terms = (" AND ".join(f"{name} = {value}" for name, value in zip(names, row, strict=True)) for row in rows)
-    return " OR ".join(f"({term})" for term in terms)
+    alone, terms = [], []
+    for key in keys:
+        if has_errors(key):
+            continue
+        texts = values_of(key)
+        literals = [literal(column, text) for column, text in zip(columns, texts, strict=True)]
+        # The error value is equal to the label '', and has another number.
+        labels = [
+            name
+            for name, column, text in zip(names, columns, texts, strict=True)
+            if text == "" and column.name.lower() in errors
+        ]
+        if len(names) == 1 and not labels:
+            alone += literals
+            continue
+        term = [f"{name} = {value}" for name, value in zip(names, literals, strict=True)]
+        terms.append(" AND ".join([*term, *(f"{name} + 0 <> 0" for name in labels)]))
+    if alone:
+        terms.append(f"{names[0]} IN ({', '.join(alone)})")
+    return " OR ".join(f"({term})" for term in terms) or "FALSE"
 
 
 def literal(column: Column, text: str | None) -> str:

@@ -21,7 +21,7 @@ from cdc_core.windows import age_us
 VERSION = 1
 NOTHING = Side(0, "")
 _MODULUS = 1 << 128
-_DIFFERENCE_BYTES = 40
+_DIFFERENCE_BYTES = 60
 """Of a difference in JSON, beside its key."""
 
 

@@ -37,7 +37,7 @@ def key_columns(shape: Shape, shard: Shard) -> list[Column]:
 
 def condition(shape: Shape, shard: Shard, keys: Sequence[str]) -> str:
     """Rows of the shard with one of these keys, texts of `row_texts`."""
-    return lookup.condition(key_columns(shape, shard), keys)
+    return lookup.condition(key_columns(shape, shard), keys, shape.errors)
 
 
 def session(shard: Shard) -> SafeConnection:

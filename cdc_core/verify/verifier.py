@@ -39,7 +39,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.destination import Shard, open_destination
 from cdc_core.verify import history, lookup, target_rows
-from cdc_core.verify.canonical import has_errors, row_texts, shown_texts, values_of
+from cdc_core.verify.canonical import row_texts, shown_texts, values_of
 from cdc_core.verify.comparison import Comparison, Difference, Kind, Side, Verdict, Wrong
 from cdc_core.verify.counts import excess_of, judged
 from cdc_core.verify.modes import Mode
@@ -352,16 +352,6 @@ def _chosen_by(seed: str, share: float) -> bool:
     return random.Random(seed).random() < share
 
 
-def _that_are(
-    wanted: Sequence[str] | None, keys: pa.StringArray, texts: pa.StringArray, places: pa.Array
-) -> tuple[pa.StringArray, pa.StringArray, pa.Array]:
-    """Of looked up rows, without those whose key has an ENUM's error value: a condition on the label '' finds them."""
-    if wanted is None:
-        return keys, texts, places
-    mine = pa.array([not has_errors(key) for key in keys.to_pylist()], pa.bool_())
-    return keys.filter(mine), texts.filter(mine), places.filter(mine)
-
-
 class _Table:
     """One logical table."""
 
@@ -590,7 +580,7 @@ class _Table:
             keys_ = row_texts(rows.rows, [columns[column.name] for column in shape.key_or_all], shape.errors)
             texts = row_texts(rows.rows, [columns[column.name] for column in shape.columns], shape.errors)
             places = pa.array(shape.destination.shard_numbers(rows.rows))
-            comparison.add("source", *_that_are(range_.wanted, keys_, texts, places))
+            comparison.add("source", keys_, texts, places)
 
         for number, (source, schema) in enumerate(self._feeding):
             if range_.wanted is not None:
@@ -613,7 +603,7 @@ class _Table:
     def _looked_up(self, source: SourceTables, schema: TableSchema, keys: Sequence[str], take: Take) -> Iterator[Read]:
         own = {column.name: column for column in schema.columns}
         for some in _pieces(keys):
-            where = lookup.condition([own[name] for name in self._shape.key], some)
+            where = lookup.condition([own[name] for name in self._shape.key], some, self._shape.errors)
             yield source.lookup(schema, self._name, where, take)
 
     def _columns_of(self, rows: TableRows) -> dict[str, Column]:
@@ -628,7 +618,7 @@ class _Table:
                     keys_ = row_texts(batch, [by_source[column.name] for column in shape.key_or_all], shape.errors)
                     texts = row_texts(batch, columns, shape.errors)
                     places = pa.array(np.full(batch.num_rows, number))
-                    comparison.add("target", *_that_are(range_.wanted, keys_, texts, places))
+                    comparison.add("target", keys_, texts, places)
                     self._read["target"] += batch.num_rows
                     self._job.progressed(self._name, "target", self._read["target"])
 
@@ -744,7 +734,7 @@ class _Table:
         for source, schema in self._feeding:
             own = {column.name: column for column in schema.columns}
             if all(name in own and name not in shape.masked for name in shape.key):
-                where = lookup.condition([own[name] for name in shape.key], [one.key for one in some])
+                where = lookup.condition([own[name] for name in shape.key], [one.key for one in some], shape.errors)
                 source.lookup(schema, self._name, where, take)
         return found
 

@@ -366,6 +366,32 @@ def test_what_cannot_be_repaired_by_key_is_refused_with_what_to_do(verified: Cal
     assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.masked_key", True)
 
 
+@pytest.mark.parametrize("key", ["id", "part, id"])
+@FIRST_MARIADB
+def test_the_error_value_of_an_enum_in_a_key_is_not_taken_for_the_label(
+    verified: Callable[..., Verified], key: str
+) -> None:
+    """No condition finds the row with the error value; a row with the label '' is repaired beside it."""
+    run = verified()
+    lenient = "SET SESSION sql_mode = ''"
+    columns = f"id ENUM('a', '', 'b') NOT NULL, part INT NOT NULL, v VARCHAR(9), PRIMARY KEY ({key})"
+    rows = "(0, 1, 'error'), ('', 1, 'label'), ('a', 1, 'a')"
+    run.source(f"CREATE TABLE coded ({columns})", lenient, f"INSERT INTO coded VALUES {rows}")
+    run.drain()
+    run.target(f"CREATE TABLE coded ({columns})", lenient, f"INSERT INTO coded VALUES {rows}")
+    run.consumed()
+    run.target("UPDATE coded SET v = 'fault' WHERE id + 0 IN (1, 2)")
+    done = repaired(run, "coded", applied=False)
+    assert (done.before["coded"].source.rows, done.before["coded"].found) == (2, {"target": 2})
+    assert (done.rows, done.deletes) == (2, 0)
+    run.target(
+        lenient, "INSERT INTO coded VALUES (0, 2, 'surplus')" if "part" in key else "DELETE FROM coded WHERE id + 0 = 0"
+    )
+    with pytest.raises(Refused) as caught:
+        repaired(run, "coded")
+    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.error_value", True)
+
+
 @FIRST_MYSQL
 def test_rows_outside_a_filter_are_deleted_and_masks_are_applied(verified: Callable[..., Verified]) -> None:
     run = verified(tables=", rows: [{match: '.*', where: 'id < 30'}], columns: {mask: ['.*[.]v'], salt: env:SALT}")
@@ -407,7 +433,10 @@ def test_the_command_shows_stages_and_counts_chosen_findings(
     numbers(run, 9)
     run.target("UPDATE number SET v = 'fault' WHERE id IN (2, 3)")
     line = Repaired(run, commands)
+    counts = line("verify", "--mode", "count").document["evidence"]
     assert line("repair").error["code"] == "verify.no_evidence"
+    path = counts[counts.index("evidence/") :]
+    assert line("repair", "--evidence", path).error["code"] == "repair.no_findings"
     first, second = line("verify").document["tables"][0]["findings"]
     told = line.ok("repair", "number", "--dry-run")
     assert (told["batches"], told["rows"], told["after"]) == ([], 0, None)

@@ -86,12 +86,17 @@ def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.target("DELETE FROM number WHERE id IN (6, 39)", "INSERT INTO number VALUES (-5, 'x', NULL), (99, 'x', NULL)")
     read = read_keys(monkeypatch)
+    monkeypatch.setattr(verifier, "SHOWN_ROWS", 1)
     result = shop.verify("number")["number"]
     assert sorted(map(int, read)) == list(range(40))
     assert (result.ranges, result.source.rows, result.target.rows) == (6, 40, 40)
     assert [(one.kind, one.key["id"]) for one in result.findings] == [
         (Kind.SURPLUS, "-5"), (Kind.MISSING, "6"), (Kind.MISSING, "39"), (Kind.SURPLUS, "99"),
     ]  # fmt: skip
+    assert [len(one.shards) for one in result.findings] == [1, 0, 0, 0], "more are named than are shown"
+    monkeypatch.setattr(verifier, "KEPT_BYTES", 150)
+    result = shop.verify("number")["number"]
+    assert ([one.key["id"] for one in result.findings], result.differences) == (["-5", "6"], 4)
 
 
 @FIRST_MYSQL
