@@ -172,7 +172,7 @@ class Comparison:
         places = [{"of_source": source, "low": low, "high": high} for source, (low, high) in bounds.items()]
         with self._taken(pa.Table.from_pylist(places, _BOUNDS)):
             self._db.execute("INSERT INTO bounds SELECT of_source, low, high FROM taken")
-        self._spread_truncates()
+        self._spread_truncates(whole=whole)
         self._db.execute(
             "CREATE TABLE seen AS SELECT e.*, e.sure_seq < b.low AS before_read, "
             "e.sure_seq >= b.low AND e.seq < b.high AS during_read FROM events e JOIN bounds b USING (of_source)"
@@ -201,8 +201,9 @@ FROM source_side s JOIN target_side t USING (k)"""
         )
         return [Difference(k, _kind(s, t, self._keyed), Wrong(verdict), s, t) for k, verdict, s, t in found]
 
-    def _spread_truncates(self) -> None:
-        """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had."""
+    def _spread_truncates(self, *, whole: bool) -> None:
+        """A TRUNCATE is an event of each key: of all where one table has fed the rows, else of those that it had, and
+        perhaps of those of which nothing was staged before."""
         tables = self._rows("SELECT count(DISTINCT of_source || '/' || of_table) FROM events")[0][0]
         row = "e.k, NULL, true, false, t.of_source, t.of_table, t.ts, t.seq, t.ordinal, t.sure_seq, t.consumed"
         among = "differing e CROSS JOIN truncates t"
@@ -212,7 +213,15 @@ FROM source_side s JOIN target_side t USING (k)"""
         self._db.execute("CREATE TABLE truncates AS SELECT * FROM events WHERE k IS NULL")
         self._db.execute("DELETE FROM events WHERE k IS NULL")
         if self._keyed:
-            self._db.execute(f"INSERT INTO events SELECT DISTINCT {row} FROM {among}")
+            self._db.execute(f"CREATE OR REPLACE TEMP TABLE spread AS SELECT DISTINCT {row} FROM {among}")
+            if tables > 1 and not whole:
+                perhaps = row.replace("true, false", "false, true", 1)
+                self._db.execute(
+                    f"INSERT INTO spread SELECT {perhaps} FROM differing e CROSS JOIN truncates t WHERE NOT EXISTS "
+                    "(SELECT 1 FROM events o WHERE o.k = e.k AND (o.of_source <> t.of_source OR o.seq < t.seq "
+                    "OR (o.seq = t.seq AND o.ordinal < t.ordinal)))"
+                )
+            self._db.execute("INSERT INTO events SELECT * FROM spread")
         else:
             # A count begins at the last one that both sides have seen; a later one may be in either or not.
             self._db.execute(

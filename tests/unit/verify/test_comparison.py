@@ -110,6 +110,7 @@ def test_a_lag_is_never_a_difference(tmp_path_factory: pytest.TempPathFactory, e
     @settings(max_examples=examples)
     @given(seed=st.integers(0), count=st.sampled_from([1, WORLDS]), known_from=st.integers(0, 6))
     @example(seed=1, count=WORLDS, known_from=3)
+    @example(seed=0, count=WORLDS, known_from=1)
     def check(seed: int, count: int, known_from: int) -> None:
         chance = random.Random(seed)
         cases = [(world, *sides(world)) for world in (any_world(chance) for _ in range(count))]
