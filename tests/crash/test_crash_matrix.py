@@ -235,9 +235,11 @@ def fill_target(line: Line) -> None:
             mine = [row for row in rows if row[0] % 2 == shard and row[0] != 2]
             cursor.executemany(f"INSERT INTO orders_{shard} VALUES (%s, %s, %s)", mine)
         cursor.execute("UPDATE orders_0 SET status = 'fault' WHERE id = 30000")
-    url = f"{line.target.url.replace('mysql://', 'mysql+pymysql://')}/meta"
-    with Meta.open(url if "env:META" in line.pipeline.read_text() else f"sqlite:///{line.folder}/meta.db") as meta:
-        meta.seed("shards", list(meta.batches("shop")))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("META", f"{line.target.url.replace('mysql://', 'mysql+pymysql://')}/meta")
+        in_server = "env:META" in line.pipeline.read_text()
+        with Meta.open("env:META" if in_server else f"sqlite:///{line.folder}/meta.db") as meta:
+            meta.seed("shards", list(meta.batches("shop")))
 
 
 @pytest.mark.parametrize(
