@@ -40,7 +40,7 @@ from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS
 from cdc_core.repair import claims
 from cdc_core.repair.claims import Wanted, claim
 from cdc_core.sink import Capture
-from cdc_core.snapshot import copier, table_chunks, watermarks
+from cdc_core.snapshot import copier, pace, table_chunks, watermarks
 from cdc_core.snapshot.copier import CopyContext
 from cdc_core.snapshot.pending import pending
 from cdc_core.snapshot.staging import stage_due
@@ -613,7 +613,7 @@ def patched(world: World) -> Iterator[None]:
         patch.setattr(table_chunks, "table_schema", lambda *_: SCHEMA)
         patch.setattr(copier, "is_other_server", lambda *_: False)
         sizes = itertools.cycle((2, 1, 3))
-        patch.setattr(table_chunks, "chunk_rows", lambda *_: next(sizes))
+        patch.setattr(pace, "chunk_rows", lambda *_: next(sizes))
         for name, patched_one in (
             ("TableReader", Reader), ("table_schema", lambda *_: SCHEMA), ("table_schemas", lambda *_: [SCHEMA]),
             ("is_other_server", lambda *_: False),

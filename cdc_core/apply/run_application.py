@@ -30,7 +30,7 @@ from pathlib import Path
 
 from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, application_of
-from cdc_core.apply.run_slots import IDENTITY, MAX_SLOTS, Slot, locked, peer_is_this_user, slots, sweep
+from cdc_core.apply.run_slots import IDENTITY, MAX_SLOTS, Slot, locked, peer_is_this_user, remove_ended, slots, sweep
 
 log = logging.getLogger(__name__)
 
@@ -212,13 +212,7 @@ def end(folder: Path) -> None:
     """Ends the applications of a run that do no job. One that does a job belongs to the task that ordered it."""
     for slot in slots(folder):
         with slot.used() as held:
-            if not held:
-                continue
-            alive = locked(slot.alive)
-            if alive is not None:
-                slot.remove()
-                os.close(alive)
-            else:
+            if held and not remove_ended(slot):
                 _asked(slot, {"identity": ""})
 
 

@@ -122,12 +122,18 @@ def sweep(folder: Path) -> None:
             continue
         for slot in slots(other):
             with slot.used() as held:
-                if not held:
-                    continue
-                alive = locked(slot.alive)
-                if alive is not None:
-                    slot.remove()
-                    os.close(alive)
+                if held:
+                    remove_ended(slot)
+
+
+def remove_ended(slot: Slot) -> bool:
+    """Removes the files of a slot whose application has ended; False if it runs. The caller uses the slot."""
+    alive = locked(slot.alive)
+    if alive is None:
+        return False
+    slot.remove()
+    os.close(alive)
+    return True
 
 
 def locked(path: Path) -> int | None:

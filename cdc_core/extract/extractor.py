@@ -65,8 +65,9 @@ CLOCK_S = 30.0
 """How often the clocks of server and meta are asked: they can be set while we read."""
 
 POLL_S = 0.2
-ANSWER_POLL_S = 0.005
 """How long `drain` waits for the ring before it looks at fence, budget and limits again."""
+ANSWER_POLL_S = 0.005
+"""How often it looks whether the stream has answered, once nothing is missing up to the fence."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -139,7 +139,7 @@ class TableCoverage:
 class Surveyed:
     """A complete survey of a source's tables.
 
-    seq: order key at which every captured table that existed was known; 0 if there was no survey.
+    seq: order key at which every captured table that existed was known; 0 before the first survey.
     captured: the pipeline's rules by then for names of tables, as sink.capture.Capture.names has them.
     """
 

@@ -17,6 +17,16 @@ _CHANGING = frozenset({
 """Of sql_mode. CHAR would be read with blanks that it does not have; the others change how a statement is parsed."""
 
 
+def prepare_for_keys(connection: pymysql.Connection[Any], *, where: str = "") -> None:
+    """prepare_session for a reader whose conditions are about keys: strict modes compare no date with an invalid one.
+
+    Raises what prepare_session raises.
+    """
+    prepare_session(connection, where=where)
+    with translating(where), sensible(where), connection.cursor() as cursor:
+        cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
+
+
 def prepare_session(connection: pymysql.Connection[Any], *, where: str = "") -> None:
     """Sets what must hold while rows are read; for good, so once is enough.
 

@@ -1,4 +1,4 @@
-"""The sessions of a reader of copies, set so that values come as they are stored."""
+"""The sessions with which tables of a source are read, set so that values come as they are stored."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from cdc_core import connections
 from cdc_core.config import Source
 from cdc_core.connections import SafeConnection, Server
-from cdc_core.results import prepare_session
+from cdc_core.results import prepare_for_keys
 from cdc_core.snapshot.standby import Standby
 
 
@@ -18,6 +18,19 @@ class Pair:
 
     reader: SafeConnection
     control: SafeConnection
+
+
+def open_pair(opened: ExitStack, config: Source, address: Server) -> Pair:
+    """Sessions that are closed with `opened`."""
+    made = []
+    for _ in range(2):
+        one = connections.connect(
+            address, where=config.name, read_timeout=config.read_timeout_s, statement_timeout_s=None
+        )
+        opened.callback(one.close)
+        prepare_for_keys(one)
+        made.append(one)
+    return Pair(*made)
 
 
 class Sessions:
@@ -31,9 +44,9 @@ class Sessions:
 
     def __enter__(self) -> Sessions:
         with ExitStack() as opened:
-            self.source = self.tables = self._open(opened, self._address)
+            self.source = self.tables = open_pair(opened, self._config, self._address)
             if self._standby is not None:
-                self.tables = self._open(opened, self._standby.address)
+                self.tables = open_pair(opened, self._config, self._standby.address)
             self._close = opened.pop_all()
         return self
 
@@ -41,19 +54,6 @@ class Sessions:
     def beside(self) -> bool:
         """Whether tables are read at a standby."""
         return self.tables is not self.source
-
-    def _open(self, opened: ExitStack, address: Server) -> Pair:
-        made = []
-        for _ in range(2):
-            one = connections.connect(
-                address, where=self._config.name, read_timeout=self._config.read_timeout_s, statement_timeout_s=None
-            )
-            opened.callback(one.close)
-            prepare_session(one)
-            with one.cursor() as cursor:  # a key may be a date that strict modes do not compare with anything
-                cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
-            made.append(one)
-        return Pair(*made)
 
     def __exit__(self, *_: object) -> None:
         self._close.close()

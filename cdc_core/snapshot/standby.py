@@ -20,13 +20,13 @@ import pymysql
 from cdc_core import connections
 from cdc_core.config import Source
 from cdc_core.connections import DENIED, answers, shown
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.model.position import Checkpoint
 from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot.watermarks import VISIBLE_WITHIN_S, View, await_executed, engine_of, run
 from cdc_core.source import server
 from cdc_core.source.definitions import table_schema
-from cdc_core.source.facts import LOST, ServerFacts, as_text, explained, query
+from cdc_core.source.facts import ServerFacts, as_text, explained, query, replica_channels
 from cdc_core.source.gtid_sets import GtidSet
 from cdc_core.source.survey import is_transactional
 
@@ -162,20 +162,16 @@ def await_staged(session: pymysql.Connection, gtids: str, place: str, source: st
 
 def _require_faithful(session: pymysql.Connection, source: str, *, mariadb: bool) -> None:
     """That it replicates everything, and stops at errors."""
-    sql = "SHOW ALL SLAVES STATUS" if mariadb else "SHOW REPLICA STATUS"
     try:
+        channels = replica_channels(session, mariadb=mariadb)
         with session.cursor(pymysql.cursors.DictCursor) as cursor:
-            cursor.execute(sql)
-            channels = list(cursor.fetchall())
             cursor.execute("SHOW GLOBAL VARIABLES WHERE Variable_name REGEXP '(skip_errors|exec_mode)$'")
             variables = {as_text(row["Variable_name"]).lower(): as_text(row["Value"]) for row in cursor.fetchall()}
     except pymysql.err.MySQLError as error:
-        if error.args and error.args[0] in LOST:
-            raise explained(error, sql) from None
         if error.args and error.args[0] in DENIED:
             grant = "REPLICA MONITOR" if mariadb else "REPLICATION CLIENT"
             raise _unfit(source, f"its account may not ask: {shown(error)}", f"give the account {grant}") from None
-        raise explained(error, sql) from None
+        raise explained(error, "SHOW REPLICA STATUS") from None
     if not channels:
         raise _unfit(source, "it is not a replica", "name a replica of the source, or leave out copy_from")
     filters = {f"{name}={as_text(row[name])}" for row in channels for name in _FILTERS if row.get(name)}
@@ -190,7 +186,7 @@ def _require_faithful(session: pymysql.Connection, source: str, *, mariadb: bool
         )
 
 
-def _unfit(source: str, why: str, remedy: str) -> LockstepError:
+def _unfit(source: str, why: str, remedy: str) -> Refused:
     return Refused(
         f"Copies cannot be read at the replica that copy_from names: {why}.",
         where=f"sources.{source}.copy_from",

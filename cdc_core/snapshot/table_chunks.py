@@ -20,7 +20,8 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
 from cdc_core.snapshot import keys
-from cdc_core.snapshot.chunks import chunk_rows, end_of_chunk, least, size_of
+from cdc_core.snapshot.chunks import end_of_chunk, least, size_of
+from cdc_core.snapshot.pace import Pace
 from cdc_core.source.definitions import table_schema
 
 log = logging.getLogger(__name__)
@@ -67,15 +68,12 @@ class TableChunks:
         self._meta = meta
         self._lease = lease
         self._source = source
-        self._chunk_bytes = chunk_bytes
-        self._chunk_s = chunk_s
+        self._pace = Pace(chunk_bytes, chunk_s)
         self._require = require
         self._lock = threading.Lock()
         self._copy: TableCopy | None = None
         self._least: keys.Key = ()
         self._chunks_read = 0
-        self._row_bytes = 0.0
-        self._most_rows = 1 << 62
         self._restarts = 0
 
     @property
@@ -109,8 +107,7 @@ class TableChunks:
                 self.exhausted = True
                 return None
             above = copy.planned or ()
-            rows = min(chunk_rows(self._chunk_bytes, self._row_bytes), self._most_rows)
-            through = copy.limit and end_of_chunk(control, copy.schema, above, copy.limit, rows)
+            through = copy.limit and end_of_chunk(control, copy.schema, above, copy.limit, self._pace.rows)
             planned = self._meta.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
             self._copy = replace(copy, planned=through)
             return self._copy, planned
@@ -132,12 +129,7 @@ class TableChunks:
                 self._copy = replace(
                     copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes, rows_estimated=estimated,
                 )  # fmt: skip
-            if rows:
-                self._row_bytes = size_bytes / rows
-                if took_s > self._chunk_s:
-                    self._most_rows = max(1, int(rows * self._chunk_s / took_s))
-                elif took_s < self._chunk_s / 2:
-                    self._most_rows = max(self._most_rows, 2 * rows)
+            self._pace.read(rows, size_bytes, took_s)
             return wanted
 
     def failed(self, chunk: PlannedChunk, error: BaseException) -> None:
@@ -177,12 +169,12 @@ class TableChunks:
         require_unreserved(schema)
         self._require(schema)
         size = size_of(control, schema)
-        self._row_bytes = size.row_bytes
+        self._pace.row_bytes = size.row_bytes
         self._least = least(control, schema) if schema.key else ()
         known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
         if known is not None and known.schema.id == schema.id:
             if known.rows:
-                self._row_bytes = known.size_bytes / known.rows
+                self._pace.row_bytes = known.size_bytes / known.rows
             return known
         extent = begin(schema)
         rows = extent.rows

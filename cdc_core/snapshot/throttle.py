@@ -17,7 +17,7 @@ from cdc_core import connections
 from cdc_core.config import Throttle as Limits
 from cdc_core.connections import SafeConnection, answers, shown
 from cdc_core.errors import Refused
-from cdc_core.source.facts import LOST, as_text, explained, query
+from cdc_core.source.facts import LOST, as_text, explained, query, replica_channels
 
 CHECK_S = 1.0
 _STATUS = "SHOW GLOBAL STATUS LIKE %s"
@@ -122,15 +122,12 @@ def _replication_lags(connection: SafeConnection, reference: str, source: str) -
         f"give the account of {reference} REPLICATION CLIENT (MariaDB: REPLICA MONITOR), or remove it from replicas"
     )
     mariadb = "mariadb" in str(connection.get_server_info()).lower()  # type: ignore[no-untyped-call]
-    sql = "SHOW ALL SLAVES STATUS" if mariadb else "SHOW REPLICA STATUS"
     try:
-        with connection.cursor(pymysql.cursors.DictCursor) as cursor:
-            cursor.execute(sql)
-            rows = list(cursor.fetchall())
+        rows = replica_channels(connection, mariadb=mariadb)
     except pymysql.err.MySQLError as error:
         if error.args and error.args[0] in LOST:
             connection.close()
-            raise explained(error, sql) from None
+            raise explained(error, "SHOW REPLICA STATUS") from None
         raise _not_asked(f"the lag of {reference}", shown(error), source, remedy) from None
     if not rows:
         remedy = f"name replicas of {source}, or remove {reference}"

@@ -300,6 +300,16 @@ def gtid_purged(connection: pymysql.Connection) -> str:
     return "".join(str(query(connection, "SELECT @@GLOBAL.gtid_purged")[0][0] or "").split())
 
 
+def replica_channels(connection: pymysql.Connection, *, mariadb: bool) -> list[dict[str, Any]]:
+    """What a replica says of each server that it follows, by the server's own names; [] for one that follows none.
+
+    Raises what PyMySQL raises.
+    """
+    with connection.cursor(pymysql.cursors.DictCursor) as cursor:
+        cursor.execute("SHOW ALL SLAVES STATUS" if mariadb else "SHOW REPLICA STATUS")
+        return list(cursor.fetchall())
+
+
 @answers("source")
 def applies_replicated(connection: pymysql.Connection) -> bool:
     """Whether it is a replica whose SQL thread runs: what it lacks may still come."""

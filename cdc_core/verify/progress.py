@@ -8,7 +8,7 @@ pipeline, the same tables and mode, and tables whose definitions on both sides a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -74,7 +74,7 @@ class Tally:
             other,
             ranges=self.ranges + other.ranges,
             skipped_rows=self.skipped_rows + other.skipped_rows,
-            spans=_joined(self.spans, other.spans),
+            spans=joined(self.spans, other.spans),
             consumed_until={**other.consumed_until, **self.consumed_until},
             source=_sum(self.source, other.source),
             target=_sum(self.target, other.target),
@@ -123,10 +123,8 @@ class Progress:
     seed: int = 0
     tables: Mapping[str, Tally] = field(default_factory=dict)
 
-    def with_table(self, table: str, tally: Tally | None) -> Progress:
-        """tally: None to begin the table again."""
-        others = {name: one for name, one in self.tables.items() if name != table}
-        return replace(self, tables=others if tally is None else {**others, table: tally})
+    def with_table(self, table: str, tally: Tally) -> Progress:
+        return replace(self, tables={**self.tables, table: tally})
 
     def to_text(self) -> str:
         document = {
@@ -145,11 +143,8 @@ class Progress:
         return cls(data["scope"], data["started_us"], data["seed"], tables)
 
 
-def why_again(text: str, scope: str, now_us: int, resume_within: str) -> str:
+def why_again(found: Progress, scope: str, now_us: int, resume_within: str) -> str:
     """Why a verification that was interrupted is not continued, for people; "" if it is."""
-    found = Progress.from_text(text)
-    if found is None:
-        return "another version of Lockstep began it"
     if found.scope != scope:
         return "the pipeline's definition, the mode or the tables asked for were others"
     if now_us - found.started_us > age_us(resume_within):
@@ -167,7 +162,8 @@ def _first(some: tuple[Difference, ...], most_bytes: int) -> tuple[Difference, .
     return tuple(one for one, size in zip(some, sizes, strict=True) if size <= most_bytes)
 
 
-def _joined(some: tuple[SourceSpan, ...], more: tuple[SourceSpan, ...]) -> tuple[SourceSpan, ...]:
+def joined(some: Sequence[SourceSpan], more: Sequence[SourceSpan]) -> tuple[SourceSpan, ...]:
+    """By source, between the lowest and the highest place of both."""
     spans = {one.source: one for one in some}
     for one in more:
         known = spans.get(one.source, one)

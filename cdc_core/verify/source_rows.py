@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from cdc_core import connections
 from cdc_core.config import Pipeline
 from cdc_core.connections import SafeConnection
 from cdc_core.errors import Refused, RetryLater
@@ -25,11 +24,13 @@ from cdc_core.model.block import TableRows
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
-from cdc_core.results import TableReader, prepare_session
+from cdc_core.results import TableReader
 from cdc_core.results.faults import translating
 from cdc_core.sink import Capture
 from cdc_core.snapshot import keys
-from cdc_core.snapshot.chunks import chunk_rows, end_of_chunk, from_table, greatest, size_of
+from cdc_core.snapshot.chunks import end_of_chunk, from_table, greatest, size_of
+from cdc_core.snapshot.pace import Pace
+from cdc_core.snapshot.sessions import open_pair
 from cdc_core.snapshot.throttle import Throttle
 from cdc_core.snapshot.watermarks import await_logged, high_of, read_view
 from cdc_core.source import server_id
@@ -50,29 +51,6 @@ class Read:
     rows: int
     low: Position
     high: Position
-
-
-class _Pace:
-    """How many rows of a table the next chunk has, by the size of those before and by the time that they took."""
-
-    def __init__(self, row_bytes: float, chunk_bytes: int, chunk_s: float) -> None:
-        self._row_bytes = row_bytes
-        self._chunk_bytes = chunk_bytes
-        self._chunk_s = chunk_s
-        self._most_rows = 1 << 62
-
-    @property
-    def rows(self) -> int:
-        return min(chunk_rows(self._chunk_bytes, self._row_bytes), self._most_rows)
-
-    def read(self, rows: int, size_bytes: int, took_s: float) -> None:
-        if not rows:
-            return
-        self._row_bytes = size_bytes / rows
-        if took_s > self._chunk_s:
-            self._most_rows = max(1, int(rows * self._chunk_s / took_s))
-        elif took_s < self._chunk_s / 2:
-            self._most_rows = max(self._most_rows, 2 * rows)
 
 
 class SourceTables:
@@ -99,7 +77,7 @@ class SourceTables:
         self.capture = capture
         self._throttle = throttle
         self._waiting = waiting
-        self._paces: dict[str, _Pace] = {}
+        self._paces: dict[str, Pace] = {}
         self._last: dict[str, keys.Key] = {}
 
     def schemas(self) -> list[TableSchema]:
@@ -200,11 +178,11 @@ class SourceTables:
         """Reads the rows that meet a condition; else as `read`."""
         return self._piece(schema, logical, f"WHERE {condition}", take)
 
-    def _pace(self, schema: TableSchema) -> _Pace:
+    def _pace(self, schema: TableSchema) -> Pace:
         pace = self._paces.get(schema.name)
         if pace is None:
             row_bytes = size_of(self._control, schema).row_bytes
-            pace = self._paces[schema.name] = _Pace(row_bytes, self._limits.chunk_mib << 20, self._limits.chunk_s)
+            pace = self._paces[schema.name] = Pace(self._limits.chunk_mib << 20, self._limits.chunk_s, row_bytes)
         return pace
 
     def _wait(self) -> None:
@@ -266,21 +244,12 @@ def open_source(
         address, control, server = hosts.connect(config, stored, environ, replica)
         opened.callback(control.close)
         _same_server(meta, name, server)
-        sessions = []
-        for _ in range(2):
-            session = connections.connect(
-                address, where=name, read_timeout=config.read_timeout_s, statement_timeout_s=None
-            )
-            opened.callback(session.close)
-            prepare_session(session)
-            with session.cursor() as cursor:  # a key may be a date that strict modes do not compare with anything
-                cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
-            sessions.append(session)
+        pair = open_pair(opened, config, address)
         capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=server.lower_case)
         throttle = opened.enter_context(
             Throttle(pipeline.snapshot.throttle, environ, source=name, mariadb=server.mariadb)
         )
-        yield SourceTables(pipeline, name, meta, server, sessions[0], sessions[1], capture, throttle, waiting)
+        yield SourceTables(pipeline, name, meta, server, pair.reader, pair.control, capture, throttle, waiting)
 
 
 def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from cdc_core.connections import SafeConnection, connect
 from cdc_core.model.schema import Column, TableSchema
-from cdc_core.results import TableReader, prepare_session
+from cdc_core.results import TableReader, prepare_for_keys
 from cdc_core.results.faults import translating
 from cdc_core.snapshot.chunks import from_table
 from cdc_core.target.destination import Shard
@@ -44,9 +44,7 @@ def session(shard: Shard) -> SafeConnection:
     """A connection to the shard's server, to read rows."""
     opened = connect(shard.server, where=shard.table.name, read_timeout=SILENCE_S, statement_timeout_s=BULK_S)
     try:
-        prepare_session(opened, where=shard.table.name)
-        with opened.cursor() as cursor:  # a key may be a date that strict modes do not compare with anything
-            cursor.execute("SET SESSION sql_mode = 'ALLOW_INVALID_DATES'")
+        prepare_for_keys(opened, where=shard.table.name)
     except BaseException:
         opened.close()
         raise

@@ -43,7 +43,7 @@ from cdc_core.verify.canonical import row_texts, shown_texts, values_of
 from cdc_core.verify.comparison import Comparison, Difference, Kind, Side, Verdict, Wrong
 from cdc_core.verify.counts import excess_of, judged
 from cdc_core.verify.modes import Mode
-from cdc_core.verify.progress import NOTHING, Progress, SourceSpan, Tally, why_again
+from cdc_core.verify.progress import NOTHING, Progress, SourceSpan, Tally, joined, why_again
 from cdc_core.verify.ranges import why_whole
 from cdc_core.verify.shape import Shape, shape_of
 from cdc_core.verify.source_rows import Read, SourceTables, Take, open_source
@@ -228,13 +228,16 @@ class _Kept:
         known = job.meta.verification(job.pipeline.pipeline, job.target.name) if job.lease is not None else None
         if known is None or not known.progress:
             return
-        again = "" if not job.restart else "you asked for it (--restart)"
-        again = again or why_again(known.progress, scope, now_us, job.pipeline.verify.resume_within)
-        if again:
+        found = Progress.from_text(known.progress)
+        if job.restart:
+            again = "you asked for it (--restart)"
+        elif found is None:
+            again = "another version of Lockstep began it"
+        else:
+            again = why_again(found, scope, now_us, job.pipeline.verify.resume_within)
+        if again or found is None:
             job.said(f"The verification that was interrupted begins from the start: {again}.")
             return
-        found = Progress.from_text(known.progress)
-        assert found is not None  # why_again has said so
         self.progress = found
         job.said(f"The verification of {from_us(found.started_us):%Y-%m-%d %H:%M:%S} UTC continues.")
 
@@ -495,25 +498,24 @@ class _Table:
         """Of the modes that only count."""
         started_s = time.monotonic()
         self._require_countable()
-        spans: dict[str, SourceSpan] = {}
+        spans: tuple[SourceSpan, ...] = ()
         last: Key = ()
         rows = 0
         for source, schema in self._feeding:
             count, last, read = source.count(schema)
             rows += count
             self._job.progressed(self._name, "source", rows)
-            known = spans.get(source.name, SourceSpan(source.name, read.low, read.high))
-            spans[source.name] = SourceSpan(source.name, min(known.low, read.low), max(known.high, read.high))
+            spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
         consumed, consumed_until = self._consumed()
         shards = self._shape.destination.shards
         there = sum(self._targets.count(self._shape, shard) for shard in shards)
         self._job.progressed(self._name, "target", there)
         reached = self._job.mode is not Mode.MAX_ID or not last or self._reaches(last)
-        chains = self._chains_until(tuple(spans.values()))
-        excess = excess_of(chains, self._name, {name: (one.low, one.high) for name, one in spans.items()}, consumed)
+        chains = self._chains_until(spans)
+        excess = excess_of(chains, self._name, {one.source: (one.low, one.high) for one in spans}, consumed)
         verdict = judged(rows, there, excess, reached=reached)
         return TableResult(
-            self._name, mode=self._job.mode, spans=tuple(spans[name] for name in sorted(spans)),
+            self._name, mode=self._job.mode, spans=spans,
             consumed_until=consumed_until, source=Side(rows, ""), target=Side(there, ""), moving=verdict.moving,
             unsettled=verdict.unsettled, found={Wrong.UNKNOWN: verdict.differences} if verdict.differences else {},
             ranges=1, greatest_differs=verdict.differences > 0 and not reached, seconds=time.monotonic() - started_s,
@@ -572,7 +574,7 @@ class _Table:
         )
 
     def _read_source(self, comparison: Comparison, above: Key, range_: _Range) -> tuple[SourceSpan, ...]:
-        spans: dict[str, SourceSpan] = {}
+        spans: tuple[SourceSpan, ...] = ()
         shape = self._shape
 
         def take(rows: TableRows) -> None:
@@ -596,9 +598,8 @@ class _Table:
             for read in reads:
                 self._read["source"] += read.rows
                 self._job.progressed(self._name, "source", self._read["source"])
-                known = spans.get(source.name, SourceSpan(source.name, read.low, read.high))
-                spans[source.name] = SourceSpan(source.name, min(known.low, read.low), max(known.high, read.high))
-        return tuple(spans[name] for name in sorted(spans))
+                spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
+        return spans
 
     def _looked_up(self, source: SourceTables, schema: TableSchema, keys: Sequence[str], take: Take) -> Iterator[Read]:
         own = {column.name: column for column in schema.columns}

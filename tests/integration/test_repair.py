@@ -28,6 +28,7 @@ from tests.integration.test_verify import (
     TYPES,
     Verified,
     fill,
+    filtered_and_masked,
     insert_typed,
     numbers,
     typed,
@@ -394,16 +395,7 @@ def test_the_error_value_of_an_enum_in_a_key_is_not_taken_for_the_label(
 
 @FIRST_MYSQL
 def test_rows_outside_a_filter_are_deleted_and_masks_are_applied(verified: Callable[..., Verified]) -> None:
-    run = verified(tables=", rows: [{match: '.*', where: 'id < 30'}], columns: {mask: ['.*[.]v'], salt: env:SALT}")
-    run.source("CREATE TABLE number (id INT PRIMARY KEY, v VARCHAR(20), at DATETIME)")
-    fill(run, range(40))
-    run.drain()
-    run.target(
-        "CREATE TABLE number (id INT PRIMARY KEY, v CHAR(64) CHARACTER SET ascii COLLATE ascii_bin, at DATETIME)",
-        f"INSERT INTO number SELECT id, SHA2(CONCAT('pepper', v), 256), at FROM {run.line.origin.name}.number "
-        "WHERE id < 30",
-    )
-    run.consumed()
+    run = filtered_and_masked(verified)
     run.target("UPDATE number SET v = REPEAT('0', 64) WHERE id = 1", "INSERT INTO number VALUES (35, '', NULL)")
     done = repaired(run, "number")
     assert (done.rows, done.deletes, done.settled) == (1, 1, True)

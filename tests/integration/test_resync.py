@@ -15,7 +15,7 @@ from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
-from cdc_core.snapshot import table_chunks
+from cdc_core.snapshot import pace
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.pending import chosen, pending
 from cdc_core.snapshot.readmission import readmit
@@ -113,7 +113,7 @@ def test_unlogged_changes_beside_writers_and_copies_end_with_the_rows_of_the_sou
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     chance = random.Random(seed)
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([2, 9, 30]))
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([2, 9, 30]))
     line = make_line(more=RESYNC)
     line.origin.execute(*PARTED)
     line.drain()

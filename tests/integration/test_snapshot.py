@@ -25,7 +25,7 @@ from cdc_core.extract.extractor import default_holder, recover
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.sink import Capture
-from cdc_core.snapshot import copier, table_chunks, watermarks
+from cdc_core.snapshot import copier, pace, table_chunks, watermarks
 from cdc_core.snapshot import throttle as throttle_module
 from cdc_core.snapshot.copier import copier_lease, copy_tables
 from cdc_core.snapshot.pending import pending
@@ -147,7 +147,7 @@ def with_rows(make_line: Callable[..., Line], rows: int) -> Line:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     chance = random.Random(4)
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([1, 7, 90, 400]))
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: chance.choice([1, 7, 90, 400]))
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.matrix)])
@@ -205,7 +205,7 @@ def test_after_a_kill_at_a_durable_step_the_same_calls_stage_each_row_once(
     step: str,
     after: bool,
 ) -> None:
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 15)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 15)
     line = with_rows(make_line, 40)
     done = getattr(owner, step)
     left = [2 if step in ("finish", "chunk_read") else 1]
@@ -249,7 +249,7 @@ def changed(line: Line, *statements: str) -> Staged:
         return before(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 10)
+        patch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 10)
         patch.setattr(table_chunks.TableChunks, "next", next_chunk)
         read(line, ["number"])
     line.drain()
@@ -448,7 +448,7 @@ def test_a_key_of_any_type_cuts_a_table_into_chunks_that_hold_each_row_once(
         connection.commit()
     line = make_line()
     line.drain()
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 1)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 1)
     read(line)
     line.drain()
     stage(line)
@@ -495,7 +495,7 @@ def test_a_copy_whose_manifest_is_lost_is_missed_by_every_reader(make_line: Call
     limits = line.pipeline.limits.model_copy(update={"batch_mib": 0})  # a manifest for each table
     line.pipeline = line.pipeline.model_copy(update={"limits": limits})
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 5)
+        patch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 5)
         read(line)
     line.origin.execute("UPDATE number SET v = -1 WHERE v < 5")
     line.drain()
@@ -665,7 +665,7 @@ def test_several_readers_share_a_table_and_a_kill_costs_at_most_a_chunk_of_each(
     line = with_rows(make_line, 300)
     limits = line.pipeline.snapshot.model_copy(update={"readers": 3})
     line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 20)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 20)
     threads: list[int] = []
     attempts: dict[int, int] = {}
     before, together = copier._Reader._read, threading.Barrier(3, timeout=60)
@@ -703,7 +703,7 @@ def test_a_chunk_that_takes_too_long_makes_the_next_ones_smaller(
     line = with_rows(make_line, 200)
     limits = line.pipeline.snapshot.model_copy(update={"readers": 1, "chunk_s": 1e-9})
     line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 190)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 190)
     read(line, ["number"])
     line.drain()
     stage(line)
@@ -716,7 +716,7 @@ def test_a_paused_copy_stops_after_its_chunk_wherever_it_runs_and_continues_afte
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 100)
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 10)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 10)
     with Meta.open(line.pipeline.meta.url) as meta:
         done = table_chunks.TableChunks.read
         calls = [0]
@@ -766,7 +766,7 @@ def test_a_copy_waits_for_what_its_throttle_limits_and_refuses_a_limit_that_it_c
     make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     line = with_rows(make_line, 100)
-    monkeypatch.setattr(table_chunks, "chunk_rows", lambda size_bytes, row_bytes: 30)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 30)
     monkeypatch.setattr(copier, "WAIT_S", 0.01)
     monkeypatch.setattr(throttle_module, "CHECK_S", 0.0)
     name = line.origin.name

@@ -12,6 +12,7 @@ import pytest
 
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
+from cdc_core.snapshot import pace
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify import evidence, source_rows, verifier
 from cdc_core.verify.comparison import Comparison, Kind, Wrong
@@ -28,7 +29,7 @@ ROWS = 7
 
 @pytest.fixture(autouse=True)
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(source_rows, "chunk_rows", lambda size_bytes, row_bytes: ROWS)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: ROWS)
 
 
 @pytest.fixture
@@ -279,7 +280,7 @@ def test_counts_and_greatest_keys_are_judged_as_of_places_and_are_no_proof(shop:
         "INSERT INTO number VALUES (500, 'later', NULL), (501, 'later', NULL)", "DELETE FROM number WHERE id = 1"
     )
     for mode in (Mode.COUNT, Mode.MAX_ID):
-        assert seen(mode) == (True, False, 0, 1), "a lag is no difference"
+        assert seen(mode) == (True, False, 0, 1), "a lag is not a difference"
     shop.target("INSERT INTO number VALUES (500, 'later', NULL), (501, 'later', NULL)")
     assert seen(Mode.COUNT) == (True, False, 0, 1), "a batch may be there in part"
     shop.target("DELETE FROM number WHERE id IN (7, 8, 9, 10, 11)")
@@ -318,7 +319,7 @@ SIBLINGS = (
 def test_values_that_look_equal_to_somebody_are_told_apart(
     verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each pair of a column's values is planted as source and target of a row; equal ones are no findings."""
+    """Each pair of a column's values is planted as source and target of a row; equal ones are not findings."""
     monkeypatch.setattr(verifier, "SHOWN_ROWS", 10_000)
     run = verified()
     texts = ["NULL" if one is None else f"_utf8mb4 X'{one.encode().hex()}'" for one in SIBLINGS]
