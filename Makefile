@@ -18,6 +18,10 @@ VENV := .venv
 PY := $(VENV)/bin/python
 STAMPS := $(VENV)/.lockstep
 UV_VERSION = $(shell sed -n 's/^uv==\([0-9.]*\).*/\1/p' requirements.lock)
+# What only a release uses is fetched by `make dist`.
+TWINE_VERSION := 7.0.0
+CYCLONEDX_VERSION := 7.5.0
+DIST ?= $(CURDIR)/dist
 PYTEST_ARGS ?=
 # The files of tests side by side, each process with servers of its own, the long ones first. One process more than
 # there are processors, as each waits now and then; more than four of them want more memory than they save time.
@@ -103,6 +107,11 @@ bench-line: setup ## how fast a run gets staged changes into a target, step by s
 bench-verify: setup ## how long a verification takes, beside pt-table-checksum and reladiff where they are (BENCH_ARGS="--rows 300000")
 	@$(PY) -m benchmarks.verify $(BENCH_ARGS)
 
+bench-copy: setup ## how fast a table's existing rows become files, beside others that copy it (BENCH_ARGS=--quick as above)
+	@$(PY) -m examples.sandbox fetch mariadb
+	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m benchmarks.copy $(BENCH_ARGS)
+
 bench-apply: setup ## how fast changes get into a target, beside ways that guard nothing (BENCH_ARGS=--quick as above)
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -125,6 +134,20 @@ check-all: ## lint, types and test, as CI does
 	@$(MAKE) types
 	@$(MAKE) test
 
+docs: setup ## a site of docs/ in dist/site; a link that leads nowhere is an error
+	@uv tool run --quiet --from sphinx --with-requirements docs/requirements.txt \
+	  sphinx-build -q -n -W --keep-going docs $(DIST)/site
+	@echo "$(DIST)/site/index.html"
+
+dist: setup ## wheel, source archive and the list of what they were tested with (SBOM) in dist/, checked
+	@rm -rf $(DIST)
+	@uv build --quiet --out-dir $(DIST)
+	@uv tool run --quiet --from twine==$(TWINE_VERSION) twine check --strict $(DIST)/*.tar.gz $(DIST)/*.whl
+	@uv pip compile --quiet --no-header --no-annotate --generate-hashes --all-extras -c requirements.lock pyproject.toml | \
+	  uv tool run --quiet --from cyclonedx-bom==$(CYCLONEDX_VERSION) cyclonedx-py requirements --pyproject pyproject.toml \
+	    --mc-type library --output-reproducible -o "$(DIST)/$$(basename $(DIST)/*.tar.gz .tar.gz).cdx.json" -
+	@ls -l $(DIST)
+
 lock: setup ## resolve requirements.lock again from pyproject.toml
 	@$(VENV)/bin/uv pip compile --quiet --upgrade --universal --generate-hashes --python-version 3.11 \
 	  --no-header --no-annotate --no-emit-index-url --group dev --extra all \
@@ -134,6 +157,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply bench-line bench-verify lint \
+.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply bench-copy bench-line bench-verify lint \
   format types \
-  check-all lock clean
+  check-all docs dist lock clean

@@ -42,7 +42,7 @@ from examples.sandbox.sql_server import SqlServer
 from spark_jobs.filtered_files import write_run
 from spark_jobs.job import Job
 from spark_jobs.session import EXACT
-from spark_jobs.write import write, written
+from spark_jobs.write import write, write_pieces
 
 ROWS, CHANGES, QUICK = 1_000_000, 200_000, 10
 """QUICK: what --quick divides both by."""
@@ -249,7 +249,7 @@ def spark_task(bench: Bench, described: Pipeline) -> Work:
     """The task `write` of a run: from its filtered files to its counts, in a session that has done one before."""
     job = run_of(bench, described, bench.batches)
     # Spark ends workers that had nothing to do for a minute, as while other ways take their turn: new ones import all.
-    bench.spark.sparkContext.parallelize(range(2), 2).map(lambda _: written.__name__).count()
+    bench.spark.sparkContext.parallelize(range(2), 2).map(lambda _: write_pieces.__name__).count()
     return lambda: write(job)
 
 

@@ -109,7 +109,7 @@ class Workload:
 WORKLOADS = (
     Workload("tiny", "9 inserts into 5 tables", 9, spread(5), tables=5, fixed=True),
     Workload("small", "1,000 inserts into 5 tables", 1_000, spread(5), tables=5, fixed=True),
-    Workload("tables", "100 inserts into each of 300 tables", 30_000, spread(300), tables=300),
+    Workload("tables", "inserts into 300 tables, as many into each", 30_000, spread(300), tables=300),
     Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
     Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
     Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),

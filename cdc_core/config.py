@@ -644,16 +644,36 @@ class Verify(_Model):
     resume_within: Annotated[str, AfterValidator(_age)] = Field(
         "24h", description="a verification that was interrupted longer ago begins from the start"
     )
+    repair: bool = Field(
+        False,
+        description="the DAG repairs what it finds, as `lockstep repair` does, within repair.max_rows_per_day; the "
+        "trigger form decides for a single run",
+    )
 
 
 class Repair(_Model):
-    """What `lockstep repair` may do."""
+    """What `lockstep repair` may do, and the DAG cdc_<pipeline>_verify where `verify.repair` is true."""
 
     max_rows_per_day: int = Field(
         10_000,
         ge=0,
         description="rows of a source that repairs may stage within 24 hours; above it, they stage nothing and end in "
         "`repair.limit`: that many differences have a cause to look for first",
+    )
+
+
+class ReverseQuery(_Model):
+    """Old changes are looked up in the source by key before a run applies them, so that it writes no row that is older
+    than the source's. Only runs that apply all that is staged do it: `lockstep run`, and DAG runs without a window."""
+
+    older_than: Annotated[str, AfterValidator(_age)] = Field(
+        "60s", description="changes that were committed longer ago than this are looked up"
+    )
+    max_keys: int = Field(
+        100_000, ge=1, description="keys that one run looks up at most; further changes are applied as they were logged"
+    )
+    wait_s: float = Field(
+        60.0, gt=0, description="how long a run waits for the source (snapshot.throttle) before it continues without"
     )
 
 
@@ -734,6 +754,9 @@ class Pipeline(_Model):
     snapshot: Snapshot = Field(default_factory=Snapshot, description="how rows that exist already are copied")
     verify: Verify = Field(default_factory=Verify, description="how targets are compared with the sources")
     repair: Repair = Field(default_factory=Repair, description="limits of repairs")
+    reverse_query: ReverseQuery | None = Field(
+        None, description="old changes are looked up in the source before they are applied; default: they are not"
+    )
     quality: Quality = Field(default_factory=Quality, description="expectations of your own")
     airflow: Airflow = Field(default_factory=Airflow, description="how the DAG runs")
     retention: Retention | None = Field(None, description="when staged history is purged; default: never")

@@ -10,14 +10,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
-from cdc_core.apply.jobs import environ_for, spark_job
+from cdc_core.apply.jobs import SparkJob, environ_for, spark_job
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.spark_application import SparkApplication
 from cdc_core.check.loops import require_no_loops
@@ -36,6 +37,16 @@ Began = Callable[[str], None]
 """Receives the name of each task as it begins, such as `merge` or `shards: write`."""
 
 
+class Application(Protocol):
+    """Runs the Spark jobs of a run, one after the other."""
+
+    local: bool
+    """Whether the master is on this machine."""
+
+    def submit(self, job: SparkJob) -> None:
+        """Runs a job to its end. Raises the error that ended it."""
+
+
 @dataclass(frozen=True, slots=True)
 class RunResult:
     """The result of a run. summaries: of the targets that had batches, in the pipeline's order. lost: why it skipped
@@ -51,7 +62,11 @@ class RunResult:
 
 @dataclass(frozen=True, slots=True)
 class RunContext:
-    """The context of every task of a run. logs: a local directory for the output of Spark applications."""
+    """The context of every task of a run.
+
+    logs: a local directory for the output of Spark applications. application: runs the Spark jobs of a plan; None: an
+    application on the pipeline's spark.master does.
+    """
 
     pipeline: Pipeline
     file: Path
@@ -60,6 +75,7 @@ class RunContext:
     logs: Path
     environ: Mapping[str, str]
     began: Began
+    application: Callable[[RunPlan], AbstractContextManager[Application]] | None = None
 
 
 def apply(context: RunContext, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
@@ -97,7 +113,7 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
     errors: list[LockstepError] = []
     lost: list[str] = []
     failed: dict[str, LockstepError] = {}
-    with _application(context) as spark:
+    with _application(context, plan) as spark:
         if any(one.batches for one in plan.targets) and not taken_over(context.meta, plan):
             with _noted(context, run_id):
                 failed = require_any_ready(context.meta, context.pipeline, plan, context.environ)
@@ -128,8 +144,10 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
     )
 
 
-def _application(context: RunContext) -> SparkApplication:
-    """For all jobs of the run; its output goes to a file of the log directory."""
+def _application(context: RunContext, plan: RunPlan) -> AbstractContextManager[Application]:
+    """For all jobs of the run; by default its output goes to a file of the log directory."""
+    if context.application is not None:
+        return context.application(plan)
     name = f"lockstep-{context.pipeline.pipeline}"
     references = [one for target in context.pipeline.targets for one in target.connections]
     return SparkApplication(
@@ -163,19 +181,23 @@ def _keep(context: RunContext, task: str, run_id: str, error: LockstepError, tar
         log.warning("%s %s: this failure could not be kept in meta: %s", task, run_id, unrecorded)
 
 
-def _merge(context: RunContext, spark: SparkApplication, plan: RunPlan) -> None:
+def _merge(context: RunContext, spark: Application, plan: RunPlan) -> None:
     for one in plan.merge_sets:
         if one.tables:
             _announce(context, plan.run_id, MERGE.name)
-            spark.submit(spark_job(MERGE.name, plan.path, context.file, context.pipeline, merge_set=one.name))
+            job = spark_job(
+                MERGE.name, plan.path, context.file, context.pipeline, merge_set=one.name, local=spark.local
+            )
+            spark.submit(job)
 
 
-def _to_target(context: RunContext, spark: SparkApplication, plan: RunPlan, target: str) -> CommitSummary:
+def _to_target(context: RunContext, spark: Application, plan: RunPlan, target: str) -> CommitSummary:
     if plan.merge_set(plan.target(target).merge_set).tables:
         for task in TARGET_TASKS:
             if task.spark:
                 _begin(context, plan, target, task.name)
-                spark.submit(spark_job(task.name, plan.path, context.file, context.pipeline, target=target))
+                job = spark_job(task.name, plan.path, context.file, context.pipeline, target=target, local=spark.local)
+                spark.submit(job)
             if task is WRITE:
                 mark_applied(context.meta, plan, target)
     _begin(context, plan, target, COMMIT.name)

@@ -43,12 +43,12 @@ def parse_moment(text: str) -> datetime:
         raise ValueError("is not in the years 1 to 9999 of UTC") from None
 
 
-_AGE = re.compile(r"^([1-9]\d{0,5})([mhdw])$")
-_SECONDS = {"m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_AGE = re.compile(r"^([1-9]\d{0,5})([smhdw])$")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
 
 
 def age_us(text: str) -> int:
-    """`90m`, `12h`, `30d`, `4w` -> microseconds. Raises ValueError."""
+    """`45s`, `90m`, `12h`, `30d`, `4w` -> microseconds. Raises ValueError."""
     match = _AGE.match(text)
     if match is None:
         raise ValueError("is not an age such as 90m, 12h, 30d or 4w")

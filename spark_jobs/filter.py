@@ -13,7 +13,7 @@ from __future__ import annotations
 import tempfile
 import uuid
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +23,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc_core.config import StageConfig
+from cdc_core.errors import LockstepError
 from cdc_core.model.merged import (
     BORN,
     CLASS,
@@ -43,13 +45,13 @@ from cdc_core.target.row_lookup import LocatedRows, locate_rows
 from cdc_core.target.text import row_keys, version_bytes
 from cdc_core.target.truncates import Truncates
 from cdc_core.target.versions import classify_each, versions_of
-from spark_jobs.failures import carried, found
+from spark_jobs import table_tasks
 from spark_jobs.filtered_files import RUN_BYTES, write_run
-from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.job import Job, leave, log, run
+from spark_jobs.table_tasks import Piece, together
 from spark_jobs.unfinished_writes import end_writes
 
 BATCH_ROWS = 50_000
-NO_TRUNCATES = Truncates()
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +63,10 @@ class FilteredPart:
 
 
 def classified(
-    batches: Iterable[pa.RecordBatch], destination: Destination, removing: Truncates = NO_TRUNCATES
+    batches: Iterable[pa.RecordBatch], destination: Destination, sessions: Sessions, removing: Truncates
 ) -> Iterator[pa.RecordBatch]:
     """The winners, and a row for each shard left, with shard, class and reason. removing: the truncates of the run."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
         for batch in batches:
             truncates = pc.equal(batch.column(OP), MergedOp.TRUNCATE)
             if truncates.true_count:
@@ -167,45 +169,48 @@ def _with_notes(
     )
 
 
-def _work(job: Job, table: MergeTable, destination: Destination) -> Callable[[str], Iterator[FilteredPart]]:
-    """What a worker does with a file of merged rows, by its path in the stage."""
-    stage, removing = job.pipeline.stage, _truncates(job, table)
-    filtered, rejected = job.filtered(table.table), job.rejected(table.table)
+@dataclass(frozen=True, slots=True)
+class _MergedFile:
+    """A file of merged rows, and where its table's files go: paths in the stage. removing: the truncates of the run."""
 
-    def work(path: str) -> Iterator[FilteredPart]:
-        with carried(), ExitStack() as stack:
-            store = open_stage(stage)
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
-            paths: list[str] = []
-            classes: Counter[str] = Counter()
+    path: str
+    filtered: str
+    rejected: str
+    removing: Truncates
 
-            def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
-                # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
-                name = f"{folder}/part-{uuid.uuid4().hex}.parquet"
-                write_run(scratch / "run", rows, key)
-                store.put_file(name, scratch / "run")
-                (scratch / "run").unlink()
-                paths.append(name)
 
-            source = pq.ParquetFile(stack.enter_context(store.open_input(path)))
-            # An empty file needs no answers: it is there for its columns.
-            none = _with_notes(
-                pa.RecordBatch.from_pylist([], schema=source.schema_arrow), np.zeros(0, np.int64), [], []
-            )
-            for rows in _gathered(classified(source.iter_batches(BATCH_ROWS), destination, removing)):
-                for one in pc.value_counts(rows.column(CLASS)).to_pylist():
-                    classes[one["values"]] += one["counts"]
-                stale = pc.equal(rows.column(CLASS), RowClass.STALE)
-                kept = rows.filter(pc.invert(stale))
-                if kept.num_rows:
-                    keep(filtered, kept.drop_columns([REASON]), destination.key)
-                if kept.num_rows < rows.num_rows:
-                    keep(rejected, rows.filter(stale).drop_columns([CLASS]), destination.key)
-            if not any(one.startswith(f"{filtered}/") for one in paths):
-                keep(filtered, pa.Table.from_batches([none]).drop_columns([REASON]), ())
-            yield FilteredPart(tuple(paths), dict(classes))
+def _filter_file(
+    stage: StageConfig, destination: Destination, merged: _MergedFile, sessions: Sessions
+) -> Iterator[FilteredPart]:
+    with ExitStack() as stack:
+        store = open_stage(stage)
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
+        paths: list[str] = []
+        classes: Counter[str] = Counter()
 
-    return work
+        def keep(folder: str, rows: pa.Table, key: Sequence[str]) -> None:
+            # A task that Spark runs again writes files of its own; the driver keeps those of the one that counts.
+            name = f"{folder}/part-{uuid.uuid4().hex}.parquet"
+            write_run(scratch / "run", rows, key)
+            store.put_file(name, scratch / "run")
+            (scratch / "run").unlink()
+            paths.append(name)
+
+        source = pq.ParquetFile(stack.enter_context(store.open_input(merged.path)))
+        # An empty file needs no answers: it is there for its columns.
+        none = _with_notes(pa.RecordBatch.from_pylist([], schema=source.schema_arrow), np.zeros(0, np.int64), [], [])
+        for rows in _gathered(classified(source.iter_batches(BATCH_ROWS), destination, sessions, merged.removing)):
+            for one in pc.value_counts(rows.column(CLASS)).to_pylist():
+                classes[one["values"]] += one["counts"]
+            stale = pc.equal(rows.column(CLASS), RowClass.STALE)
+            kept = rows.filter(pc.invert(stale))
+            if kept.num_rows:
+                keep(merged.filtered, kept.drop_columns([REASON]), destination.key)
+            if kept.num_rows < rows.num_rows:
+                keep(merged.rejected, rows.filter(stale).drop_columns([CLASS]), destination.key)
+        if not any(one.startswith(f"{merged.filtered}/") for one in paths):
+            keep(merged.filtered, pa.Table.from_batches([none]).drop_columns([REASON]), ())
+        yield FilteredPart(tuple(paths), dict(classes))
 
 
 def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
@@ -220,38 +225,68 @@ def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         yield pa.Table.from_batches(waiting)
 
 
-def filter_table(job: Job, table: MergeTable) -> FilterCounts:
-    """Writes filtered/ and rejected/ of one table; its counts. Values that are found nowhere may be in the files of a
-    run that was killed while it wrote."""
-    try:
-        return _filtered(job, table)
-    except Exception as error:
-        known = found(error)
-        if known is None or known.code != "target.absent_values" or not end_writes(job, table):
-            raise
-    return _filtered(job, table)
+def filter_tables(job: Job, tables: Sequence[MergeTable]) -> list[FilterCounts]:
+    """Writes filtered/ and rejected/ of the tables; their counts. Values that are found nowhere may be in the files of
+    a run that was killed while it wrote.
+
+    Raises the first error of a table, after all others are done."""
+    counts, failed = _filtered(job, tables)
+    if failed:
+        again = [
+            table
+            for table in tables
+            if table.table in failed and failed[table.table].code == "target.absent_values" and end_writes(job, table)
+        ]
+        more, still = _filtered(job, again)
+        left = {name: error for name, error in failed.items() if name not in more} | still
+        for table in tables:
+            if table.table in left:
+                raise left[table.table]
+        counts |= more
+    return [counts[table.table] for table in tables]
 
 
-def _truncates(job: Job, table: MergeTable) -> Truncates:
+def _truncates(job: Job) -> dict[str, Truncates]:
+    """Those of the run, by table."""
     counts = counts_from_bytes(job.store.get(counts_path(job.plan.merged_folder(job.merge_set.name))), MergeCounts)
-    return Truncates(tuple(bytes.fromhex(one) for of in counts if of.table == table.table for one in of.truncates))
+    return {one.table: Truncates(tuple(bytes.fromhex(version) for version in one.truncates)) for one in counts}
 
 
-def _filtered(job: Job, table: MergeTable) -> FilterCounts:
-    destination = job.destination(table)
-    folders = job.filtered(table.table), job.rejected(table.table)
-    for folder in folders:
-        job.clear(folder)
-    paths = job.files_in(job.merged(table.table))
-    tasks = job.spark.sparkContext.parallelize(paths, max(len(paths), 1))
-    done = tasks.flatMap(_work(job, table, destination)).collect()
-    kept = {path for one in done for path in one.paths}
-    for folder in folders:
-        for path in job.files_in(folder):
-            if path not in kept:
-                job.store.delete(path)
-    classes = sum((Counter(one.classes) for one in done), Counter[str]())
-    return FilterCounts(table.table, **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED})
+def _filtered(job: Job, tables: Sequence[MergeTable]) -> tuple[dict[str, FilterCounts], dict[str, LockstepError]]:
+    """By table: its counts, or the error that ended it."""
+    removing, stage = _truncates(job), job.pipeline.stage
+    pieces: list[Piece[_MergedFile]] = []
+    of_table: dict[str, list[int]] = {}
+    for table, destination in zip(tables, job.destinations(tables), strict=True):
+        folders = job.filtered(table.table), job.rejected(table.table)
+        for folder in folders:
+            job.clear(folder)
+        paths = job.files_in(job.merged(table.table))
+        of_table[table.table] = list(range(len(pieces), len(pieces) + len(paths)))
+        rows = table.rows // max(len(paths), 1)
+        pieces += [Piece(destination, rows, _MergedFile(path, *folders, removing[table.table])) for path in paths]
+
+    def work(destination: Destination, merged: _MergedFile, sessions: Sessions) -> Iterator[FilteredPart]:
+        return _filter_file(stage, destination, merged, sessions)
+
+    done = table_tasks.done(job, pieces, work)
+    counts: dict[str, FilterCounts] = {}
+    failed: dict[str, LockstepError] = {}
+    for table in tables:
+        parts, error = together(done[number] for number in of_table[table.table])
+        if error:
+            failed[table.table] = error
+            continue
+        kept = {path for one in parts for path in one.paths}
+        for folder in (job.filtered(table.table), job.rejected(table.table)):
+            for path in job.files_in(folder):
+                if path not in kept:
+                    job.store.delete(path)
+        classes = sum((Counter(one.classes) for one in parts), Counter[str]())
+        counts[table.table] = FilterCounts(
+            table.table, **{name: classes[name] for name in RowClass if name is not RowClass.UNCOUNTED}
+        )
+    return counts, failed
 
 
 def apply_filter(job: Job) -> None:
@@ -259,7 +294,7 @@ def apply_filter(job: Job) -> None:
     path = counts_path(job.plan.filtered_folder(job.target.name))
     job.store.delete(path)
     tables = [table for table in job.tables() if table.files]
-    counts = each_table(lambda table: filter_table(job, table), tables)
+    counts = filter_tables(job, tables)
     for one in counts:
         log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)
     job.store.put(path, counts_to_bytes(counts))

@@ -28,7 +28,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.destination import Destination, open_destination
+from cdc_core.target.destination import Destination, Survey, open_destination
 from spark_jobs.columns import staged_struct
 from spark_jobs.failures import found
 from spark_jobs.session import open_session
@@ -122,7 +122,12 @@ class Job:
                         raise damaged from error
             raise
 
-    def destination(self, table: MergeTable) -> Destination:
+    def destinations(self, tables: Sequence[MergeTable]) -> list[Destination]:
+        """Those of several tables. Each database of the target is asked once for all of them."""
+        with Survey(self.target, [table.table for table in tables]) as survey:
+            return [self.destination(table, survey) for table in tables]
+
+    def destination(self, table: MergeTable, survey: Survey | None = None) -> Destination:
         return open_destination(
             self.target,
             table.table,
@@ -131,6 +136,7 @@ class Job:
             ready=True,
             partial=table.absent_rows > 0,
             shared=self.shared(table),
+            survey=survey,
         )
 
     def shared(self, table: MergeTable) -> bool:

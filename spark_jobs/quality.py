@@ -34,6 +34,7 @@ from cdc_core.stage.stores import open_stage
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import empty_literals, row_keys
+from spark_jobs import table_tasks
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -41,7 +42,8 @@ from spark_jobs.key_changes import NO_LABEL, exact
 from spark_jobs.merge import read_changes, row_columns
 from spark_jobs.multiset import copy_identity
 from spark_jobs.report import page, summary
-from spark_jobs.write import TASKS_PER_CORE, accepted
+from spark_jobs.table_tasks import Piece, together
+from spark_jobs.write import accepted
 
 GATHERED_ROWS = 1_000_000
 """A frame of up to this many rows is gathered with Arrow and judged in memory (see suite_runner), without the JVM."""
@@ -141,24 +143,25 @@ def target_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
     """target_frame, in memory: one job of Spark for all tables; tables with rows that were set aside have their own."""
     aside = [table for table in tables if job.rows_in(job.quarantine(table.table))]
     plain = [table for table in tables if table not in aside]
-    destinations = each_table(job.destination, plain)
-    items = [(at, path) for at, table in enumerate(plain) for path in _files(job, job.filtered(table.table))]
+    pieces = []
+    for table, destination in zip(plain, job.destinations(plain), strict=True):
+        paths = _files(job, job.filtered(table.table))
+        pieces += [Piece(destination, table.rows // len(paths), path) for path in paths]
     stage = job.pipeline.stage
 
-    def work(item: tuple[int, str]) -> Iterator[bytes]:
-        at, path = item
-        with carried(), open_stage(stage).open_input(path) as source:
+    def work(destination: Destination, path: str, sessions: Sessions) -> Iterator[bytes]:
+        with open_stage(stage).open_input(path) as source:
             batches = pq.ParquetFile(source).iter_batches(COMPARED_ROWS)
-            found = pa.Table.from_batches(list(_comparer(destinations[at])(batches)), _compared_schema())
+            found = pa.Table.from_batches(list(_compared(destination, batches, sessions)), _compared_schema())
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as stream:
             stream.write_table(found)
         yield sink.getvalue().to_pybytes()
 
-    context = job.spark.sparkContext
-    several = max(min(len(items), context.defaultParallelism * TASKS_PER_CORE), 1)
-    tasks = context.parallelize(items, several)
-    parts = [_coded(pa.ipc.open_stream(one).read_all()) for one in tasks.flatMap(work).collect()]
+    found, error = together(table_tasks.done(job, pieces, work))
+    if error:
+        raise error
+    parts = [_coded(pa.ipc.open_stream(one).read_all()) for one in found]
     if aside:
         frame = target_frame(job, aside)
         assert frame is not None
@@ -216,26 +219,33 @@ def _to_compare(job: Job, table: MergeTable) -> int:
 
 def _comparer(destination: Destination) -> Work:
     def work(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        with carried(), tempfile.TemporaryDirectory(prefix="lockstep-") as scratch, Sessions(destination) as sessions:
-            for batch in batches:
-                shards = np.asarray(batch.column(SHARD))
-                for number in np.unique(shards):
-                    rows = batch.take(pa.array(np.flatnonzero(shards == number)))
-                    shard = destination.shards[number]
-                    found = outcomes(
-                        sessions.of(shard), shard.facts, rows, destination.layout_of(shard), scratch=Path(scratch)
-                    )
-                    yield pa.record_batch(
-                        {
-                            _TABLE: pa.array([destination.logical] * rows.num_rows),
-                            _SHARD: pa.array([shard.table.name] * rows.num_rows),
-                            _KEY: row_keys(rows, destination.key),
-                            OP: rows.column(OP),
-                            _OUTCOME: pa.array(found, pa.string()),
-                        }
-                    )
+        with carried(), Sessions() as sessions:
+            yield from _compared(destination, batches, sessions)
 
     return work
+
+
+def _compared(
+    destination: Destination, batches: Iterable[pa.RecordBatch], sessions: Sessions
+) -> Iterator[pa.RecordBatch]:
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        for batch in batches:
+            shards = np.asarray(batch.column(SHARD))
+            for number in np.unique(shards):
+                rows = batch.take(pa.array(np.flatnonzero(shards == number)))
+                shard = destination.shards[number]
+                found = outcomes(
+                    sessions.of(shard), shard.facts, rows, destination.layout_of(shard), scratch=Path(scratch)
+                )
+                yield pa.record_batch(
+                    {
+                        _TABLE: pa.array([destination.logical] * rows.num_rows),
+                        _SHARD: pa.array([shard.table.name] * rows.num_rows),
+                        _KEY: row_keys(rows, destination.key),
+                        OP: rows.column(OP),
+                        _OUTCOME: pa.array(found, pa.string()),
+                    }
+                )
 
 
 def own_frame(job: Job, table: MergeTable, stage: str) -> DataFrame:

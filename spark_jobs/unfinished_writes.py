@@ -12,7 +12,7 @@ from dataclasses import replace
 from cdc_core.errors import Refused
 from cdc_core.model.run import PLAN, RUNS, MergeTable, RunPlan, counts_path
 from spark_jobs.job import Job, log
-from spark_jobs.write import write_table
+from spark_jobs.write import write_tables
 
 
 def end_writes(job: Job, table: MergeTable) -> bool:
@@ -32,7 +32,7 @@ def end_writes(job: Job, table: MergeTable) -> bool:
         for theirs in other.tables():
             if theirs.table == table.table:
                 log.warning("run %s: completing the write of run %s: %s", job.plan.run_id, plan.run_id, table.table)
-                write_table(other, theirs)
+                write_tables(other, [theirs])
                 found = True
     return found
 

@@ -1,19 +1,19 @@
 """Write: writes the filtered rows to the target, each shard table by one Spark task in one transaction.
 
-A task has some of the table's shards: the worker reads their rows from the files of filtered/ itself, in the order of
-their key, and streams batches into one text file per shard. So memory holds a batch, whatever the run's size, and no
-row passes through the JVM. Rows that moved between shards are first written to all new shards; then a second pass
-empties the places they left: a reader may briefly see such a row twice, but always sees it, unless another row takes
-over its unique value in the shard that it leaves. Rows that the target rejects are set aside if the table's policy says
-so; their old places stay unchanged.
+A task has some of a table's shards, or several small tables (table_tasks.py): the worker reads their rows from the
+files of filtered/ itself, in the order of their key, and streams batches into one text file per shard. So memory holds
+a batch, whatever the run's size, and no row passes through the JVM. Rows that moved between shards are first written to
+all new shards; then, when all tables have theirs, a second pass empties the places they left: a reader may briefly see
+such a row twice, but always sees it, unless another row takes over its unique value in the shard that it leaves. Rows
+that the target rejects are set aside if the table's policy says so; their old places stay unchanged.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -22,30 +22,42 @@ import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
+from cdc_core.config import StageConfig
+from cdc_core.errors import LockstepError
 from cdc_core.model.merged import REASON, MergedOp
 from cdc_core.model.run import MergeTable, WriteCounts, counts_path, counts_to_bytes
 from cdc_core.model.staged import OP, ROW, SEQ, SOURCE
 from cdc_core.model.version import decode
 from cdc_core.stage.stores import open_stage
-from cdc_core.target.destination import Destination
+from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.load import LoadFile, Unfit
 from cdc_core.target.multiset import write_copies
 from cdc_core.target.text import row_keys, version_hex
 from cdc_core.target.write import ShardResult, ShardWrite, write_shard
+from spark_jobs import table_tasks
 from spark_jobs.columns import c
-from spark_jobs.failures import carried
 from spark_jobs.filtered_files import FilteredFiles
-from spark_jobs.job import Job, each_table, leave, log, run
+from spark_jobs.job import Job, leave, log, run
 from spark_jobs.multiset import last_batches
+from spark_jobs.table_tasks import TASKS_PER_CORE, Piece, together
 
 BATCH_ROWS = 50_000
 _UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
-TASKS_PER_CORE = 4
-Work = Callable[[Sequence[int]], Iterator[ShardResult]]
-"""Writes the rows of some shards, by their numbers."""
 
 
-def written(
+@dataclass(frozen=True, slots=True)
+class _Shards:
+    """Shards of one table to write, by their numbers. paths: of its filtered files. stay: versions and keys of rows
+    that were not written to their new shard. The others are as in `shard_pieces`."""
+
+    numbers: tuple[int, ...]
+    paths: tuple[str, ...]
+    arrivals: bool
+    stay: tuple[str, ...]
+    upto: Mapping[str, int]
+
+
+def shard_pieces(
     job: Job,
     destination: Destination,
     paths: Sequence[str],
@@ -54,79 +66,115 @@ def written(
     unfit: Sequence[Unfit] = (),
     upto: Mapping[str, int] | None = None,
     shards: Sequence[int] | None = None,
-) -> list[ShardResult]:
-    """Writes the rows of filtered files; what each shard's transaction did. arrivals: write all but x rows, which are
+    rows: int = 0,
+) -> list[Piece[_Shards]]:
+    """The work of writing the rows of filtered files. arrivals: write all but x rows, which are
     included for the unique values that they free; otherwise write the x rows, except those of `unfit` rows: a row that
     was not written to its new shard stays in the old one. upto: for rows without a key, as in write_copies. shards:
-    only these."""
-    work = _writer(job, destination, paths, arrivals, unfit, upto or {})
+    only these. rows: about how many there are."""
+    stay = tuple(one.version.hex().upper() + one.key.decode() for one in unfit)
     numbers = list(range(len(destination.shards)) if shards is None else shards)
-    context = job.spark.sparkContext
-    several = max(min(len(numbers), context.defaultParallelism * TASKS_PER_CORE), 1)
-    tasks = context.parallelize([numbers[at::several] for at in range(several)], several)
-    return sorted(tasks.flatMap(work).collect(), key=lambda done: done.counts.shard)
+    several = max(min(len(numbers), job.spark.sparkContext.defaultParallelism * TASKS_PER_CORE), 1)
+    return [
+        Piece(
+            destination,
+            rows // several,
+            _Shards(tuple(numbers[at::several]), tuple(paths), arrivals, stay, dict(upto or {})),
+        )
+        for at in range(several)
+    ]
 
 
-def _writer(
-    job: Job,
-    destination: Destination,
-    paths: Sequence[str],
-    arrivals: bool,
-    unfit: Sequence[Unfit],
-    upto: Mapping[str, int],
-) -> Work:
+def write_pieces(job: Job, pieces: Sequence[Piece[_Shards]]) -> list[list[ShardResult] | LockstepError]:
+    """What each shard's transaction did."""
     stage, run_id = job.pipeline.stage, job.plan.run_id
-    transact = None if destination.key else partial(write_copies, upto=upto)
-    stay = pa.array([one.version.hex().upper() + one.key.decode() for one in unfit], pa.string())
+
+    def work(destination: Destination, shards: _Shards, _: Sessions) -> Iterator[ShardResult]:
+        return _write_shards(stage, run_id, destination, shards)
+
+    return table_tasks.done(job, pieces, work)
+
+
+def _write_shards(stage: StageConfig, run_id: str, destination: Destination, shards: _Shards) -> Iterator[ShardResult]:
+    transact = None if destination.key else partial(write_copies, upto=shards.upto)
+    stay = pa.array(shards.stay, pa.string())
 
     def taken(batch: pa.RecordBatch) -> pa.RecordBatch:
-        if arrivals and not destination.quarantine:
+        if shards.arrivals and not destination.quarantine:
             return batch
         left = pc.equal(batch.column(OP), MergedOp.LEFT_SHARD)
-        if arrivals:
+        if shards.arrivals:
             return batch.filter(pc.invert(left))  # a row that did not arrive stays
         batch = batch.filter(left)
         names = pc.binary_join_element_wise(version_hex(batch), row_keys(batch, destination.key), "")
         return batch.filter(pc.invert(pc.is_in(names, stay)))
 
-    def work(numbers: Sequence[int]) -> Iterator[ShardResult]:
-        with carried(), ExitStack() as stack:
-            scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
-            filtered = stack.enter_context(FilteredFiles(open_stage(stage), paths))
-            for number in numbers:
-                shard = destination.shards[number]
-                with LoadFile(scratch, destination.layout_of(shard)) as file:
-                    for batch in map(taken, filtered.rows_of(number, destination.key, BATCH_ROWS)):
-                        file.add(batch)
-                    if not file.rows:
-                        continue
-                    write = ShardWrite(
-                        run_id,
-                        destination.logical,
-                        shard.facts,
-                        destination.rule.freshness,
-                        ledger=arrivals,
-                        quarantine=destination.quarantine,
-                    )
-                    yield write_shard(shard.server, write, file, transact=transact)
-
-    return work
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-")))
+        filtered = stack.enter_context(FilteredFiles(open_stage(stage), shards.paths))
+        for number in shards.numbers:
+            shard = destination.shards[number]
+            with LoadFile(scratch, destination.layout_of(shard)) as file:
+                for batch in map(taken, filtered.rows_of(number, destination.key, BATCH_ROWS)):
+                    file.add(batch)
+                if not file.rows:
+                    continue
+                write = ShardWrite(
+                    run_id,
+                    destination.logical,
+                    shard.facts,
+                    destination.rule.freshness,
+                    ledger=shards.arrivals,
+                    quarantine=destination.quarantine,
+                )
+                yield write_shard(shard.server, write, file, transact=transact)
 
 
-def write_table(job: Job, table: MergeTable) -> list[WriteCounts]:
-    destination = job.destination(table)
-    paths = job.files_in(job.filtered(table.table))
-    upto = None if table.key else last_batches(table)
-    done = written(job, destination, paths, arrivals=True, upto=upto)
-    unfit = [row for one in done for row in one.unfit]
-    _set_aside(job, table, unfit)
-    counts = {one.counts.shard: one.counts for one in done}
-    if destination.moving:
-        for one in written(job, destination, paths, arrivals=False, unfit=unfit):
+def write_tables(job: Job, tables: Sequence[MergeTable]) -> list[WriteCounts]:
+    """Writes the tables; what each shard's transaction did. Raises the first error of a table, after all others are
+    done."""
+    places = {table.table: one for table, one in zip(tables, job.destinations(tables), strict=True)}
+    paths = {table.table: job.files_in(job.filtered(table.table)) for table in tables}
+    errors: dict[str, LockstepError] = {}
+
+    def all_written(pieces_of: Mapping[str, Sequence[Piece[_Shards]]]) -> dict[str, list[ShardResult]]:
+        done = iter(write_pieces(job, [piece for pieces in pieces_of.values() for piece in pieces]))
+        results = {}
+        for name, pieces in pieces_of.items():
+            found, error = together([next(done) for _ in pieces])
+            if error:
+                errors[name] = error
+            else:
+                results[name] = sorted(found, key=lambda one: one.counts.shard)
+        return results
+
+    arrived = all_written({
+        table.table: shard_pieces(job, places[table.table], paths[table.table], arrivals=True, rows=table.rows,
+                             upto=None if table.key else last_batches(table))
+        for table in tables
+    })  # fmt: skip
+    departing: dict[str, list[Piece[_Shards]]] = {}
+    for table in tables:
+        if table.table in arrived:
+            unfit = [row for one in arrived[table.table] for row in one.unfit]
+            _set_aside(job, table, unfit)
+            if places[table.table].moving:
+                departing[table.table] = shard_pieces(
+                    job, places[table.table], paths[table.table], arrivals=False, unfit=unfit, rows=table.rows
+                )
+    departed = all_written(departing)
+    for table in tables:
+        if table.table in errors:
+            raise errors[table.table]
+    counts: list[WriteCounts] = []
+    for table in tables:
+        of_shard = {one.counts.shard: one.counts for one in arrived[table.table]}
+        for one in departed.get(table.table, ()):
             left = one.counts.shard
-            first = counts.get(left) or WriteCounts(table.table, left, 0, 0, 0)
-            counts[left] = replace(first, number=one.counts.number)
-    return list(counts.values())
+            first = of_shard.get(left) or WriteCounts(table.table, left, 0, 0, 0)
+            of_shard[left] = replace(first, number=one.counts.number)
+        counts += of_shard.values()
+    return counts
 
 
 def _set_aside(job: Job, table: MergeTable, unfit: Sequence[Unfit]) -> None:
@@ -163,7 +211,7 @@ def write(job: Job) -> None:
     path = counts_path(job.plan.written_folder(job.target.name))
     job.store.delete(path)
     tables = [table for table in job.tables() if table.files]
-    counts = [one for found in each_table(lambda table: write_table(job, table), tables) for one in found]
+    counts = write_tables(job, tables)
     for one in counts:
         log.info("run %s target %s: %s", job.plan.run_id, job.target.name, one)
     job.store.put(path, counts_to_bytes(counts))

@@ -16,7 +16,7 @@ import random
 import sqlite3
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -37,8 +37,9 @@ from cdc_core.model.coverage import Happened, How, Surveyed, TableCoverage, Tabl
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.model.staged import BOOKKEEPING, LITERAL, OP, ROW, SEQ, SOURCE, TS, staged_schema
-from cdc_core.repair import claims
+from cdc_core.repair import claims, reverse_query
 from cdc_core.repair.claims import Wanted, claim
+from cdc_core.repair.reverse_query import look_up
 from cdc_core.sink import Capture
 from cdc_core.snapshot import copier, pace, table_chunks, watermarks
 from cdc_core.snapshot.copier import CopyContext
@@ -326,7 +327,8 @@ class World:
         self.pipeline = parse(
             f"pipeline: shop\nsources: [{{name: shop, connection: 'env:X', server_id: 7, start: earliest}}]\n"
             f"tables: {{include: ['shop[.]t'], on_truncate: stage, on_unlogged_change: record}}\n"
-            f"stage: {{uri: {(self.folder / 'stage').as_uri()}}}\nmeta: {{url: 'sqlite:///{self.folder}/meta.db'}}\n",
+            f"stage: {{uri: {(self.folder / 'stage').as_uri()}}}\nmeta: {{url: 'sqlite:///{self.folder}/meta.db'}}\n"
+            "targets: [{name: main, connections: ['env:Y'], tables: {'*': {}}}]\nreverse_query: {wait_s: 60}\n",
             where="model",
         )
         self.store = open_store(self.pipeline.stage.uri)
@@ -437,11 +439,7 @@ class World:
         """The product looks some rows up and stages them. The target would have a row under every key that it asks for:
         those that the source does not have become deletes."""
         with self._process(), self._copier_lease() as lease:
-            reader, control = Session(self, reader=True), Session(self, reader=False)
-            throttle = SimpleNamespace(why=lambda _: "")
-            source = SourceTables(
-                self.pipeline, NAME, self.meta, self._facts, reader, control, self.capture, throttle, lambda _: None,  # type: ignore[arg-type]
-            )  # fmt: skip
+            source = self._source_tables()
             keys = [str(key) for key in chance.sample(range(KEYS), chance.randint(1, KEYS))]
             places = SimpleNamespace(shard_numbers=lambda rows: np.zeros(rows.num_rows, np.int64))
             shape = SimpleNamespace(key=SCHEMA.key, logical=TABLE, destination=places, errors=frozenset())
@@ -449,12 +447,30 @@ class World:
                 pipeline=self.pipeline, meta=self.meta, store=self.store, environ=None, wait_s=60.0,
                 extract_on=lambda _: self._extract_on(chance),
             )  # fmt: skip
-            claim(job, [Wanted(shape, [(source, SCHEMA)], keys)], {NAME: lease})  # type: ignore[arg-type]
+            claim(job, [Wanted(shape, [(source, SCHEMA)], keys, _key_rows)], {NAME: lease})  # type: ignore[arg-type]
+
+    def query(self, chance: random.Random) -> None:
+        """The product looks up the staged changes that no target has; here all of them are old."""
+        with self._process():
+            look_up(
+                self.pipeline, self.meta, self.store, ["main"], lambda _: self._extract_on(chance),
+            )  # fmt: skip
+
+    def _source_tables(self) -> SourceTables:
+        reader, control = Session(self, reader=True), Session(self, reader=False)
+        throttle = SimpleNamespace(why=lambda _: "")
+        return SourceTables(
+            self.pipeline, NAME, self.meta, self._facts, reader, control, self.capture, throttle, lambda _: None,  # type: ignore[arg-type]
+        )  # fmt: skip
 
     def _extract_on(self, chance: random.Random) -> None:
         self.move()
         self.source.settle_all()
-        self.extract(chance.randint(1, 3))
+        self.moving = True  # a lease keeps other extractors away meanwhile
+        try:
+            self.extract(chance.randint(1, 3))
+        finally:
+            self.moving = False
         self.move()
 
     def stage(self) -> None:
@@ -593,6 +609,8 @@ class World:
                 self.extract(1 << 30)
                 self.stage()
             self.check()
+        self.stage()  # what a killed look-up had decided
+        self.check()
         covered = coverage_of(self.store, NAME, self.chain).get(TABLE)
         assert covered is None or covered.whole, covered
         if covered is None:
@@ -619,8 +637,10 @@ def patched(world: World) -> Iterator[None]:
             ("is_other_server", lambda *_: False),
         ):  # fmt: skip
             patch.setattr(source_rows, name, patched_one)
-        patch.setattr(claims, "key_rows", _key_rows)
         patch.setattr(claims, "chunk_rows", lambda *_: next(sizes))
+        patch.setattr(reverse_query, "open_source", lambda *_: nullcontext(world._source_tables()))
+        patch.setattr(claims, "copier_lease", lambda *_: world._copier_lease())
+        patch.setattr(Meta, "now_us", lambda _: 1 << 61)
         patch.setattr(claims, "_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_PAUSE_S", 0)
         patch.setattr(watermarks, "VISIBLE_WITHIN_S", 5)
@@ -630,7 +650,7 @@ def patched(world: World) -> Iterator[None]:
         yield
 
 
-def _key_rows(_: Any, keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
+def _key_rows(keys: Sequence[str], schema: TableSchema) -> tuple[pa.RecordBatch, list[str]]:
     """As a target that has a row under each key."""
     fields = pa.schema([staged_schema(schema).field("id"), _LITERAL_FIELD])
     return pa.RecordBatch.from_pylist([{"id": int(key)} for key in keys], schema=fields), list(keys)
@@ -691,6 +711,8 @@ def live(flavor: str, before: Sequence[int], steps: Sequence[int], events: Seque
                             world.lose_meta()
                         case 9 | 10:
                             world.repair(random.Random(step))
+                        case 11 | 12:
+                            world.query(random.Random(step))
                         case _:
                             raise AssertionError(step)
                     world.check()

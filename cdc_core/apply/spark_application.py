@@ -39,6 +39,9 @@ class SparkApplication:
     leaving it ends the application.
     """
 
+    local: bool = True
+    """Its jobs have the settings of a driver on this machine."""
+
     def __init__(self, name: str, *, master: str, output: Path, environ: Mapping[str, str]) -> None:
         self._name = name
         self._master = master

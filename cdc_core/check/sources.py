@@ -12,7 +12,7 @@ import pymysql
 from cdc_core import connections
 from cdc_core.check.findings import Findings
 from cdc_core.config import Pipeline, Source
-from cdc_core.connections import quote
+from cdc_core.connections import DENIED, quote
 from cdc_core.errors import Refused
 from cdc_core.model.coverage import TableCoverage, lacks
 from cdc_core.model.position import Checkpoint
@@ -164,8 +164,13 @@ def check_tables(
                 "count equal rows (no_key: rows)",
             )
     lacking = _warn_of_rows(source, connection, tables, covered, findings, subject)
-    if pipeline.copies_again or pipeline.snapshot.mode == "initial":
-        copied = tables if pipeline.copies_again else lacking
+    looked_up = pipeline.reverse_query is not None
+    if looked_up:
+        findings.attempt(
+            f"source {source.name}: reverse query", partial(_warn_of_unreadable, source, connection, tables, findings)
+        )
+    if pipeline.copies_again or looked_up or pipeline.snapshot.mode == "initial":
+        copied = tables if pipeline.copies_again or looked_up else lacking
         findings.attempt(
             f"source {source.name}: locks for copies", partial(_warn_of_locks, source, connection, copied, findings)
         )
@@ -202,6 +207,32 @@ def _warn_of_rows(
             "(docs/tutorial.md, step 4)",
         )
     return lacking
+
+
+def _warn_of_unreadable(
+    source: Source, connection: pymysql.Connection[Any], tables: Sequence[FoundTable], findings: Findings
+) -> None:
+    """Tables of which the account may not read every column, so that runs cannot look their changes up."""
+    names = [one.name for one in tables if not _may_read(connection, one)]
+    if names:
+        more = f" and {len(names) - MOST_TABLES:,} more tables" if len(names) > MOST_TABLES else ""
+        findings.warn(
+            f"source {source.name}: reverse query",
+            f"the account may not read all columns of {', '.join(names[:MOST_TABLES])}{more}, so that runs "
+            "apply old changes as they were logged",
+            "on the source: GRANT SELECT on these tables to the account, or leave out reverse_query",
+        )
+
+
+def _may_read(connection: pymysql.Connection[Any], table: FoundTable) -> bool:
+    try:
+        with connection.cursor() as cursor:
+            cursor.execute(f"SELECT * FROM {quote(table.database, table.table)} LIMIT 0")
+    except pymysql.err.MySQLError as error:
+        if error.args and error.args[0] in DENIED:
+            return False
+        raise
+    return True
 
 
 def _warn_of_locks(

@@ -13,7 +13,7 @@ from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.run import run_context, run_id
 from cdc_core.cli.status import ledger_document
 from cdc_core.cli.verify import extract_on, findings_table, one_target, result_document, verdict
-from cdc_core.errors import LockstepError, RetryLater
+from cdc_core.errors import LockstepError
 from cdc_core.extras import require
 from cdc_core.words import counted
 
@@ -37,7 +37,9 @@ def repair(
     target: Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")] = None,
     evidence: Annotated[
         str | None,
-        typer.Option("--evidence", metavar="PATH", help="A file of evidence/ on the stage; default: newest."),
+        typer.Option(
+            "--evidence", metavar="PATH", help="A file of evidence/ on the stage; default: the newest of each table."
+        ),
     ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show how the rows differ now; stage and change nothing.")
@@ -59,12 +61,12 @@ def repair(
       lockstep repair shop
       lockstep repair shop shop.orders --finding 0f3a9c21b7d4
 
-    Takes the findings of the newest evidence, looks these rows up in the source by key, stages them as copied rows (a
-    row that the source does not have as a delete), applies what is staged by an ordinary run with its ledger, and
-    verifies the same rows again. Newer changes always win, and other rows stay as they are. A target row whose version
-    is newer than everything that is staged was written by somebody else, and stays, unless --authoritative says that
-    the source counts. repair.max_rows_per_day limits what a repair may stage. Exit code 0: the rows are equal; 4: some
-    still differ; 75: some could not be judged yet.
+    Takes the findings of the newest evidence about each table, looks these rows up in the source by key, stages them
+    as copied rows (a row that the source does not have as a delete), applies what is staged by an ordinary run with
+    its ledger, and verifies the same rows again. Newer changes always win, and other rows stay as they are. A target
+    row whose version is newer than everything that is staged was written by somebody else, and stays, unless
+    --authoritative says that the source counts. repair.max_rows_per_day limits what a repair may stage. Exit code 0:
+    the rows are equal; 4: some still differ; 75: some could not be judged yet.
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
@@ -73,6 +75,7 @@ def repair(
     if applies:
         require("spark", "quality", by="lockstep repair")
     from cdc_core.repair.findings import keys_in, require_listed
+    from cdc_core.repair.repairer import outcome
     from cdc_core.repair.repairer import repair as run
     from cdc_core.run import apply
     from cdc_core.verify import evidence as evidences
@@ -81,9 +84,13 @@ def repair(
 
     ran: list[RunResult] = []
     with run_context(parsed, path, output) as context:
-        read, document = (
-            (evidence, evidences.read(context.store, evidence)) if evidence else evidences.newest(context.store, name)
-        )
+        if evidence:
+            read, document = evidence, evidences.read(context.store, evidence)
+        else:
+            paths, document = evidences.outstanding(context.store, name)
+            read = paths[0]
+            for older in paths[1:]:
+                output.note(f"findings of earlier evidence count, too: {older}")
         keys = keys_in(document, read, tables=tables or (), ids=finding or ())
         if not finding and not dry_run:
             require_listed(document, read, tables or ())
@@ -97,27 +104,13 @@ def repair(
 
         with verifier_lease(context.meta, parsed.pipeline, name):
             done = run(job, keys, apply=applied if applies else None, authoritative=authoritative, dry_run=dry_run)
-    error = _outcome(done)
+    error = outcome(done)
     for one in document["tables"]:
         if (not tables or one["table"] in tables) and (one["error"] or one["unsettled"]):
             output.note(f"{one['table']} was not judged completely by that verification: verify it again")
     _answer(output, parsed.pipeline, name, read, done, ran, error, dry_run=dry_run)
     if error is not None:
         raise typer.Exit(error.exit_code)
-
-
-def _outcome(done: Result) -> LockstepError | None:
-    if done.error is not None or done.after is None:
-        return done.error
-    unsettled = sum(one.unsettled for one in done.after.values())
-    if unsettled:
-        return RetryLater(
-            f"{counted(unsettled, 'row')} could not be judged: they were changing.",
-            where=", ".join(done.after),
-            code="verify.unsettled",
-            remedy="repair again, after the next run",
-        )
-    return None
 
 
 def _answer(
@@ -142,6 +135,7 @@ def _answer(
         "newer": {name: len(keys) for name, keys in done.newer.items()},
         "forgotten_versions": done.forgotten,
         "removed_from_wrong_shards": done.removed,
+        "left_out": dict(done.left_out),
         "runs": [one.run_id for one in ran],
         "ledgers": [ledger_document(row.entry) for one in ran for row in one.ledgers],
         "before": [result_document(one) for one in done.before.values()],
@@ -166,6 +160,8 @@ def _answer(
     output.answer(document, *shown)
     if dry_run:
         output.note("nothing was staged or changed: --dry-run")
+        if error is not None:
+            output.note(f"{error.what} {error.remedy}.")
         return
     output.note(f"{counted(done.rows, 'row')} and {counted(done.deletes, 'delete')} staged")
     if done.after is None and done.batches:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -133,13 +133,15 @@ def run(
     warn_of_partial(output, extracted)
     if extracted:
         _create_missing(parsed, targets, output)
+    queried: dict[str, Any] = {}
     with run_context(parsed, path, output) as context:
         if again:
             done = _replay(context, selection, requeue, targets[0] if target else None)
         else:
+            queried = _look_up(context, targets, output) if extracted else {}
             done = _apply(context, targets)
     nothing = "no batch is staged there" if again else "every target has taken all that is staged"
-    _answer(output, parsed.pipeline, done, extracted, context.logs if keeps_logs() else None, nothing)
+    _answer(output, parsed.pipeline, done, extracted, context.logs if keeps_logs() else None, nothing, queried)
 
 
 def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -> None:
@@ -179,6 +181,23 @@ def _apply(context: RunContext, targets: list[str]) -> RunResult:
     return apply(context, run_id(context, "cli"), targets=targets)
 
 
+def _look_up(context: RunContext, targets: list[str], output: CliOutput) -> dict[str, Any]:
+    """Looks old changes up in the sources, if the pipeline says so; for the answer."""
+    if context.pipeline.reverse_query is None:
+        return {}
+    from cdc_core.cli.verify import extract_on
+    from cdc_core.repair.reverse_query import look_up
+
+    context.began("reverse query")
+    found = look_up(
+        context.pipeline, context.meta, context.store, targets,
+        lambda source: extract_on(context.pipeline, source, output), context.environ,
+    )  # fmt: skip
+    for line in found.notes:
+        output.note(line)
+    return {"reverse_query": found.to_json()}
+
+
 def _replay(context: RunContext, selection: Selection | None, requeue: str | None, target: str | None) -> RunResult:
     """selection: None for a requeue. target: of a requeue, if one was named."""
     from cdc_core.apply.replay import requeued
@@ -201,8 +220,10 @@ def _answer(
     extracted: list[tuple[str, DrainResult]],
     logs: Path | None,
     nothing: str,
+    queried: dict[str, Any],
 ) -> None:
-    """logs: where the output of Spark is, if it is kept. nothing: why there was nothing to apply, if so."""
+    """logs: where the output of Spark is, if it is kept. nothing: why nothing was applied, if so. queried: what the
+    reverse query has done."""
     document = {
         "pipeline": pipeline,
         "run_id": done.run_id,
@@ -212,6 +233,7 @@ def _answer(
         "targets": [summary.to_json() for summary in done.summaries],
         "ledgers": [ledger_document(row.entry) for row in done.ledgers],
         "lost": list(done.lost),
+        **queried,
         "logs": str(logs) if logs else None,
     }
     if not done.summaries:

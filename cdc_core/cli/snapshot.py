@@ -379,8 +379,11 @@ def _watch(output: CliOutput, tables: tuple[PendingTable, ...]) -> Iterator[Call
 def progress_text(figures: Figures) -> str:
     """How far a copy is, in a line for people."""
     fraction = figures.fraction
-    of = "" if figures.total is None or figures.complete else f" of ~{figures.total:,}"
+    about = "" if figures.counted else "~"
+    of = "" if figures.total is None or figures.complete else f" of {about}{figures.total:,}"
     parts = [f"{figures.rows:,}{of} rows", size(figures.size_bytes)]
+    if figures.total_bytes is not None and not figures.complete:
+        parts[1] += f" of ~{size(figures.total_bytes)}"
     if fraction is not None:
         parts[0] += f" ({fraction:.0%})"
     if figures.waiting:
@@ -388,5 +391,5 @@ def progress_text(figures: Figures) -> str:
     if figures.rows_s and figures.bytes_s:
         parts.append(f"{figures.rows_s:,.0f} rows/s, {size(int(figures.bytes_s))}/s")
     if figures.left_s:
-        parts.append(f"{duration(figures.left_s)} left")
+        parts.append(f"about {duration(figures.left_s)} left")
     return ", ".join(parts)

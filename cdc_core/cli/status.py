@@ -148,13 +148,24 @@ def verification_documents(one: Verification, now_us: int) -> list[dict[str, Any
     found.sort(key=lambda said: str(said["ended"]), reverse=True)
     if one.progress:
         found.append({"target": one.target, "mode": "", "unfinished": moment(one.updated_us)})
-    return [said | {"verdict": verification_verdict(said)} for said in found]
+    # The latest knows of all differences that were found; earlier ones may have been found gone since.
+    earlier = [said | {"differing": {}} for said in found[1:]]
+    return [said | {"verdict": verification_verdict(said)} for said in [*found[:1], *earlier]]
 
 
 def verification_verdict(one: Mapping[str, Any]) -> str:
     """What a document of `verification_documents` says, for people."""
     if "unfinished" in one:
         return f"not finished; the last range was verified at {one['unfinished']}"
+    verdict = _own_verdict(one)
+    differing = one.get("differing", {})
+    known = sum(differing.values())
+    if known > one.get("differences", known):
+        verdict += f"; {known:,} with those of earlier verifications, in {', '.join(sorted(differing))}"
+    return verdict
+
+
+def _own_verdict(one: Mapping[str, Any]) -> str:
     if one["differences"]:
         return f"{counted(one['differences'], 'difference')}"
     if one["not_compared"]:

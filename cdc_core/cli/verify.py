@@ -84,6 +84,9 @@ def verify(
     if show:
         _show(output, parsed, name)
         return
+    from cdc_core.extract.process_memory import without_pandas
+
+    without_pandas()  # its import takes longer than comparing 100,000 rows
     from cdc_core.meta import Meta
     from cdc_core.verify import evidence
     from cdc_core.verify.lease import verifier_lease

@@ -127,7 +127,7 @@ def rebuild(
         if not _recorded(connection, manifest):
             _insert(connection, manifest)
             added += 1
-        if manifest.by_key:
+        if manifest.repairs:
             copies.count_repaired(connection, manifest, manifest.created_us)
         coverage = settled(coverage, manifest.coverage)
         chunks = max([chunks, *(one.number for one in manifest.chunks)])

@@ -51,6 +51,7 @@ class TableCopy:
     complete: everything up to the limit is read.
     rows, size_bytes: read so far; bytes as values in memory.
     rows_estimated:   of the whole table; counted if `counted`, else an estimate.
+    bytes_estimated:  of the whole table, as size_bytes; 0 where it is not known; not kept.
     waiting:          why no chunk is read at the moment; not kept.
     low:      every transaction before it was visible when the limit was read: rows above the limit, which no chunk has,
               came from there on. None for a table without a key, which has no limit.
@@ -67,6 +68,7 @@ class TableCopy:
     counted: bool = False
     waiting: str = ""
     low: Position | None = None
+    bytes_estimated: int = 0
 
     @property
     def table(self) -> str:
@@ -343,7 +345,7 @@ def decide(connection: Connection, lease: Lease, manifest: Manifest, done: Seque
             held_seq=manifest.begin.position.seq if exact else 0,
         )
     )
-    if manifest.by_key:
+    if manifest.repairs:
         count_repaired(connection, manifest, now_us(connection))
 
 
@@ -366,6 +368,11 @@ def repaired(connection: Connection, source: str, within_s: float) -> int:
         _repaired.c.source == source, _repaired.c.decided_us > since_us
     )
     return int(connection.execute(rows).scalar_one())
+
+
+def repaired_batches(connection: Connection, source: str) -> frozenset[str]:
+    """Ids of the batches that repairs have staged in the last days, and of those that are decided."""
+    return frozenset(connection.execute(select(_repaired.c.batch_id).where(_repaired.c.source == source)).scalars())
 
 
 def decided(connection: Connection, source: str) -> tuple[Manifest, ...]:

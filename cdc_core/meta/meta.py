@@ -261,6 +261,10 @@ class Meta:
         """Rows of a source that repairs have staged in the last seconds."""
         return self._database.read(lambda c: copies.repaired(c, source, within_s))
 
+    def repaired_batches(self, source: str) -> frozenset[str]:
+        """Ids of the batches that repairs have staged or decided in the last days."""
+        return self._database.read(lambda c: copies.repaired_batches(c, source))
+
     def decided_copied(self, source: str) -> tuple[Manifest, ...]:
         """Manifests that were decided and may not be written, or not recorded."""
         return self._database.read(lambda c: copies.decided(c, source))

@@ -78,6 +78,7 @@ class CopiedChunk:
     paths:   of its parts.
     by_key:  the claim is about single rows, of which it has those that were there and deletes of others; it says
              nothing about the other rows of the table, and `above` and `through` are ().
+    queried: of a claim by key: a reverse query made it, not a repair.
     """
 
     number: int
@@ -90,6 +91,7 @@ class CopiedChunk:
     rows: int
     paths: tuple[str, ...]
     by_key: bool = False
+    queried: bool = False
 
     def to_json(self) -> dict[str, Any]:
         return {**asdict(self), "low": self.low.to_json(), "high": self.high.to_json()}
@@ -99,7 +101,7 @@ class CopiedChunk:
         return cls(
             data["number"], data["table"], tuple(data["above"]), tuple(data["through"]), data["ts_us"],
             Position.from_json(data["low"]), Position.from_json(data["high"]), data["rows"], tuple(data["paths"]),
-            data.get("by_key", False),
+            data.get("by_key", False), data.get("queried", False),
         )  # fmt: skip
 
 
@@ -155,6 +157,11 @@ class Manifest:
     def by_key(self) -> bool:
         """Whether this is a batch of single rows that were looked up in the source, as a repair stages them."""
         return any(one.by_key for one in self.chunks)
+
+    @property
+    def repairs(self) -> bool:
+        """Whether a repair staged it, which counts against the limit of a day."""
+        return any(one.by_key and not one.queried for one in self.chunks)
 
     @property
     def batch_id(self) -> str:

@@ -11,24 +11,32 @@ from __future__ import annotations
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, RetryLater
-from cdc_core.meta import Lease, ReadChunk
+from cdc_core.extract.extractor import default_holder
+from cdc_core.meta import Lease, Meta, ReadChunk
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.block import TableRows
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.version import Version, encode
-from cdc_core.repair.held import key_rows
 from cdc_core.sink import Capture
 from cdc_core.snapshot.chunk_file import ChunkFile
 from cdc_core.snapshot.chunks import chunk_rows
-from cdc_core.snapshot.staging import Claims, Staged, stage_claims
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.snapshot.staging import Claims, Staged, finish_decided, stage_claims
+from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify import lookup
 from cdc_core.verify.canonical import row_texts
-from cdc_core.verify.shape import Shape
 from cdc_core.verify.source_rows import Read, SourceTables
 from cdc_core.verify.verifier import LOOKED_UP_KEYS, Job
 
@@ -40,13 +48,39 @@ _PAUSE_S = 1.0
 _REDEFINED = frozenset({"verify.redefined", "results.definition_changed"})
 
 
+class Places(Protocol):
+    """Where the rows of a logical table go."""
+
+    def shard_numbers(self, rows: pa.RecordBatch) -> npt.NDArray[np.int64]: ...
+
+
+class KeyShape(Protocol):
+    """What of a logical table a look-up by key needs; of a target, `verify.shape.Shape`. errors: as in row_texts."""
+
+    @property
+    def logical(self) -> str: ...
+    @property
+    def key(self) -> tuple[str, ...]: ...
+    @property
+    def errors(self) -> frozenset[str]: ...
+    @property
+    def destination(self) -> Places: ...
+
+
+S = TypeVar("S", bound=KeyShape, covariant=True)
+Gone = Callable[[Sequence[str], TableSchema], tuple[pa.RecordBatch | None, list[str]]]
+"""Takes keys that no source table has, and a source's definition after the pipeline's rules. Returns the keys of which
+deletes are staged, as values of the definition (the columns of its key, and `_cdc_literal`), and their texts."""
+
+
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class Wanted(Generic[S]):
     """Keys of one logical table. feeding: its source tables, with their definitions before the pipeline's rules."""
 
-    shape: Shape
+    shape: S
     feeding: Sequence[tuple[SourceTables, TableSchema]]
     keys: Sequence[str]
+    gone: Gone
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +118,20 @@ class Made:
         return sum((one.shard < 0) == deleted for keys in self.claimed.values() for one in keys.values())
 
 
-def claim(job: Job, wanted: Sequence[Wanted], leases: Mapping[str, Lease]) -> Made:
-    """Looks the keys up and stages what is found. leases: the copier's, by source.
+def claims_lease(pipeline: Pipeline, meta: Meta, source: str) -> AbstractContextManager[Lease]:
+    """The right to stage claims of a source, which copies need too. Raises RetryLater (snapshot.running)."""
+    return copier_lease(meta, pipeline.pipeline, source, default_holder(), pipeline.limits.lease_s)
+
+
+def finish_former(pipeline: Pipeline, meta: Meta, store: ObjectStore, source: str) -> None:
+    """Stages what a killed process had decided. Raises RetryLater (snapshot.running)."""
+    if meta.decided_copied(source):
+        with claims_lease(pipeline, meta, source) as lease:
+            finish_decided(meta, store, source, lease)
+
+
+def claim(job: Job, wanted: Sequence[Wanted[Any]], leases: Mapping[str, Lease], *, queried: bool = False) -> Made:
+    """Looks the keys up and stages what is found. leases: the copier's, by source. queried: by a reverse query.
 
     Raises Refused (repair.key_differs), RetryLater (repair.overtaken, repair.not_staged), and what reading, the store
     and meta raise. A repeated call stages the rows again, which changes nothing.
@@ -93,7 +139,9 @@ def claim(job: Job, wanted: Sequence[Wanted], leases: Mapping[str, Lease]) -> Ma
     made = Made()
     with tempfile.TemporaryDirectory(prefix="lockstep-repair-") as scratch:
         for attempt in range(1, _ATTEMPTS + 1):
-            overtaken = _attempted(job, wanted if attempt == 1 else _as_now(wanted), leases, Path(scratch), made)
+            overtaken = _attempted(
+                job, wanted if attempt == 1 else _as_now(wanted), leases, Path(scratch), made, queried=queried
+            )
             if not overtaken:
                 return made
             log.warning(
@@ -103,7 +151,7 @@ def claim(job: Job, wanted: Sequence[Wanted], leases: Mapping[str, Lease]) -> Ma
 
 
 def _attempted(
-    job: Job, wanted: Sequence[Wanted], leases: Mapping[str, Lease], scratch: Path, made: Made
+    job: Job, wanted: Sequence[Wanted[Any]], leases: Mapping[str, Lease], scratch: Path, made: Made, *, queried: bool
 ) -> list[tuple[str, str]]:
     """Adds what is staged to `made`. The tables that the log has overtaken, and why."""
     made.claimed = {one.shape.logical: {} for one in wanted}
@@ -112,7 +160,7 @@ def _attempted(
     for one in wanted:
         tables |= {source.name: source for source, _ in one.feeding}
         try:
-            for name, claims in _read(job, one, leases, scratch, made.claimed[one.shape.logical]):
+            for name, claims in _read(job, one, leases, scratch, made.claimed[one.shape.logical], queried=queried):
                 read.setdefault(name, []).append(claims)
         except RetryLater as error:
             if error.code not in _REDEFINED:
@@ -126,7 +174,7 @@ def _attempted(
     return overtaken
 
 
-def _as_now(wanted: Sequence[Wanted]) -> list[Wanted]:
+def _as_now(wanted: Sequence[Wanted[Any]]) -> list[Wanted[Any]]:
     """With the definitions that the source tables have now. Raises RetryLater (repair.overtaken)."""
     found = []
     for one in wanted:
@@ -173,7 +221,13 @@ def _staged(job: Job, tables: SourceTables, claims: Sequence[Claims], lease: Lea
 
 
 def _read(
-    job: Job, wanted: Wanted, leases: Mapping[str, Lease], scratch: Path, claimed: dict[str, Claimed]
+    job: Job,
+    wanted: Wanted[Any],
+    leases: Mapping[str, Lease],
+    scratch: Path,
+    claimed: dict[str, Claimed],
+    *,
+    queried: bool,
 ) -> Iterator[tuple[str, Claims]]:
     """Claims of each source, whose files are durable."""
     sizes = [chunk_rows(job.pipeline.snapshot.chunk_mib << 20, source.row_bytes(one)) for source, one in wanted.feeding]
@@ -188,12 +242,14 @@ def _read(
             claimed |= {key: Claimed(shard, one.version) for key, shard in one.shards.items()}
         missing = [key for key in keys if key not in found]
         for one in looked:
-            claims = _durable(job, wanted, one, missing, leases[one.source.name], scratch, claimed)
+            claims = _durable(job, wanted, one, missing, leases[one.source.name], scratch, claimed, queried=queried)
             if claims is not None:
                 yield one.source.name, claims
 
 
-def _looked_up(wanted: Wanted, source: SourceTables, schema: TableSchema, keys: Sequence[str], ts_us: int) -> _Looked:
+def _looked_up(
+    wanted: Wanted[Any], source: SourceTables, schema: TableSchema, keys: Sequence[str], ts_us: int
+) -> _Looked:
     shape, own = wanted.shape, {column.name: column for column in schema.columns}
     rows: list[TableRows] = []
     shards: dict[str, int] = {}
@@ -212,16 +268,18 @@ def _looked_up(wanted: Wanted, source: SourceTables, schema: TableSchema, keys: 
 
 def _durable(
     job: Job,
-    wanted: Wanted,
+    wanted: Wanted[Any],
     one: _Looked,
     missing: Sequence[str],
     lease: Lease,
     scratch: Path,
     claimed: dict[str, Claimed],
+    *,
+    queried: bool,
 ) -> Claims | None:
     """None if there is nothing to say of the keys."""
     shape, shaped = wanted.shape, one.source.capture.shape(one.schema)
-    gone, texts = key_rows(shape, missing, shaped) if missing else (None, [])
+    gone, texts = wanted.gone(missing, shaped) if missing else (None, [])
     if not (one.rows or texts):
         return None
     if texts and set(shaped.key) != set(shape.key):
@@ -252,7 +310,17 @@ def _durable(
     paths = tuple(part.path for part in parts)
     read = one.read
     chunk = CopiedChunk(
-        number, one.schema.name, (), (), one.watermark_us, read.low, read.high, file.rows, paths, by_key=True
+        number,
+        one.schema.name,
+        (),
+        (),
+        one.watermark_us,
+        read.low,
+        read.high,
+        file.rows,
+        paths,
+        by_key=True,
+        queried=queried,
     )
     return Claims(one.schema, (ReadChunk(chunk, parts, file.schemas),))
 

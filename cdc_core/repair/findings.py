@@ -10,8 +10,9 @@ from cdc_core.model.schema import BINARY_BASES, INTEGER_BYTES, TEXT_BASES
 from cdc_core.verify.canonical import ERROR_SHOWN, key_text
 from cdc_core.verify.evidence import ROW_MODES
 from cdc_core.verify.shape import Shape
+from cdc_core.words import counted
 
-_LOOKED_UP = (
+LOOKED_UP = (
     frozenset(INTEGER_BYTES) | TEXT_BASES | BINARY_BASES
     | {"decimal", "bit", "year", "float", "double", "date", "datetime", "timestamp", "time", "enum", "set"}
     | {"uuid", "inet4", "inet6"}
@@ -65,13 +66,34 @@ def keys_in(
     return found
 
 
-def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
-    """The keys as texts of `row_texts`.
+_AGAIN = (
+    "copy the table again: `lockstep snapshot PIPELINE TABLE`, with --source where there are several, then "
+    "`lockstep run`"
+)
 
-    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.error_value).
+
+def has_error_value(shape: Shape, key: Key) -> bool:
+    """Whether the key has the error value of an ENUM that has the label '' too: no condition finds its row."""
+    return any(value == ERROR_SHOWN and name.lower() in shape.errors for name, value in key.items())
+
+
+def error_values(rows: Mapping[str, int]) -> Refused:
+    """rows: by logical table, how many have such a key."""
+    return Refused(
+        f"{counted(sum(rows.values()), 'finding')} of {', '.join(rows)} have the error value of an ENUM in their keys, "
+        "by which no condition finds the rows: they were left out.",
+        where=", ".join(rows),
+        code="repair.error_value",
+        remedy=_AGAIN,
+    )
+
+
+def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
+    """The keys as texts of `row_texts`, without those that have the error value of an ENUM.
+
+    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key).
     """
-    again = "copy the table again: `lockstep snapshot PIPELINE TABLE`, with --source where there are several, then "
-    again += "`lockstep run`"
+    again = _AGAIN
     if not shape.key:
         raise Refused(
             f"Rows of {shape.logical} have no key, by which single rows could be repaired.",
@@ -80,7 +102,7 @@ def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
             remedy=again + ", which replaces all rows of the table",
         )
     for column in shape.key_columns:
-        if column.type.base not in _LOOKED_UP:
+        if column.type.base not in LOOKED_UP:
             raise Refused(
                 f"The key of {shape.logical} has the column {column.name}, of the type {column.type}, by which rows "
                 "are not looked up.",
@@ -103,16 +125,8 @@ def texts_of(shape: Shape, keys: Sequence[Key]) -> list[str]:
                 code="repair.other_key",
                 remedy="the pipeline or the table has changed since: verify again, then repair what that finds",
             )
-        for name, value in key.items():
-            if value == ERROR_SHOWN and name.lower() in shape.errors:
-                raise Refused(
-                    f"A finding of {shape.logical} has the error value of an ENUM in its key ({name}), by which no "
-                    "condition finds the row.",
-                    where=shape.logical,
-                    code="repair.error_value",
-                    remedy=f"name the other findings (--finding), or {again}",
-                )
-    return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in keys))
+    found = [key for key in keys if not has_error_value(shape, key)]
+    return list(dict.fromkeys(key_text([key[name] for name in shape.key]) for key in found))
 
 
 def require_listed(document: Mapping[str, Any], path: str, tables: Sequence[str]) -> None:

@@ -1,5 +1,6 @@
 """One repair: which of the rows still differ, claims for them, a run, and the same rows verified again.
 
+    resume    what earlier repairs have staged and the target has not taken is applied
     verify    the named keys only. A row that is equal by now is left alone; a lag is not a difference
     hold      rows with a version that no staged change can have are set aside, unless the source is authoritative
     claim     the others are looked up in the source, and staged (claims.py)
@@ -7,9 +8,9 @@
     remove    rows in shards to which their routes do not lead, once the right shard has them
     verify    the same keys again
 
-Killed at any moment, a repair is made again from the same findings. What was staged stays staged, and the next run
-applies it; a claim that is staged twice changes nothing. It holds the target's lease, as a verification does, and the
-copier's of each source until its rows are staged.
+Killed at any moment, a repair is made again from the same findings. What was staged stays staged and is applied first,
+so that it is neither looked up nor counted twice; a claim that is staged twice changes nothing. It holds the target's
+lease, as a verification does, and the copier's of each source until its rows are staged.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from functools import partial
 
-from cdc_core.errors import DataAtRisk
-from cdc_core.extract.extractor import default_holder
+from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.meta import Lease
 from cdc_core.model.version import Version, encode, newer_or_equal
-from cdc_core.repair.claims import Claimed, Wanted, claim
-from cdc_core.repair.findings import Key, texts_of
-from cdc_core.repair.held import Held, forget_version, held, remove_row
-from cdc_core.snapshot.copier import copier_lease, require_ages
+from cdc_core.repair.claims import Claimed, Wanted, claim, claims_lease, finish_former
+from cdc_core.repair.findings import Key, error_values, has_error_value, texts_of
+from cdc_core.repair.held import Held, forget_version, held, key_rows, remove_row
+from cdc_core.snapshot.copier import require_ages
 from cdc_core.snapshot.staging import finish_decided
 from cdc_core.verify.shape import Shape
 from cdc_core.verify.source_rows import open_source
 from cdc_core.verify.verifier import Job, TableKeys, TableResult, waiting
+from cdc_core.words import counted
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +50,7 @@ class Result:
     forgotten: such rows whose versions were forgotten, so that the source's rows count. removed: rows that were in a
                shard to which their routes do not lead.
     claimed:   by logical table and key, what was staged.
+    left_out:  by logical table, how many of the named rows no condition finds: their keys have an ENUM's error value.
     """
 
     before: Mapping[str, TableResult]
@@ -59,12 +62,14 @@ class Result:
     forgotten: int = 0
     removed: int = 0
     claimed: Mapping[str, Mapping[str, Claimed]] = field(default_factory=dict)
+    left_out: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def error(self) -> DataAtRisk | None:
-        """Why the rows are not all equal now; None if they are, or if nothing was applied."""
+    def error(self) -> LockstepError | None:
+        """Why the rows are not all equal now; None if they are, or if nothing was applied to the others."""
+        left_out = error_values(self.left_out) if self.left_out else None
         if self.after is None:
-            return None
+            return left_out
         left = {table: one.differences for table, one in self.after.items() if one.differences}
         if self.newer:
             count = sum(len(keys) for keys in self.newer.values())
@@ -83,12 +88,12 @@ class Result:
                 remedy="`lockstep verify` says how; look at the run's rejected rows, at a freshness column (the "
                 "greater value counts), and for somebody who writes to the target",
             )
-        return None
+        return left_out
 
     @property
     def settled(self) -> bool:
         """Whether every named row was judged, and is equal; false where nothing was applied."""
-        return self.after is not None and all(one.equal for one in self.after.values())
+        return self.after is not None and not self.left_out and all(one.equal for one in self.after.values())
 
 
 def repair(
@@ -104,8 +109,8 @@ def repair(
     apply: applies what is staged to the job's target, as `lockstep run --staged --target` does; None: it is left to the
     next run. dry_run: only says how the rows differ now.
 
-    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.error_value,
-    repair.key_differs, snapshot.shared_keys), DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater
+    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.key_differs,
+    snapshot.shared_keys), DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater
     (verify.paused), and what verifying, claiming and `apply` raise.
     """
     with ExitStack() as opened:
@@ -113,19 +118,28 @@ def repair(
             opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))
             for one in job.pipeline.sources
         ]
+        if apply is not None and not dry_run:
+            _resume(job, apply)
         asked = {name: TableKeys(job, sources, name) for name in keys}
         texts = {name: texts_of(table.shape, keys[name]) for name, table in asked.items()}
+        unfound = {name: sum(has_error_value(asked[name].shape, key) for key in keys[name]) for name in asked}
+        left_out = {name: count for name, count in unfound.items() if count}
         before = {name: table.verify(texts[name]) for name, table in asked.items()}
         wanted = [
-            Wanted(table.shape, table.feeding, tuple(texts_of(table.shape, [one.key for one in before[name].findings])))
+            Wanted(
+                table.shape,
+                table.feeding,
+                tuple(texts_of(table.shape, [one.key for one in before[name].findings])),
+                partial(key_rows, table.shape),
+            )
             for name, table in asked.items()
             if before[name].findings
         ]
         for one in wanted:
             _require_repairable(job, one)
         if dry_run:
-            return Result(before)
-        done = _repaired(job, before, wanted, apply, authoritative=authoritative)
+            return Result(before, left_out=left_out)
+        done = replace(_repaired(job, before, wanted, apply, authoritative=authoritative), left_out=left_out)
         if apply is None:
             return done
         # Opened again: the run may have added what Lockstep needs there.
@@ -135,10 +149,39 @@ def repair(
         return replace(done, after=after, removed=removed)
 
 
+def outcome(done: Result) -> LockstepError | None:
+    """What keeps a repair from being complete: `Result.error`, or RetryLater (verify.unsettled)."""
+    if done.error is not None or done.after is None:
+        return done.error
+    unsettled = sum(one.unsettled for one in done.after.values())
+    if unsettled:
+        return RetryLater(
+            f"{counted(unsettled, 'row')} could not be judged: they were changing.",
+            where=", ".join(done.after),
+            code="verify.unsettled",
+            remedy="repair again, after the next run",
+        )
+    return None
+
+
+def _resume(job: Job, apply: Callable[[], object]) -> None:
+    """Stages what a killed repair had decided, and applies what repairs have staged and the target has not taken."""
+    names = [one.name for one in job.pipeline.sources]
+    for name in names:
+        finish_former(job.pipeline, job.meta, job.store, name)
+    staged = {batch for name in names for batch in job.meta.repaired_batches(name)}
+    if not staged:
+        return
+    pending = job.meta.plan_view("", names, [job.target.name], None).pending[job.target.name]
+    if staged & pending:
+        log.info("%s: what an earlier repair has staged is applied first", job.target.name)
+        apply()
+
+
 def _repaired(
     job: Job,
     before: Mapping[str, TableResult],
-    wanted: Sequence[Wanted],
+    wanted: Sequence[Wanted[Shape]],
     apply: Callable[[], object] | None,
     *,
     authoritative: bool,
@@ -156,9 +199,7 @@ def _repaired(
     with ExitStack() as leased:
         leases: dict[str, Lease] = {}
         for name in sorted({source.name for one in wanted for source, _ in one.feeding}):
-            leases[name] = leased.enter_context(
-                copier_lease(job.meta, job.pipeline.pipeline, name, default_holder(), job.pipeline.limits.lease_s)
-            )
+            leases[name] = leased.enter_context(claims_lease(job.pipeline, job.meta, name))
             finish_decided(job.meta, job.store, name, leases[name])
         _require_below_limit(job, wanted)
         made = claim(job, wanted, leases)
@@ -174,13 +215,13 @@ def _repaired(
     )  # fmt: skip
 
 
-def _require_repairable(job: Job, one: Wanted) -> None:
+def _require_repairable(job: Job, one: Wanted[Shape]) -> None:
     """Raises Refused (snapshot.shared_keys)."""
     for source, schema in one.feeding:
         require_ages(job.pipeline, source.capture, schema)
 
 
-def _require_below_limit(job: Job, wanted: Sequence[Wanted]) -> None:
+def _require_below_limit(job: Job, wanted: Sequence[Wanted[Shape]]) -> None:
     """Raises DataAtRisk (repair.limit)."""
     limit = job.pipeline.repair.max_rows_per_day
     asked: dict[str, int] = {}
@@ -200,7 +241,7 @@ def _require_below_limit(job: Job, wanted: Sequence[Wanted]) -> None:
             )
 
 
-def _foreign(job: Job, one: Wanted) -> list[Held]:
+def _foreign(job: Job, one: Wanted[Shape]) -> list[Held]:
     """What the target has under the keys with a version that no staged change can have."""
     there = held(one.shape, one.keys)
     ends = []

@@ -300,7 +300,7 @@ class _Reader:
         limit: keys.Key = ()
         low: Position | None = None
         if schema.key:
-            with self._view(schema, self._staged_here()) as (at, view), _unchanged(schema):
+            with _unchanged(schema), self._view(schema, self._staged_here()) as (at, view):
                 limit, low = greatest(at.reader, schema), view.low
         empty = bool(schema.key) and not limit
         rows = 0 if empty else count_rows(self._sessions.tables.control, schema, mariadb=self._server.mariadb)

@@ -6,13 +6,20 @@ from cdc_core.snapshot.chunks import chunk_rows
 
 
 class Pace:
-    """chunk_bytes, chunk_s: what a chunk should not exceed, in bytes and in time to read. row_bytes: of a row."""
+    """chunk_bytes, chunk_s: what a chunk should not exceed, in bytes and in time to read. row_bytes: of a row.
 
-    def __init__(self, chunk_bytes: int, chunk_s: float, row_bytes: float = 0.0) -> None:
+    first_rows: of the chunks before the first was read, at most: a server's estimate of its rows' size may be that of a
+    table that was almost empty. None: row_bytes can be relied on.
+    """
+
+    def __init__(
+        self, chunk_bytes: int, chunk_s: float, row_bytes: float = 0.0, *, first_rows: int | None = None
+    ) -> None:
         self.row_bytes = row_bytes
         self._chunk_bytes = chunk_bytes
         self._chunk_s = chunk_s
-        self._most_rows = 1 << 62
+        self._most_rows = first_rows or 1 << 62
+        self._first = first_rows is not None
 
     @property
     def rows(self) -> int:
@@ -24,7 +31,9 @@ class Pace:
         if not rows:
             return
         self.row_bytes = size_bytes / rows
-        if took_s > self._chunk_s:
+        if took_s > self._chunk_s or self._first:
+            self._first = False
+            took_s = max(took_s, 0.001)
             self._most_rows = max(1, int(rows * self._chunk_s / took_s))
         elif took_s < self._chunk_s / 2:
             self._most_rows = max(self._most_rows, 2 * rows)

@@ -1,7 +1,9 @@
 """How far a copy is: rows and bytes, rate and time left, for each table and in all.
 
-It does no I/O. Rows are counted by the copier itself. How many a table has is counted where that is quick, else it
-follows from how far the keys are (see TableChunks), else it is the server's estimate, which may be off by half.
+It does no I/O. Rows and bytes are counted by the copier itself. How many rows a table has is counted where that is
+quick, else it follows from how far the keys are (see TableChunks), else it is the server's estimate, which may be off
+by half. How large the rows are that are still to come follows from the table's profile, else from those read so far.
+The time left counts a row as its bytes and a fixed cost: rows that grow take longer, but not in proportion.
 """
 
 from __future__ import annotations
@@ -16,13 +18,16 @@ from cdc_core.meta import TableCopy
 
 _RATE_S = 30.0
 """The rate is that of the last so many seconds."""
+ROW_COST_BYTES = 500
+"""A row takes as long as so many bytes, besides its own. Measured: 1.1 µs for a row of 137 bytes, 4.4 for 2,052."""
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
     """total: rows in all, None where nothing is known. rows_s, bytes_s, left_s: None until they can be told.
 
-    size_bytes: of the values read. waiting: why nothing is read at the moment.
+    size_bytes: of the values read; total_bytes: of all, as far as it is known. counted: total is exact.
+    waiting: why nothing is read at the moment.
     """
 
     rows: int
@@ -33,6 +38,8 @@ class Figures:
     left_s: float | None
     complete: bool = False
     waiting: str = ""
+    total_bytes: int | None = None
+    counted: bool = False
 
     @property
     def fraction(self) -> float | None:
@@ -76,16 +83,25 @@ class CopyProgress:
             copy = self._copies.get(name)
             if copy is None:
                 return Figures(0, 0, self._expected.get(name), None, None, None)
-            return self._figures(name, copy.rows, copy.size_bytes, self._total(name), copy.complete, copy.waiting)
+            return self._figures(
+                name, copy.rows, copy.size_bytes, self._total(name), self._total_bytes(name),
+                complete=copy.complete, counted=copy.counted or copy.complete, waiting=copy.waiting,
+            )  # fmt: skip
 
     def overall(self) -> Figures:
         with self._lock:
             totals = [self._total(name) for name in self._expected]
             total = None if any(one is None for one in totals) else sum(one or 0 for one in totals)
+            sizes = [self._total_bytes(name) for name in self._expected]
+            total_bytes = None if any(one is None for one in sizes) else sum(one or 0 for one in sizes)
             rows, size_bytes = self._sums()
-            complete = all(name in self._copies and self._copies[name].complete for name in self._expected)
-            waiting = next((one.waiting for one in self._copies.values() if one.waiting), "")
-            return self._figures("", rows, size_bytes, total, complete, waiting)
+            copies = [self._copies.get(name) for name in self._expected]
+            return self._figures(
+                "", rows, size_bytes, total, total_bytes,
+                complete=all(one is not None and one.complete for one in copies),
+                counted=all(one is not None and (one.counted or one.complete) for one in copies),
+                waiting=next((one.waiting for one in self._copies.values() if one.waiting), ""),
+            )  # fmt: skip
 
     def _total(self, name: str) -> int | None:
         copy = self._copies.get(name)
@@ -93,13 +109,22 @@ class CopyProgress:
             return self._expected.get(name)
         return copy.rows if copy.complete else max(copy.rows_estimated, copy.rows)
 
+    def _total_bytes(self, name: str) -> int | None:
+        """Rows of a table that has not begun are taken to be as large as those that were read of others."""
+        total, copy = self._total(name), self._copies.get(name)
+        if copy is not None and (copy.complete or copy.bytes_estimated):
+            return copy.size_bytes if copy.complete else max(copy.bytes_estimated, copy.size_bytes)
+        rows, size_bytes = (copy.rows, copy.size_bytes) if copy is not None and copy.rows else self._sums()
+        return None if total is None or not rows else round(total * size_bytes / rows)
+
     def _sums(self) -> tuple[int, int]:
         copies = self._copies.values()
         return sum(one.rows for one in copies), sum(one.size_bytes for one in copies)
 
     def _figures(
-        self, name: str, rows: int, size_bytes: int, total: int | None, complete: bool, waiting: str
-    ) -> Figures:
+        self, name: str, rows: int, size_bytes: int, total: int | None, total_bytes: int | None, *,
+        complete: bool, counted: bool, waiting: str,
+    ) -> Figures:  # fmt: skip
         seen = self._seen.get(name)
         rows_s = bytes_s = left_s = None
         if seen:
@@ -107,5 +132,10 @@ class CopyProgress:
             took_s = seen[-1][0] - first_s
             if took_s > 0 and rows > first_rows:
                 rows_s, bytes_s = (rows - first_rows) / took_s, (size_bytes - first_bytes) / took_s
-                left_s = None if total is None else max(0, total - rows) / rows_s
-        return Figures(rows, size_bytes, total, rows_s, bytes_s, 0.0 if complete else left_s, complete, waiting)
+                if total is not None and total_bytes is not None:
+                    left = max(0, total_bytes - size_bytes) + ROW_COST_BYTES * max(0, total - rows)
+                    left_s = left / (bytes_s + ROW_COST_BYTES * rows_s)
+        return Figures(
+            rows, size_bytes, total, rows_s, bytes_s, 0.0 if complete else left_s, complete, waiting, total_bytes,
+            counted,
+        )  # fmt: skip

@@ -12,22 +12,26 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-import pymysql
-
+from cdc_core.connections import SafeConnection
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import require_unreserved
+from cdc_core.results import TableReader
 from cdc_core.snapshot import keys
-from cdc_core.snapshot.chunks import end_of_chunk, least, size_of
+from cdc_core.snapshot.chunks import FIRST_ROWS, TableSize, end_of_chunk, least, size_of
 from cdc_core.snapshot.pace import Pace
+from cdc_core.snapshot.profile import Profile, profile_of
 from cdc_core.source.definitions import table_schema
 
 log = logging.getLogger(__name__)
 
 _RESTARTS = 3
 """How often the copy of a table begins again in one call, because its definition changed meanwhile."""
+
+_PROFILED_CHUNKS, _PROFILED_FIRSTS = 4, 40
+"""A table of fewer chunks, and of fewer rows than so many first chunks, gets no profile."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +72,21 @@ class TableChunks:
         self._meta = meta
         self._lease = lease
         self._source = source
-        self._pace = Pace(chunk_bytes, chunk_s)
+        self._chunk_bytes = chunk_bytes
+        self._pace = Pace(chunk_bytes, chunk_s, first_rows=FIRST_ROWS)
         self._require = require
         self._lock = threading.Lock()
         self._copy: TableCopy | None = None
         self._least: keys.Key = ()
+        self._planned_here: dict[int, tuple[keys.Key, keys.Key]] = {}
+        """Chunks that are being read: above and through."""
+        self._read_ranges: list[tuple[keys.Key, keys.Key]] = []
+        """Of the chunks that were read before it was tried to make a profile."""
+        self._share = self._share_bytes = 0.0
+        """Of the table, as far as its keys tell, in the chunks that were read: rows of the profile, or a fraction."""
+        self._size = TableSize(0, 0)
+        self._profile: Profile | None = None
+        self._profiled = False
         self._chunks_read = 0
         self._restarts = 0
 
@@ -85,7 +99,7 @@ class TableChunks:
         """How far it is; None before it has begun, and for a table that is gone."""
         return self._copy
 
-    def next(self, control: pymysql.Connection, begin: Begin) -> tuple[TableCopy, PlannedChunk] | None:
+    def next(self, control: SafeConnection, begin: Begin) -> tuple[TableCopy, PlannedChunk] | None:
         """A chunk to read, and the copy that it is of; None if none is left.
 
         begin: what a read view of the table shows.
@@ -106,9 +120,17 @@ class TableChunks:
             if copy.planned is not None and copy.planned == copy.limit:
                 self.exhausted = True
                 return None
+            if self._chunks_read and not self._profiled:
+                self._profiled, self._profile = True, self._profile_of(control, copy)
+                self._share = self._share_bytes = 0.0
+                for one in self._read_ranges:
+                    self._add_share(copy, *one)
             above = copy.planned or ()
+            if self._profile is not None and above:
+                self._pace.row_bytes = self._profile.row_bytes_after(int(above[0]))
             through = copy.limit and end_of_chunk(control, copy.schema, above, copy.limit, self._pace.rows)
             planned = self._meta.plan_chunk(self._lease, self._source, self.name, copy.planned, through)
+            self._planned_here[planned.number] = (above, through)
             self._copy = replace(copy, planned=through)
             return self._copy, planned
 
@@ -123,11 +145,15 @@ class TableChunks:
             estimated = 0
             if copy is not None:
                 self._chunks_read += 1
+                read = self._planned_here.pop(one.chunk.number, None)
+                if read is not None:
+                    self._add_share(copy, *read)
                 estimated = self._estimated(copy, copy.rows + rows)
             wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes, estimated)
             if wanted and copy is not None:
                 self._copy = replace(
                     copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes, rows_estimated=estimated,
+                    bytes_estimated=self._estimated_bytes(copy.rows + rows, copy.size_bytes + size_bytes, estimated),
                 )  # fmt: skip
             self._pace.read(rows, size_bytes, took_s)
             return wanted
@@ -158,7 +184,7 @@ class TableChunks:
             self._meta.drop_copy(self._lease, self._source, self.name)
             self._copy, self.exhausted = None, False
 
-    def _begun(self, control: pymysql.Connection, begin: Begin) -> TableCopy | None:
+    def _begun(self, control: SafeConnection, begin: Begin) -> TableCopy | None:
         """The copy of the current definition that is under way, or a new one; None for a table that is gone."""
         schema = table_schema(control, *self.table)
         if schema is None:
@@ -171,10 +197,14 @@ class TableChunks:
         size = size_of(control, schema)
         self._pace.row_bytes = size.row_bytes
         self._least = least(control, schema) if schema.key else ()
+        self._size, self._profile, self._profiled = size, None, False
+        self._planned_here, self._read_ranges, self._share, self._share_bytes = {}, [], 0.0, 0.0
         known = {copy.table: copy for copy in self._meta.copies(self._source)}.get(schema.name)
         if known is not None and known.schema.id == schema.id:
             if known.rows:
                 self._pace.row_bytes = known.size_bytes / known.rows
+                # Chunks that a killed reader left are few: their rows are not counted, and their keys are.
+                self._add_share(known, (), known.planned or ())
             return known
         extent = begin(schema)
         rows = extent.rows
@@ -185,11 +215,45 @@ class TableChunks:
         self._meta.begin_copy(self._lease, copy)
         return copy
 
+    def _profile_of(self, control: SafeConnection, copy: TableCopy) -> Profile | None:
+        """None for a table that is copied so soon that a profile would not pay. Chunks of it were read: what the server
+        says of the size of rows may be long past."""
+        row_bytes = max(self._pace.row_bytes, self._size.row_bytes)
+        few = copy.rows_estimated < _PROFILED_FIRSTS * FIRST_ROWS
+        if copy.counted and few and copy.rows_estimated * row_bytes < _PROFILED_CHUNKS * self._chunk_bytes:
+            return None
+        reader = TableReader(control, copy.schema)
+        return profile_of(reader, copy.schema, self._least, copy.limit, row_bytes=row_bytes)
+
     def _estimated(self, copy: TableCopy, rows: int) -> int:
         """The rows of the whole table, of which so many are read."""
         if copy.counted:
             return copy.rows_estimated
-        done = keys.fraction(copy.schema, self._least, copy.planned or (), copy.limit)
-        # Chunks that other readers have at the moment are planned, and not read.
-        ahead = (self.readers - 1) * rows / max(1, self._chunks_read)
-        return copy.rows_estimated if not done else round((rows + max(0.0, ahead)) / done)
+        if self._profile is not None:
+            return rows + round(max(0.0, self._profile.total - self._share))
+        return round(rows / self._share) if self._share else copy.rows_estimated
+
+    def _add_share(self, copy: TableCopy, above: keys.Key, through: keys.Key) -> None:
+        """The rows between two keys were read."""
+        self._share += self._share_through(copy, through) - self._share_through(copy, above)
+        if self._profile is not None and through:
+            before = self._profile.bytes_through(int(above[0])) if above else 0.0
+            self._share_bytes += self._profile.bytes_through(int(through[0])) - before
+        if not self._profiled:
+            self._read_ranges.append((above, through))
+
+    def _share_through(self, copy: TableCopy, key: keys.Key) -> float:
+        if not key:
+            return 0.0
+        if self._profile is not None:
+            return self._profile.rows_through(int(key[0]))
+        return keys.fraction(copy.schema, self._least, key, copy.limit) or 0.0
+
+    def _estimated_bytes(self, rows: int, size_bytes: int, of_rows: int) -> int:
+        """The bytes of the values of a whole table of so many rows."""
+        mean = size_bytes / max(1, rows)
+        if self._profile is not None:
+            left_rows = self._profile.total - self._share
+            left_bytes = self._profile.total_bytes - self._share_bytes
+            mean = left_bytes / left_rows if left_rows >= 1 and left_bytes > 0 else mean
+        return size_bytes + round(max(0, of_rows - rows) * mean)

@@ -27,6 +27,7 @@ from cdc_core.connections import DENIED, answers, quote, shown
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.model.position import Checkpoint, Position
 from cdc_core.model.schema import TableSchema
+from cdc_core.results.faults import definition_changed
 from cdc_core.source.facts import LOST, ServerFacts, as_text, end_position, explained, query
 from cdc_core.source.survey import is_transactional, locked_for_copies
 
@@ -215,18 +216,14 @@ def _may_not_lock(schema: TableSchema, said: str) -> Refused:
 
 @answers("source")
 def engine_of(control: pymysql.Connection, schema: TableSchema) -> str:
+    """Raises RetryLater (results.definition_changed) for a table that is gone."""
     rows = query(
         control,
         "SELECT ENGINE FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
         (schema.database, schema.table),
     )
     if not rows:
-        raise Refused(
-            f"{schema.name} is gone.",
-            where=schema.name,
-            code="snapshot.no_table",
-            remedy="the copy of the table is dropped with the next attempt",
-        )
+        raise definition_changed("it is gone", where=schema.name)
     return as_text(rows[0][0] or "")
 
 

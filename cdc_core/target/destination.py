@@ -347,10 +347,9 @@ def _collect(
 
 
 class Sessions:
-    """Bulk connections of one worker, opened when first used: one per server and database."""
+    """Bulk connections of one worker to one target, opened when first used: one per server and database."""
 
-    def __init__(self, destination: Destination) -> None:
-        self._destination = destination
+    def __init__(self) -> None:
         self._open: dict[tuple[int, str], SafeConnection] = {}
 
     def __enter__(self) -> Sessions:
@@ -359,8 +358,12 @@ class Sessions:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for connection in self._open.values():
-            connection.close()
+        self.close()
+
+    def close(self) -> None:
+        """Those that are needed later are opened again."""
+        while self._open:
+            self._open.popitem()[1].close()
 
     def of(self, shard: Shard) -> SafeConnection:
         at = (shard.table.connection, shard.table.database)

@@ -9,7 +9,7 @@ order of a SET's labels do not.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from decimal import Decimal
 
 import numpy as np
@@ -42,8 +42,13 @@ def row_texts(rows: pa.RecordBatch, columns: Sequence[Column], errors: Collectio
     """
     if not columns:
         return pa.array([""] * rows.num_rows, pa.string())
-    parts = [_with_errors(rows, column, escaped(column_texts(rows, column)), errors, ERROR_VALUE) for column in columns]
+    parts = [compared_texts(rows, column, errors) for column in columns]
     return pc.binary_join_element_wise(*parts, SEPARATOR, null_handling="replace", null_replacement=NULL)
+
+
+def compared_texts(rows: pa.RecordBatch, column: Column, errors: Collection[str] = frozenset()) -> pa.StringArray:
+    """What `row_texts` joins: null for null, and for no other value."""
+    return _with_errors(rows, column, escaped(column_texts(rows, column)), errors, ERROR_VALUE)
 
 
 def key_text(values: Sequence[str | None]) -> str:
@@ -73,11 +78,6 @@ def _value(part: str) -> str | None:
     return None if part == NULL else _ESCAPED.sub(lambda match: _PLAIN[match[1]], part)
 
 
-def of_arrow(batch: pa.RecordBatch, types: Mapping[str, ColumnType]) -> list[Column]:
-    """Columns of a batch, with these types."""
-    return [Column(name, types[name]) for name in batch.schema.names if name in types]
-
-
 def _with_errors(
     rows: pa.RecordBatch, column: Column, text: pa.StringArray, errors: Collection[str], error: str
 ) -> pa.StringArray:
@@ -94,12 +94,20 @@ def _with_errors(
     return pc.if_else(pa.array(mask), pa.scalar(error), text) if mask.any() else text
 
 
-def _normal(text: pa.StringArray, kind: ColumnType) -> pa.StringArray:
-    if kind.base == "decimal":
-        return _numbers(text)
+def normal_form(kind: ColumnType) -> str:
+    """How texts of this type are made canonical: equal texts of types with the same form have equal canonical texts."""
     if kind.base in ("time", "datetime", "timestamp"):
+        return "time"
+    return kind.base if kind.base in ("decimal", "set") else ""
+
+
+def _normal(text: pa.StringArray, kind: ColumnType) -> pa.StringArray:
+    form = normal_form(kind)
+    if form == "decimal":
+        return _numbers(text)
+    if form == "time":
         return _without_zeros(text)
-    if kind.base == "set":
+    if form == "set":
         coded = text.dictionary_encode()
         labels = [",".join(sorted(one.split(","))) for one in coded.dictionary.to_pylist()]
         return pa.array(labels, pa.string()).take(coded.indices)

@@ -26,6 +26,8 @@ EVIDENCE = "evidence/"
 VERSION = 1
 ROW_MODES = frozenset({Mode.ORDERED, Mode.RANDOM})
 """Modes that compare rows."""
+MOST_FILES = 500
+"""How much earlier evidence is read for differences that are still there."""
 _COUNTED = ".count"
 
 
@@ -47,6 +49,7 @@ def keep(job: Job, found: Verified) -> str:
     job.store.put(path, json.dumps(document, indent=1, ensure_ascii=False).encode())
     if job.lease is not None:
         summary = _summary(found, path, document["ended"])
+        summary["differing"] = _differing(job, found.results)
         job.meta.finish_verification(job.lease, job.pipeline.pipeline, job.target.name, job.mode, summary)
     return path
 
@@ -63,6 +66,7 @@ def document_of(job: Job, found: Verified, *, ended_us: int) -> dict[str, Any]:
         "started": from_us(found.started_us).isoformat(),
         "ended": from_us(ended_us).isoformat(),
         "config_sha256": config_digest(job.pipeline),
+        "all_tables": found.all_tables,
         "equal": proven(found.results),
         "tables": [_table(one) for one in found.results],
     }
@@ -89,6 +93,50 @@ def _summary(found: Verified, path: str, ended: str) -> dict[str, Any]:
         "unsettled": sum(one.unsettled for one in results),
         "not_compared": sum(one.error is not None for one in results),
     }
+
+
+def _differing(job: Job, results: Sequence[TableResult]) -> dict[str, int]:
+    """By table, how many differences were found that no later verification of all of its rows has found gone."""
+    known = job.meta.verification(job.pipeline.pipeline, job.target.name)
+    earlier = sorted(known.evidence.values(), key=lambda one: str(one["ended"])) if known is not None else []
+    found: dict[str, int] = dict(earlier[-1].get("differing", {})) if earlier else {}
+    for one in results:
+        if one.error is None and one.mode is Mode.ORDERED:
+            found.pop(one.table, None)
+        if one.differences and one.mode in ROW_MODES:
+            found[one.table] = max(one.differences, found.get(one.table, 0))
+    return found
+
+
+def outstanding(store: ObjectStore, target: str) -> tuple[list[str], dict[str, Any]]:
+    """The paths of the evidence that says which rows differ, newest first, and a document that joins it: of each table
+    the newest evidence about all of its rows, and newer samples. It has the mode and the tables' parts alone.
+
+    A verification of some tables, a sample, and a table that could not be verified say nothing of other rows: earlier
+    evidence about those counts. Raises as `newest`.
+    """
+    paths = [
+        info.path
+        for info in store.list(folder_of(target))
+        if info.path.endswith(".json") and not info.path.endswith(f"{_COUNTED}.json")
+    ]
+    if not paths:
+        newest(store, target)
+    used: list[str] = []
+    tables: list[dict[str, Any]] = []
+    settled: set[str] = set()
+    for path in sorted(paths, reverse=True)[:MOST_FILES]:
+        document = read(store, path)
+        ordered = document["mode"] == Mode.ORDERED
+        said = [one for one in document["tables"] if one["table"] not in settled]
+        if ordered:
+            settled |= {one["table"] for one in said if one["error"] is None}
+        if not used or any(one["findings"] or one["unsettled"] for one in said):
+            used.append(path)
+            tables += said
+        if ordered and document["all_tables"] and not any(one["error"] for one in said):
+            break
+    return used, {"mode": Mode.ORDERED, "tables": tables}
 
 
 def newest(store: ObjectStore, target: str, *, counts: bool = False) -> tuple[str, dict[str, Any]]:

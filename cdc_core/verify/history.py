@@ -100,7 +100,7 @@ def _of_batch(rows: pa.RecordBatch, shape: Shape, event: _Event, wanted: pa.Arra
             yield _table(some, shape, event, gone=leaves, keys=keys)
     updates = after.filter(pa.array(ops == UPDATE))
     if updates.num_rows and (not shape.key or event.part.part.key_changes):
-        before = _before(updates)
+        before = before_images(updates)
         keys = _texts(before, shape.key_or_all, shape, event)
         if shape.key:
             moved = pc.not_equal(keys, _texts(updates, shape.key_or_all, shape, event))
@@ -191,7 +191,7 @@ def _view(rows: pa.RecordBatch, columns: Sequence[Column], event: _Event) -> tup
     return pa.RecordBatch.from_arrays([*arrays, rows.column(LITERAL)], names=[*names, LITERAL]), found
 
 
-def _before(rows: pa.RecordBatch) -> pa.RecordBatch:
+def before_images(rows: pa.RecordBatch) -> pa.RecordBatch:
     """The before images of these rows, with their exact texts."""
     before = rows.column(BEFORE)
     fields: Mapping[str, pa.Array] = dict(zip((field.name for field in before.type), before.flatten(), strict=True))

@@ -8,7 +8,7 @@ pipeline, the same tables and mode, and tables whose definitions on both sides a
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -83,6 +83,29 @@ class Tally:
             found=found,
             first=_first((self.first + other.first)[:most_first], most_bytes),
             seconds=self.seconds + other.seconds,
+        )
+
+    def judged_again(self, keys: Collection[str], again: Tally) -> Tally:
+        """With what another look at these of its differences has shown."""
+        looked = set(keys)
+        now = {one.key: one for one in again.first if one.key in looked}
+        found = dict(self.found)
+        first = []
+        for one in self.first:
+            kept = now.get(one.key) if one.key in looked else one
+            if kept is not one:
+                found[one.wrong] -= 1
+            if kept is not None:
+                first.append(kept)
+                if kept is not one:
+                    found[kept.wrong] = found.get(kept.wrong, 0) + 1
+        return replace(
+            self,
+            spans=joined(self.spans, again.spans),
+            unsettled=self.unsettled + again.unsettled,
+            found={wrong: count for wrong, count in found.items() if count},
+            first=tuple(first),
+            seconds=self.seconds + again.seconds,
         )
 
     def to_json(self) -> dict[str, Any]:

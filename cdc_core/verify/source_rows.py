@@ -8,9 +8,10 @@ the range that was there at `low` and was not changed until `high` is read once.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -37,9 +38,13 @@ from cdc_core.source import server_id
 from cdc_core.source.definitions import table_schema, table_schemas
 from cdc_core.source.facts import ServerFacts
 from cdc_core.source.failover import is_other_server
+from cdc_core.verify import lookup
+from cdc_core.verify.canonical import row_texts
 from cdc_core.windows import from_us
 
 Take = Callable[[TableRows], None]
+RANGES_IN_MEMORY = 4
+"""Both sides of one range, and what is read meanwhile of the next one: together as much as a chunk of a copy."""
 WAIT_S = 1.0
 """How often a reader that must wait asks again."""
 
@@ -79,6 +84,8 @@ class SourceTables:
         self._waiting = waiting
         self._paces: dict[str, Pace] = {}
         self._last: dict[str, keys.Key] = {}
+        self._past_last: set[str] = set()
+        self._bookkeeping: _Bookkeeping | None = None
 
     def schemas(self) -> list[TableSchema]:
         """The definitions of its captured tables, before the pipeline's rules."""
@@ -110,6 +117,47 @@ class SourceTables:
             return None
         found = end_of_chunk(self._control, schema, above, last, rows)
         return None if found == last else found
+
+    def read_next(
+        self, schema: TableSchema, logical: str, above: keys.Key, rows: int, take: Take
+    ) -> tuple[Read, keys.Key | None]:
+        """Reads the next rows after a key, in the order of the key; the key of the last one, or None if these were all
+        that are there now. Rows with greater keys than there were when this was first asked are read at once: a table
+        that grows has an end, too. Else as `read`."""
+        tail = f"WHERE {keys.after(schema, above)} ORDER BY {keys.ordered(schema)}"
+        if schema.name in self._past_last:
+            return self._piece(schema, logical, tail, take), None
+        reached: list[keys.Key] = []
+
+        def ended(count: int, last: pa.RecordBatch | None) -> None:
+            if count == rows and last is not None:
+                reached.append(self._key_of(schema, above, rows, last))
+
+        read = self._piece(schema, logical, f"{tail} LIMIT {rows}", take, ended)
+        return read, reached[0] if reached else None
+
+    def _key_of(self, schema: TableSchema, above: keys.Key, rows: int, last: pa.RecordBatch) -> keys.Key:
+        """The key of a row that was read, the last of so many after `above`, as the server says it in the open view."""
+        if schema.name not in self._last:
+            self._last[schema.name] = greatest(self._reader, schema)
+        columns = [schema.column(name) for name in schema.key]
+        enums = {column.name.lower() for column in columns if column.type.base == "enum"}
+        same = lookup.condition(columns, row_texts(last, columns, enums).to_pylist(), enums)
+        asked = f"{keys.selected(schema)}, {keys.up_to(schema, self._last[schema.name])}"
+        found = self._asked(f"SELECT {asked} {from_table(schema)} WHERE {same}")
+        if len(found) != 1:  # what no condition finds by its value, is found by its place
+            order = f"ORDER BY {keys.ordered(schema)} LIMIT 1 OFFSET {rows - 1}"
+            found = self._asked(f"SELECT {asked} {from_table(schema)} WHERE {keys.after(schema, above)} {order}")
+        *values, before = found[0]
+        if not int(before):
+            self._past_last.add(schema.name)
+        return keys.literals(schema, values)
+
+    def _asked(self, sql: str) -> Sequence[Sequence[Any]]:
+        with translating(self.name), self._reader.cursor() as cursor:
+            cursor.execute(sql)
+            found: Sequence[Sequence[Any]] = cursor.fetchall()
+            return found
 
     def read(self, schema: TableSchema, logical: str, take: Take) -> Iterator[Read]:
         """Reads a table; each piece of its rows that is routed to the logical table goes to `take`.
@@ -182,7 +230,8 @@ class SourceTables:
         pace = self._paces.get(schema.name)
         if pace is None:
             row_bytes = size_of(self._control, schema).row_bytes
-            pace = self._paces[schema.name] = Pace(self._limits.chunk_mib << 20, self._limits.chunk_s, row_bytes)
+            chunk_bytes = (self._limits.chunk_mib << 20) // RANGES_IN_MEMORY
+            pace = self._paces[schema.name] = Pace(chunk_bytes, self._limits.chunk_s, row_bytes)
         return pace
 
     def _wait(self) -> None:
@@ -202,18 +251,32 @@ class SourceTables:
             self._waiting(why)
             time.sleep(WAIT_S)
 
-    def _piece(self, schema: TableSchema, logical: str, where: str, take: Take) -> Read:
+    def _piece(
+        self,
+        schema: TableSchema,
+        logical: str,
+        tail: str,
+        take: Take,
+        ended: Callable[[int, pa.RecordBatch | None], None] = lambda rows, last: None,
+    ) -> Read:
+        """tail: what follows the table's name. ended: told, while the view is open, how many rows were read and the
+        last one of them."""
         self._wait()
         reader = TableReader(self._reader, schema)
+        if self._bookkeeping is None or self._bookkeeping.schema != schema:
+            self._bookkeeping = _Bookkeeping(schema)
         count = size_bytes = 0
+        last: pa.RecordBatch | None = None
         began_s = time.monotonic()
         with read_view(self._reader, self._control, self._server, self.staged(), schema) as view:
-            for batch in reader.batches(f"{from_table(schema)} {where}"):
+            for batch in reader.batches(f"{from_table(schema)} {tail}"):
+                last = batch.slice(batch.num_rows - 1)
                 count += batch.num_rows
                 size_bytes += batch.nbytes
-                for routed in self.capture.routed(_as_staged(schema, batch)):
+                for routed in self.capture.routed(self._bookkeeping.of(batch)):
                     if routed.logical == logical and routed.rows.num_rows:
                         take(routed)
+            ended(count, last)
             if table_schema(self._control, schema.database, schema.table) != schema:
                 raise RetryLater(
                     f"{schema.name} was redefined while it was verified.",
@@ -281,22 +344,36 @@ def _in_chunks(schema: TableSchema) -> bool:
     return True
 
 
-def _as_staged(schema: TableSchema, rows: pa.RecordBatch) -> TableRows:
-    """The rows as the pipeline's rules take them. Their places in the log are of no interest, and null."""
-    arrow = staged_schema(schema)
-    n = rows.num_rows
-    arrays = [rows.column(column.name) for column in schema.columns]
-    arrays.append(pa.nulls(n, arrow.field(BEFORE).type))
-    for field in BOOKKEEPING:
-        if field.name == LITERAL:
-            arrays.append(rows.column(LITERAL))
-        elif pa.types.is_dictionary(field.type):
-            empty = field.name == ABSENT
-            indices = pa.nulls(n, pa.int32()) if empty else pa.array(np.zeros(n, np.int32))
-            arrays.append(pa.DictionaryArray.from_arrays(indices, pa.array([] if empty else ["r"], pa.string())))
-        elif field.nullable:
-            arrays.append(pa.nulls(n, field.type))
-        else:
-            arrays.append(pa.array(np.zeros(n, np.int64)).cast(field.type))
-    staged = pa.RecordBatch.from_arrays(arrays, schema=arrow)
-    return TableRows(schema, schema.name, staged, np.zeros(n, np.int32))
+class _Bookkeeping:
+    """Rows as the pipeline's rules take them. Their places in the log are of no interest, and the same for all."""
+
+    def __init__(self, schema: TableSchema) -> None:
+        self.schema = schema
+        self._arrow = staged_schema(schema)
+        self._filled: list[pa.Array | None] = []
+        self._rows = -1
+
+    def of(self, rows: pa.RecordBatch) -> TableRows:
+        """rows: a batch of TableReader."""
+        count = rows.num_rows
+        if count > self._rows:
+            before = pa.nulls(count, self._arrow.field(BEFORE).type)
+            self._filled = [before, *(_filled(field, count) for field in BOOKKEEPING)]
+            self._rows = count
+        arrays = [rows.column(column.name) for column in self.schema.columns]
+        arrays += [rows.column(LITERAL) if one is None else one.slice(0, count) for one in self._filled]
+        staged = pa.RecordBatch.from_arrays(arrays, schema=self._arrow)
+        return TableRows(self.schema, self.schema.name, staged, np.zeros(count, np.int32))
+
+
+def _filled(field: pa.Field, count: int) -> pa.Array | None:
+    """None for what the rows themselves have."""
+    if field.name == LITERAL:
+        return None
+    if pa.types.is_dictionary(field.type):
+        empty = field.name == ABSENT
+        indices = pa.nulls(count, pa.int32()) if empty else pa.array(np.zeros(count, np.int32))
+        return pa.DictionaryArray.from_arrays(indices, pa.array([] if empty else ["r"], pa.string()))
+    if field.nullable:
+        return pa.nulls(count, field.type)
+    return pa.array(np.zeros(count, np.int64)).cast(field.type)

@@ -16,13 +16,13 @@ import re
 import secrets
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from cdc_core.apply.plan import key_of, keys_apart
 from cdc_core.config import Pipeline, Target
@@ -39,11 +39,13 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.target.destination import Shard, open_destination
 from cdc_core.verify import history, lookup, target_rows
-from cdc_core.verify.canonical import row_texts, shown_texts, values_of
+from cdc_core.verify.canonical import has_errors, row_texts, shown_texts, values_of
+from cdc_core.verify.columnwise import Piece
 from cdc_core.verify.comparison import Comparison, Difference, Kind, Side, Verdict, Wrong
 from cdc_core.verify.counts import excess_of, judged
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.progress import NOTHING, Progress, SourceSpan, Tally, joined, why_again
+from cdc_core.verify.range_rows import RangeRows
 from cdc_core.verify.ranges import why_whole
 from cdc_core.verify.shape import Shape, shape_of
 from cdc_core.verify.source_rows import Read, SourceTables, Take, open_source
@@ -168,11 +170,13 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """seed: of a sample. started_us: when it began, also if it was interrupted since; µs UTC, by meta's clock."""
+    """seed: of a sample. started_us: when it began, also if it was interrupted since; µs UTC, by meta's clock.
+    all_tables: of the target, not only some that were asked for."""
 
     results: tuple[TableResult, ...]
     started_us: int
     seed: int
+    all_tables: bool = True
 
 
 def finding_id(table: str, key: str) -> str:
@@ -207,7 +211,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
                     raise
                 result = TableResult(name, error, job.mode, seconds=time.monotonic() - started_s)
             results.append(result)
-        return Verified(tuple(results), kept.progress.started_us, kept.progress.seed)
+        return Verified(tuple(results), kept.progress.started_us, kept.progress.seed, set(chosen) == set(feeding))
 
 
 def waiting(job: Job, source: str) -> Callable[[str], None]:
@@ -328,21 +332,32 @@ def _verified(
     if job.mode in (Mode.COUNT, Mode.MAX_ID):
         return table.counted()
     tally = kept.tally(name, table.definition)
+    earlier = tally.first
     for latest in table.ranges(tally, kept.progress.seed, kept.bytes_left(name)):
         kept.keep(name, latest)
         tally = latest
-    return table.result(tally)
+    return table.result(table.looked_at_again(tally, earlier))
 
 
 @dataclass(frozen=True, slots=True)
 class _Range:
-    """Keys after what is reached. driver: as in Tally. through: None for all that follow. rows: about how many. wanted:
-    only rows with these keys, texts of `row_texts`, wherever they are."""
+    """Keys after `above`. driver: as in Tally. through: None for all that follow. rows: about how many. wanted: only
+    rows with these keys, texts of `row_texts`, wherever they are."""
 
+    above: Key
     driver: int
     through: Key | None
     rows: int = 0
     wanted: Sequence[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A range whose source rows have been read."""
+
+    range_: _Range
+    rows: RangeRows
+    spans: tuple[SourceSpan, ...]
 
 
 def _pieces(keys: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -406,81 +421,138 @@ class _Table:
         if tally.ranges:
             job.said(f"{self._name}: continues after {counted(tally.source.rows, 'verified row')}.")
         self._read = {"source": tally.source.rows, "target": tally.target.rows}
-        most_rows = self._sampled_rows() if sampled else None
-        number = 0
-        with self._comparison() as comparison:
-            while not tally.complete:
-                range_ = self._next(tally, most_rows)
-                number += 1
-                ended = range_.through is None
-                if sampled and not _chosen_by(f"{seed}/{self._name}/{range_.driver}/{tally.reached}", job.share):
-                    tally = replace(
-                        tally, driver=range_.driver, reached=range_.through or tally.reached,
-                        skipped_rows=tally.skipped_rows + range_.rows, complete=ended and tally.ranges > 0,
-                    )  # fmt: skip
-                    if not ended or tally.complete:
-                        yield tally
-                        continue
-                found = self._compared(comparison, tally, range_)
+        yield from self._sample(tally, seed, most_bytes) if sampled else self._every_range(tally, most_bytes)
+
+    def _every_range(self, tally: Tally, most_bytes: int) -> Iterator[Tally]:
+        """The source's rows of the next range are read while those of the target are."""
+        ahead: _Begun | None = None
+        with ThreadPoolExecutor(1, thread_name_prefix="verify") as beside:
+            try:
+                while not tally.complete:
+                    began_s = time.monotonic()
+                    begun = ahead or self._begun(self._next(tally.driver, tally.reached, None))
+                    ahead, failed = None, None
+                    with closing(begun.rows):
+                        consumed, consumed_until = self._consumed()
+                        differing = beside.submit(self._compared, begun)
+                        try:
+                            if begun.range_.through is not None:
+                                ahead = self._begun(self._next(begun.range_.driver, begun.range_.through, None))
+                        except LockstepError as error:
+                            failed = error  # of the next range: this one counts
+                        found = self._judged(begun, differing.result(), consumed, consumed_until)
+                    found = replace(found, seconds=time.monotonic() - began_s)
+                    tally = tally.plus(found, most_first=KEPT_ROWS, most_bytes=most_bytes)
+                    yield tally
+                    if failed is not None:
+                        raise failed
+            finally:
+                if ahead is not None:
+                    ahead.rows.close()
+
+    def _sample(self, tally: Tally, seed: int, most_bytes: int) -> Iterator[Tally]:
+        most_rows = self._sampled_rows()
+        while not tally.complete:
+            began_s = time.monotonic()
+            range_ = self._next(tally.driver, tally.reached, most_rows)
+            ended = range_.through is None
+            place = f"{seed}/{self._name}/{range_.driver}/{tally.reached}"
+            # Of a table without a chosen range, the last one is read.
+            if _chosen_by(place, self._job.share) or (ended and not tally.ranges):
+                found = replace(self._found(range_), seconds=time.monotonic() - began_s)
                 tally = tally.plus(found, most_first=KEPT_ROWS, most_bytes=most_bytes)
-                comparison.clear()
-                yield tally
+            else:
+                tally = replace(
+                    tally, driver=range_.driver, reached=range_.through or tally.reached,
+                    skipped_rows=tally.skipped_rows + range_.rows, complete=ended,
+                )  # fmt: skip
+            yield tally
 
     def compared(self, keys: Sequence[str]) -> TableResult:
         """What the rows with these keys show, texts of `row_texts`."""
-        with self._comparison() as comparison:
-            return self.result(self._compared(comparison, Tally(self.definition), _Range(0, None, wanted=keys)))
+        return self.result(self._found(_Range((), 0, None, wanted=keys)))
 
-    @contextmanager
-    def _comparison(self) -> Iterator[Comparison]:
-        with (
-            tempfile.TemporaryDirectory(prefix="lockstep-verify-") as folder,
-            Comparison(Path(folder), keyed=bool(self._shape.key)) as comparison,
-        ):
-            yield comparison
+    def looked_at_again(self, tally: Tally, earlier: Sequence[Difference]) -> Tally:
+        """Without those differences that were found before an interruption, and that somebody has repaired since."""
+        shape = self._shape
+        keys = [one.key for one in earlier if not has_errors(one.key)]
+        if not keys or not shape.key or shape.masked & set(shape.key):
+            return tally
+        return tally.judged_again(keys, self._found(_Range((), 0, None, wanted=keys)))
+
+    def _found(self, range_: _Range) -> Tally:
+        """What a range alone has shown."""
+        begun = self._begun(range_)
+        with closing(begun.rows):
+            consumed, consumed_until = self._consumed()
+            return self._judged(begun, self._compared(begun), consumed, consumed_until)
+
+    def _range_rows(self) -> RangeRows:
+        def opened(stack: ExitStack) -> Comparison:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-verify-"))
+            return stack.enter_context(Comparison(Path(folder), keyed=bool(self._shape.key)))
+
+        return RangeRows(opened)
 
     def _sampled_rows(self) -> int:
         """Rows of a range of a sample: so few that there are many ranges to choose from."""
         estimated = sum(source.rows_estimated(schema) for source, schema in self._feeding)
         return max(_SAMPLED_ROWS, estimated // _SAMPLED_RANGES)
 
-    def _next(self, tally: Tally, most_rows: int | None) -> _Range:
+    @property
+    def _reads_ahead(self) -> bool:
+        """Whether reading a range finds its end: one table feeds it, so that the rows are those of the range."""
+        return not self._whole and len(self._feeding) == 1 and self._job.mode is not Mode.RANDOM
+
+    def _next(self, driver: int, above: Key, most_rows: int | None) -> _Range:
+        """The range after a key. Its end is found here, or by reading it."""
         if self._whole:
-            return _Range(0, None)
-        for driver in range(tally.driver, len(self._feeding)):
-            source, schema = self._feeding[driver]
+            return _Range((), 0, None)
+        if self._reads_ahead:
+            source, schema = self._feeding[0]
+            return _Range(above, 0, None, source.chunk_rows(schema))
+        for number in range(driver, len(self._feeding)):
+            source, schema = self._feeding[number]
             rows = source.chunk_rows(schema)
             rows = rows if most_rows is None else min(rows, most_rows)
-            through = source.edge(schema, tally.reached, rows)
+            through = source.edge(schema, above, rows)
             if through is not None:
-                return _Range(driver, through, rows)
-        return _Range(len(self._feeding), None)
+                return _Range(above, number, through, rows)
+        return _Range(above, len(self._feeding), None)
 
-    def _compared(self, comparison: Comparison, tally: Tally, range_: _Range) -> Tally:
-        """What the range alone has shown."""
-        began_s = time.monotonic()
-        found = self._judged(comparison, tally, range_)
-        return replace(found, seconds=time.monotonic() - began_s)
+    def _begun(self, range_: _Range) -> _Begun:
+        """The source's rows of a range, and where it ends."""
+        rows = self._range_rows()
+        try:
+            range_, spans = self._read_source(rows, range_)
+        except BaseException:
+            rows.close()
+            raise
+        return _Begun(range_, rows, spans)
 
-    def _judged(self, comparison: Comparison, tally: Tally, range_: _Range) -> Tally:
-        spans = self._read_source(comparison, tally.reached, range_)
-        consumed, consumed_until = self._consumed()
-        self._read_target(comparison, tally.reached, range_)
+    def _compared(self, begun: _Begun) -> int:
+        """Reads the target's rows of a range; how many keys differ."""
+        self._read_target(begun.rows, begun.range_)
+        return begun.rows.differing()
+
+    def _judged(
+        self, begun: _Begun, differing: int, consumed: frozenset[str], consumed_until: Mapping[str, str]
+    ) -> Tally:
+        """What a range has shown whose rows of both sides have been read."""
+        range_, rows = begun.range_, begun.rows
         found = Tally(
-            self.definition, range_.driver, range_.through or tally.reached, range_.through is None, 1,
-            spans=spans, consumed_until=consumed_until,
+            self.definition, range_.driver, range_.through or range_.above, range_.through is None, 1,
+            spans=begun.spans, consumed_until=consumed_until, source=rows.side("source"), target=rows.side("target"),
         )  # fmt: skip
-        if not comparison.differing():
-            return replace(found, source=comparison.side("source"), target=comparison.side("target"))
-        verdict = self._verdict(comparison, spans, consumed)
+        if not differing:
+            return found
+        verdict = self._verdict(rows.comparison, begun.spans, consumed)
         return replace(
             found,
-            source=verdict.source,
-            target=verdict.target,
             moving=verdict.moving,
             unsettled=verdict.unsettled,
             found=verdict.by_wrong,
-            first=tuple(comparison.findings(KEPT_ROWS)),
+            first=tuple(rows.comparison.findings(KEPT_ROWS)),
         )
 
     def _verdict(self, comparison: Comparison, spans: Sequence[SourceSpan], consumed: frozenset[str]) -> Verdict:
@@ -573,33 +645,38 @@ class _Table:
             seconds=tally.seconds,
         )
 
-    def _read_source(self, comparison: Comparison, above: Key, range_: _Range) -> tuple[SourceSpan, ...]:
+    def _read_source(self, into: RangeRows, range_: _Range) -> tuple[_Range, tuple[SourceSpan, ...]]:
+        """The range with its end, and between which places it was read."""
         spans: tuple[SourceSpan, ...] = ()
         shape = self._shape
+        names = [column.name for column in shape.columns]
+        key = [names.index(column.name) for column in shape.key_or_all]
 
         def take(rows: TableRows) -> None:
             columns = self._columns_of(rows)
-            keys_ = row_texts(rows.rows, [columns[column.name] for column in shape.key_or_all], shape.errors)
-            texts = row_texts(rows.rows, [columns[column.name] for column in shape.columns], shape.errors)
-            places = pa.array(shape.destination.shard_numbers(rows.rows))
-            comparison.add("source", keys_, texts, places)
+            piece = Piece(rows.rows, [columns[name] for name in names], key, shape.errors)
+            into.add("source", piece, shape.destination.shard_numbers(rows.rows))
 
         for number, (source, schema) in enumerate(self._feeding):
+            reads: Iterable[Read]
             if range_.wanted is not None:
                 reads = self._looked_up(source, schema, range_.wanted, take)
             elif self._whole:
                 reads = source.read(schema, self._name, take)
+            elif self._reads_ahead:
+                one, through = source.read_next(schema, self._name, range_.above, range_.rows, take)
+                reads, range_ = [one], replace(range_, through=through)
             elif range_.through is None:
                 # Of the table that has cut the ranges, fewer rows than a chunk has are left.
-                reads = source.read_after(schema, self._name, above, take, at_once=len(self._feeding) == 1)
+                reads = source.read_after(schema, self._name, range_.above, take, at_once=len(self._feeding) == 1)
             else:
                 at_once = number == range_.driver
-                reads = source.read_range(schema, self._name, above, range_.through, take, at_once=at_once)
+                reads = source.read_range(schema, self._name, range_.above, range_.through, take, at_once=at_once)
             for read in reads:
                 self._read["source"] += read.rows
                 self._job.progressed(self._name, "source", self._read["source"])
                 spans = joined(spans, [SourceSpan(source.name, read.low, read.high)])
-        return spans
+        return range_, spans
 
     def _looked_up(self, source: SourceTables, schema: TableSchema, keys: Sequence[str], take: Take) -> Iterator[Read]:
         own = {column.name: column for column in schema.columns}
@@ -610,20 +687,18 @@ class _Table:
     def _columns_of(self, rows: TableRows) -> dict[str, Column]:
         return {column.name: column for column in rows.schema.columns}
 
-    def _read_target(self, comparison: Comparison, above: Key, range_: _Range) -> None:
+    def _read_target(self, into: RangeRows, range_: _Range) -> None:
         shape = self._shape
+        names = [column.name for column in shape.columns]
+        key = [names.index(column.name) for column in shape.key_or_all]
         for number, shard in enumerate(shape.destination.shards):
-            for tail in self._tails(shard, above, range_):
+            for tail in self._tails(shard, range_):
                 for batch, columns in self._targets.batches(shape, shard, tail):
-                    by_source = dict(zip((column.name for column in shape.columns), columns, strict=True))
-                    keys_ = row_texts(batch, [by_source[column.name] for column in shape.key_or_all], shape.errors)
-                    texts = row_texts(batch, columns, shape.errors)
-                    places = pa.array(np.full(batch.num_rows, number))
-                    comparison.add("target", keys_, texts, places)
+                    into.add("target", Piece(batch, columns, key, shape.errors), np.full(batch.num_rows, number))
                     self._read["target"] += batch.num_rows
                     self._job.progressed(self._name, "target", self._read["target"])
 
-    def _tails(self, shard: Shard, above: Key, range_: _Range) -> Iterator[str]:
+    def _tails(self, shard: Shard, range_: _Range) -> Iterator[str]:
         """What follows the table's name in the statements that read the range."""
         if range_.wanted is not None:
             for some in _pieces(range_.wanted):
@@ -632,7 +707,8 @@ class _Table:
             yield ""
         else:
             schema = target_rows.schema_of(self._shape, shard)
-            yield f"WHERE {keys.after(schema, above)} AND {keys.up_to(schema, range_.through or ())}"
+            where = f"WHERE {keys.after(schema, range_.above)} AND {keys.up_to(schema, range_.through or ())}"
+            yield f"{where} ORDER BY {keys.ordered(schema)}" if self._reads_ahead else where
 
     def _consumed(self) -> tuple[frozenset[str], dict[str, str]]:
         """Batches that the target has consumed by now; by source, where the first that it has not begins."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
     from cdc_core.meta import Meta, TableCopy
     from cdc_core.snapshot.pending import PendingTable
+    from cdc_core.snapshot.progress import Figures
     from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -228,7 +229,7 @@ class CopySensor(_CopySensor):
                 return PokeReturnValue(False)
         for copy in meta.copies(self.source):
             if copy.complete:
-                log.info("%s: %s", self.source, progress_line(copy, 0, 0.0))
+                log.info("%s: %s", self.source, progress_line(copy))
         for table, reason in refused.items():
             log.warning("%s: %s is not copied: %s %s", self.source, table, reason.what, reason.remedy)
         return PokeReturnValue(
@@ -331,27 +332,32 @@ class ProgressLines:
     """Lines in the task's log while tables are read; called by several readers."""
 
     def __init__(self, source: str) -> None:
+        from cdc_core.snapshot.progress import CopyProgress
+
         self._source = source
         self._lock = threading.Lock()
-        self._begun: dict[str, tuple[float, int]] = {}
+        self._state = CopyProgress({})
         self._next_s: dict[str, float] = {}
 
     def __call__(self, copy: TableCopy) -> None:
         now_s = time.monotonic()
+        self._state.update(copy)
         with self._lock:
-            begun_s, before = self._begun.setdefault(copy.table, (now_s, copy.rows))
             if now_s < self._next_s.get(copy.table, 0.0):
                 return
             self._next_s[copy.table] = now_s + LINE_S
-        log.info("%s: %s", self._source, progress_line(copy, copy.rows - before, now_s - begun_s))
+        log.info("%s: %s", self._source, progress_line(copy, self._state.table(copy.table)))
 
 
-def progress_line(copy: TableCopy, rows: int, seconds: float) -> str:
-    """How far the copy of a table is. rows, seconds: read by this process, and since when it reads the table."""
+def progress_line(copy: TableCopy, figures: Figures | None = None) -> str:
+    """How far the copy of a table is. figures: its rate and the time left, where they are known."""
+    from cdc_core.cli.output import duration
+
     if copy.complete:
         return f"{copy.table}: all {counted(copy.rows, 'row')} read"
     total = max(copy.rows_estimated, copy.rows)
     share = f" of {'' if copy.counted else '~'}{total:,} ({100 * copy.rows // total if total else 0} %)"
-    rate = f", {rows / seconds:,.0f} rows/s" if rows and seconds > 0 else ""
+    rate = f", {figures.rows_s:,.0f} rows/s" if figures is not None and figures.rows_s else ""
+    left = f", about {duration(figures.left_s)} left" if figures is not None and figures.left_s else ""
     waiting = f"; waiting: {copy.waiting}" if copy.waiting else ""
-    return f"{copy.table}: {counted(copy.rows, 'row')}{share}{rate}{waiting}"
+    return f"{copy.table}: {counted(copy.rows, 'row')}{share}{rate}{left}{waiting}"

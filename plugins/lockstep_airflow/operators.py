@@ -32,6 +32,7 @@ from lockstep_airflow.run_context import (
     targets_of,
     window_of,
 )
+from lockstep_airflow.sensor import DRAIN_S
 from lockstep_airflow.spark_submission import SparkSubmission, end_application, run_is_over
 from lockstep_airflow.window import RunWindow
 
@@ -116,17 +117,32 @@ class PlanOperator(_PipelineOperator, SkipMixin):
     def _plan(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         from cdc_core.apply.plan import plan
 
-        window = window_of(context, pipeline)
+        window, targets = window_of(context, pipeline), targets_of(context, pipeline)
+        if window.open and pipeline.reverse_query is not None:
+            self._look_up(context, pipeline, meta, store, targets)
         made = plan(
             meta,
             store,
             pipeline,
             window=None if window.open else (window.start_us, window.end_us),
             run_id=run_name(context, pipeline),
-            targets=targets_of(context, pipeline),
+            targets=targets,
             airflow_run_id=context["dag_run"].run_id,
         )
         return _planned(meta, pipeline, made, str(window))
+
+    def _look_up(
+        self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore, targets: Sequence[str]
+    ) -> None:
+        """Not in the run of an interval: it must not have rows of a later one, nor need the source."""
+        from cdc_core.repair.reverse_query import look_up
+        from cdc_core.snapshot.steps import extract_to_now
+
+        def extract_on(source: str) -> None:
+            extract_to_now(pipeline, source, meta, holder=holder_name(context), budget_s=DRAIN_S)
+
+        for line in look_up(pipeline, meta, store, targets, extract_on, environment(pipeline)).notes:
+            log.info("%s", line)
 
     def _look(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> dict[str, Any]:
         """What a plan would choose, without registering it."""

@@ -23,13 +23,15 @@ from lockstep_airflow.operators import (
 )
 from lockstep_airflow.sensor import ExtractSensor
 from lockstep_airflow.specs import PLAN, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
-from lockstep_airflow.verifying import VerifySensor
+from lockstep_airflow.specs import REPAIR as REPAIR_TASK
+from lockstep_airflow.verifying import RepairSensor, VerifySensor
 from lockstep_airflow.window import (
     ACCEPT,
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
     MODE,
+    REPAIR,
     REQUEUE,
     RESTART,
     SOURCE,
@@ -80,6 +82,9 @@ def asset_alias(pipeline: str, target: str) -> str:
 def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
     common: dict[str, Any] = {key: value for key, value in place.items() if value is not None}
     common |= {"task_id": task.name, "doc_md": task.doc}
+    waits: dict[str, Any] = {
+        "mode": "reschedule", "poke_interval": spec.airflow.poke_interval_s, "timeout": spec.airflow.timeout_s,
+    }  # fmt: skip
     match task.kind:
         case TaskKind.EXTRACT:
             return ExtractSensor.partial(
@@ -102,9 +107,7 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             sensor = CopySensor if task.kind is TaskKind.COPY else StageCopySensor
             return sensor.partial(
                 file=spec.file,
-                mode="reschedule",
-                poke_interval=spec.airflow.poke_interval_s,
-                timeout=spec.airflow.timeout_s,
+                **waits,
                 map_index_template="{{ task.source }}",
                 # A source with nothing to copy is skipped, and the others are not.
                 trigger_rule="none_failed",
@@ -113,10 +116,18 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
         case TaskKind.VERIFY:
             return VerifySensor.partial(
                 file=spec.file,
-                mode="reschedule",
-                poke_interval=spec.airflow.poke_interval_s,
-                timeout=spec.airflow.timeout_s,
+                **waits,
                 map_index_template="{{ task.target }}",
+                **common,
+            ).expand(target=list(task.sources))
+        case TaskKind.REPAIR:
+            return RepairSensor.partial(
+                file=spec.file,
+                connection=spec.spark_connection,
+                **waits,
+                map_index_template="{{ task.target }}",
+                # It looks itself whether its own target was verified: another target's failure must not stop it.
+                trigger_rule="all_done",
                 **common,
             ).expand(target=list(task.sources))
         case TaskKind.PURGE:
@@ -318,6 +329,13 @@ def _verify_params(spec: DagSpec) -> dict[str, Param]:
             type="boolean",
             title="Restart",
             description="Begin from the start, also if a verification was interrupted.",
+        ),
+        REPAIR: Param(
+            spec.task(REPAIR_TASK).on,
+            type="boolean",
+            title="Repair",
+            description="Bring the rows that differ from the source, apply them by a run, and verify them again. The "
+            "limit of a day holds (repair.max_rows_per_day). Only in the modes that compare rows.",
         ),
     }
 

@@ -18,6 +18,7 @@ from lockstep_airflow.window import (
     FIRST_BATCHES,
     LAST_BATCHES,
     MODE,
+    REPAIR,
     REQUEUE,
     RESTART,
     SOURCE,
@@ -121,6 +122,7 @@ class Asked:
     tables: tuple[str, ...]
     mode: str
     restart: bool
+    repair: bool
 
 
 def verify_params(context: Context, pipeline: Pipeline) -> Asked:
@@ -131,7 +133,11 @@ def verify_params(context: Context, pipeline: Pipeline) -> Asked:
     fed = tuple(one.name for one in pipeline.scheduled_targets)
     chosen = chosen_targets({TARGETS: [target]}, names) if target else fed
     tables = tuple(dict.fromkeys(params.get(TABLES) or ()))
-    return Asked(chosen, tables, str(params.get(MODE) or pipeline.verify.mode), bool(params.get(RESTART)))
+    repair = params.get(REPAIR)
+    return Asked(
+        chosen, tables, str(params.get(MODE) or pipeline.verify.mode), bool(params.get(RESTART)),
+        pipeline.verify.repair if repair is None else bool(repair),
+    )  # fmt: skip
 
 
 def accepted_of(context: Context, pipeline: Pipeline, source: str) -> tuple[tuple[str, int], ...]:

@@ -9,7 +9,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
     cdc_<pipeline>_retention purge ─► sweep
     cdc_<pipeline>_readmit   readmit
-    cdc_<pipeline>_verify    verify[target]
+    cdc_<pipeline>_verify    verify[target] ─► repair[target]
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ SNAPSHOT = "snapshot"
 COPY = "copy"
 STAGE = "stage"
 VERIFY = "verify"
+REPAIR = "repair"
 
 
 PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lockstep:housekeeping"
@@ -63,6 +64,8 @@ class TaskKind(StrEnum):
     """Stages what was read, once the log has passed it; a sensor, mapped over the sources."""
     VERIFY = "verify"
     """Compares targets with the sources; a sensor, mapped over the targets."""
+    REPAIR = "repair"
+    """Repairs what the verification of a target found; a sensor, mapped over the targets."""
     COMMIT = "commit"
     """Closes the ledger and moves the consume records of one target."""
 
@@ -74,8 +77,9 @@ class TaskSpec:
     name:     within its group.
     job:      of a Spark task: its application (cdc_core.model.tasks).
     target:   the target it belongs to; "" for those that all targets share.
-    sources:  what a mapped task is mapped over; of VERIFY, the targets.
+    sources:  what a mapped task is mapped over; of VERIFY and REPAIR, the targets.
     upstream: task ids it waits for.
+    on:       of REPAIR: whether it repairs unless the trigger form says otherwise.
     doc:      what the task does, shown in Airflow's UI.
     """
 
@@ -86,6 +90,7 @@ class TaskSpec:
     job: str = ""
     target: str = ""
     sources: tuple[str, ...] = ()
+    on: bool = False
 
     @property
     def group(self) -> str:
@@ -240,10 +245,18 @@ def verify_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     targets = tuple(target.name for target in pipeline.targets)
     doc = (
         "Compares the rows of a target with those of the sources, in short chunks and with SELECT only. It fails if "
-        "rows differ, and is not retried then: the log names the evidence on the stage. A retry of anything else "
-        "continues after the last range."
+        "rows differ that no repair will bring, and is not retried then: the log names the evidence on the stage. A "
+        "retry of anything else continues after the last range."
     )
-    tasks = [TaskSpec(TaskKind.VERIFY, VERIFY, (), doc, sources=targets)]
+    repaired = (
+        "If repairs are asked for: looks the rows that differ up in the source, stages them, applies them by an "
+        "ordinary run and verifies them again. It fails if some still differ, and says what to do. Skipped where "
+        "nothing differs."
+    )
+    tasks = [
+        TaskSpec(TaskKind.VERIFY, VERIFY, (), doc, sources=targets),
+        TaskSpec(TaskKind.REPAIR, REPAIR, (VERIFY,), repaired, sources=targets, on=pipeline.verify.repair),
+    ]
     description = f"Proof that {', '.join(targets)} of {pipeline.pipeline} equal the sources"
     dag_id = f"{dag_id_of(pipeline.pipeline)}_verify"
     schedule = pipeline.verify.schedule

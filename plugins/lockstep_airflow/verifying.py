@@ -1,31 +1,47 @@
-"""The task of the verify DAG: compares the targets with the sources, and fails where they differ.
+"""The tasks of the verify DAG: one compares a target with the sources, the other repairs what differs.
+
+    verify[target]   fails where rows differ, unless the run repairs them
+    repair[target]   takes the findings of this evidence, if the file (`verify.repair`) or the form asks for it
 
 A difference is not worth a retry: the task fails at once, and its text says how many rows differ and where the evidence
-is. What passes by itself is: rows that could not be judged yet are retried, and the task waits, in mode reschedule,
-while another process verifies the target and while reading is paused. A task that is killed, retried or cleared
-continues after the last verified range.
+is. The same holds for rows that a repair could not make equal. What passes by itself is retried: rows that could not be
+judged yet. Both tasks wait, in mode reschedule, while another process verifies or repairs the target and while reading
+is paused. A verification that is killed, retried or cleared continues after its last range; a repair first applies what
+it had staged, and leaves rows alone that are equal by then.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import PokeReturnValue
 from airflow.sdk.exceptions import AirflowSkipException
 
+from cdc_core.errors import DataAtRisk, LockstepError
 from cdc_core.windows import to_us
 from cdc_core.words import counted
 from lockstep_airflow.copying import PipelineSensor
 from lockstep_airflow.run_context import asked_at, holder_name, verify_params
 from lockstep_airflow.sensor import DRAIN_S
+from lockstep_airflow.spark_submission import SparkSubmission, end_application
+from lockstep_airflow.specs import VERIFY
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
+    from cdc_core.apply.jobs import SparkJob
     from cdc_core.config import Pipeline
     from cdc_core.meta import Meta
+    from cdc_core.model.run import RunPlan
+    from cdc_core.repair.repairer import Result
+    from cdc_core.run import RunContext
     from cdc_core.stage.objects import ObjectStore
 
 log = logging.getLogger(__name__)
@@ -34,9 +50,8 @@ WAITS = frozenset({"verify.running", "verify.paused"})
 """Codes for what ends without the task: it waits, and nothing has failed."""
 
 
-class VerifySensor(PipelineSensor):
-    """Verifies one target. XCom: {target, mode, equal, tables, rows, evidence}; equal is null if nothing was found in a
-    mode that does not compare all rows."""
+class _TargetSensor(PipelineSensor):
+    """Of one target."""
 
     ui_color = "#e9e2f6"
 
@@ -51,6 +66,14 @@ class VerifySensor(PipelineSensor):
     @property
     def waits(self) -> frozenset[str]:
         return WAITS
+
+
+class VerifySensor(_TargetSensor):
+    """Verifies one target. XCom: {target, mode, equal, tables, rows, evidence, path, differences}.
+
+    equal is null if nothing was found in a mode that does not compare all rows. differences: rows that are left to the
+    repair task. path: of the evidence on the stage.
+    """
 
     def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
         from cdc_core.snapshot.steps import extract_to_now
@@ -78,18 +101,161 @@ class VerifySensor(PipelineSensor):
                 mode=Mode(asked.mode), restart=restart,
             )  # fmt: skip
             found = verify(job, asked.tables)
-            path = store.location(evidence.keep(job, found))
+            path = evidence.keep(job, found)
         for one in found.results:
             log.info(
                 "%s: %s of the source, %s of the target, %s, %s", one.table, counted(one.source.rows, "row"),
                 counted(one.target.rows, "row"), counted(one.differences, "difference"),
                 one.error or ("equal" if one.equal else "not proven equal"),
             )  # fmt: skip
-        log.info("evidence: %s", path)
+        location = store.location(path)
+        log.info("evidence: %s", location)
         error = outcome(found.results, self.target)
-        if error is not None:
-            error.remedy = f"{error.remedy}; evidence: {path}"
+        differences = sum(one.differences for one in found.results)
+        repairs = asked.repair and job.mode in evidence.ROW_MODES and differences > 0
+        if repairs:
+            log.warning("%s: %s left to the next task", self.target, counted(differences, "difference"))
+        elif error is not None:
+            error.remedy = f"{error.remedy}; evidence: {location}"
             raise error
         rows = sum(one.source.rows for one in found.results)
-        answer = {"target": self.target, "mode": asked.mode, "equal": evidence.proven(found.results)}
-        return PokeReturnValue(True, {**answer, "tables": len(found.results), "rows": rows, "evidence": path})
+        answer: dict[str, Any] = {"target": self.target, "mode": asked.mode, "equal": evidence.proven(found.results)}
+        answer |= {"tables": len(found.results), "rows": rows, "evidence": location, "path": path}
+        return PokeReturnValue(True, {**answer, "differences": differences if repairs else 0})
+
+
+class RepairSensor(_TargetSensor):
+    """Repairs what the verify task of the same DAG run found at one target.
+
+    XCom: {target, rows, deletes, removed, batches, runs, equal}: what was staged and in which runs it was applied.
+    connection: Airflow connection id of the Spark cluster.
+    """
+
+    def __init__(self, *, connection: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.connection = connection
+        self._spark: _Submitting | None = None
+
+    @property
+    def waits(self) -> frozenset[str]:
+        return WAITS | {"snapshot.running"}
+
+    def on_kill(self) -> None:
+        if self._spark is not None:
+            self._spark.submission.on_kill()
+        super().on_kill()
+
+    def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
+        from cdc_core.repair.findings import keys_in, require_listed
+        from cdc_core.repair.repairer import outcome, repair
+        from cdc_core.run import apply
+        from cdc_core.snapshot.steps import extract_to_now
+        from cdc_core.verify import evidence
+        from cdc_core.verify.lease import verifier_lease
+        from cdc_core.verify.verifier import Job
+
+        path = self._evidence(context, pipeline)
+        document = evidence.read(store, path)
+        require_listed(document, path, ())
+        keys = keys_in(document, path)
+        holder = holder_name(context)
+        runs: list[str] = []
+
+        def extract(source: str) -> None:
+            extract_to_now(pipeline, source, meta, holder=holder, budget_s=DRAIN_S)
+
+        with (
+            verifier_lease(meta, pipeline.pipeline, self.target),
+            tempfile.TemporaryDirectory(prefix="lockstep-repair-") as logs,
+        ):
+
+            def applied() -> None:
+                # A name of its own each time: a plan that is registered under a name never changes.
+                now = f"{datetime.now(UTC):%Y%m%dT%H%M%S}"
+                runs.append(f"{pipeline.pipeline}-repair-{now}-{os.getpid()}-{len(runs) + 1}")
+                log.info("%s: run %s", self.target, runs[-1])
+                apply(self._run_context(pipeline, meta, store, Path(logs)), runs[-1], targets=[self.target])
+
+            job = Job(pipeline, pipeline.target(self.target), meta, store, extract, os.environ)
+            done = repair(job, keys, apply=applied)
+        for table, before in done.before.items():
+            log.info("%s: %s", table, _said(table, before.differences, done))
+        error = outcome(done) or _incomplete(document, path)
+        if error is not None:
+            raise error
+        counts = {"rows": done.rows, "deletes": done.deletes, "removed": done.removed, "batches": len(done.batches)}
+        return PokeReturnValue(True, {"target": self.target, **counts, "runs": runs, "equal": done.settled})
+
+    def _evidence(self, context: Context, pipeline: Pipeline) -> str:
+        """The path of the evidence that the verify task has written. Raises DataAtRisk (repair.not_verified)."""
+        asked = verify_params(context, pipeline)
+        if self.target not in asked.targets:
+            raise AirflowSkipException(f"The run is not for {self.target}.")
+        ti = context["ti"]
+        found = ti.xcom_pull(task_ids=VERIFY, map_indexes=ti.map_index)
+        if not isinstance(found, Mapping) or found.get("target") != self.target:
+            # Also where no repair is asked for: a DAG run whose last tasks are all skipped would be a success.
+            raise DataAtRisk(
+                f"The verification of {self.target} did not succeed, so that there is nothing to repair by.",
+                where=f"target {self.target}",
+                code="repair.not_verified",
+                remedy=f"see the task {VERIFY}; clear it, which also repeats this task",
+            )
+        if not asked.repair:
+            raise AirflowSkipException("The run does not repair: neither verify.repair nor the form asks for it.")
+        if not found["differences"]:
+            raise AirflowSkipException("Nothing differs that a repair can bring.")
+        return str(found["path"])
+
+    def _run_context(self, pipeline: Pipeline, meta: Meta, store: ObjectStore, logs: Path) -> RunContext:
+        from cdc_core.run import RunContext
+
+        file = Path(self.file)
+
+        @contextmanager
+        def application(plan: RunPlan) -> Iterator[_Submitting]:
+            submission = SparkSubmission(self.connection, pipeline, os.environ, plan, file)
+            self._spark = _Submitting(submission, pipeline.pipeline)
+            try:
+                yield self._spark
+            finally:
+                self._spark = None
+                end_application(plan, file, pipeline)
+
+        def began(task: str) -> None:
+            log.info("%s: %s", self.target, task)
+
+        return RunContext(pipeline, file, meta, store, logs, os.environ, began, application)
+
+
+class _Submitting:
+    """The Spark application of a run, through the Airflow connection of the cluster."""
+
+    def __init__(self, submission: SparkSubmission, pipeline: str) -> None:
+        self.submission = submission
+        self.local = submission.local
+        self._prefix = f"lockstep-{pipeline}-"
+
+    def submit(self, job: SparkJob) -> None:
+        self.submission.submit(job, job.name.removeprefix(self._prefix))
+
+
+def _said(table: str, before: int, done: Result) -> str:
+    left = done.after[table].differences if done.after is not None else before
+    newer = len(done.newer.get(table, ()))
+    said = f"{counted(before, 'difference')} before, {left} now"
+    return f"{said}; {counted(newer, 'row')} with a newer version left alone" if newer else said
+
+
+def _incomplete(document: Mapping[str, Any], path: str) -> LockstepError | None:
+    """What the verification could not judge is not repaired: its task would have failed by it."""
+    left = [one["table"] for one in document["tables"] if one["error"] or one["unsettled"]]
+    if not left:
+        return None
+    why = next((one["error"]["what"] for one in document["tables"] if one["error"]), "rows were changing")
+    return DataAtRisk(
+        f"The named rows are equal now, but not all of {', '.join(left)} was compared: {why}",
+        where=path,
+        code="repair.not_verified",
+        remedy="verify these tables again (clear the verify task)",
+    )

@@ -33,6 +33,7 @@ SOURCE = "source"
 TABLE = "table"
 MODE = "mode"
 RESTART = "restart"
+REPAIR = "repair"
 
 
 @dataclass(frozen=True, slots=True)

@@ -99,10 +99,10 @@ class Processes:
         """False if it had ended by itself."""
         process = self._running.pop(kind)
         code = process.kill()
-        printed = process.log.read_text(errors="replace")[-4000:]
         if code == -9:
             self._end_lease(process.pid)
             return True
+        printed = process.log.read_text(errors="replace")[-4000:]
         assert kind == "snapshot", printed
         assert code in (0, 75), printed
         return False

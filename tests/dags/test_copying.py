@@ -30,6 +30,7 @@ from cdc_core.model.position import Position
 from cdc_core.model.schema import TableSchema
 from cdc_core.snapshot import copier, steps
 from cdc_core.snapshot.pending import PendingTable
+from cdc_core.snapshot.progress import Figures
 from cdc_core.snapshot.staging import Staged
 from lockstep_airflow import copying
 from lockstep_airflow.copying import CopySensor, StageCopySensor, StartCopyOperator, progress_line
@@ -200,9 +201,10 @@ def test_a_copy_is_started_once_and_under_a_name_of_its_own(world: World, file: 
 
 def test_the_log_says_how_far_a_table_is() -> None:
     copy = TableCopy("shop_db", TableSchema("shop", "t", ()), ("9",), rows=2_500, rows_estimated=10_000)
-    assert progress_line(copy, 500, 2.0) == "shop.t: 2,500 rows of ~10,000 (25 %), 250 rows/s"
-    assert progress_line(copy, 0, 0.0) == "shop.t: 2,500 rows of ~10,000 (25 %)"
+    figures = Figures(2_500, 25_000, 10_000, 250.0, 2_500.0, 30.0)
+    assert progress_line(copy, figures) == "shop.t: 2,500 rows of ~10,000 (25 %), 250 rows/s, about 30 s left"
+    assert progress_line(copy) == "shop.t: 2,500 rows of ~10,000 (25 %)"
     slow = replace(copy, counted=True, waiting="a replica lags")
-    assert progress_line(slow, 0, 0.0) == "shop.t: 2,500 rows of 10,000 (25 %); waiting: a replica lags"
+    assert progress_line(slow) == "shop.t: 2,500 rows of 10,000 (25 %); waiting: a replica lags"
     empty = TableCopy("shop_db", TableSchema("shop", "t", ()), (), complete=True)
-    assert progress_line(empty, 0, 0.0) == "shop.t: all 0 rows read"
+    assert progress_line(empty) == "shop.t: all 0 rows read"

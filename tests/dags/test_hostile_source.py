@@ -6,6 +6,7 @@ import logging
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -62,6 +63,7 @@ class Task:
         return ended[0]
 
     def wrong(self, step: int, harm: str, mode: str) -> str:
+        self._until_streams_ended()
         with Meddler(self.server.port, step, harm, self.secret) as meddler:
             error = self.execute(meddler.port, mode)
             self.forget()
@@ -71,6 +73,12 @@ class Task:
         if error is not None and (not isinstance(error, AirflowException) or "internal." in str(error)):
             return f"{where}{type(error).__name__} {str(error)[:300]}"
         return f"{where}sent a file" if CONTENT.encode() in received else ""
+
+    def _until_streams_ended(self) -> None:
+        """A server notices late that nobody reads a stream any more; until then its server_id is taken."""
+        with self.server.connect() as connection, connection.cursor() as cursor:
+            while cursor.execute("SELECT 1 FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"):
+                time.sleep(0.1)
 
     def forget(self) -> None:
         """The next try is the first again: what is staged already would not be read."""

@@ -265,6 +265,57 @@ def test_batches_without_rows_are_committed_and_a_staged_and_applied_window_is_s
     assert retention.states() == {"purge": ["success"], "sweep": ["success"]}, retention.output[-6000:]
 
 
+@pytest.mark.matrix
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_verification_that_repairs_ends_equal_and_fails_at_once_by_what_it_must_not_overwrite(
+    line: Callable[..., Line], source_database: Any, mariadb_target: Any
+) -> None:
+    """verify -> repair with an ordinary run by Spark, through Airflow's connections."""
+    place = f"{source_database.name}_to"
+    tables = f"{{'*': {{database: '{place}', table: t}}}}"
+    run = line(
+        "fixing",
+        more=f'targets:\n  - {{name: main, connections: ["airflow:fixing_to"], tables: {tables}, '
+        "on_missing_table: create}\nspark: {connection: spark_default}\nverify: {repair: true}",
+    )
+    run.environ["AIRFLOW_CONN_FIXING_TO"] = mariadb_target.url
+    fill(source_database, 20)
+
+    def target(*statements: str) -> list[tuple[Any, ...]]:
+        with closing(mariadb_target.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+            return list(cursor.fetchall())
+
+    rows, expected = f"SELECT id, v FROM {place}.t ORDER BY id", [(n, n % 7) for n in range(20)]
+    target(f"CREATE DATABASE IF NOT EXISTS {place}")
+    try:
+        run.run(now())
+        assert target(rows) == expected
+        verify = replace(run, suffix="_verify")
+        assert verify.start(None).wait(timeout=240) == 0, verify.output[-6000:]
+        assert verify.states() == {"verify": ["success"], "repair": ["skipped"]}, verify.output[-6000:]
+        fault = f"UPDATE {place}.t SET v = 99 WHERE id IN (3, 4)"
+        target(fault, f"DELETE FROM {place}.t WHERE id = 9", f"INSERT INTO {place}.t (id, v) VALUES (70, 70)")
+        assert verify.start(None, repair=False).wait(timeout=240) != 0
+        assert verify.states() == {"verify": ["failed"], "repair": ["failed"]}, verify.output[-6000:]
+        assert "verify.differs" in verify.output
+        assert verify.start(None).wait(timeout=240) == 0, verify.output[-6000:]
+        assert verify.states() == {"verify": ["success"], "repair": ["success"]}, verify.output[-6000:]
+        assert target(rows) == expected
+        done = [value for task, key, value in verify.xcoms() if (task, key) == ("repair", "return_value")][-1]
+        assert (done["rows"], done["deletes"], done["equal"], len(done["runs"])) == (3, 1, True, 1)
+        foreign = f"UPDATE {place}.t SET v = 99, _cdc_version = X'7FFFFFFFFFFFFFFF7FFFFFFFFFFFFFFF00000000000000007A'"
+        target(f"{foreign} WHERE id = 5")
+        assert verify.start(None).wait(timeout=240) != 0
+        assert "repair.newer" in verify.output
+        assert "it is not tried again" in verify.output
+        assert verify.states() == {"verify": ["success"], "repair": ["failed"]}, verify.output[-6000:]
+    finally:
+        target(f"DROP DATABASE {place}")
+
+
 @contextmanager
 def writing(source_database: Any) -> Iterator[list[int]]:
     """Commits one row after another while the block runs; the list holds their numbers."""

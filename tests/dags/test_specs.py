@@ -142,13 +142,19 @@ def test_targets_are_verified_by_a_dag_of_their_own_that_nothing_starts_unless_t
     spec = dag_specs(config.load(file), file)[-1]
     assert (spec.dag_id, spec.schedule) == ("cdc_shop_verify", None)
     dag = render(spec)
-    (task,) = dag.tasks
-    assert (task.task_id, task.expand_input.value) == ("verify", {"target": ["main"]})
-    assert task.partial_kwargs["mode"] == "reschedule"
+    for task, upstream in (("verify", set()), ("repair", {"verify"})):
+        assert (dag.get_task(task).upstream_task_ids, dag.get_task(task).partial_kwargs["mode"]) == (
+            upstream, "reschedule",
+        )  # fmt: skip
+        assert dag.get_task(task).expand_input.value == {"target": ["main"]}
+    # The failure of one target's verification must not stop the repair of another.
+    assert dag.get_task("repair").trigger_rule == "all_done"
     dag.params.validate()
+    assert dag.params["repair"] is False
     assert dag.params.get_param("target").schema["enum"] == [None, "main"]
-    other = write_pipeline("bank", more="verify: {schedule: '0 2 * * 0', mode: random}\n")
+    other = write_pipeline("bank", more="verify: {schedule: '0 2 * * 0', mode: random, repair: true}\n")
     scheduled = dag_specs(config.load(other), other)[-1]
+    assert render(scheduled).params["repair"] is True
     assert (scheduled.schedule, scheduled.tags[1]) == ("0 2 * * 0", "lockstep:housekeeping")
 
 

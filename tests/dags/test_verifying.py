@@ -1,5 +1,5 @@
-"""When the task of the verify DAG fails, waits, is retried or leaves. Verifying is a stand-in here; the real one is
-tested beside servers in tests/integration."""
+"""When the tasks of the verify DAG fail, wait, are retried or leave. Verifying and repairing are stand-ins here: the
+real ones are tested beside servers in tests/integration, and in the DAG in test_runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,15 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import RetryLater
+from cdc_core.errors import DataAtRisk, RetryLater
 from cdc_core.meta import Meta
+from cdc_core.repair import repairer
+from cdc_core.repair.repairer import Result
 from cdc_core.verify import verifier
-from cdc_core.verify.comparison import Side, Wrong
+from cdc_core.verify.comparison import Kind, Side, Wrong
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
-from cdc_core.verify.verifier import Job, TableResult, Verified
+from cdc_core.verify.verifier import Finding, Job, TableResult, Verified
 from cdc_core.windows import parse_moment
 
 
@@ -100,3 +102,133 @@ def test_a_target_that_the_form_does_not_name_is_skipped(file: Path, monkeypatch
     with pytest.raises(AirflowSkipException):
         poke(file, of="new")
     assert asked == []
+
+
+class Repairs:
+    """The repair task after a verification, whose answer is its XCom."""
+
+    def __init__(self, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.file, self.found = file, finds(monkeypatch, found={Wrong.TARGET: 1}, findings=(FINDING,))
+        self.asked: list[dict[str, Any]] = []
+        self.xcom: Any = None
+        self.done: Result | Exception = Result({"orders": FOUND}, {"orders": EQUAL}, ("shop/1",), 1)
+
+        def repair(job: Job, keys: Any, **options: Any) -> Result:
+            self.asked.append(keys)
+            if isinstance(self.done, Exception):
+                raise self.done
+            return self.done
+
+        monkeypatch.setattr(repairer, "repair", repair)
+
+    def verify(self, **params: Any) -> Any:
+        self.xcom = poke(self.file, **params).xcom_value
+        return self.xcom
+
+    def poke(self, of: str = "main", **params: Any) -> Any:
+        from lockstep_airflow.verifying import RepairSensor
+
+        task = RepairSensor(task_id="repair", file=str(self.file), target=of, connection="spark_default")
+        ti = SimpleNamespace(
+            dag_id="cdc_shop_verify", run_id="r", task_id="repair", map_index=0, try_number=1,
+            xcom_pull=lambda **_: self.xcom,
+        )  # fmt: skip
+        run = SimpleNamespace(run_after=parse_moment("2026-01-01T00:00:00Z"), start_date=None)
+        return task.poke({"params": params, "ti": ti, "dag_run": run})  # type: ignore[typeddict-item]
+
+
+FINDING = Finding("0f3a", "orders", Kind.DIFFERS, Wrong.TARGET, {"id": "7"}, {}, 1, 1)
+FOUND = TableResult("orders", source=Side(5, ""), target=Side(5, ""), found={Wrong.TARGET: 1}, findings=(FINDING,))
+EQUAL = TableResult("orders", source=Side(1, ""), target=Side(1, ""))
+ASKED = {"mode": "ordered", "repair": True}
+
+
+@pytest.fixture
+def repairs(file: Path, monkeypatch: pytest.MonkeyPatch) -> Repairs:
+    return Repairs(file, monkeypatch)
+
+
+def test_what_the_verification_found_is_left_to_the_repair_and_each_row_is_named_to_it(repairs: Repairs) -> None:
+    assert repairs.verify(**ASKED)["differences"] == 1
+    ended = repairs.poke(**ASKED)
+    assert ended.xcom_value == {
+        "target": "main", "rows": 1, "deletes": 0, "removed": 0, "batches": 1, "runs": [], "equal": True,
+    }  # fmt: skip
+    assert repairs.asked == [{"orders": [{"id": "7"}]}]
+
+
+def test_nothing_is_repaired_that_nobody_asked_for(repairs: Repairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(AirflowFailException, match=r"verify\.differs"):
+        repairs.verify(mode="ordered")
+    with pytest.raises(AirflowFailException, match=r"verify\.differs"):
+        repairs.verify(mode="count", repair=True)  # it names no rows
+    with pytest.raises(AirflowSkipException, match="not for new"):
+        repairs.poke(of="new", **ASKED)
+    finds(monkeypatch)
+    repairs.verify(mode="ordered")
+    with pytest.raises(AirflowSkipException, match="does not repair"):
+        repairs.poke(mode="ordered")
+    repairs.verify(**ASKED)
+    with pytest.raises(AirflowSkipException, match="Nothing differs"):
+        repairs.poke(**ASKED)
+    assert repairs.asked == []
+
+
+def test_the_file_says_whether_a_scheduled_run_repairs(repairs: Repairs) -> None:
+    repairs.file.write_text(repairs.file.read_text().replace("{mode: count}", "{repair: true}"))
+    assert repairs.verify()["differences"] == 1
+    assert repairs.poke().is_done
+    with pytest.raises(AirflowSkipException, match="does not repair"):
+        repairs.poke(repair=False)
+
+
+def test_without_the_verification_of_its_own_target_the_repair_fails(repairs: Repairs) -> None:
+    for xcom in (None, {"target": "other", "differences": 1, "path": "evidence/x"}):
+        repairs.xcom = xcom
+        for params in (ASKED, {}):  # a run whose last tasks are all skipped would be a success
+            with pytest.raises(AirflowFailException, match=r"repair\.not_verified"):
+                repairs.poke(**params)
+    assert repairs.asked == []
+
+
+def test_what_a_repair_leaves_fails_at_once_and_what_passes_by_itself_is_retried_or_waited_for(
+    repairs: Repairs,
+) -> None:
+    repairs.verify(**ASKED)
+    before = {"orders": FOUND}
+    for done, code in (
+        (Result(before, {"orders": FOUND}), "repair.still_different"),
+        (Result(before, {"orders": FOUND}, newer={"orders": ("7",)}), "repair.newer"),
+        (DataAtRisk("Too many.", code="repair.limit", remedy="look"), "repair.limit"),
+    ):
+        repairs.done = done
+        with pytest.raises(AirflowFailException, match=code):
+            repairs.poke(**ASKED)
+    for done, code in (
+        (Result(before, {"orders": TableResult("orders", unsettled=1)}), "verify.unsettled"),
+        (RetryLater("Overtaken.", code="repair.overtaken", remedy="again"), "repair.overtaken"),
+    ):
+        repairs.done = done
+        with pytest.raises(AirflowException, match=code) as caught:
+            repairs.poke(**ASKED)
+        assert not isinstance(caught.value, AirflowFailException)
+    for code in ("snapshot.running", "verify.paused"):
+        repairs.done = RetryLater("Wait.", code=code, remedy="wait")
+        assert not repairs.poke(**ASKED).is_done
+    asked = len(repairs.asked)
+    with Meta.open(config.load(repairs.file).meta.url) as meta, verifier_lease(meta, "shop", "main"):
+        assert not repairs.poke(**ASKED).is_done
+    assert len(repairs.asked) == asked
+
+
+def test_a_repair_of_an_incomplete_verification_says_so(repairs: Repairs, monkeypatch: pytest.MonkeyPatch) -> None:
+    finds(monkeypatch, found={Wrong.TARGET: 1}, findings=(FINDING,), unsettled=2)
+    repairs.verify(**ASKED)
+    with pytest.raises(AirflowFailException, match=r"repair\.not_verified"):
+        repairs.poke(**ASKED)
+    assert len(repairs.asked) == 1
+    finds(monkeypatch, found={Wrong.TARGET: 9}, findings=(FINDING,))
+    repairs.verify(**ASKED)
+    with pytest.raises(AirflowFailException, match=r"repair\.too_many"):
+        repairs.poke(**ASKED)
+    assert len(repairs.asked) == 1

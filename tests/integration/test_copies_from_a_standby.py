@@ -221,3 +221,30 @@ def test_what_the_replica_wrote_while_a_chunk_was_read_drops_the_chunk(
     monkeypatch.setattr(copier, "standby_view", begun)
     assert line.fails(DataAtRisk).code == "snapshot.standby_diverged"
     assert all(one.rows == 0 for one in line.meta.copies("shop"))
+
+
+@pytest.mark.parametrize("pair", MARIADB, indirect=True)
+def test_a_chunk_is_not_read_before_the_replica_has_what_is_staged(
+    pair: Pair, line: Line, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It fell behind after it was found fit: its rows are older than `low`, and the log does not bring them again."""
+    line.drain()
+    from cdc_core.snapshot import copier
+
+    word = "SLAVE" if pair.flavor == "mariadb" else "REPLICA"
+
+    def found(*arguments: Any, **more: Any) -> Any:
+        fit = find_standby(*arguments, **more)
+        run(pair.replica, f"STOP {word} SQL_THREAD")
+        run(pair.primary, "UPDATE t SET v = -7 WHERE id < 9", database=pair.name)
+        line.drain()
+        return fit
+
+    find_standby = copier.find_standby
+    with monkeypatch.context() as patch:
+        patch.setattr(watermarks, "VISIBLE_WITHIN_S", 0.5)
+        patch.setattr(copier, "find_standby", found)
+        assert line.fails(RetryLater).code == "snapshot.standby_behind"
+    run(pair.replica, f"START {word} SQL_THREAD")
+    assert line.copy() == {}
+    assert line.staged("t") == at(pair.primary, pair)

@@ -140,6 +140,7 @@ def test_a_prepared_transaction_larger_than_memory_takes_no_more_than_any_also_a
     line.assert_staged()
 
 
+@pytest.mark.matrix
 def test_a_transaction_with_savepoints_larger_than_memory_takes_no_more_than_any(
     line: Line, run: Callable[..., object]
 ) -> None:

@@ -19,7 +19,10 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_stage
+from cdc_core.verify import source_rows
+from cdc_core.verify.canonical import ERROR_SHOWN
 from cdc_core.verify.lease import verifier_lease
+from cdc_core.verify.source_rows import SourceTables
 from cdc_core.verify.verifier import Job, TableResult
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_verify import (
@@ -230,6 +233,7 @@ def test_a_row_with_a_newer_version_is_replaced_only_if_the_source_is_authoritat
     )
     done = repaired(run, "number", applied=False)
     assert (done.newer, done.rows) == ({"number": ("3",)}, 1)
+    run.consumed()  # else the next repair applies it first
     done = repaired(run, "number")
     assert (done.error and done.error.code, done.rows) == ("repair.newer", 1)
     # `write` has no guard, and has replaced the row.
@@ -292,6 +296,35 @@ def test_what_happens_to_the_rows_between_low_and_high_counts(verified: Callable
     assert (len(done.batches), pending) == (1, [])
     run.drain()
     assert sorted(map(repr, in_stage(run, "number", partial=True))) == sorted(map(repr, at_source(run, "number")))
+
+
+@FIRST_MYSQL
+def test_what_is_written_after_the_view_and_before_the_end_of_the_log_is_asked_for_counts(
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The looked-up rows are older than what the log brings from `low` on, not only from `high` on."""
+    run = verified()
+    numbers(run, 8)
+    run.target("UPDATE number SET v = 'fault' WHERE id IN (3, 4)", "INSERT INTO number VALUES (90, 'mine', NULL)")
+    pending: list[str] = []
+    await_logged, high_of = SourceTables.await_logged, source_rows.high_of
+
+    def looking_up(tables: SourceTables) -> None:
+        pending.extend(MEANWHILE["rows"])
+        await_logged(tables)
+
+    def written(*arguments: Any) -> Any:
+        if pending:
+            run.source(*pending)
+            pending.clear()
+        return high_of(*arguments)
+
+    monkeypatch.setattr(SourceTables, "await_logged", looking_up)
+    monkeypatch.setattr(source_rows, "high_of", written)
+    done = repaired(run, "number", applied=False)
+    assert (done.rows, done.deletes, pending) == (2, 1, [])
+    run.drain()
+    assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)
 
 
 @FIRST_MARIADB
@@ -388,9 +421,14 @@ def test_the_error_value_of_an_enum_in_a_key_is_not_taken_for_the_label(
     run.target(
         lenient, "INSERT INTO coded VALUES (0, 2, 'surplus')" if "part" in key else "DELETE FROM coded WHERE id + 0 = 0"
     )
-    with pytest.raises(Refused) as caught:
-        repaired(run, "coded")
-    assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.error_value", True)
+    done = repaired(run, "coded", applied=False)
+    assert (done.rows, done.deletes, done.left_out, done.settled) == (2, 0, {"coded": 1}, False)
+    assert done.error is not None
+    assert (done.error.code, "lockstep snapshot" in done.error.remedy) == ("repair.error_value", True)
+    run.target("UPDATE coded SET v = 'label' WHERE id + 0 = 2", "UPDATE coded SET v = 'a' WHERE id + 0 = 1")
+    done = repaired(run, "coded", applied=False)
+    assert (done.rows, done.left_out, done.error is not None) == (0, {"coded": 1}, True), "it is told alone"
+    assert [one.key["id"] for one in run.verify("coded")["coded"].findings] == [ERROR_SHOWN]
 
 
 @FIRST_MYSQL
@@ -399,6 +437,33 @@ def test_rows_outside_a_filter_are_deleted_and_masks_are_applied(verified: Calla
     run.target("UPDATE number SET v = REPEAT('0', 64) WHERE id = 1", "INSERT INTO number VALUES (35, '', NULL)")
     done = repaired(run, "number")
     assert (done.rows, done.deletes, done.settled) == (1, 1, True)
+    assert run.verify("number")["number"].equal
+
+
+@pytest.mark.parametrize(
+    "killed", [pytest.param("before it is applied", marks=pytest.mark.matrix), "before it is recorded"]
+)
+@FIRST_MYSQL
+def test_what_a_killed_repair_has_staged_is_applied_and_neither_looked_up_nor_counted_twice(
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, killed: str
+) -> None:
+    run = verified()
+    run.line.again(**{"            meta:": "            repair: {max_rows_per_day: 2}\n            meta:"})
+    numbers(run)
+    run.target("UPDATE number SET v = 'fault' WHERE id IN (3, 4)")
+    with monkeypatch.context() as patch:
+        owner, name = (sys.modules[__name__], "write") if killed.endswith("applied") else (Meta, "record_copied")
+
+        def kill(*_: Any) -> None:
+            raise KeyboardInterrupt
+
+        patch.setattr(owner, name, kill)
+        with pytest.raises(KeyboardInterrupt):
+            repaired(run, "number")
+    done = repaired(run, "number")
+    assert (done.settled, done.batches, done.before["number"].differences) == (True, (), 0)
+    chunks = [chunk for batch in run.line.chain for chunk in batch.chunks]
+    assert [one.rows for one in chunks if one.by_key] == [2]
     assert run.verify("number")["number"].equal
 
 

@@ -64,7 +64,7 @@ def arrived(odd: Table, left_at: int) -> tuple[Destination, LocatedRows]:
     rows = record_batch([Winner("u", {"id": 2}, (9, 9, 0, "one"), absent=list(ODD))], odd.columns)
     link = {"id": 1, "_cdc_ts": left_at, "_cdc_source": "one", "_cdc_seq": left_at, "_cdc_row": 0}
     rows = rows.append_column(KEY_CHAIN, pa.array([[link]], pa.list_(LINK)))
-    with tempfile.TemporaryDirectory() as scratch, Sessions(destination) as sessions:
+    with tempfile.TemporaryDirectory() as scratch, Sessions() as sessions:
         return destination, locate_rows(destination, sessions, Path(scratch), rows)
 
 

@@ -88,7 +88,7 @@ def write(destination: Destination, rows: pa.RecordBatch, shards: Sequence[int])
         with tempfile.TemporaryDirectory() as folder, LoadFile(Path(folder), destination.layout_of(shard)) as file:
             file.add(mine)
             write_shard(shard.server, ShardWrite("run", "shop.t", shard.facts), file)
-            with Sessions(destination) as sessions:
+            with Sessions() as sessions:
                 layout = destination.layout_of(shard)
                 found += outcomes(sessions.of(shard), shard.facts, mine, layout, scratch=Path(folder))
     return found
@@ -138,7 +138,7 @@ def test_a_row_that_moves_lacks_what_its_former_shard_does_not_have(databases: A
     write(destination, rows({"id": 1, "a": 2, "g": 3, "doc": DOC}), [0])
     moved = rows({"id": 1, "a": 5}, seq=2, absent=("g", "doc"))
     moved = moved.append_column(SHARD_UNKNOWN, pa.array([True]))
-    with tempfile.TemporaryDirectory() as scratch, Sessions(destination) as sessions:
+    with tempfile.TemporaryDirectory() as scratch, Sessions() as sessions:
         located = locate_rows(destination, sessions, Path(scratch), moved)
     assert (located.shards.tolist(), list(located.left)) == ([1], [(0, 0)])
     if second == "generated":

@@ -14,6 +14,7 @@ import pytest
 from cdc_core.errors import RetryLater
 from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
+from cdc_core.snapshot import pace
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify.comparison import Kind, Wrong
@@ -388,11 +389,16 @@ class Applier:
             meta.seed("copy", batches)
 
 
-@pytest.mark.parametrize("passes", [2, pytest.param(40, marks=pytest.mark.matrix)])
-def test_writes_and_lag_are_no_differences_and_a_fault_is(verified: Callable[..., Verified], passes: int) -> None:
+@pytest.mark.parametrize("passes", [2, pytest.param(100, marks=[pytest.mark.matrix, pytest.mark.timeout(3600)])])
+def test_writes_and_lag_are_no_differences_and_a_fault_is(
+    verified: Callable[..., Verified], passes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In ranges of all sizes, of which the next one is read ahead."""
     run = verified()
     numbers(run, 300)
     chance = random.Random(passes)
+    sizes = random.Random(passes)
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: sizes.choice([20, 60, 250, 10_000]))
 
     def write() -> None:
         with closing(run.line.origin.sql.connect(run.line.origin.name)) as connection, connection.cursor() as cursor:
@@ -535,9 +541,13 @@ def test_several_tables_that_feed_one_and_one_that_feeds_two_are_verified(verifi
 
 
 @FIRST_MARIADB
-def test_a_table_that_is_altered_while_it_is_read_does_not_count_as_equal(shop: Verified) -> None:
+def test_a_table_that_is_altered_while_it_is_read_does_not_count_as_equal(
+    shop: Verified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pace, "chunk_rows", lambda size_bytes, row_bytes: 7)
+
     def alter(table: str, side: str, rows: int) -> None:
-        if side == "source" and not rows:
+        if side == "source" and rows == 7:
             shop.source("ALTER TABLE number ADD COLUMN extra INT")
 
     result = shop.verify("number", progressed=alter)["number"]

@@ -10,14 +10,17 @@ from typing import Any
 
 import pytest
 
+from cdc_core.cli.status import verification_documents
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
 from cdc_core.snapshot import pace
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify import evidence, source_rows, verifier
-from cdc_core.verify.comparison import Comparison, Kind, Wrong
+from cdc_core.verify.columnwise import Piece
+from cdc_core.verify.comparison import Kind, Wrong
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
+from cdc_core.verify.range_rows import RangeRows
 from cdc_core.verify.verifier import Job, TableResult, verify
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, fill, numbers, verified
 
@@ -73,13 +76,13 @@ def killed_after(run: Verified, ranges: int, monkeypatch: pytest.MonkeyPatch, **
 def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The keys of the source that are read from now on."""
     found: list[str] = []
-    add = Comparison.add
+    add = RangeRows.add
 
-    def added(self: Comparison, side: str, keys: Any, texts: Any, places: Any) -> None:
-        found.extend(keys.to_pylist() if side == "source" else [])
-        add(self, side, keys, texts, places)
+    def added(self: RangeRows, side: str, piece: Piece, places: Any) -> None:
+        found.extend(piece.keys.to_pylist() if side == "source" else [])
+        add(self, side, piece, places)
 
-    monkeypatch.setattr(Comparison, "add", added)
+    monkeypatch.setattr(RangeRows, "add", added)
     return found
 
 
@@ -104,20 +107,25 @@ def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, m
 def test_killed_it_continues_after_the_last_range_and_keeps_what_it_had_found(
     shop: Verified, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shop.target("UPDATE number SET v = 'fault' WHERE id IN (3, 30)")
+    """What was repaired meanwhile is not among it."""
+    shop.target("UPDATE number SET v = 'fault' WHERE id IN (3, 5, 30)", "DELETE FROM number WHERE id = 6")
     whole = shop.verify("number")["number"]
     killed_after(shop, 3, monkeypatch)
+    shop.target("UPDATE number SET v = 'v5' WHERE id = 5", "UPDATE number SET v = 'fault, too' WHERE id = 3")
+    shop.target("INSERT INTO number SELECT 6, 'v6', at - INTERVAL 1 MINUTE FROM number WHERE id = 7")
     read = read_keys(monkeypatch)
     with begun(shop) as (job, said):
         found = verify(job)
         evidence.keep(job, found)
-    assert sorted(map(int, read)) == list(range(21, 40)), "what was verified is not read again"
+    assert sorted(map(int, read)) == [3, 5, 6, *range(21, 40)], "only what differed is read again"
     assert any("continues after 21 verified rows" in line for line in said)
     (result,) = found.results
     assert [(one.key["id"], one.columns["v"]) for one in result.findings] == [
-        ("3", ("v3", "fault")), ("30", ("v30", "fault")),
+        ("3", ("v3", "fault, too")), ("30", ("v30", "fault")),
     ]  # fmt: skip
-    assert (result.source, result.target, result.found) == (whole.source, whole.target, whole.found)
+    assert (result.source, result.target, whole.found, result.found) == (
+        whole.source, whole.target, {"target": 4}, {"target": 2},
+    )  # fmt: skip
     with Meta.open(shop.line.pipeline.meta.url) as meta:
         known = meta.verification("shop", "copy")
     assert known is not None
@@ -362,3 +370,49 @@ def test_values_that_look_equal_to_somebody_are_told_apart(
     assert result.found == {Wrong.TARGET: len(differ)}
     wrong = {number: values for number, values in shown.items() if len(set(values[planted[number][0]])) != 2}
     assert wrong == {}
+
+
+@FIRST_MARIADB
+def test_what_a_verification_has_found_counts_until_another_has_compared_those_rows(
+    verified: Callable[..., Verified],
+) -> None:
+    """A sample, a count, and a verification of another table say nothing of them."""
+    run = verified()
+    for table in ("number", "other"):
+        numbers(run, table=table)
+    run.target("UPDATE number SET v = 'fault' WHERE id = 3", "DELETE FROM other WHERE id IN (4, 5)")
+
+    def finish(*tables: str, **options: Any) -> None:
+        with begun(run, **options) as (job, _):
+            evidence.keep(job, verify(job, tables))
+
+    def outstanding() -> tuple[list[tuple[str, str]], dict[str, int], str]:
+        paths, document = evidence.outstanding(open_stage(run.line.pipeline.stage), "copy")
+        found = [(one["table"], finding["key"]["id"]) for one in document["tables"] for finding in one["findings"]]
+        assert len(paths) == len(set(paths))
+        with Meta.open(run.line.pipeline.meta.url) as meta:
+            (status,) = meta.status("shop", ["copy"]).verifications
+            newest = verification_documents(status, meta.now_us())[0]
+        return sorted(set(found)), newest["differing"], newest["verdict"]
+
+    finish()
+    everything = [("number", "3"), ("other", "4"), ("other", "5")]
+    assert outstanding() == (everything, {"number": 1, "other": 2}, "3 differences")
+    run.target("UPDATE number SET v = 'other fault' WHERE id = 3")
+    finish(mode=Mode.RANDOM, sample_percent=0.001)  # no range is chosen: the last one is read
+    found, differing, verdict = outstanding()
+    assert (found, differing) == (everything, {"number": 1, "other": 2})
+    assert verdict == "nothing found in a sample; 3 with those of earlier verifications, in number, other"
+    finish("other")
+    assert outstanding()[0] == everything
+    finish(mode=Mode.COUNT)
+    run.source("UPDATE number SET v = 'again' WHERE id = 3")
+    run.load("number")
+    assert outstanding()[:2] == (everything, {"number": 1, "other": 2})
+    finish("number")
+    assert outstanding() == (
+        [("other", "4"), ("other", "5")], {"other": 2}, "equal; 2 with those of earlier verifications, in other",
+    )  # fmt: skip
+    run.load("other")
+    finish()
+    assert outstanding() == ([], {}, "equal")

@@ -23,6 +23,15 @@ from spark_jobs.job import Job
 from spark_jobs.merge import moving_keys, row_columns
 from tests.history_model import Change
 
+PIPELINE = """\
+pipeline: shop
+sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "file://{folder}"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+"""
+"""Without its targets."""
+
 
 def table_schema(name: str, columns: Mapping[str, str], key: Sequence[str]) -> TableSchema:
     """A definition from `{"id": "bigint", ...}`; text columns are utf8mb4."""

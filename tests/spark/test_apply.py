@@ -27,9 +27,10 @@ from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.quality import check
-from spark_jobs.write import write, written
+from spark_jobs.table_tasks import together
+from spark_jobs.write import shard_pieces, write, write_pieces
 from tests.history_model import Change
-from tests.spark.staged_changes import Stage, require_merged_columns, table_schema
+from tests.spark.staged_changes import PIPELINE, Stage, require_merged_columns, table_schema
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
@@ -134,12 +135,8 @@ def line(spark: SparkSession, mariadb_target: Any, tmp_path: Path, monkeypatch: 
     prefix = f"s{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("TARGET_URL", mariadb_target.url)
     pipeline = parse(
-        f"""
-pipeline: shop
-sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "file://{tmp_path}"}}
-meta: {{url: "sqlite:///{tmp_path}/meta.db"}}
+        PIPELINE.format(folder=tmp_path)
+        + f"""\
 targets:
   - name: shards
     connections: ["env:TARGET_URL"]
@@ -524,7 +521,9 @@ def test_a_run_ends_the_write_of_one_that_was_killed_between_the_shards_of_rows_
     (table,) = job.tables()
     d, t = shard.split(".")
     paths = job.files_in(job.filtered("shop.orders"))
-    done = written(job, job.destination(table), paths, arrivals=True, shards=[2 * int(d) + int(t)])
+    pieces = shard_pieces(job, job.destination(table), paths, arrivals=True, shards=[2 * int(d) + int(t)])
+    done, error = together(write_pieces(job, pieces))
+    assert error is None
     assert [one.counts.written for one in done] == [1]
 
     source.update(3, 3, code="new")

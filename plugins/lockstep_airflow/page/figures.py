@@ -105,9 +105,14 @@ def _judged(pipeline: config.Pipeline, account: Account) -> dict[str, Any]:
 
 
 def _triggers(specs: Sequence[DagSpec], may_trigger: Callable[[str], bool]) -> dict[str, Any]:
-    """By a DAG's first task (extract, copy_plan, replan, ...): its id, and the targets that a run of it can name."""
+    """By a DAG's first task (extract, copy_plan, replan, ...): its id, the targets that a run of it can name, and
+    whether it repairs by default."""
     return {
-        spec.tasks[0].kind.value: {"dag_id": spec.dag_id, "targets": list(spec.targets)}
+        spec.tasks[0].kind.value: {
+            "dag_id": spec.dag_id,
+            "targets": list(spec.targets),
+            "repair": any(task.on for task in spec.tasks),
+        }
         for spec in specs
         if may_trigger(spec.dag_id)
     }

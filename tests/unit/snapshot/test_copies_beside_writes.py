@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.copy_model import live
 
 BEFORE = st.lists(st.integers(0, 99), max_size=2)
-STEPS = st.lists(st.integers(0, 10), min_size=2, max_size=8)
+STEPS = st.lists(st.integers(0, 12), min_size=2, max_size=8)
 EVENTS = st.lists(st.tuples(st.integers(0, 16), st.integers(0, 2399)), min_size=1, max_size=40)
 FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 
@@ -19,6 +19,8 @@ FLAVORS = pytest.mark.parametrize("flavor", ["mysql", "mariadb", "locks"])
 @example([], [0, 5, 3, 9, 5, 10], [(60, 3), (4, 1), (6, 24), (3, 2)])  # rows are looked up beside writes
 @example([], [0, 5, 3], [(34, 136)])  # rows change unlogged between two chunks
 @example([], [0, 5, 3, 0, 5, 3], [(78, 102), (0, 13)])  # a row above the last key before the first chunk
+@example([], [0, 0, 10], [(72, 124)])  # a row is written between the view in which it is looked up and `high`
+@example([], [0, 5, 3, 5, 11, 5, 12], [(60, 3), (4, 1), (6, 24), (3, 2), (30, 4), (9, 19)])  # old changes are looked up
 @given(before=BEFORE, steps=STEPS, events=EVENTS)
 def test_a_copy_beside_anything_ends_with_the_rows_of_the_source(
     flavor: str, before: list[int], steps: list[int], events: list[tuple[int, int]]

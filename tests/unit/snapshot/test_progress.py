@@ -9,7 +9,9 @@ import pytest
 from cdc_core.meta import TableCopy
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.snapshot import keys
-from cdc_core.snapshot.progress import CopyProgress
+from cdc_core.snapshot.pace import Pace
+from cdc_core.snapshot.profile import Profile
+from cdc_core.snapshot.progress import ROW_COST_BYTES, CopyProgress
 
 
 def copy(table: str, rows: int, estimated: int, **more: object) -> TableCopy:
@@ -34,6 +36,22 @@ def test_time_left_follows_from_the_rate_of_the_last_seconds() -> None:
     progress.update(copy("a", 1900, 2000, complete=True))
     found = progress.table("shop.a")
     assert (found.fraction, found.left_s, found.total) == (1.0, 0.0, 1900)
+
+
+def test_time_left_counts_the_bytes_of_rows_that_are_still_to_come() -> None:
+    now_s = [0.0]
+    progress = CopyProgress({"shop.a": 1000, "shop.b": 100}, lambda: now_s[0])
+    for second in (1, 2):
+        now_s[0] = second
+        progress.update(copy("a", 100 * second, 1000, size_bytes=10_000 * second, bytes_estimated=500_000))
+    found = progress.table("shop.a")
+    # 100 rows/s of 100 bytes; then 800 rows and 480,000 bytes, each row with its fixed cost
+    assert found.left_s == (480_000 + 800 * ROW_COST_BYTES) / (10_000 + 100 * ROW_COST_BYTES)
+    assert (found.total_bytes, found.counted) == (500_000, False)
+    # rows of b are taken to be as large as those read so far
+    assert progress.overall().total_bytes == 510_000
+    progress.update(copy("a", 1000, 1000, size_bytes=470_000, complete=True))
+    assert (progress.table("shop.a").total_bytes, progress.table("shop.a").counted) == (470_000, True)
 
 
 def test_of_two_readers_that_report_out_of_order_the_larger_count_stays_and_a_new_copy_begins_at_its_own() -> None:
@@ -66,3 +84,19 @@ def test_whole_numbers_tell_how_far_a_key_is(
 ) -> None:
     schema = TableSchema("shop", "a", (Column("id", ColumnType(kind), key_part=1),))
     assert keys.fraction(schema, (least,), (key,), (limit,)) == expected
+
+
+def test_a_profile_tells_rows_and_bytes_up_to_a_key() -> None:
+    found = Profile(starts=[0, 100, 1100], rows=[100.0, 10.0], row_bytes=[10.0, 1000.0])
+    assert (found.total, found.total_bytes) == (110, 11_000)
+    assert [found.rows_through(key) for key in (-1, 49, 99, 599, 1099, 5000)] == [0, 50, 100, 105, 110, 110]
+    assert [found.bytes_through(key) for key in (-1, 49, 99, 599, 1099)] == [0, 500, 1000, 6000, 11_000]
+    assert [found.row_bytes_after(key) for key in (-7, 98, 99, 5000)] == [10, 10, 1000, 1000]
+
+
+@pytest.mark.parametrize("took_s", [0.1, 60.0])
+def test_until_a_chunk_was_read_the_size_of_rows_that_a_server_says_is_not_relied_on(took_s: float) -> None:
+    found = Pace(1 << 20, 5.0, 1.0, first_rows=10_000)
+    assert found.rows == 10_000
+    found.read(10_000, 1_000_000, took_s)
+    assert found.rows == min((1 << 20) // 100, int(10_000 * 5 / took_s))

@@ -1,0 +1,124 @@
+"""Work at a target for many tables in one Spark job: a job for each table would cost more than what a small one needs.
+
+The work is cut into pieces, each of one table. A task does several pieces of small tables, one after the other, and
+keeps its connections to the target's servers for the next one.
+Logins travel inside the closure of the job alone: what `parallelize` is given may pass through a file, and so does a
+closure of more than 1 MiB. Therefore the pieces have the destinations, without logins.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, TypeVar
+
+from cdc_core.connections import Server
+from cdc_core.errors import LockstepError
+from cdc_core.target.destination import Destination, Sessions
+from spark_jobs.failures import CarriedError, carried, found
+from spark_jobs.job import Job
+
+TASKS_PER_CORE = 4
+Given = TypeVar("Given")
+Result = TypeVar("Result")
+_NO_LOGIN = Server("", 0, "", "")
+
+
+@dataclass(frozen=True, slots=True)
+class Piece(Generic[Given]):
+    """A part of the work on a table. rows: about how many it has. given: what the work needs beside the destination,
+    without secrets."""
+
+    destination: Destination
+    rows: int
+    given: Given
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome(Generic[Result]):
+    """Of a piece, by its number: some of its results, or the error that ended it."""
+
+    piece: int
+    results: tuple[Result, ...] = ()
+    error: str = ""
+
+
+def done(
+    job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Sessions], Iterable[Result]]
+) -> list[list[Result] | LockstepError]:
+    """The results of each piece, or the error that ended it, in the order of the pieces.
+
+    An error that another attempt may cure ends the job at once and is raised: Spark may have attempts left.
+    """
+    if not pieces:
+        return []
+    logins = {shard.table.connection: shard.server for piece in pieces for shard in piece.destination.shards}
+
+    def task(mine: Sequence[tuple[int, Piece[Given]]]) -> Iterator[Outcome[Result]]:
+        sessions = Sessions()
+        try:
+            for number, piece in mine:
+                try:
+                    with carried():
+                        for result in work(_with(logins, piece.destination), piece.given, sessions):
+                            yield Outcome(number, (result,))
+                except CarriedError as error:
+                    sessions.close()  # in whatever state the error left them
+                    known = found(error)
+                    if known is None or known.retriable:
+                        raise
+                    yield Outcome(number, error=str(error))
+        finally:
+            sessions.close()
+
+    context = job.spark.sparkContext
+    without = [replace(piece, destination=_without_logins(piece.destination)) for piece in pieces]
+    tasks = packed(without, context.defaultParallelism * TASKS_PER_CORE)
+    outcomes: list[Outcome[Any]] = context.parallelize(tasks, len(tasks)).flatMap(task).collect()
+    results: list[list[Result] | LockstepError] = [[] for _ in pieces]
+    for outcome in outcomes:
+        so_far = results[outcome.piece]
+        if outcome.error:
+            error = found(CarriedError(outcome.error))
+            assert error is not None
+            results[outcome.piece] = error
+        elif isinstance(so_far, list):
+            so_far.extend(outcome.results)
+    return results
+
+
+def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Result], LockstepError | None]:
+    """The results of several pieces, and the first error."""
+    every: list[Result] = []
+    first: LockstepError | None = None
+    for one in results:
+        if isinstance(one, LockstepError):
+            first = first or one
+        else:
+            every += one
+    return every, first
+
+
+def packed(pieces: Sequence[Piece[Given]], most: int) -> list[list[tuple[int, Piece[Given]]]]:
+    """The numbered pieces in at most so many tasks with about as many rows each."""
+    tasks: list[list[tuple[int, Piece[Given]]]] = [[] for _ in range(min(len(pieces), most))]
+    load = [(0, at) for at in range(len(tasks))]
+    for number, piece in sorted(enumerate(pieces), key=lambda one: -one[1].rows):
+        weight, at = heapq.heappop(load)
+        tasks[at].append((number, piece))
+        heapq.heappush(load, (weight + _PIECE_ROWS + piece.rows, at))
+    return tasks
+
+
+_PIECE_ROWS = 2_000
+"""A piece without rows costs about as much as this many rows."""
+
+
+def _without_logins(destination: Destination) -> Destination:
+    return replace(destination, shards=tuple(replace(shard, server=_NO_LOGIN) for shard in destination.shards))
+
+
+def _with(logins: dict[int, Server], destination: Destination) -> Destination:
+    shards = tuple(replace(shard, server=logins[shard.table.connection]) for shard in destination.shards)
+    return replace(destination, shards=shards)

@@ -1,0 +1,86 @@
+"""How far a copy says it is, against what the table turns out to have: rows that grow, keys that lie unevenly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import closing
+
+import pytest
+
+from cdc_core.extract.extractor import default_holder
+from cdc_core.meta import Meta, TableCopy
+from cdc_core.snapshot import copier, table_chunks
+from cdc_core.snapshot.chunks import size_of
+from cdc_core.snapshot.copier import copier_lease, copy_tables
+from cdc_core.source.definitions import table_schema
+from tests.integration.line import Line
+
+ROWS = 20_000
+_DIGITS = "(" + " UNION ALL ".join(f"SELECT {one} d" for one in range(10)) + ")"
+_NUMBERS = (
+    f"(SELECT a.d + 10 * b.d + 100 * c.d + 1000 * e.d + 10000 * f.d AS n FROM {_DIGITS} a, {_DIGITS} b, {_DIGITS} c, "
+    f"{_DIGITS} e, (SELECT 0 d UNION ALL SELECT 1) f) numbers"
+)
+GROWING, EVEN = f"20 + 1500 * n DIV {ROWS}", "700"
+DENSE, SPARSE, HALVES = "n", "3 * n * n", f"IF(n < {ROWS} DIV 2, n, 40 * n)"
+
+
+def filled(line: Line, key: str, length: str) -> None:
+    with closing(line.origin.sql.connect(line.origin.name, autocommit=True)) as connection, connection.cursor() as to:
+        to.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, v INT, w VARCHAR(2000))")
+        to.execute(
+            f"INSERT INTO t SELECT {key}, n, REPEAT('x', {length}) FROM {_NUMBERS} "
+            f"WHERE n > 0 AND n < {ROWS} ORDER BY n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("key", "length", "counted"),
+    [
+        pytest.param(DENSE, GROWING, True, id="growing", marks=pytest.mark.matrix),
+        pytest.param(SPARSE, GROWING, False, id="sparse, growing, not counted"),
+        pytest.param(SPARSE, EVEN, False, id="sparse, not counted", marks=pytest.mark.matrix),
+        pytest.param(HALVES, GROWING, False, id="two densities, not counted", marks=pytest.mark.matrix),
+    ],
+)
+def test_after_a_twentieth_rows_and_bytes_in_all_are_right_within_a_twentieth(
+    make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch, key: str, length: str, counted: bool
+) -> None:
+    filled(make_line(), key, length)
+    line = make_line()
+    line.drain()
+    if not counted:
+        monkeypatch.setattr(copier, "count_rows", lambda connection, schema, *, mariadb: None)
+    limits = line.pipeline.snapshot.model_copy(update={"chunk_mib": 1})
+    line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
+    monkeypatch.setattr(table_chunks, "FIRST_ROWS", ROWS // 50)  # as few of these rows as 10,000 are of a large table
+    told: list[TableCopy] = []
+    with (
+        Meta.open(line.pipeline.meta.url) as meta,
+        copier_lease(meta, "shop", "shop", default_holder()) as lease,
+    ):
+        copy_tables(
+            line.pipeline, "shop", [(line.origin.name, "t")], meta=meta, store=line.store, lease=lease,
+            environ={"SOURCE": line.origin.sql.url}, progressed=told.append,
+        )  # fmt: skip
+    rows, size_bytes = max(one.rows for one in told), max(one.size_bytes for one in told)
+    assert rows == ROWS - 1
+    late = [one for one in told if one.size_bytes > size_bytes / 20]
+    assert len(late) > 10
+    wrong = [
+        (one.rows / rows, one.rows_estimated / rows, one.bytes_estimated / size_bytes)
+        for one in late
+        if abs(one.rows_estimated / rows - 1) > 0.05 or abs(one.bytes_estimated / size_bytes - 1) > 0.05
+    ]
+    assert not wrong
+
+
+def test_the_servers_estimate_is_of_the_table_as_it_is_now(make_line: Callable[..., Line]) -> None:
+    line = make_line()
+    with closing(line.origin.sql.connect(line.origin.name, autocommit=True)) as connection, connection.cursor() as to:
+        to.execute("CREATE TABLE t (id BIGINT PRIMARY KEY, v INT, w VARCHAR(2000))")
+        schema = table_schema(connection, line.origin.name, "t")
+        assert schema is not None
+        to.execute(f"SELECT TABLE_ROWS FROM INFORMATION_SCHEMA.TABLES WHERE TABLE_SCHEMA = '{line.origin.name}'")
+        to.execute(f"INSERT INTO t SELECT n, n, 'x' FROM {_NUMBERS} WHERE n > 0 AND n < {ROWS} ORDER BY n")
+        assert size_of(connection, schema).rows > ROWS // 2

@@ -1,0 +1,257 @@
+"""Reverse queries: what a run takes is never older than the source's row, and the stage alone tells it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from cdc_core.check import check
+from cdc_core.meta import Meta
+from cdc_core.repair.reverse_query import Queried, look_up
+from cdc_core.snapshot.copier import copier_lease
+from cdc_core.stage import manifest as manifests
+from cdc_core.verify import source_rows
+from tests.forked_commands import ForkedCommands
+from tests.integration.test_repair import KEYS, Repaired, at_source, in_stage
+from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, numbers
+from tests.integration.test_verify import verified as verified
+
+APPROXIMATE = {"f", "dd"}
+
+
+def configured(run: Verified, *, text: str = "{older_than: 1s}") -> Verified:
+    run.line.again(**{"            meta:": f"            reverse_query: {text}\n            meta:"})
+    return run
+
+
+def queried(
+    run: Verified, *, extract_on: Callable[[str], object] | None = None, later_s: float = 2.0, **environ: str
+) -> Queried:
+    """What is staged and old by then is looked up some seconds later."""
+    pipeline, known = run.line.pipeline, {**run.environ, **environ}
+    with Meta.open(pipeline.meta.url) as meta, pytest.MonkeyPatch.context() as patch:
+        now_us = meta.now_us
+        patch.setattr(meta, "now_us", lambda: now_us() + int(later_s * 1e6))
+        return look_up(pipeline, meta, run.line.store, ["copy"], extract_on or (lambda _: run.drain()), known)
+
+
+def claimed(run: Verified) -> list[int]:
+    """Rows of each claim of a reverse query."""
+    chunks = [chunk for batch in run.line.chain for chunk in batch.chunks]
+    assert all(one.by_key for one in chunks if one.queried)
+    return [one.rows for one in chunks if one.queried]
+
+
+@FIRST_MYSQL
+def test_old_changes_that_no_target_has_become_the_rows_of_the_source_and_are_asked_for_once(
+    verified: Callable[..., Verified],
+) -> None:
+    run = configured(verified())
+    numbers(run, 8)
+    assert queried(run) == Queried()  # every target has them
+    run.source("UPDATE number SET v = 'logged' WHERE id IN (1, 2, 3)", "UPDATE number SET id = 70 WHERE id = 4",
+               "DELETE FROM number WHERE id = 5", "INSERT INTO number VALUES (80, 'logged', NULL)")  # fmt: skip
+    run.drain()
+    run.unlogged(
+        "UPDATE number SET v = 'silent' WHERE id = 2", "DELETE FROM number WHERE id IN (3, 80)",
+        "INSERT INTO number VALUES (5, 'silent', NULL)", "UPDATE number SET v = 'not asked for' WHERE id = 6",
+    )  # fmt: skip
+    done = queried(run)
+    assert (done.keys, done.rows, done.deletes, done.error) == (7, 4, 3, None), done  # 1, 2, 5, 70; 3, 4, 80
+    assert claimed(run) == [7]
+    expected = {row[0]: row[1] for row in at_source(run, "number")}
+    assert {row[0]: row[1] for row in in_stage(run, "number")} == expected | {6: "v6"}
+    again = queried(run)
+    assert (again.keys, again.batches) == (0, ())
+    run.source("UPDATE number SET v = 'later' WHERE id = 2")
+    run.drain()
+    assert queried(run).keys == 1
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        assert meta.repaired("shop", 1e6) == 0  # the limit of repairs is not spent
+        before = {one.batch_id for one in meta.batches("shop")}
+    (run.line.folder / "meta.db").unlink()
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        lease, _ = meta.rebuild(meta.acquire_lease("shop", "shop", "me", 60), run.line.chain)
+        meta.release_lease(lease)
+        assert ({one.batch_id for one in meta.batches("shop")}, meta.repaired("shop", 1e6)) == (before, 0)
+    assert manifests.verify(run.line.store, "shop", deep=True) == []
+
+
+@pytest.mark.matrix
+@FIRST_MARIADB
+def test_what_is_not_old_is_applied_as_it_was_logged(verified: Callable[..., Verified]) -> None:
+    run = configured(verified(), text="{older_than: 1h}")
+    numbers(run, 5)
+    run.source("UPDATE number SET v = 'logged' WHERE id = 1")
+    run.source("SET SESSION timestamp = UNIX_TIMESTAMP() - 7200", "UPDATE number SET v = 'old' WHERE id = 2")
+    run.drain()
+    done = queried(run)
+    assert (done.keys, done.rows, claimed(run)) == (1, 1, [1])
+
+
+@FIRST_MYSQL
+def test_what_the_source_writes_while_it_is_asked_is_newer_than_the_answer(
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = configured(verified())
+    numbers(run, 8)
+    run.source("UPDATE number SET v = 'logged' WHERE id < 6", "DELETE FROM number WHERE id = 6")
+    run.drain()
+    pending = ["UPDATE number SET v = 'later' WHERE id = 3", "DELETE FROM number WHERE id = 4",
+               "INSERT INTO number VALUES (6, 'later', NULL)"]  # fmt: skip
+    after = ["UPDATE number SET v = 'latest' WHERE id IN (3, 5)"]
+    high_of = source_rows.high_of
+
+    def written(*arguments: Any) -> Any:
+        while pending:
+            run.source(pending.pop())
+        return high_of(*arguments)
+
+    def extract_on(_: str) -> None:
+        while after:
+            run.source(after.pop())
+        run.drain()
+
+    monkeypatch.setattr(source_rows, "high_of", written)
+    done = queried(run, extract_on=extract_on)
+    assert (done.error, pending, after, claimed(run)) == (None, [], [], [7])
+    run.drain()
+    assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)
+
+
+@pytest.mark.matrix
+@FIRST_MYSQL
+def test_no_row_that_is_there_is_taken_for_a_missing_one_whatever_its_key(verified: Callable[..., Verified]) -> None:
+    run = configured(verified())
+    zone = "SET SESSION sql_mode = '', time_zone = '+00:00'"
+    for name, (kind, first, second, third) in KEYS.items():
+        create = f"CREATE TABLE k_{name} (id {kind} NOT NULL, v VARCHAR(9), PRIMARY KEY (id))"
+        run.source(create, zone, f"INSERT IGNORE INTO k_{name} VALUES ({first}, 'a'), ({second}, 'b'), ({third}, 'c')")
+    run.drain()
+    done = queried(run)
+    assert (done.error, done.deletes) == (None, 0), done
+    assert set(done.left_out) == {f"k_{name}" for name in APPROXIMATE}
+    assert done.rows == done.keys == sum(len(at_source(run, f"k_{name}")) for name in KEYS.keys() - APPROXIMATE)
+
+
+@pytest.mark.matrix
+@FIRST_MYSQL
+def test_a_key_that_changed_its_case_alone_is_still_there(verified: Callable[..., Verified]) -> None:
+    run = configured(verified())
+    run.source("CREATE TABLE cased (id VARCHAR(9) COLLATE utf8mb4_general_ci PRIMARY KEY, v INT)",
+               "INSERT INTO cased VALUES ('a', 1), ('b', 2)", "UPDATE cased SET id = 'A' WHERE id = 'a'")  # fmt: skip
+    run.drain()
+    done = queried(run)
+    assert (done.error, done.rows) == (None, 2), done
+    assert sorted(in_stage(run, "cased")) == sorted(at_source(run, "cased")) == [("A", 1), ("b", 2)]
+
+
+@FIRST_MARIADB
+def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
+    verified: Callable[..., Verified],
+) -> None:
+    run = verified(tables=", columns: {mask: ['.*masked[.]id'], salt: env:SALT}")
+    configured(run, text="{older_than: 1s, max_keys: 3, wait_s: 2}")
+    run.source("CREATE TABLE masked (id VARCHAR(20) PRIMARY KEY)", "INSERT INTO masked VALUES ('a')",
+               "CREATE TABLE bare (id INT)", "INSERT INTO bare VALUES (1)")  # fmt: skip
+    numbers(run, 5)
+    run.source("UPDATE number SET v = 'logged'", "INSERT INTO masked VALUES ('b')", "INSERT INTO bare VALUES (1)")
+    run.drain()
+    nobody = run.environ["SOURCE"].rpartition(":")[0] + ":1"
+    done = queried(run, SOURCE=nobody)
+    assert done.error is not None
+    assert ("applied as they were logged" in " ".join(done.notes), claimed(run)) == (True, [])
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        with copier_lease(meta, "shop", "shop", "me"):
+            found = queried(run)
+        assert getattr(found.error, "code", "") == "snapshot.running"
+        meta.pause_copies("shop", "me")
+        found = queried(run)
+        assert getattr(found.error, "code", "") == "verify.paused"
+        meta.resume_copies("shop")
+    done = queried(run)
+    assert (done.keys, done.rows, done.left, done.error) == (3, 3, 2, None)
+    assert set(done.left_out) == {"masked", "bare"}
+    rest = queried(run)  # those that were looked up are not asked for again
+    assert (rest.keys, rest.left) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "when"),
+    [
+        pytest.param("decide_copied", "before", marks=pytest.mark.matrix),
+        ("decide_copied", "after"),
+        pytest.param("record_copied", "before", marks=pytest.mark.matrix),
+        pytest.param("record_copied", "after", marks=pytest.mark.matrix),
+    ],
+)
+@FIRST_MARIADB
+def test_killed_at_a_durable_step_it_continues_and_nothing_is_staged_twice(
+    verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch, name: str, when: str
+) -> None:
+    run = configured(verified())
+    numbers(run, 5)
+    run.source("UPDATE number SET v = 'logged' WHERE id < 3")
+    run.drain()
+    run.unlogged("UPDATE number SET v = 'silent' WHERE id = 1")
+    with monkeypatch.context() as patch:
+        step = getattr(Meta, name)
+
+        def killed(*arguments: Any, **named: Any) -> None:
+            if when == "after":
+                step(*arguments, **named)
+            raise KeyboardInterrupt
+
+        patch.setattr(Meta, name, killed)
+        with pytest.raises(KeyboardInterrupt):
+            queried(run)
+    queried(run)
+    queried(run)
+    with Meta.open(run.line.pipeline.meta.url) as meta:
+        assert meta.decided_copied("shop") == ()
+    assert claimed(run) == [3]
+    assert sorted(in_stage(run, "number"), key=repr) == sorted(at_source(run, "number"), key=repr)
+    assert manifests.verify(run.line.store, "shop", deep=True) == []
+
+
+@pytest.mark.matrix
+@pytest.mark.spark
+def test_a_run_writes_the_rows_that_the_source_has_and_its_ledger_adds_up(
+    verified: Callable[..., Verified], commands: ForkedCommands
+) -> None:
+    run = configured(verified())
+    numbers(run, 9)
+    line = Repaired(run, commands)
+    line.ok("run")
+    run.source("UPDATE number SET v = 'logged' WHERE id < 4", "DELETE FROM number WHERE id = 5")
+    run.drain()
+    run.unlogged("UPDATE number SET v = 'silent' WHERE id = 2", "DELETE FROM number WHERE id = 3")
+    time.sleep(1.1)
+    done = line.ok("run")
+    assert done["reverse_query"]["keys"] == 5
+    assert all(entry["problems"] == [] for entry in done["ledgers"])
+    assert line.rows("number") == sorted(at_source(run, "number"))
+    assert line.ok("verify")["equal"] is True
+    assert line.ok("run")["reverse_query"]["keys"] == 0
+
+
+@FIRST_MARIADB
+def test_check_names_the_tables_that_the_account_may_not_read(verified: Callable[..., Verified]) -> None:
+    run = configured(verified())
+    name = run.line.origin.name
+    run.source("CREATE TABLE open (id INT PRIMARY KEY, v INT)", "CREATE TABLE shut (id INT PRIMARY KEY, v INT)")
+    run.line.origin.execute_on_server(
+        f"CREATE USER reading_{name}@'%' IDENTIFIED BY 'secret'",
+        f"GRANT REPLICATION SLAVE, REPLICATION CLIENT ON *.* TO reading_{name}@'%'",
+        f"GRANT SELECT ON {name}.open TO reading_{name}@'%'", f"GRANT SELECT (id) ON {name}.shut TO reading_{name}@'%'",
+    )  # fmt: skip
+    try:
+        place = run.environ["SOURCE"].rpartition("@")[2]
+        report = check(run.line.pipeline, environ={**run.environ, "SOURCE": f"mysql://reading_{name}:secret@{place}"})
+        (found,) = [one for one in report.findings if "reverse query" in one.subject]
+        assert (found.status, f"{name}.shut" in found.what, f"{name}.open" in found.what) == ("warn", True, False)
+    finally:
+        run.line.origin.execute_on_server(f"DROP USER reading_{name}@'%'")
