@@ -15,6 +15,7 @@ import logging
 import os
 import sqlite3
 import time
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -22,7 +23,15 @@ from typing import Any, TypeVar
 
 from sqlalchemy import Connection, Engine, create_engine, event, pool, text
 from sqlalchemy.engine import URL, make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    DisconnectionError,
+    IntegrityError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+)
+from sqlalchemy.pool import ConnectionPoolEntry
 
 from cdc_core.connections import READ_TIMEOUT_S, SafeConnection, Server, one_line, open_connection, parse_options
 from cdc_core.errors import DataAtRisk, InternalError, LockstepError, Refused, RetryLater, UsageError, defect
@@ -145,6 +154,7 @@ class Database:
                 code="meta.driver",
                 remedy="install it (PostgreSQL: pip install 'lockstep[postgres]')",
             ) from None
+        _OPEN.add(self)
 
     def __repr__(self) -> str:
         return f"Database({self.name!r})"
@@ -258,16 +268,24 @@ class Database:
             # It names hosts, tables and keys of rows: for its owner alone. Its log files get the same permissions.
             if not str(url.database).startswith("file:"):
                 os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
-        # One connection per transaction: nothing is shared with forked processes, and opening a file is cheap.
+        # One connection stays open: closing the last one of a file copies its log into it and deletes it, which takes
+        # several times as long as a transaction. More are opened as threads need them, and closed.
         engine = create_engine(
-            url, poolclass=pool.NullPool, connect_args={"timeout": busy_timeout_s}, hide_parameters=True
-        )
+            url, poolclass=pool.QueuePool, pool_size=1, max_overflow=-1, hide_parameters=True,
+            connect_args={"timeout": busy_timeout_s, "check_same_thread": False},
+        )  # fmt: skip
 
         @event.listens_for(engine, "connect")
-        def _connected(dbapi: sqlite3.Connection, _record: object) -> None:
+        def _connected(dbapi: sqlite3.Connection, record: ConnectionPoolEntry) -> None:
             dbapi.isolation_level = None  # we say BEGIN ourselves: the driver would only begin at the first write
             dbapi.execute("PRAGMA foreign_keys = ON")
             _write_ahead(dbapi, busy_timeout_s)
+            record.info["file"] = _file_id(path)
+
+        @event.listens_for(engine, "checkout")
+        def _chosen(_dbapi: object, record: ConnectionPoolEntry, _proxy: object) -> None:
+            if record.info["file"] != _file_id(path):  # moved away or deleted: what is written there, nobody sees
+                raise DisconnectionError(f"{path} is another file than the one that is open")
 
         @event.listens_for(engine, "begin")
         def _begun(connection: Connection) -> None:
@@ -346,6 +364,14 @@ class Database:
         return _defect(why, self.name)
 
 
+def _file_id(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
 def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
     """Puts the file into WAL mode, for good, waiting for others that write it.
 
@@ -359,6 +385,19 @@ def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline_s:
                 raise
             time.sleep(0.02)
+
+
+_OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
+
+
+def _close_idle() -> None:
+    """SQLite's locks belong to a process: a connection that a forked one inherits would end its parent's."""
+    for database in list(_OPEN):
+        if database.is_sqlite:
+            database.close()
+
+
+os.register_at_fork(before=_close_idle)
 
 
 class _Collision(Exception):

@@ -8,8 +8,8 @@ import sqlite3
 import subprocess
 import sys
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -212,8 +212,13 @@ def _with_page_limit(meta: Meta) -> Callable[[], None]:
         pages = dbapi.execute("PRAGMA page_count").fetchone()[0]
         dbapi.execute(f"PRAGMA max_page_count = {pages + 1}")
 
+    def unlimited() -> None:
+        event.remove(engine, "connect", limit)
+        engine.dispose()
+
     event.listen(engine, "connect", limit)
-    return lambda: event.remove(engine, "connect", limit)
+    engine.dispose()  # the limit is a connection's
+    return unlimited
 
 
 def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) -> None:
@@ -223,12 +228,44 @@ def test_a_process_forked_from_one_with_an_open_meta_can_use_it(tmp_path: Path) 
         child = os.fork()
         if child == 0:
             try:
+                inherited = [one for one in _open_files() if one.startswith(str(tmp_path))]
                 meta.acquire_lease("other", "line", "child", 60)
-                os._exit(0)
+                os._exit(3 if inherited else 0)
             finally:
                 os._exit(1)
         assert os.waitpid(child, 0)[1] == 0
         meta.acquire_lease("third", "line", "parent", 60)
+
+
+def _open_files() -> Iterator[str]:
+    for descriptor in os.listdir("/proc/self/fd"):
+        with suppress(OSError):
+            yield os.readlink(f"/proc/self/fd/{descriptor}")
+
+
+def test_a_connection_stays_open_between_transactions_and_none_after_the_end(tmp_path: Path) -> None:
+    """The last one to close a file writes its log into it, which takes longer than most transactions."""
+    log = tmp_path / "meta.db-wal"
+    with Meta.open(url_of(tmp_path / "meta.db")) as meta:
+        meta.acquire_lease("shop", "line", "one", 60)
+        assert log.exists()
+    assert not log.exists()
+    assert not [one for one in _open_files() if one.startswith(str(tmp_path))]
+
+
+def test_what_is_written_after_the_file_was_replaced_is_in_the_new_file(tmp_path: Path) -> None:
+    path = tmp_path / "meta.db"
+    with Meta.open(url_of(path)) as meta:
+        meta.acquire_lease("shop", "line", "one", 60)
+        saved = tmp_path / "saved.db"
+        with closing(sqlite3.connect(path)) as old, closing(sqlite3.connect(saved)) as new:
+            old.backup(new)
+        for name in ("meta.db", "meta.db-wal", "meta.db-shm"):
+            (tmp_path / name).unlink()
+        saved.rename(path)
+        meta.acquire_lease("other", "line", "one", 60)
+    with closing(sqlite3.connect(path)) as connection:
+        assert connection.execute("SELECT COUNT(*) FROM lease").fetchone() == (2,)
 
 
 def test_the_migrations_are_part_of_the_package() -> None:
