@@ -125,7 +125,6 @@ def copy_sources(
 
     named: the user named the tables, so that one which cannot be copied is an error; otherwise it is a note.
     """
-    from cdc_core.extract.extractor import default_holder
     from cdc_core.snapshot.copier import copier_lease
     from cdc_core.snapshot.staging import Staged
     from cdc_core.snapshot.steps import read_tables, stage_read
@@ -135,7 +134,7 @@ def copy_sources(
     for name, tables in wanted.items():
         if not tables:
             continue
-        with copier_lease(meta, pipeline.pipeline, name, default_holder(), pipeline.limits.lease_s) as lease:
+        with copier_lease(meta, pipeline, name) as lease:
             with _watch(output, tables) as watch:
                 refused = read_tables(
                     pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch

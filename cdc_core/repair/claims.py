@@ -12,7 +12,6 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -23,7 +22,6 @@ import pyarrow as pa
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import Refused, RetryLater
-from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, ReadChunk
 from cdc_core.model.batch import CopiedChunk, Manifest
 from cdc_core.model.block import TableRows
@@ -118,15 +116,10 @@ class Made:
         return sum((one.shard < 0) == deleted for keys in self.claimed.values() for one in keys.values())
 
 
-def claims_lease(pipeline: Pipeline, meta: Meta, source: str) -> AbstractContextManager[Lease]:
-    """The right to stage claims of a source, which copies need too. Raises RetryLater (snapshot.running)."""
-    return copier_lease(meta, pipeline.pipeline, source, default_holder(), pipeline.limits.lease_s)
-
-
 def finish_former(pipeline: Pipeline, meta: Meta, store: ObjectStore, source: str) -> None:
     """Stages what a killed process had decided. Raises RetryLater (snapshot.running)."""
     if meta.decided_copied(source):
-        with claims_lease(pipeline, meta, source) as lease:
+        with copier_lease(meta, pipeline, source) as lease:
             finish_decided(meta, store, source, lease)
 
 

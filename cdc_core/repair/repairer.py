@@ -24,10 +24,10 @@ from functools import partial
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
 from cdc_core.meta import Lease
 from cdc_core.model.version import Version, encode, newer_or_equal
-from cdc_core.repair.claims import Claimed, Wanted, claim, claims_lease, finish_former
+from cdc_core.repair.claims import Claimed, Wanted, claim, finish_former
 from cdc_core.repair.findings import Key, error_values, has_error_value, texts_of
 from cdc_core.repair.held import Held, forget_version, held, key_rows, remove_row
-from cdc_core.snapshot.copier import require_ages
+from cdc_core.snapshot.copier import copier_lease, require_ages
 from cdc_core.snapshot.staging import finish_decided
 from cdc_core.verify.shape import Shape
 from cdc_core.verify.source_rows import open_source
@@ -199,7 +199,7 @@ def _repaired(
     with ExitStack() as leased:
         leases: dict[str, Lease] = {}
         for name in sorted({source.name for one in wanted for source, _ in one.feeding}):
-            leases[name] = leased.enter_context(claims_lease(job.pipeline, job.meta, name))
+            leases[name] = leased.enter_context(copier_lease(job.meta, job.pipeline, name))
             finish_decided(job.meta, job.store, name, leases[name])
         _require_below_limit(job, wanted)
         made = claim(job, wanted, leases)

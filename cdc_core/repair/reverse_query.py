@@ -31,10 +31,10 @@ from cdc_core.meta import FileRow, Meta, PlanView
 from cdc_core.model.batch import Manifest
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import BEFORE, LITERAL, OP, SEQ, TRUNCATE, TS, UPDATE, staged_schema
-from cdc_core.repair.claims import Wanted, claim, claims_lease, finish_former
+from cdc_core.repair.claims import Wanted, claim, finish_former
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.sink.columns import HASH
-from cdc_core.snapshot.copier import require_ages
+from cdc_core.snapshot.copier import copier_lease, require_ages
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.layout import batch_path, parse_copied
 from cdc_core.stage.manifest import parse
@@ -130,7 +130,7 @@ def look_up(
                 return Queried(left_out=left_out, left=left)
             leases = {}
             for name in sorted({source.name for one in asked for source, _ in one.feeding}):
-                leases[name] = opened.enter_context(claims_lease(pipeline, meta, name))
+                leases[name] = opened.enter_context(copier_lease(meta, pipeline, name))
             made = claim(job, asked, leases, queried=True)
     except (RetryLater, Refused) as error:
         log.warning("old changes are not looked up in the source, and are applied as they were logged: %s", error)

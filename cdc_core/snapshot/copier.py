@@ -23,6 +23,7 @@ import pymysql
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.extract import hosts
+from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import CopyPause, Lease, Meta, PlannedChunk, ReadChunk, TableCopy, copier_of
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.batch import CopiedChunk
@@ -56,7 +57,6 @@ from cdc_core.windows import from_us
 
 log = logging.getLogger(__name__)
 
-LEASE_S = 60.0
 WAIT_S = 1.0
 """How often a reader that must wait asks again."""
 
@@ -77,12 +77,14 @@ class CopyContext:
 
 
 def copier_lease(
-    meta: Meta, pipeline: str, source: str, holder: str, lease_s: float = LEASE_S
+    meta: Meta, pipeline: Pipeline, source: str, holder: str | None = None
 ) -> AbstractContextManager[Lease]:
-    """The right to copy tables of a source, renewed until the block ends. lease_s: how long a killed copier keeps it.
+    """The right to copy tables of a source and to stage claims of its rows, renewed until the block ends. A killed
+    process keeps it for `limits.lease_s`. holder: this process if None.
 
     Raises RetryLater (snapshot.running): another copier has it.
     """
+    lease_s = pipeline.limits.lease_s
     taken = RetryLater(
         f"Another process is copying tables of the source {source!r}.",
         where=source,
@@ -90,7 +92,7 @@ def copier_lease(
         remedy=f"wait until it has ended or, if it is dead, {lease_s:.0f} s for its lease to expire; the copy then "
         "continues after its last chunk",
     )
-    return kept_lease(meta, copier_of(source), pipeline, holder, lease_s, taken=taken)
+    return kept_lease(meta, copier_of(source), pipeline.pipeline, holder or default_holder(), lease_s, taken=taken)
 
 
 def copy_tables(

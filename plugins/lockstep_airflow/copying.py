@@ -215,7 +215,7 @@ class CopySensor(_CopySensor):
         tables = _wanted(context, pipeline, meta, store, self.source)
         if not tables:
             raise AirflowSkipException(f"Nothing of {self.source} is to be copied.")
-        with copier_lease(meta, pipeline.pipeline, self.source, holder, pipeline.limits.lease_s) as lease:
+        with copier_lease(meta, pipeline, self.source, holder) as lease:
             try:
                 refused = read_tables(
                     pipeline, self.source, tables, meta=meta, store=store, lease=lease, environ=os.environ,
@@ -252,7 +252,7 @@ class StageCopySensor(_CopySensor):
             raise AirflowSkipException(f"Nothing of {self.source} is to be staged.")
         holder = holder_name(context)
         extract_to_now(pipeline, self.source, meta, holder=holder, budget_s=DRAIN_S)
-        with copier_lease(meta, pipeline.pipeline, self.source, holder, pipeline.limits.lease_s) as lease:
+        with copier_lease(meta, pipeline, self.source, holder) as lease:
             staged = stage_read(pipeline, self.source, meta=meta, store=store, lease=lease, environ=os.environ)
         rows = sum(batch.rows for batch in staged.batches)
         for table in staged.tables:

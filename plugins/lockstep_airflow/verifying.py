@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from cdc_core.repair.repairer import Result
     from cdc_core.run import RunContext
     from cdc_core.stage.objects import ObjectStore
+    from cdc_core.verify.verifier import Job
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,18 @@ class _TargetSensor(PipelineSensor):
     def waits(self) -> frozenset[str]:
         return WAITS
 
+    def job(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore, **options: Any) -> Job:
+        """options: of this task's kind of job."""
+        from cdc_core.snapshot.steps import extract_to_now
+        from cdc_core.verify.verifier import Job
+
+        holder = holder_name(context)
+
+        def extract(source: str) -> None:
+            extract_to_now(pipeline, source, meta, holder=holder, budget_s=DRAIN_S)
+
+        return Job(pipeline, pipeline.target(self.target), meta, store, extract, os.environ, **options)
+
 
 class VerifySensor(_TargetSensor):
     """Verifies one target. XCom: {target, mode, equal, tables, rows, evidence, path, differences}.
@@ -76,30 +89,21 @@ class VerifySensor(_TargetSensor):
     """
 
     def step(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore) -> PokeReturnValue:
-        from cdc_core.snapshot.steps import extract_to_now
         from cdc_core.verify import evidence
         from cdc_core.verify.lease import verifier_lease
         from cdc_core.verify.modes import Mode, outcome
         from cdc_core.verify.progress import Progress
-        from cdc_core.verify.verifier import Job, verify
+        from cdc_core.verify.verifier import verify
 
         asked = verify_params(context, pipeline)
         if self.target not in asked.targets:
             raise AirflowSkipException(f"The run is not for {self.target}.")
-        holder = holder_name(context)
-
-        def extract(source: str) -> None:
-            extract_to_now(pipeline, source, meta, holder=holder, budget_s=DRAIN_S)
-
         with verifier_lease(meta, pipeline.pipeline, self.target) as lease:
             known = meta.verification(pipeline.pipeline, self.target)
             begun = Progress.from_text(known.progress) if known is not None and known.progress else None
             # What this run itself has begun, it continues.
             restart = asked.restart and begun is not None and begun.started_us < to_us(asked_at(context))
-            job = Job(
-                pipeline, pipeline.target(self.target), meta, store, extract, os.environ, lease=lease,
-                mode=Mode(asked.mode), restart=restart,
-            )  # fmt: skip
+            job = self.job(context, pipeline, meta, store, lease=lease, mode=Mode(asked.mode), restart=restart)
             found = verify(job, asked.tables)
             path = evidence.keep(job, found)
         for one in found.results:
@@ -149,20 +153,14 @@ class RepairSensor(_TargetSensor):
         from cdc_core.repair.findings import keys_in, require_listed
         from cdc_core.repair.repairer import outcome, repair
         from cdc_core.run import apply
-        from cdc_core.snapshot.steps import extract_to_now
         from cdc_core.verify import evidence
         from cdc_core.verify.lease import verifier_lease
-        from cdc_core.verify.verifier import Job
 
         path = self._evidence(context, pipeline)
         document = evidence.read(store, path)
         require_listed(document, path, ())
         keys = keys_in(document, path)
-        holder = holder_name(context)
         runs: list[str] = []
-
-        def extract(source: str) -> None:
-            extract_to_now(pipeline, source, meta, holder=holder, budget_s=DRAIN_S)
 
         with (
             verifier_lease(meta, pipeline.pipeline, self.target),
@@ -176,8 +174,7 @@ class RepairSensor(_TargetSensor):
                 log.info("%s: run %s", self.target, runs[-1])
                 apply(self._run_context(pipeline, meta, store, Path(logs)), runs[-1], targets=[self.target])
 
-            job = Job(pipeline, pipeline.target(self.target), meta, store, extract, os.environ)
-            done = repair(job, keys, apply=applied)
+            done = repair(self.job(context, pipeline, meta, store), keys, apply=applied)
         for table, before in done.before.items():
             log.info("%s: %s", table, _said(table, before.differences, done))
         error = outcome(done) or _incomplete(document, path)

@@ -14,7 +14,7 @@ import pytest
 from cdc_core.check import check
 from cdc_core.config import Pipeline, parse
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater
-from cdc_core.extract import Extractor, default_holder
+from cdc_core.extract import Extractor
 from cdc_core.meta import Meta
 from cdc_core.snapshot import watermarks
 from cdc_core.snapshot.copier import copier_lease
@@ -65,12 +65,12 @@ class Line:
         assert wanted
         refused = self.read(wanted)
         self.drain()
-        with copier_lease(self.meta, "shop", "shop", default_holder()) as lease:
+        with copier_lease(self.meta, self.pipeline, "shop") as lease:
             stage_read(self.pipeline, "shop", meta=self.meta, store=self.store, lease=lease, environ=self.environ)
         return refused
 
     def read(self, wanted: tuple[PendingTable, ...]) -> dict[str, Refused]:
-        with copier_lease(self.meta, "shop", "shop", default_holder()) as lease:
+        with copier_lease(self.meta, self.pipeline, "shop") as lease:
             return read_tables(
                 self.pipeline, "shop", wanted, meta=self.meta, store=self.store, lease=lease, environ=self.environ
             )

@@ -7,7 +7,6 @@ from contextlib import closing
 
 import pytest
 
-from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Meta, TableCopy
 from cdc_core.snapshot import copier, table_chunks
 from cdc_core.snapshot.chunks import size_of
@@ -57,7 +56,7 @@ def test_after_a_twentieth_rows_and_bytes_in_all_are_right_within_a_twentieth(
     told: list[TableCopy] = []
     with (
         Meta.open(line.pipeline.meta.url) as meta,
-        copier_lease(meta, "shop", "shop", default_holder()) as lease,
+        copier_lease(meta, line.pipeline, "shop") as lease,
     ):
         copy_tables(
             line.pipeline, "shop", [(line.origin.name, "t")], meta=meta, store=line.store, lease=lease,

@@ -476,7 +476,7 @@ def test_a_repair_waits_for_a_verification_and_for_a_copy(verified: Callable[...
         with verifier_lease(meta, "shop", "copy"), pytest.raises(RetryLater) as caught:
             repaired(run, "number")
         assert caught.value.code == "verify.running"
-        with copier_lease(meta, "shop", "shop", "me"), pytest.raises(RetryLater) as caught:
+        with copier_lease(meta, run.line.pipeline, "shop", "me"), pytest.raises(RetryLater) as caught:
             repaired(run, "number")
         assert caught.value.code == "snapshot.running"
     assert repaired(run, "number").settled

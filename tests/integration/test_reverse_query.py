@@ -165,7 +165,7 @@ def test_what_cannot_be_asked_for_is_applied_as_it_was_logged_and_said(
     assert done.error is not None
     assert ("applied as they were logged" in " ".join(done.notes), claimed(run)) == (True, [])
     with Meta.open(run.line.pipeline.meta.url) as meta:
-        with copier_lease(meta, "shop", "shop", "me"):
+        with copier_lease(meta, run.line.pipeline, "shop", "me"):
             found = queried(run)
         assert getattr(found.error, "code", "") == "snapshot.running"
         meta.pause_copies("shop", "me")

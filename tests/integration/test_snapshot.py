@@ -21,7 +21,7 @@ from cdc_core.apply.retention import purge, sweep
 from cdc_core.config import Pipeline, Throttle
 from cdc_core.connections import answers
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.extract.extractor import default_holder, recover
+from cdc_core.extract.extractor import recover
 from cdc_core.meta import Meta
 from cdc_core.model.coverage import How
 from cdc_core.model.schema import TableSchema
@@ -97,7 +97,7 @@ def read(line: Line, tables: list[str] | None = None, **more: Any) -> dict[str, 
     environ = {"SOURCE": line.origin.sql.url}
     with (
         Meta.open(line.pipeline.meta.url) as meta,
-        copier_lease(meta, "shop", "shop", default_holder()) as lease,
+        copier_lease(meta, line.pipeline, "shop") as lease,
     ):
         finish_decided(meta, line.store, "shop", lease)
         names = [f"{line.origin.name}.{one}" for one in tables or ()] or [one.name for one in pending(meta, "shop")]
@@ -111,7 +111,7 @@ def stage(line: Line) -> Staged:
     capture = Capture(line.pipeline.tables, line.pipeline.routes)
     with (
         Meta.open(line.pipeline.meta.url) as meta,
-        copier_lease(meta, "shop", "shop", default_holder()) as lease,
+        copier_lease(meta, line.pipeline, "shop") as lease,
     ):
         return stage_due(meta, line.store, line.pipeline, "shop", lease, capture=capture)
 
@@ -432,7 +432,7 @@ def test_meta_is_rebuilt_and_the_stage_verified_with_copies_in_the_chain(
     assert swept(line) == ()
     read(line, ["pair"])
     assert swept(line) == ()  # they wait for their manifest
-    with Meta.open(line.pipeline.meta.url) as meta, copier_lease(meta, "shop", "shop", default_holder()) as lease:
+    with Meta.open(line.pipeline.meta.url) as meta, copier_lease(meta, line.pipeline, "shop") as lease:
         meta.drop_copy(lease, "shop", f"{line.origin.name}.pair")
     assert {parse_copied(one.path) is not None for one in swept(line)} == {True}
     assert swept(line) == ()
@@ -846,9 +846,9 @@ def test_of_two_copiers_of_a_source_one_reads(make_line: Callable[..., Line]) ->
     line.drain()
     with (
         Meta.open(line.pipeline.meta.url) as meta,
-        copier_lease(meta, "shop", "shop", "one"),
+        copier_lease(meta, line.pipeline, "shop", "one"),
         pytest.raises(RetryLater) as refused,
-        copier_lease(meta, "shop", "shop", "another"),
+        copier_lease(meta, line.pipeline, "shop", "another"),
     ):
         pass
     assert refused.value.code == "snapshot.running"

@@ -46,7 +46,7 @@ def line(make_line: Callable[..., Line], monkeypatch: pytest.MonkeyPatch) -> Lin
 
 @contextmanager
 def opened(line: Line, holder: str = "a task") -> Iterator[tuple[Meta, Lease]]:
-    with Meta.open(line.pipeline.meta.url) as meta, copier_lease(meta, "shop", "shop", holder) as lease:
+    with Meta.open(line.pipeline.meta.url) as meta, copier_lease(meta, line.pipeline, "shop", holder) as lease:
         yield meta, lease
 
 
