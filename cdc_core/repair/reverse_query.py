@@ -47,8 +47,6 @@ from cdc_core.windows import age_us
 
 log = logging.getLogger(__name__)
 
-_APPROXIMATE = frozenset({"float", "double"})
-"""A condition that misses a row would delete it, and of these types nobody can be sure."""
 _ROWS = 65_536
 
 
@@ -242,7 +240,7 @@ def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Change
         return "its key is masked"
     if any(pipeline.counts_newest(target.name, logical, schema.name) for target in pipeline.targets):
         return "the newest of several rows with its key counts, and nothing tells how old a row is that is looked up"
-    if any(column.type.base not in LOOKED_UP - _APPROXIMATE for column in _key_columns(schema)):
+    if any(column.type.base not in LOOKED_UP for column in _key_columns(schema)):
         return "its key is of a type by which rows are not looked up"
     if known is not None and _key_columns(known.definition) != _key_columns(schema):
         return "its key was redefined"
