@@ -154,7 +154,7 @@ def spark() -> Iterator[SparkSession]:
 class SourceDatabase:
     """A database of one test on the shared source."""
 
-    server: MariaDb
+    server: MariaDb | MySql
     name: str
 
     def execute(self, *statements: str) -> None:
@@ -164,12 +164,17 @@ class SourceDatabase:
                 cursor.execute(statement)
 
 
-@pytest.fixture
-def source_database(mariadb: MariaDb) -> Iterator[SourceDatabase]:
-    """A new, empty database on `mariadb`, dropped after the test."""
+def new_database(server: MariaDb | MySql) -> Iterator[SourceDatabase]:
+    """A new, empty database, dropped in the end."""
     name = f"t_{uuid.uuid4().hex[:12]}"
-    with mariadb.connect(autocommit=True) as connection, connection.cursor() as cursor:
+    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE DATABASE `{name}`")
-        yield SourceDatabase(mariadb, name)
+        yield SourceDatabase(server, name)
         connection.ping()
         cursor.execute(f"DROP DATABASE `{name}`")
+
+
+@pytest.fixture
+def source_database(mariadb: MariaDb) -> Iterator[SourceDatabase]:
+    """On `mariadb`."""
+    yield from new_database(mariadb)

@@ -24,9 +24,17 @@ class Case:
     sample: bool = False
 
     @property
+    def sources(self) -> tuple[str, ...]:
+        """Kinds of servers: rows are looked up by conditions of each kind's own."""
+        return ("mariadb", "mysql9") if self.step == "reverse query" else ("mariadb",)
+
+    @property
     def id(self) -> str:
         return f"{self.step}: {self.killed}, {self.moment}".replace(" ", "_")
 
+
+SUFFIXES = {"mariadb": "", "mysql9": "-mysql9"}
+"""Of a case's name in a report, by the kind of its source."""
 
 WRITER, META, PLAN = "cdc_core.stage.writer", "cdc_core.meta.meta", "cdc_core.apply.plan"
 CHUNK = "cdc_core.snapshot.chunk_file"
@@ -96,6 +104,20 @@ CASES = (
     Case("repair", "manifest decided, not written", META_SERVER, META, "Meta.decide_copied", "after",
          "the same manifest is written", victim="meta"),
     Case("repair", "manifest decided, not written", S3, META, "Meta.decide_copied", "after",
+         "the same manifest is written", victim="s3"),
+    Case("reverse query", "before the files of a claim are durable", TASK, CHUNK, "ChunkFile.finish", "before",
+         "the rows are looked up again"),
+    Case("reverse query", "claims durable, no manifest decided", TASK, META, "Meta.decide_copied", "before",
+         "orphan files remain; the rows are looked up again"),
+    Case("reverse query", "manifest decided, not written", TASK, META, "Meta.decide_copied", "after",
+         "the same manifest is written"),
+    Case("reverse query", "manifest written, not recorded", TASK, META, "Meta.record_copied", "before",
+         "the same manifest is recorded"),
+    Case("reverse query", "staged, nothing applied", TASK, META, "Meta.record_copied", "after",
+         "what is staged is applied, and nothing is looked up"),
+    Case("reverse query", "manifest decided, not written", META_SERVER, META, "Meta.decide_copied", "after",
+         "the same manifest is written", victim="meta"),
+    Case("reverse query", "manifest decided, not written", S3, META, "Meta.decide_copied", "after",
          "the same manifest is written", victim="s3"),
     Case("plan", "before the record exists", TASK, META, "Meta.claim", "before", "nothing remains"),
     Case("plan", "record exists, batch not processed", TASK, META, "Meta.claim", "after",

@@ -22,14 +22,16 @@ import pytest
 from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
-from tests.crash.cases import CASES, Case, table
+from tests.conftest import SourceDatabase, new_database
+from tests.crash.cases import CASES, SUFFIXES, Case, table
 from tests.forked_commands import ROOT, Done, ForkedCommands
 
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
 WITHOUT_KEY = "(id INT, customer INT, status VARCHAR(20))"
 COLUMNS = "id, customer, status"
+LEASE_S = 5
 CHANGES = (
-    "INSERT INTO orders SELECT seq, seq, 'new' FROM seq_1_to_200",
+    f"INSERT INTO orders VALUES {', '.join(f'({n}, {n}, {chr(39)}new{chr(39)})' for n in range(1, 201))}",
     "UPDATE orders SET status = 'paid' WHERE id % 3 = 0",
     "DELETE FROM orders WHERE id % 7 = 0",
     "UPDATE orders SET id = id + 1000 WHERE id % 50 = 1",
@@ -46,7 +48,7 @@ targets:
   - name: shards
     connections: ["env:TARGET"]
     tables: {{orders: {{database: "shards", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
-limits: {{lease_s: 5, batch_rows: 100}}
+limits: {{lease_s: {lease_s}, batch_rows: 100}}
 # Who finds no bucket says so after a few tries, not minutes.
 spark: {{conf: {{spark.hadoop.fs.s3a.attempts.maximum: "2", spark.hadoop.fs.s3a.retry.limit: "2"}}}}
 """
@@ -60,7 +62,7 @@ class Line:
 
     commands: ForkedCommands
     folder: Path
-    source: Any
+    source: SourceDatabase
     target: MariaDb
     bucket: S3Server | None
 
@@ -153,6 +155,14 @@ class Line:
         assert self.again("repair")["equal"] is True
         assert self.again("verify")["equal"] is True
 
+    def is_queried(self, case: Case) -> None:
+        """Run again, the target has the rows that the source has, and no key is looked up that was staged."""
+        time.sleep(LEASE_S + 1)  # while the killed process has the lease, changes would be applied as they were logged
+        ran = self.again("run")
+        assert ran["reverse_query"]["error"] is None
+        assert ran["reverse_query"]["keys"] == (QUERIED_KEYS if "again" in case.after else 0)
+        assert all(entry["problems"] == [] for entry in ran["ledgers"])
+
     def is_verified(self) -> None:
         """Verified again, the planted faults are found, each once, and every row has been counted once."""
         status, answer = self.lockstep("verify")
@@ -190,21 +200,22 @@ def target() -> Iterator[MariaDb]:
 def line_of(
     commands: ForkedCommands,
     case: Case,
-    source: Any,
+    source: SourceDatabase,
     target: MariaDb,
     bucket: S3Server | None,
     folder: Path,
     table: str = TABLE,
 ) -> Line:
     # The log of a server that other tests use may hold statements that stop whoever reads it from its beginning.
-    source.execute("RESET MASTER", f"CREATE TABLE orders {table}", *CHANGES)
+    reset = "RESET MASTER" if isinstance(source.server, MariaDb) else "RESET BINARY LOGS AND GTIDS"
+    source.execute(reset, f"CREATE TABLE orders {table}", *CHANGES)
     line = Line(commands, folder, source, target, bucket)
     meta = "env:META" if case.victim == "meta" else f"sqlite:///{folder}/meta.db"
     stage = f'{{uri: "file://{folder}/stage"}}'
     if bucket is not None:
         name = bucket.create_bucket(source.name.replace("_", "-"))
         stage = f'{{uri: "s3://{name}/stage", s3_endpoint: "{bucket.endpoint}"}}'
-    line.pipeline.write_text(PIPELINE.format(database=source.name, meta=meta, stage=stage))
+    line.pipeline.write_text(PIPELINE.format(database=source.name, meta=meta, stage=stage, lease_s=LEASE_S))
     if case.victim == "meta":
         line.again("meta", "upgrade")
     return line
@@ -220,6 +231,25 @@ def begin_after_rows(line: Line) -> None:
         "UPDATE orders SET status = 'sent' WHERE id % 900 = 0", "DELETE FROM orders WHERE id % 1000 = 1",
         "UPDATE orders SET id = id + 100000 WHERE id % 5000 = 2",
     )  # fmt: skip
+
+
+QUERIED_KEYS = 5
+
+
+def look_changes_up(line: Line) -> None:
+    """The target lacks a few old changes, and the source has other rows by now, which its log does not tell."""
+    line.pipeline.write_text(line.pipeline.read_text() + "reverse_query: {older_than: 1s}\n")
+    line.again("run")
+    line.source.execute(
+        "UPDATE orders SET status = 'logged' WHERE id IN (100, 102, 103)", "DELETE FROM orders WHERE id = 104",
+        "INSERT INTO orders VALUES (3000, 3000, 'logged')",
+    )  # fmt: skip
+    line.again("extract")
+    line.source.execute(
+        "SET SESSION sql_log_bin = 0", "UPDATE orders SET status = 'silent' WHERE id = 100",
+        "DELETE FROM orders WHERE id IN (102, 3000)", "INSERT INTO orders VALUES (104, 104, 'silent')",
+    )  # fmt: skip
+    time.sleep(1.1)
 
 
 FAULTS = (("missing", "2"), ("differs", "30000"), ("surplus", "70000"))
@@ -243,31 +273,44 @@ def fill_target(line: Line) -> None:
             meta.seed("shards", list(meta.batches("shop")))
 
 
+@pytest.fixture
+def source(request: pytest.FixtureRequest) -> Iterator[SourceDatabase]:
+    """A new, empty database on a server of this kind."""
+    yield from new_database(request.getfixturevalue(request.param))
+
+
 @pytest.mark.parametrize(
-    "case",
+    ("case", "source"),
     [
-        pytest.param(case, id=case.id, marks=pytest.mark.crash_sample if case.sample else pytest.mark.matrix)
+        pytest.param(
+            case, server, id=case.id + SUFFIXES[server],
+            marks=pytest.mark.crash_sample if case.sample else pytest.mark.matrix,
+        )
         for case in CASES
+        for server in case.sources
     ],
-)
+    indirect=["source"],
+)  # fmt: skip
 @pytest.mark.slow
 @pytest.mark.spark
 @pytest.mark.timeout(1800)
 def test_after_a_kill_the_same_commands_end_equal(
     case: Case,
     commands: ForkedCommands,
-    source_database: Any,
+    source: SourceDatabase,
     target: MariaDb,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
     bucket = request.getfixturevalue("s3_server") if case.victim == "s3" else None
-    line = line_of(commands, case, source_database, target, bucket, tmp_path)
+    line = line_of(commands, case, source, target, bucket, tmp_path)
     command = {"extract": "extract", "copy": "snapshot", "repair": "repair", "verify": "verify"}.get(case.step, "run")
     if command == "snapshot":
         begin_after_rows(line)
     elif command == "verify":
         fill_target(line)
+    elif case.step == "reverse query":
+        look_changes_up(line)
     elif command == "run":
         line.again("extract")
     elif command == "repair":
@@ -287,6 +330,8 @@ def test_after_a_kill_the_same_commands_end_equal(
         line.is_copied()
     if command == "repair":
         line.is_repaired()
+    if case.step == "reverse query":
+        line.is_queried(case)
     if not case.sample or command == "run":
         line.is_applied()
 
