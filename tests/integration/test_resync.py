@@ -45,19 +45,40 @@ SWAP = (
     "INSERT INTO _t_new (id, v, w) SELECT id, v, w FROM t WHERE id <> 3",
     "RENAME TABLE t TO _t_old, _t_new TO t",
 )
+BY_TRIGGERS = (
+    "CREATE TABLE _t_new LIKE t",
+    "ALTER TABLE _t_new MODIFY v BIGINT, ADD COLUMN more INT NOT NULL DEFAULT 5",
+    "CREATE TRIGGER osc_del AFTER DELETE ON t FOR EACH ROW DELETE IGNORE FROM _t_new WHERE id <=> OLD.id",
+    "CREATE TRIGGER osc_upd AFTER UPDATE ON t FOR EACH ROW BEGIN DELETE IGNORE FROM _t_new "
+    "WHERE NOT (OLD.id <=> NEW.id) AND id <=> OLD.id; "
+    "REPLACE INTO _t_new (id, v, w) VALUES (NEW.id, NEW.v, NEW.w); END",
+    "CREATE TRIGGER osc_ins AFTER INSERT ON t FOR EACH ROW "
+    "REPLACE INTO _t_new (id, v, w) VALUES (NEW.id, NEW.v, NEW.w)",
+    "INSERT LOW_PRIORITY IGNORE INTO _t_new (id, v, w) SELECT id, v, w FROM t FORCE INDEX (PRIMARY) WHERE id <= 2",
+    "UPDATE t SET id = id + 50, v = 8 WHERE id = 3",
+    "INSERT INTO t VALUES (4, 4, 'beside'), (5, 5, 'gone again')",
+    "DELETE FROM t WHERE id = 5",
+    "INSERT LOW_PRIORITY IGNORE INTO _t_new (id, v, w) SELECT id, v, w FROM t FORCE INDEX (PRIMARY) WHERE id > 2",
+    "ANALYZE TABLE _t_new",
+    "RENAME TABLE t TO _t_old, _t_new TO t",
+    "DROP TABLE IF EXISTS _t_old",
+    "DROP TRIGGER IF EXISTS osc_del", "DROP TRIGGER IF EXISTS osc_upd", "DROP TRIGGER IF EXISTS osc_ins",
+)  # fmt: skip
+"""The statements of pt-online-schema-change, and what applications write meanwhile."""
 UNLOGGED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "add column with a default": (SETUP, ("ALTER TABLE t ADD COLUMN more INT NOT NULL DEFAULT 5",)),
     "modify": (SETUP, ("ALTER TABLE t MODIFY w CHAR(5) NOT NULL",)),
     "truncate": (SETUP, ("TRUNCATE TABLE t",)),
     "drop and create": (SETUP, ("DROP TABLE t", "CREATE TABLE t (id INT PRIMARY KEY, v INT, w VARCHAR(20), n INT)")),
     "online schema change": (SETUP, SWAP),
+    "online schema change by triggers": (SETUP, BY_TRIGGERS),
     "a column that comes again": (SETUP, ("ALTER TABLE t DROP COLUMN w", "ALTER TABLE t ADD COLUMN w VARCHAR(20)")),
     "exchange partition": (PARTED, ("ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE plain",)),
     "truncate partition": (PARTED, ("ALTER TABLE t TRUNCATE PARTITION p0",)),
     "drop partition": (PARTED, ("ALTER TABLE t DROP PARTITION p0",)),
     "create or replace": (SETUP, ("CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, w VARCHAR(20))",)),
 }
-USUAL = {"online schema change", "truncate partition", "create or replace"}
+USUAL = {"online schema change by triggers", "truncate partition", "create or replace"}
 
 
 def heal(line: Line) -> None:
