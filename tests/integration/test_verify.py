@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
+import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
@@ -25,6 +28,8 @@ from tests.integration import test_snapshot as snapshots
 from tests.integration.beside import beside
 from tests.integration.line import Line
 from tests.integration.source_origin import fresh_name
+
+log = logging.getLogger(__name__)
 
 TYPES = {
     "i8": ("TINYINT", "-128", "-127"), "u64": ("BIGINT UNSIGNED", "18446744073709551615", "18446744073709551614"),
@@ -389,11 +394,20 @@ class Applier:
             meta.seed("copy", batches)
 
 
+def under_load(passes: int) -> Iterator[int]:
+    """At least so many; more until the time that the environment asks for has passed."""
+    until_s = time.monotonic() + float(os.environ.get("LOCKSTEP_UNDER_LOAD_S", "0"))
+    number = 0
+    while number < passes or time.monotonic() < until_s:
+        yield (number := number + 1)
+    log.info("verified %d times", number)
+
+
 @pytest.mark.parametrize("passes", [2, pytest.param(100, marks=[pytest.mark.matrix, pytest.mark.timeout(3600)])])
 def test_writes_and_lag_are_no_differences_and_a_fault_is(
     verified: Callable[..., Verified], passes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In ranges of all sizes, of which the next one is read ahead."""
+    """In ranges of all sizes, of which the next one is read ahead. LOCKSTEP_UNDER_LOAD_S: for how many seconds."""
     run = verified()
     numbers(run, 300)
     chance = random.Random(passes)
@@ -425,7 +439,7 @@ def test_writes_and_lag_are_no_differences_and_a_fault_is(
 
     applier = Applier(run, "number")
     with beside(write, lambda: applier.apply(random.Random(1)), copy):
-        for _ in range(passes):
+        for _ in under_load(passes):
             result = run.verify("number")["number"]
             assert result.error is None
             assert (result.differences, result.unsettled) == (0, 0), result.findings
