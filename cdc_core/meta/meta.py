@@ -17,7 +17,7 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, verifications, views, writes
+from cdc_core.meta import batches, copies, ddl, failures, forget, leases, migrate, runs, verifications, views, writes
 from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
@@ -424,6 +424,28 @@ class Meta:
     ) -> None:
         """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
+
+    # Changes of definitions
+
+    def latest_rollout(self, pipeline: str, target: str) -> ddl.Rollout | None:
+        return self._database.read(lambda c: ddl.latest(c, pipeline, target))
+
+    def rollout_shards(self, rollout_id: str) -> tuple[ddl.ShardProgress, ...]:
+        return self._database.read(lambda c: ddl.shards(c, rollout_id))
+
+    def begin_rollout(self, lease: Lease, rollout: ddl.Rollout, known: Sequence[ddl.ShardProgress]) -> ddl.Rollout:
+        """Raises RetryLater (meta.lease_lost)."""
+        return self._database.write(lambda c: ddl.begin(c, lease, rollout, known))
+
+    def move_shard(
+        self, lease: Lease, rollout_id: str, former: ddl.ShardProgress, behind: int, error: str = ""
+    ) -> ddl.ShardProgress:
+        """Raises RetryLater (meta.lease_lost, ddl.moved)."""
+        return self._database.write(lambda c: ddl.moved(c, lease, rollout_id, former, behind, error))
+
+    def finish_rollout(self, lease: Lease, rollout_id: str) -> None:
+        """Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: ddl.finish(c, lease, rollout_id))
 
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""
