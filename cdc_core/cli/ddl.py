@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,7 +18,7 @@ from cdc_core.cli.verify import one_target
 from cdc_core.errors import UsageError, combined
 
 if TYPE_CHECKING:
-    from cdc_core.ddl.rollout import Decided, DecidedTable, Work
+    from cdc_core.ddl.rollout import Decided, DecidedTable, Options, Work
     from cdc_core.meta import ShardProgress
 
 app = typer.Typer(name="ddl", help="Alter the tables of all shards of a target.", no_args_is_help=True)
@@ -36,6 +37,15 @@ PatienceOption = Annotated[
     float,
     typer.Option("--patience", metavar="S", min=1, help="Seconds for which each shard waits for a lock, 2 at a time."),
 ]
+CopyOption = Annotated[
+    str,
+    typer.Option(
+        "--copy-with",
+        metavar="COMMAND",
+        help="Makes the copies of a statement that copies the table: called with LOCKSTEP_DDL_PHASE=start for every "
+        "shard, then with LOCKSTEP_DDL_PHASE=complete.",
+    ),
+]
 
 
 @app.command()
@@ -45,6 +55,7 @@ def plan(
     target: TargetOption = None,
     down: Annotated[bool, typer.Option("--down", help="Plan the way back.")] = False,
     canary: CanaryOption = 0,
+    copy_with: CopyOption = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -62,7 +73,9 @@ def plan(
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, "ddl plan") as work:
-        decided = decide(work, _text(file), file.name, "down" if down else "up", Options(canary=canary))
+        decided = decide(
+            work, _text(file), file.name, "down" if down else "up", Options(canary=canary, copy_with=copy_with)
+        )
     _answer(output, work, decided)
     if decided.problems:
         worst = combined(list(decided.problems))
@@ -79,6 +92,7 @@ def run(
     canary: CanaryOption = 0,
     wave: WaveOption = 8,
     patience: PatienceOption = 300.0,
+    copy_with: CopyOption = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -92,7 +106,9 @@ def run(
     that have not begun; `lockstep ddl resume` continues, after a kill, too. A lock is waited for 2 s at a time, so that
     nobody waits longer behind it, and again until --patience.
     """
-    _roll(pipeline, pipelines, target, file, "up", canary, wave, patience, as_json=as_json)
+    from cdc_core.ddl.rollout import Options
+
+    _roll(pipeline, pipelines, target, file, "up", Options(canary, wave, patience, copy_with), as_json=as_json)
 
 
 @app.command()
@@ -103,6 +119,7 @@ def down(
     canary: CanaryOption = 0,
     wave: WaveOption = 8,
     patience: PatienceOption = 300.0,
+    copy_with: CopyOption = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -113,7 +130,9 @@ def down(
 
     Shards that the file has not reached stay as they are, if the statements lead back to their definition.
     """
-    _roll(pipeline, pipelines, target, file, "down", canary, wave, patience, as_json=as_json)
+    from cdc_core.ddl.rollout import Options
+
+    _roll(pipeline, pipelines, target, file, "down", Options(canary, wave, patience, copy_with), as_json=as_json)
 
 
 @app.command()
@@ -123,6 +142,7 @@ def resume(
     canary: CanaryOption = 0,
     wave: WaveOption = 8,
     patience: PatienceOption = 300.0,
+    copy_with: CopyOption = "",
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -133,7 +153,9 @@ def resume(
 
     The file as it was is kept in the meta database. Begins with what the servers have, not with what was noted.
     """
-    _roll(pipeline, pipelines, target, None, "", canary, wave, patience, as_json=as_json)
+    from cdc_core.ddl.rollout import Options
+
+    _roll(pipeline, pipelines, target, None, "", Options(canary, wave, patience, copy_with), as_json=as_json)
 
 
 def _roll(
@@ -142,20 +164,18 @@ def _roll(
     target: str | None,
     file: Path | None,
     direction: str,
-    canary: int,
-    wave: int,
-    patience: float,
+    options: Options,
     *,
     as_json: bool,
 ) -> None:
-    from cdc_core.ddl.rollout import Options, decide, roll, rollout_lease
+    from cdc_core.ddl.rollout import decide, roll, rollout_lease
 
     output = CliOutput(as_json)
 
     def moved(name: str, progress: ShardProgress) -> None:
         output.note(f"{name}: {progress.behind} of its statements")
 
-    options = Options(canary, wave, patience, moved)
+    options = replace(options, moved=moved)
     with _work(pipeline, pipelines, target, "ddl") as work, rollout_lease(work) as lease:
         if file is None:
             text, name, direction = _kept(work)

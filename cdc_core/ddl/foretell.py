@@ -26,6 +26,8 @@ WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("inplace", ("ALGORITHM=INPLACE", "LOCK=NONE")),
 )
 """From the cheapest on: neither keeps anybody from writing for longer than it takes to exchange the definition."""
+COPY = "copy"
+"""The way of a statement that the server would execute by a copy, which a user's command makes instead."""
 NOT_THIS_WAY = frozenset({1221, 1845, 1846, 1847, 4092})
 """The server would need another ALGORITHM or LOCK. 1221: MySQL's INSTANT beside a LOCK that the statement names; 4092:
 no further version of the rows fits (MySQL's INSTANT)."""
@@ -44,8 +46,12 @@ class Foretold:
         return self.prints.index(found.digest) if found.digest in self.prints else None
 
 
-def foretell(connection: pymysql.Connection[Any], shard: ShardTable, statements: Sequence[Statement]) -> Foretold:
-    """Raises Refused (ddl.no_table, ddl.unlike, ddl.copies, ddl.refused, ddl.no_effect), and target.faults' errors."""
+def foretell(
+    connection: pymysql.Connection[Any], shard: ShardTable, statements: Sequence[Statement], *, copies: bool = False
+) -> Foretold:
+    """copies: a statement that copies the table is accepted, if it is the only one.
+
+    Raises Refused (ddl.no_table, ddl.unlike, ddl.copies, ddl.refused, ddl.no_effect), and target.faults' errors."""
     before = fingerprint(connection, shard.database, shard.table)
     if before is None:
         raise no_table(shard)
@@ -70,7 +76,7 @@ def foretell(connection: pymysql.Connection[Any], shard: ShardTable, statements:
                 )
             prints, ways = [before.digest], []
             for statement in statements:
-                ways.append(_tried(connection, shard, trial, statement))
+                ways.append(_tried(connection, shard, trial, statement, copies=copies and len(statements) == 1))
                 after = fingerprint(connection, shard.database, trial)
                 if after is None or after.digest in prints:
                     raise Refused(
@@ -85,9 +91,12 @@ def foretell(connection: pymysql.Connection[Any], shard: ShardTable, statements:
             cursor.execute(f"DROP TABLE IF EXISTS {place}")
 
 
-def _tried(connection: pymysql.Connection[Any], shard: ShardTable, trial: str, statement: Statement) -> str:
+def _tried(
+    connection: pymysql.Connection[Any], shard: ShardTable, trial: str, statement: Statement, *, copies: bool
+) -> str:
     """The first of the ways that the server takes."""
-    for way, modifiers in (("asserted", ()),) if statement.asserted else WAYS:
+    known: tuple[tuple[str, tuple[str, ...]], ...] = (("asserted", ()),) if statement.asserted else WAYS
+    for way, modifiers in (*known, (COPY, ("ALGORITHM=COPY",))) if copies and not statement.asserted else known:
         try:
             with connection.cursor() as cursor:
                 cursor.execute(statement.on(shard.database, trial, *modifiers))
@@ -101,8 +110,8 @@ def _tried(connection: pymysql.Connection[Any], shard: ShardTable, trial: str, s
         f"The server would copy {shard.name} or keep others from writing to it: {said}.",
         where=f"line {statement.line}",
         code="ddl.copies",
-        remedy="divide the statement, so that it changes the definition alone; or alter the shards by gh-ost or "
-        "pt-online-schema-change, while `lockstep ddl plan` shows how far they are",
+        remedy="divide the statement, so that it changes the definition alone; or put it into a file of its own, and "
+        "let gh-ost or pt-online-schema-change make the copies (--copy-with)",
     )
 
 

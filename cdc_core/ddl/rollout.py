@@ -25,10 +25,11 @@ import pymysql
 
 from cdc_core.config import Pipeline, Target
 from cdc_core.connections import connect, resolve
+from cdc_core.ddl import copy_hook
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
-from cdc_core.ddl.foretell import NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
+from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
 from cdc_core.ddl.script import Script, Statement, parse
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, combined
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
 from cdc_core.meta.ddl import OPEN
@@ -64,6 +65,11 @@ class DecidedTable:
     shards: tuple[Shard, ...]
     foretold: Mapping[str, Foretold]
 
+    @property
+    def copied(self) -> bool:
+        """Whether its only statement copies the table."""
+        return any(COPY in one.ways for one in self.foretold.values())
+
     def behind(self, shard: Shard) -> int | None:
         """How many statements the shard has behind it; None for one that is missing or defined otherwise."""
         foretold = self.foretold.get(shard.server)
@@ -98,11 +104,13 @@ class Decided:
 @dataclass(frozen=True, slots=True)
 class Options:
     """canary: the number of the shard that is altered first, alone. wave: how many are altered at once afterwards.
-    patience_s: for how long a lock is waited for again and again, on each shard. moved: is told of every step."""
+    patience_s: for how long a lock is waited for again and again, on each shard. copy_with: the command that makes
+    copies (copy_hook), "" for none. moved: is told of every step."""
 
     canary: int = 0
     wave: int = 8
     patience_s: float = 300.0
+    copy_with: str = ""
     moved: Callable[[str, ShardProgress], None] = lambda name, progress: None
 
 
@@ -194,7 +202,7 @@ def _decided(
             foretold[server] = told
         elif mine:
             try:
-                foretold[server] = _foretold(work, mine, statements)
+                foretold[server] = _foretold(work, mine, statements, copies=bool(options.copy_with))
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -217,7 +225,7 @@ def _knows(told: Foretold, shard: Shard) -> bool:
     return shard.found is not None and told.place(shard.found) is not None
 
 
-def _foretold(work: Work, shards: Sequence[Shard], statements: Sequence[Statement]) -> Foretold:
+def _foretold(work: Work, shards: Sequence[Shard], statements: Sequence[Statement], *, copies: bool) -> Foretold:
     """From the definition by which most shards are known: others may have the statements behind them already."""
     best: tuple[int, Foretold] | None = None
     first: LockstepError | None = None
@@ -225,7 +233,7 @@ def _foretold(work: Work, shards: Sequence[Shard], statements: Sequence[Statemen
         base = next(one for one in shards if one.found == found)
         try:
             with _session(work, base.place) as connection:
-                told = foretell(connection, base.place, statements)
+                told = foretell(connection, base.place, statements, copies=copies)
         except LockstepError as error:
             if error.retriable:
                 raise
@@ -310,20 +318,33 @@ def roll(work: Work, decided: Decided, lease: Lease, options: Options) -> Decide
         raise combined(list(decided.problems))
     if decided.rollout is None and decided.done:
         return decided
+    if any(one.copied for one in decided.tables) and not options.copy_with:
+        raise UsageError(
+            f"{decided.script.name} copies a table, and no command is given that makes the copies.",
+            where="--copy-with",
+            code="cli.usage",
+            remedy="add --copy-with, as when the change was begun",
+        )
     rollout = decided.rollout or _begun(work, decided, lease)
     noted = {(one.logical, one.shard): one for one in work.meta.rollout_shards(rollout.rollout_id)}
     for table in decided.tables:
         places = [shard.place for shard in table.shards]
         waves = [places[:1], *(places[at : at + options.wave] for at in range(1, len(places), options.wave))]
-        for wave in waves:
-            with ThreadPoolExecutor(max(1, len(wave))) as pool:
-                bring = partial(_bring, work, lease, rollout, table, options)
-                tasks = [pool.submit(bring, place, noted[table.logical, place.shard]) for place in wave]
-            errors = [error for task in tasks if (error := task.exception()) is not None]
-            if errors:
-                raise _stopped(errors)
+        if table.copied:
+            _in_waves(waves, partial(_start_copy, work, table, options))
+        _in_waves(waves, partial(_bring, work, lease, rollout, table, options, noted))
     work.meta.finish_rollout(lease, rollout.rollout_id)
     return replace(decided, tables=tuple(_as_is_now(work, one) for one in decided.tables))
+
+
+def _in_waves(waves: Sequence[Sequence[ShardTable]], work: Callable[[ShardTable], None]) -> None:
+    """Does the work for each shard. Raises what it raised (errors.combined) once the wave has ended."""
+    for wave in waves:
+        with ThreadPoolExecutor(max(1, len(wave))) as pool:
+            tasks = [pool.submit(work, place) for place in wave]
+        errors = [error for task in tasks if (error := task.exception()) is not None]
+        if errors:
+            raise _stopped(errors)
 
 
 def _as_is_now(work: Work, table: DecidedTable) -> DecidedTable:
@@ -355,16 +376,25 @@ def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:
     return work.meta.begin_rollout(lease, rollout, known_ones)
 
 
+def _start_copy(work: Work, table: DecidedTable, options: Options, place: ShardTable) -> None:
+    """The shard's copy, as far as the exchange, which waits for the copies of all others."""
+    (shard,) = _surveyed(work, [place])
+    if table.behind(shard) == 0:
+        server = resolve(work.target.connections[place.connection], work.environ)
+        copy_hook.call(options.copy_with, copy_hook.START, place, server, table.statements[0], work.environ)
+
+
 def _bring(
     work: Work,
     lease: Lease,
     rollout: Rollout,
     table: DecidedTable,
     options: Options,
+    noted: Mapping[tuple[str, int], ShardProgress],
     place: ShardTable,
-    progress: ShardProgress,
 ) -> None:
-    """All statements that this shard lacks."""
+    """All statements that this shard lacks. noted: how far meta knows the shards, by logical table and number."""
+    progress = noted[table.logical, place.shard]
     with _session(work, place) as connection, _alone(connection, place, options.patience_s):
         server = connection.get_server_info()  # type: ignore[no-untyped-call]
         while True:
@@ -381,7 +411,11 @@ def _bring(
                 return
             statement, way = table.statements[behind], table.foretold[server].ways[behind]
             try:
-                _execute(connection, place, statement, way, options.patience_s)
+                if way == COPY:
+                    login = resolve(work.target.connections[place.connection], work.environ)
+                    copy_hook.call(options.copy_with, copy_hook.COMPLETE, place, login, statement, work.environ)
+                else:
+                    _execute(connection, place, statement, way, options.patience_s)
             except LockstepError as error:
                 work.meta.move_shard(lease, rollout.rollout_id, progress, behind, f"{error}"[:2000])
                 raise

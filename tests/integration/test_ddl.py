@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ import pytest
 from cdc_core import config
 from cdc_core.ddl import rollout as rollouts
 from cdc_core.ddl.rollout import Decided, Options, Work, decide, roll, rollout_lease
-from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta
 from cdc_core.meta.ddl import DONE, OPEN
 from tests.integration.one_server import ONE_SERVER
@@ -280,3 +281,59 @@ def test_an_account_that_may_not_drop_is_told_which_privilege_it_lacks(shards: S
         assert "DROP" in problems[0].remedy
     finally:
         shards.on(f"DROP USER {account}@'127.0.0.1'")
+
+
+_TOOL = """
+import os, pymysql, pathlib, sys
+get = lambda name: os.environ["LOCKSTEP_DDL_" + name]
+phase, table = get("PHASE"), get("TABLE")
+with open(sys.argv[1], "a") as calls:
+    print(phase, get("SHARD"), file=calls)
+if pathlib.Path(sys.argv[1] + "." + phase + get("SHARD")).exists():
+    sys.exit("no " + get("PASSWORD"))
+with pymysql.connect(host=get("HOST"), port=int(get("PORT")), user=get("USER"), password=get("PASSWORD"),
+                     database=get("DATABASE"), autocommit=True) as connection, connection.cursor() as cursor:
+    if phase == "start":
+        cursor.execute(f"DROP TABLE IF EXISTS `_{table}_new`")
+        cursor.execute(f"CREATE TABLE `_{table}_new` LIKE `{table}`")
+        cursor.execute(f"ALTER TABLE `_{table}_new` {get('CLAUSES')}")
+        cursor.execute(f"INSERT INTO `_{table}_new` SELECT * FROM `{table}`")
+    else:
+        cursor.execute(f"RENAME TABLE `{table}` TO `_{table}_old`, `_{table}_new` TO `{table}`")
+        cursor.execute(f"DROP TABLE `_{table}_old`")
+"""
+
+
+def test_what_copies_is_left_to_a_tool_that_exchanges_nothing_before_all_copies_are_ready(
+    shards: Shards, tmp_path: Path
+) -> None:
+    tool, calls = tmp_path / "tool.py", tmp_path / "calls"
+    tool.write_text(_TOOL)
+    command = f"{sys.executable} {tool} {calls}"
+    text = "ALTER TABLE orders MODIFY v BIGINT NOT NULL"
+    shards.on(f"INSERT INTO {shards.name}_0.orders_1 VALUES (1, 7)")
+    with raises("ddl.copies"):
+        shards.rolled(f"{text}; ALTER TABLE orders ADD a INT", copy_with=command)
+    fails = tmp_path / "calls.start9"
+    fails.touch()
+    with pytest.raises(RetryLater) as caught:
+        shards.rolled(text, copy_with=command, wave=4)
+    assert "no ***" in caught.value.what
+    assert {line.split()[0] for line in calls.read_text().splitlines()} == {"start"}
+    fails.unlink()
+    with raises("cli.usage", UsageError):
+        shards.rolled(text)
+    fails = tmp_path / "calls.complete3"
+    fails.touch()
+    with raises("ddl.hook_failed", RetryLater):
+        shards.rolled(text, copy_with=command)
+    fails.unlink()
+    calls.unlink()
+    done = shards.rolled(text, copy_with=command)
+    assert done.done
+    (orders,) = done.tables
+    assert len({shard.found for shard in orders.shards}) == 1
+    assert shards.on(f"SELECT id, v FROM {shards.name}_0.orders_1") == [(1, 7)]
+    phases = [line.split()[0] for line in calls.read_text().splitlines()]
+    assert phases == sorted(phases, reverse=True), "every start is before the first complete"
+    assert 0 < phases.count("start") < 16, "some shards had it before"
