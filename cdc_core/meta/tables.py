@@ -347,3 +347,13 @@ ddl_shard = Table(
     _needed("updated_us", BigInteger()),
     comment="how many statements of a rollout a shard has behind it",
 )
+
+target_layout = Table(
+    "target_layout",
+    metadata,
+    Column("target", text(NAME), primary_key=True),
+    Column("table_name", text(TABLE_NAME), primary_key=True),
+    _needed("layout", long_text()),
+    _needed("since_us", BigInteger()),
+    comment="how a logical table is distributed over the shards that rows were written to",
+)
