@@ -418,6 +418,12 @@ class Sharding(_Model):
             raise ValueError("bounds must ascend, each above the one before")
         return self
 
+    @property
+    def layout(self) -> str:
+        """What decides which rows are in which shard, on one line."""
+        argument = {"range": f" by {list(self.bounds)}", "python": f" by {self.python}"}.get(self.function, "")
+        return f"{self.function}({self.key.lower()}){argument} over {self.databases} x {self.tables}"
+
 
 class Guard(_Model):
     """Where the version of each target row is stored. The version keeps older changes from overwriting newer rows."""
@@ -471,6 +477,11 @@ class TargetTable(_Model):
     freshness: str | None = Field(
         None, description="column that the source increases with each change, such as update_time"
     )
+
+    @property
+    def layout(self) -> str:
+        """What decides which rows are in which physical table, on one line."""
+        return "one table" if self.sharding is None else self.sharding.layout
 
     @model_validator(mode="after")
     def _truncates_by_the_rows_own_versions(self) -> TargetTable:

@@ -19,6 +19,7 @@ from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
 from cdc_core.apply.jobs import SparkJob, environ_for, spark_job
+from cdc_core.apply.layouts import note_layouts
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.spark_application import SparkApplication
 from cdc_core.check.loops import require_no_loops
@@ -196,6 +197,8 @@ def _to_target(context: RunContext, spark: Application, plan: RunPlan, target: s
         for task in TARGET_TASKS:
             if task.spark:
                 _begin(context, plan, target, task.name)
+                if task is WRITE:
+                    note_layouts(context.meta, context.pipeline, plan, target)
                 job = spark_job(task.name, plan.path, context.file, context.pipeline, target=target, local=spark.local)
                 spark.submit(job)
             if task is WRITE:

@@ -22,6 +22,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
+from cdc_core.apply.layouts import layouts_of
 from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.retention import require_seeded, require_unpurged
 from cdc_core.apply.suites import require_suites
@@ -162,7 +163,10 @@ def _plan(
     require_counted_once(meta, store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
     store.put(plan.path, plan.to_bytes())
-    meta.claim(PlannedRun(run_id, pipeline.pipeline, window, plan.path, plan.digest, airflow_run_id), claims)
+    layouts = layouts_of(pipeline, plan)
+    meta.claim(
+        PlannedRun(run_id, pipeline.pipeline, window, plan.path, plan.digest, airflow_run_id, layouts=layouts), claims
+    )
     for one in plan.targets:
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)

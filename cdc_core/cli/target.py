@@ -18,7 +18,7 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, error_document, print_error
+from cdc_core.cli.output import CliOutput, error_document, print_error, table
 from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.words import counted
 
@@ -97,6 +97,48 @@ def create(
         if not as_json:
             print_error(worst, as_json=False)
         raise typer.Exit(worst.exit_code)
+
+
+@app.command()
+def layout(
+    pipeline: PipelineArgument,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
+    ] = None,
+    accept: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--accept", metavar="TABLE", help="Its rows are where the pipeline has them now; may be repeated."
+        ),
+    ] = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the sharding under which each table was written, and what the pipeline says now.
+
+    \b
+      lockstep target layout shop
+      lockstep target layout shop --target shards --accept orders
+
+    Where the two differ, runs are refused (target.layout): rows that now belong to another shard would stay where they
+    are, beside their newer versions. --accept is for tables whose rows were moved, or are none, and for a shard key
+    that got another name.
+    """
+    from cdc_core.meta import Meta
+
+    output = CliOutput(as_json)
+    _, parsed = load_pipeline(pipeline, pipelines)
+    names = choose([one.name for one in parsed.targets], target, "target")
+    rows: list[tuple[str, str, str, str]] = []
+    with Meta.open(parsed.meta.url) as meta:
+        for name in names:
+            rules, known = parsed.target(name), meta.layouts(name)
+            now = {one: rule.layout for one in known if (rule := rules.table(one)) is not None}
+            meta.accept_layouts(name, {one: now[one] for one in choose(sorted(now), accept, "table")} if accept else {})
+            rows += [(name, one, written, now.get(one, "")) for one, written in meta.layouts(name).items()]
+    columns = ("target", "table", "written by", "the pipeline says")
+    document = {"layouts": [dict(zip(("target", "table", "written", "now"), row, strict=True)) for row in rows]}
+    output.answer(document, table(f"layouts: {parsed.pipeline}", columns, rows))
 
 
 def _count(target: Target, tables: SourceTables) -> int:

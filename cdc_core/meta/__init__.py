@@ -5,6 +5,7 @@ live only here. Everything goes through `Meta`, whose methods are one transactio
 """
 
 from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy, copier_of
+from cdc_core.meta.ddl import Rollout, ShardProgress
 from cdc_core.meta.meta import Meta
 from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
 from cdc_core.meta.rows import (
@@ -56,8 +57,10 @@ __all__ = [
     "RecordRow",
     "RecordState",
     "RingDepth",
+    "Rollout",
     "RunRow",
     "RunState",
+    "ShardProgress",
     "SourceCoverage",
     "SourceStatus",
     "StateCount",

@@ -17,7 +17,20 @@ from typing import Any
 from sqlalchemy import Connection
 
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.meta import batches, copies, failures, forget, leases, migrate, runs, verifications, views, writes
+from cdc_core.meta import (
+    batches,
+    copies,
+    ddl,
+    failures,
+    forget,
+    layouts,
+    leases,
+    migrate,
+    runs,
+    verifications,
+    views,
+    writes,
+)
 from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy
 from cdc_core.meta.database import Database, now_us, parse, require_file
 from cdc_core.meta.overview import Account, Overview, accounts, overview
@@ -314,9 +327,31 @@ class Meta:
     def claim(self, run: PlannedRun, claims: Sequence[Claim]) -> None:
         """Register a run, and make it the owner of these records: new ones STAGED, others in the state they have.
 
-        Raises RetryLater (meta.consumed) when one of them is committed, Refused (meta.run_differs).
+        Raises RetryLater (meta.consumed) when one of them is committed, Refused (meta.run_differs), DataAtRisk
+        (target.layout).
         """
         self._database.write(lambda c: runs.claim(c, run, claims))
+
+    def layouts(self, target: str) -> Mapping[str, str]:
+        """By logical table, the layout under which the target's rows were written."""
+        return self._database.read(lambda c: layouts.known(c, target))
+
+    def require_layouts(self, target: str, wanted: Mapping[str, str]) -> None:
+        """Raises DataAtRisk (target.layout)."""
+        self._database.read(lambda c: layouts.require(c, target, wanted))
+
+    def note_layouts(self, target: str, wanted: Mapping[str, str]) -> None:
+        """From now on, rows may be in the shards where these layouts have them. Raises DataAtRisk (target.layout)."""
+
+        def noted(c: Connection) -> None:
+            layouts.require(c, target, wanted)
+            layouts.note(c, target, wanted)
+
+        self._database.write(noted)
+
+    def accept_layouts(self, target: str, accepted: Mapping[str, str]) -> None:
+        """The rows of these tables are where these layouts have them."""
+        self._database.write(lambda c: layouts.note(c, target, accepted, accepted=frozenset(accepted)))
 
     def run(self, run_id: str) -> RunRow | None:
         return self._database.read(lambda c: runs.find(c, run_id))
@@ -424,6 +459,28 @@ class Meta:
     ) -> None:
         """The verification under way has ended. evidence: a summary, as JSON. Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: verifications.finish(c, lease, pipeline, target, mode, evidence))
+
+    # Changes of definitions
+
+    def latest_rollout(self, pipeline: str, target: str) -> ddl.Rollout | None:
+        return self._database.read(lambda c: ddl.latest(c, pipeline, target))
+
+    def rollout_shards(self, rollout_id: str) -> tuple[ddl.ShardProgress, ...]:
+        return self._database.read(lambda c: ddl.shards(c, rollout_id))
+
+    def begin_rollout(self, lease: Lease, rollout: ddl.Rollout, known: Sequence[ddl.ShardProgress]) -> ddl.Rollout:
+        """Raises RetryLater (meta.lease_lost)."""
+        return self._database.write(lambda c: ddl.begin(c, lease, rollout, known))
+
+    def move_shard(
+        self, lease: Lease, rollout_id: str, former: ddl.ShardProgress, behind: int, error: str = ""
+    ) -> ddl.ShardProgress:
+        """Raises RetryLater (meta.lease_lost, ddl.moved)."""
+        return self._database.write(lambda c: ddl.moved(c, lease, rollout_id, former, behind, error))
+
+    def finish_rollout(self, lease: Lease, rollout_id: str) -> None:
+        """Raises RetryLater (meta.lease_lost)."""
+        self._database.write(lambda c: ddl.finish(c, lease, rollout_id))
 
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""

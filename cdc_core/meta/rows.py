@@ -34,6 +34,7 @@ class PlannedRun:
     """A run as its plan is: window None for a run from the command line; `plan_path` is on the stage.
 
     replays: the run has work without owning any record; it is PLANNED until its ledger is closed.
+    layouts: by target and logical table, how the run distributes rows over shards (TargetTable.layout).
     """
 
     run_id: str
@@ -43,6 +44,7 @@ class PlannedRun:
     plan_sha256: str
     airflow_run_id: str | None = None
     replays: bool = False
+    layouts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

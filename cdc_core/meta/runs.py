@@ -15,7 +15,7 @@ from dataclasses import asdict
 from sqlalchemy import Connection, Row, bindparam, exists, insert, or_, select, update
 
 from cdc_core.errors import Refused, RetryLater, defect
-from cdc_core.meta import failures, tables, writes
+from cdc_core.meta import failures, layouts, tables, writes
 from cdc_core.meta.database import now_us
 from cdc_core.meta.rows import BatchRow, Claim, LastWrite, LedgerRow, PlannedRun, RecordRow, RunRow
 from cdc_core.meta.states import RecordState, RunState, before, run_may_move
@@ -50,6 +50,8 @@ def records(
 
 def claim(connection: Connection, run: PlannedRun, claims: Sequence[Claim]) -> None:
     """See Meta.claim. A record that another run has not committed is taken over (`states`)."""
+    for target, wanted in run.layouts.items():
+        layouts.require(connection, target, wanted)
     now = now_us(connection)
     known = find(connection, run.run_id, lock=True)
     if known is not None and (known.pipeline, known.window) != (run.pipeline, run.window):

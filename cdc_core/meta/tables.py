@@ -318,3 +318,42 @@ last_write = Table(
     _needed("updated_us", BigInteger()),
     comment="what a target must have: by shard, the last transaction that a closed ledger counts, JSON",
 )
+
+ddl_rollout = Table(
+    "ddl_rollout",
+    metadata,
+    Column("rollout_id", text(NAME), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    _needed("target", text(NAME)),
+    _needed("name", text(PATH)),
+    _needed("direction", text(16)),
+    _needed("script", long_text()),
+    _needed("prints", long_text()),
+    _needed("state", text(16)),
+    _needed("created_us", BigInteger()),
+    _needed("updated_us", BigInteger()),
+    comment="a change of definitions over all shards of a target; prints: JSON, what each statement makes of them",
+)
+
+ddl_shard = Table(
+    "ddl_shard",
+    metadata,
+    Column("rollout_id", text(NAME), primary_key=True),
+    Column("table_name", text(TABLE_NAME), primary_key=True),
+    Column("shard", Integer(), primary_key=True, autoincrement=False),
+    _needed("behind", Integer()),
+    _needed("attempts", Integer()),
+    Column("last_error", long_text()),
+    _needed("updated_us", BigInteger()),
+    comment="how many statements of a rollout a shard has behind it",
+)
+
+target_layout = Table(
+    "target_layout",
+    metadata,
+    Column("target", text(NAME), primary_key=True),
+    Column("table_name", text(TABLE_NAME), primary_key=True),
+    _needed("layout", long_text()),
+    _needed("since_us", BigInteger()),
+    comment="how a logical table is distributed over the shards that rows were written to",
+)

@@ -81,29 +81,37 @@ def tokens(sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: boo
 
     swe7: the text is of that character set. mariadb_code: `/*M! ... */` is read as statement text.
     """
+    return [token for token, _ in placed_tokens(sql, sql_mode, swe7=swe7, mariadb_code=mariadb_code)]
+
+
+def placed_tokens(
+    sql: str, sql_mode: int = 0, *, swe7: bool = False, mariadb_code: bool = True
+) -> list[tuple[Token, tuple[int, int]]]:
+    """The tokens, each with the places where it begins and ends in the text."""
     pattern = _pattern(
         ansi_quotes=bool(sql_mode & ANSI_QUOTES), plain_backslash=bool(sql_mode & NO_BACKSLASH_ESCAPES), swe7=swe7
     )
     if not mariadb_code:
         sql = sql.replace(MARIADB_CODE, "/*M ")
     quoted = swe7_name if swe7 else str
-    found: list[Token] = []
+    found: list[tuple[Token, tuple[int, int]]] = []
     for match in pattern.finditer(sql):
         group, text = match.lastgroup, match[0]
         if group in ("space", "comment", "code", "end"):
             continue
         if group == "backtick":
-            found.append(Token(TokenKind.NAME, quoted(text[1:-1].replace("``", "`"))))
+            token = Token(TokenKind.NAME, quoted(text[1:-1].replace("``", "`")))
         elif group == "double" and sql_mode & ANSI_QUOTES:
-            found.append(Token(TokenKind.NAME, quoted(text[1:-1].replace('""', '"'))))
+            token = Token(TokenKind.NAME, quoted(text[1:-1].replace('""', '"')))
         elif group in ("double", "single"):
-            found.append(Token(TokenKind.STRING, text.lstrip("nN")[1:-1]))
+            token = Token(TokenKind.STRING, text.lstrip("nN")[1:-1])
         elif group == "number":
-            found.append(Token(TokenKind.NUMBER, text))
+            token = Token(TokenKind.NUMBER, text)
         elif group == "word":
-            found.append(Token(TokenKind.WORD, text))
+            token = Token(TokenKind.WORD, text)
         else:
-            found.append(Token(TokenKind.SIGN, text))
+            token = Token(TokenKind.SIGN, text)
+        found.append((token, match.span()))
     return found
 
 

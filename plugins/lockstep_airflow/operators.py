@@ -289,6 +289,7 @@ class _RunOperator(_PipelineOperator):
 
         If other runs have taken over the run's batches, the task ends as skipped: they commit them."""
         from cdc_core.apply.commit import taken_over
+        from cdc_core.apply.layouts import require_layouts
         from cdc_core.apply.plan import load
 
         self._skip_without_batches(context)
@@ -296,6 +297,7 @@ class _RunOperator(_PipelineOperator):
             run_id = run_name(context, pipeline)
             try:
                 plan = load(meta, store, run_id)
+                require_layouts(meta, pipeline, plan)
                 reason = taken_over(meta, plan, self.target)
                 if reason:
                     end_application(plan, Path(self.file), pipeline)
@@ -343,6 +345,10 @@ class SparkJobOperator(_RunOperator):
                 from cdc_core.check.targets import require_target
 
                 require_target(meta, pipeline, plan, self.target, environ)
+            if self.job == WRITE.name:
+                from cdc_core.apply.layouts import note_layouts
+
+                note_layouts(meta, pipeline, plan, self.target)
             for job in self._jobs(pipeline, plan, local=self._spark.local):
                 self._spark.submit(job, self.job)
             if self.job == WRITE.name:

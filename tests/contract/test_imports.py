@@ -38,8 +38,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check": JOINED | {"snapshot"},
     "init": JOINED | {"check"},
     "target_tables": JOINED | {"check"},
+    "ddl": JOINED | {"target_tables"},
     "run": JOINED | {"check", "target_tables"},
-    "cli": JOINED | {"check", "init", "repair", "run", "snapshot", "staged", "target_tables", "verify"},
+    "cli": JOINED | {"check", "ddl", "init", "repair", "run", "snapshot", "staged", "target_tables", "verify"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from cdc_core.apply import commit, plan, replay
+from cdc_core.apply.layouts import note_layouts, require_layouts
 from cdc_core.apply.replay import Selection
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import RecordState
@@ -483,3 +484,39 @@ def test_a_plan_that_was_altered_is_not_worked_on(line: Line) -> None:
     run = line.plan("r")
     line.store.put(run.path, replace(run, window_end_us=run.window_end_us + 1).to_bytes())
     assert refusal(lambda: plan.load(line.meta, line.store, "r")).code == "commit.plan_differs"
+
+
+def sharded(line: Line, **sharding: object) -> Line:
+    rule = {"database": "d{d}", "table": "t{t}", "sharding": {"key": "id", "databases": 2, "tables": 2, **sharding}}
+    return line.with_targets({"name": "t", "connections": ["env:T"], "tables": {"*": rule}})
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [{"function": "hash"}, {"key": "name"}, {"databases": 4, "tables": 1}, {"function": "range", "bounds": [1, 2, 3]}],
+)
+def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
+    line: Line, changed: dict[str, object]
+) -> None:
+    line.stage(B[0], B[1])
+    before, after = sharded(line), sharded(line, **changed)
+    after.plan("r")
+    first = before.plan("r")  # nothing was written under the other one: a mistake that was corrected in time
+    note_layouts(line.meta, before.pipeline, first, "t")
+    assert refusal(lambda: require_layouts(line.meta, after.pipeline, first)).code == "target.layout"
+    require_layouts(line.meta, before.pipeline, first)
+    error = refusal(lambda: after.plan("r"))
+    assert (type(error), error.code, error.where) == (
+        DataAtRisk,
+        "target.layout",
+        "targets.t.tables.shop.orders.sharding",
+    )
+    selection = Selection("t")
+    assert (
+        refusal(lambda: replay.plan(line.meta, line.store, after.pipeline, selection, run_id="x")).code
+        == "target.layout"
+    )
+    assert sharded(line, key="ID").plan("r"), "columns' names have no case"
+    line.meta.accept_layouts("t", {"shop.orders": after.pipeline.target("t").tables["*"].layout})
+    after.plan("r")
+    assert refusal(lambda: before.plan("r")).code == "target.layout"

@@ -1,0 +1,144 @@
+"""What statements make of a table's definition, and how the server executes them: tried on an empty copy beside it.
+
+Nobody knows better than the server itself which ALGORITHM a change takes, and what SHOW CREATE TABLE says afterwards.
+The copy has a name of its own, the same at every try, so that what a killed one left is dropped by the next.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from cdc_core.connections import quote
+from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
+from cdc_core.ddl.script import Statement
+from cdc_core.errors import Refused
+from cdc_core.target.faults import denied, number_of, translated
+from cdc_core.target.server_words import reason
+from cdc_core.target.sharding import ShardTable
+
+WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("instant", ("ALGORITHM=INSTANT",)),
+    ("inplace", ("ALGORITHM=INPLACE", "LOCK=NONE")),
+)
+"""From the cheapest on: neither keeps anybody from writing for longer than it takes to exchange the definition."""
+COPY = "copy"
+"""The way of a statement that the server would execute by a copy, which a user's command makes instead."""
+NOT_THIS_WAY = frozenset({1221, 1845, 1846, 1847, 4092})
+"""The server would need another ALGORITHM or LOCK. 1221: MySQL's INSTANT beside a LOCK that the statement names; 4092:
+no further version of the rows fits (MySQL's INSTANT)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Foretold:
+    """prints: digests of the definition before the first statement and after each. ways: of each statement, one of WAYS
+    or `asserted`."""
+
+    prints: tuple[str, ...]
+    ways: tuple[str, ...]
+
+    def place(self, found: Fingerprint) -> int | None:
+        """How many statements a table with this definition has behind it; None for one that is none of these."""
+        return self.prints.index(found.digest) if found.digest in self.prints else None
+
+
+def foretell(
+    connection: pymysql.Connection[Any], shard: ShardTable, statements: Sequence[Statement], *, copies: bool = False
+) -> Foretold:
+    """copies: a statement that copies the table is accepted, if it is the only one.
+
+    Raises Refused (ddl.no_table, ddl.unlike, ddl.copies, ddl.refused, ddl.no_effect), and target.faults' errors."""
+    before = fingerprint(connection, shard.database, shard.table)
+    if before is None:
+        raise no_table(shard)
+    foreign_keys = before.without_foreign_keys != before
+    trial = "_lockstep_ddl_" + hashlib.sha256(shard.name.encode()).hexdigest()[:16]
+    place = quote(shard.database, trial)
+    with connection.cursor() as cursor:
+        try:
+            cursor.execute(f"DROP TABLE IF EXISTS {place}")
+            cursor.execute(f"CREATE TABLE {place} LIKE {quote(shard.database, shard.table)}")
+        except pymysql.err.MySQLError as error:
+            raise _trial_refused(error, shard) from None
+        try:
+            copied = fingerprint(connection, shard.database, trial)
+            if foreign_keys or copied != before:
+                raise Refused(
+                    f"What the statements make of {shard.name} cannot be foretold: an empty copy of it is not defined "
+                    "as it is.",
+                    where=shard.name,
+                    code="ddl.unlike",
+                    remedy="a table with foreign keys or a DATA DIRECTORY is altered by hand",
+                )
+            prints, ways = [before.digest], []
+            for statement in statements:
+                ways.append(_tried(connection, shard, trial, statement, copies=copies and len(statements) == 1))
+                after = fingerprint(connection, shard.database, trial)
+                if after is None or after.digest in prints:
+                    raise Refused(
+                        f"The statement leaves the definition of {shard.name} as it was, or as it was once before.",
+                        where=f"line {statement.line}",
+                        code="ddl.no_effect",
+                        remedy="a step has to be seen in the definition: leave the statement out, or divide the file",
+                    )
+                prints.append(after.digest)
+            return Foretold(tuple(prints), tuple(ways))
+        finally:
+            cursor.execute(f"DROP TABLE IF EXISTS {place}")
+
+
+def _tried(
+    connection: pymysql.Connection[Any], shard: ShardTable, trial: str, statement: Statement, *, copies: bool
+) -> str:
+    """The first of the ways that the server takes."""
+    known: tuple[tuple[str, tuple[str, ...]], ...] = (("asserted", ()),) if statement.asserted else WAYS
+    for way, modifiers in (*known, (COPY, ("ALGORITHM=COPY",))) if copies and not statement.asserted else known:
+        try:
+            with connection.cursor() as cursor:
+                cursor.execute(statement.on(shard.database, trial, *modifiers))
+        except pymysql.err.MySQLError as error:
+            if number_of(error) not in NOT_THIS_WAY:
+                raise refused(error, shard, statement) from None
+            said = reason(error)
+            continue
+        return way
+    raise Refused(
+        f"The server would copy {shard.name} or keep others from writing to it: {said}.",
+        where=f"line {statement.line}",
+        code="ddl.copies",
+        remedy="divide the statement, so that it changes the definition alone; or put it into a file of its own, and "
+        "let gh-ost or pt-online-schema-change make the copies (--copy-with)",
+    )
+
+
+def refused(error: pymysql.err.MySQLError, shard: ShardTable, statement: Statement) -> Refused:
+    return Refused(
+        f"The server refuses the statement for {shard.name}: {reason(error)}.",
+        where=f"line {statement.line}",
+        code="ddl.refused",
+        remedy="correct the statement, or what the message says of the rows; nothing of it was done to this shard",
+    )
+
+
+def no_table(shard: ShardTable) -> Refused:
+    return Refused(
+        f"{shard.name} does not exist.",
+        where=shard.name,
+        code="ddl.no_table",
+        remedy="`lockstep target create` makes the tables of all shards",
+    )
+
+
+def _trial_refused(error: pymysql.err.MySQLError, shard: ShardTable) -> Exception:
+    if denied(error):
+        return Refused(
+            f"The account may not make and drop an empty copy of {shard.name}: {reason(error)}.",
+            where=shard.name,
+            code="ddl.grant",
+            remedy=f"GRANT CREATE, INSERT, ALTER, DROP, SELECT ON {quote(shard.database)}.* TO the account",
+        )
+    return translated(error, where=shard.name)

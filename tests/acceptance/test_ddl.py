@@ -1,0 +1,90 @@
+"""`lockstep ddl` over 64 shards, killed again and again: in the end all are defined alike."""
+
+from __future__ import annotations
+
+import random
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.sandbox.mariadb import MariaDb
+from tests.acceptance.conftest import CommandLine
+from tests.forked_commands import ForkedCommands
+
+_FILE = """-- migrate:up
+ALTER TABLE orders ADD COLUMN note VARCHAR(40);
+ALTER TABLE orders ADD INDEX by_note (note);
+-- migrate:down
+ALTER TABLE orders DROP INDEX by_note;
+ALTER TABLE orders DROP COLUMN note;
+"""
+
+
+def run(server: Any, *statements: str) -> list[tuple[Any, ...]]:
+    with server.connect(None, autocommit=True) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+        return list(cursor.fetchall())
+
+
+@pytest.mark.parametrize("server", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
+def test_64_shards_are_defined_alike_after_any_kills(
+    request: pytest.FixtureRequest, server: str, lockstep: CommandLine, commands: ForkedCommands, tmp_path: Path
+) -> None:
+    at: MariaDb = request.getfixturevalue(server)
+    name = f"t_{uuid.uuid4().hex[:10]}"
+    table = "(id BIGINT PRIMARY KEY, v INT)"
+    run(at, f"CREATE DATABASE {name}", f"CREATE TABLE {name}.orders {table}")
+    for d in range(8):
+        run(at, f"CREATE DATABASE {name}_{d}", *(f"CREATE TABLE {name}_{d}.orders_{t} {table}" for t in range(8)))
+    try:
+        _killed_until_done(at, name, lockstep, commands, tmp_path)
+    finally:
+        run(at, *(f"DROP DATABASE {name}{one}" for one in ("", *(f"_{d}" for d in range(8)))))
+
+
+def _killed_until_done(at: Any, name: str, lockstep: CommandLine, commands: ForkedCommands, folder: Path) -> None:
+    (folder / "shop.yaml").write_text(f"""
+pipeline: shop
+sources: [{{name: one, connection: env:SERVER, server_id: 77}}]
+tables: {{include: ['{name}\\.orders']}}
+routes: [{{match: '{name}\\.orders', to: orders}}]
+stage: {{uri: file://{folder}/stage}}
+meta: {{url: sqlite:///{folder}/meta.db}}
+limits: {{lease_s: 5}}
+targets:
+  - name: shards
+    connections: [env:SERVER]
+    tables:
+      orders:
+        {{database: '{name}_{{d}}', table: 'orders_{{t}}', sharding: {{key: id, databases: 8, tables: 8}}}}
+""")
+    (folder / "add.sql").write_text(_FILE)
+    lockstep.environ["SERVER"] = at.url
+    planned = lockstep("ddl", "plan", "shop.yaml", "add.sql").document
+    assert [one["behind"] for one in planned["tables"][0]["shards"]] == [0] * 64
+    chance, direction = random.Random(name), ("run", "shop.yaml", "add.sql")
+    for number in range(4):
+        arguments = ("ddl", *direction) if number == 0 else ("ddl", "resume", "shop.yaml")
+        begun = commands.start(
+            *arguments, "--wave", 4, directory=folder, environ=lockstep.environment, log=folder / f"{number}.log"
+        )
+        time.sleep(chance.uniform(0.6, 1.6))
+        begun.kill()
+        time.sleep(5.1)  # its lease
+    lockstep("ddl", *direction)
+    assert lockstep("ddl", "resume", "shop.yaml", code=2).error["code"] == "ddl.nothing_open"
+    done = lockstep("ddl", "run", "shop.yaml", "add.sql").document
+    assert done["done"]
+    assert {one["definition"] for one in done["tables"][0]["shards"]} == {done["tables"][0]["shards"][0]["definition"]}
+    rows = run(
+        at,
+        "SELECT COUNT(DISTINCT TABLE_SCHEMA, TABLE_NAME) FROM information_schema.STATISTICS WHERE "
+        f"TABLE_SCHEMA LIKE '{name}\\_%' AND INDEX_NAME = 'by_note'",
+    )
+    assert rows[0][0] == 64
+    lockstep("ddl", "down", "shop.yaml", "add.sql")
+    assert lockstep("ddl", "plan", "shop.yaml", "add.sql").document["tables"][0]["shards"][63]["behind"] == 0

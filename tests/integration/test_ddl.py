@@ -1,0 +1,339 @@
+"""Definitions of all shards, altered on real servers: killed, locked, drifted, taken back."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cdc_core import config
+from cdc_core.ddl import rollout as rollouts
+from cdc_core.ddl.rollout import Decided, Options, Work, decide, roll, rollout_lease
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
+from cdc_core.meta import Meta
+from cdc_core.meta.ddl import DONE, OPEN
+from tests.integration.one_server import ONE_SERVER
+from tests.integration.test_target_create import run
+
+ADD = """
+-- migrate:up
+ALTER TABLE orders ADD COLUMN note VARCHAR(40) NULL COMMENT 'a; b';
+ALTER TABLE orders ADD INDEX by_v (v); -- two steps
+-- migrate:down
+ALTER TABLE orders DROP INDEX by_v;
+ALTER TABLE orders DROP COLUMN note;
+"""
+COLUMNS = "id BIGINT PRIMARY KEY, v INT NOT NULL, CHECK (v > -5)"
+
+
+@dataclass(frozen=True)
+class Shards:
+    """16 shards in 4 databases of one server; the source's table is there, too."""
+
+    server: Any
+    name: str
+    work: Work
+
+    def on(self, *statements: str) -> list[tuple[Any, ...]]:
+        return run(self.server, None, *statements)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"{self.name}_{d}.orders_{t}" for d in range(4) for t in range(4)]
+
+    def decided(self, text: str = ADD, direction: str = "up", options: Options | None = None) -> Decided:
+        return decide(self.work, text, "add.sql", direction, options or Options())
+
+    def rolled(self, text: str = ADD, direction: str = "up", **options: Any) -> Decided:
+        chosen = Options(**options)
+        with rollout_lease(self.work) as lease:
+            return roll(self.work, self.decided(text, direction, chosen), lease, chosen)
+
+    def columns(self) -> dict[str, list[str]]:
+        """Of each shard, the names of its columns and indexes."""
+        found: dict[str, list[str]] = {}
+        for view, column in (("COLUMNS", "COLUMN_NAME"), ("STATISTICS", "INDEX_NAME")):
+            rows = self.on(
+                f"SELECT CONCAT(TABLE_SCHEMA, '.', TABLE_NAME), {column} FROM information_schema.{view} "
+                f"WHERE TABLE_SCHEMA LIKE '{self.name}\\_%' AND TABLE_NAME LIKE 'orders%' ORDER BY 1, 2"
+            )
+            for name, one in rows:
+                found.setdefault(name, []).append(one)
+        return found
+
+    @property
+    def equal(self) -> list[str]:
+        """What all shards have; fails where they differ."""
+        found = self.columns()
+        assert sorted(found) == self.names
+        first, *others = found.values()
+        assert all(one == first for one in others)
+        return first
+
+
+@pytest.fixture
+def shards(any_server: Any, tmp_path: Path) -> Iterator[Shards]:
+    name = f"t_{uuid.uuid4().hex[:10]}"
+    run(any_server, None, f"CREATE DATABASE {name}", f"CREATE TABLE {name}.orders ({COLUMNS})")
+    for d in range(4):
+        run(any_server, None, f"CREATE DATABASE {name}_{d}")
+        run(any_server, None, *(f"CREATE TABLE {name}_{d}.orders_{t} ({COLUMNS})" for t in range(4)))
+    text = f"""
+pipeline: shop
+sources: [{{name: one, connection: env:SERVER, server_id: 77}}]
+tables: {{include: ['{name}\\.orders']}}
+routes:
+  - {{match: '{name}\\.orders', to: orders}}
+stage: {{uri: file://{tmp_path}/stage}}
+meta: {{url: sqlite:///{tmp_path}/meta.db}}
+targets:
+  - name: shards
+    connections: [env:SERVER]
+    tables:
+      orders:
+        database: '{name}_{{d}}'
+        table: 'orders_{{t}}'
+        sharding: {{key: id, databases: 4, tables: 4}}
+"""
+    pipeline = config.parse(text, where="test")
+    with Meta.open(pipeline.meta.url) as meta:
+        yield Shards(any_server, name, Work(pipeline, pipeline.targets[0], meta, {"SERVER": any_server.url}))
+    run(any_server, None, *(f"DROP DATABASE {name}{one}" for one in ("", "_0", "_1", "_2", "_3")))
+
+
+@contextmanager
+def raises(code: str, kind: type[LockstepError] = Refused) -> Iterator[None]:
+    with pytest.raises(kind) as caught:
+        yield
+    assert code in {caught.value.code, *(one.code for one in caught.value.parts)}, caught.value
+
+
+def test_all_shards_are_altered_and_taken_back(shards: Shards) -> None:
+    decided = shards.decided()
+    assert not decided.problems
+    (orders,) = decided.tables
+    assert {told.ways for told in orders.foretold.values()} == {("instant", "inplace")}
+    assert shards.equal == ["id", "v", "PRIMARY"], "a plan alters nothing"
+    assert shards.rolled().done
+    assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
+    latest = shards.work.meta.latest_rollout("shop", "shards")
+    assert latest is not None
+    assert latest.state == DONE
+    assert {one.behind for one in shards.work.meta.rollout_shards(latest.rollout_id)} == {2}
+    assert shards.rolled().done, "twice is once"
+    assert shards.rolled(direction="down").done
+    assert shards.equal == ["id", "v", "PRIMARY"]
+    assert shards.rolled().done, "and once more"
+    assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
+    assert not shards.on(f"SHOW TABLES FROM {shards.name}_0 LIKE '\\_lockstep\\_ddl%'")
+
+
+class Killed(BaseException):
+    pass
+
+
+@ONE_SERVER
+@pytest.mark.parametrize("stop_at", [1, 2, 3, 9, 32])
+@pytest.mark.parametrize("after", [True, False], ids=["after a statement", "before a statement"])
+def test_a_killed_rollout_is_resumed_from_what_the_servers_have(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch, stop_at: int, after: bool
+) -> None:
+    execute, numbers = rollouts._execute, itertools.count(1)
+
+    def killed(*arguments: Any) -> None:
+        number = next(numbers)
+        if number == stop_at and not after:
+            raise Killed
+        execute(*arguments)
+        if number == stop_at:
+            raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(rollouts, "_execute", killed)
+        with pytest.raises(Killed):
+            shards.rolled(wave=3)
+    latest = shards.work.meta.latest_rollout("shop", "shards")
+    assert latest is not None
+    assert latest.state == OPEN
+    with raises("ddl.open"):
+        shards.rolled("ALTER TABLE orders ADD COLUMN other INT")
+    assert shards.rolled(wave=5).done
+    assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
+
+
+@ONE_SERVER
+def test_an_error_of_a_shard_stops_the_waves_after_it_and_the_canary_stops_all(shards: Shards) -> None:
+    text = "ALTER TABLE orders ADD UNIQUE KEY u (v)"
+    shards.on(f"INSERT INTO {shards.name}_1.orders_1 VALUES (5, 1), (21, 1)")
+    with raises("ddl.refused"):
+        shards.rolled(text, canary=5)
+    assert shards.equal == ["id", "v", "PRIMARY"]
+    shards.on(f"DELETE FROM {shards.name}_1.orders_1")
+    shards.rolled(text)
+    shards.on(f"ALTER TABLE {shards.name}_0.orders_0 DROP INDEX u")
+    assert shards.rolled(text).done, "one shard lacked it"
+    assert sorted(shards.equal) == ["PRIMARY", "id", "u", "v"]
+
+
+@ONE_SERVER
+def test_in_a_wave_what_was_begun_ends_and_the_next_wave_does_not_begin(shards: Shards) -> None:
+    text = "ALTER TABLE orders ADD UNIQUE KEY u (v)"
+    shards.on(f"INSERT INTO {shards.name}_0.orders_2 VALUES (2, 1), (18, 1)")
+    with raises("ddl.refused"):
+        shards.rolled(text, wave=3)
+    having = [name for name, found in shards.columns().items() if "u" in found]
+    assert having == [f"{shards.name}_0.orders_{t}" for t in (0, 1, 3)]
+    shards.on(f"DELETE FROM {shards.name}_0.orders_2")
+    assert shards.rolled(text, wave=3).done
+
+
+@ONE_SERVER
+def test_a_shard_that_is_defined_otherwise_is_told_and_nothing_is_altered(shards: Shards) -> None:
+    shards.on(f"ALTER TABLE {shards.name}_2.orders_3 MODIFY v BIGINT NOT NULL")
+    shards.on(f"DROP TABLE {shards.name}_3.orders_3")
+    problems = shards.decided().problems
+    assert {one.code for one in problems} == {"ddl.drift", "ddl.no_table"}
+    assert any("bigint" in one.what for one in problems)
+    with raises("ddl.drift"):
+        shards.rolled()
+    assert not any("note" in found for found in shards.columns().values())
+
+
+@ONE_SERVER
+def test_shards_that_were_altered_by_hand_are_passed_over(shards: Shards) -> None:
+    for t in (0, 1):
+        shards.on(f"ALTER TABLE {shards.name}_0.orders_{t} ADD COLUMN note VARCHAR(40) NULL COMMENT 'a; b'")
+    assert shards.rolled().done
+    assert shards.equal == ["id", "note", "v", "by_v", "PRIMARY"]
+
+
+@pytest.mark.parametrize(
+    ("statement", "code"),
+    [
+        ("ALTER TABLE orders MODIFY v BIGINT NOT NULL", "ddl.copies"),
+        ("ALTER TABLE orders ADD COLUMN v INT", "ddl.refused"),
+        ("ALTER TABLE orders AUTO_INCREMENT = 7", "ddl.no_effect"),
+        ("ALTER TABLE orders ADD COLUMN a INT, LOCK=EXCLUSIVE; ALTER TABLE orders DROP a", "ddl.no_effect"),
+        ("ALTER TABLE orders DROP COLUMN v", "ddl.column_needed"),
+    ],
+)  # fmt: skip
+def test_what_copies_fails_or_is_still_needed_is_refused_before_anything_is_altered(
+    shards: Shards, statement: str, code: str
+) -> None:
+    with raises(code):
+        shards.rolled(statement)
+    assert shards.equal == ["id", "v", "PRIMARY"]
+    assert shards.work.meta.latest_rollout("shop", "shards") is None
+
+
+@ONE_SERVER
+def test_a_column_may_go_once_the_source_lacks_it(shards: Shards) -> None:
+    shards.on(f"ALTER TABLE {shards.name}.orders DROP COLUMN v")
+    text = "ALTER TABLE orders DROP COLUMN v"
+    if "MariaDB" not in str(shards.on("SELECT VERSION()")):
+        text = "ALTER TABLE orders DROP CHECK orders_0_chk_1, DROP COLUMN v"
+    problems = shards.decided(text).problems
+    assert "ddl.column_needed" not in {one.code for one in problems}
+
+
+@ONE_SERVER
+def test_a_lock_is_waited_for_in_short_pieces_and_given_up_in_the_end(
+    shards: Shards, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rollouts, "LOCK_WAIT_S", 1)
+    monkeypatch.setattr(rollouts, "_PAUSE_S", 0.01)
+    with shards.server.connect(f"{shards.name}_0") as busy, busy.cursor() as cursor:
+        cursor.execute("SELECT * FROM orders_0")  # its transaction keeps the definition
+        with raises("ddl.locked", RetryLater):
+            shards.rolled(patience_s=1.0)
+        noted = shards.work.meta.latest_rollout("shop", "shards")
+        assert noted is not None
+        (canary,) = [one for one in shards.work.meta.rollout_shards(noted.rollout_id) if one.attempts]
+        assert (canary.shard, canary.behind, "ddl.locked" in canary.error) == (0, 0, True)
+        busy.rollback()
+    assert shards.rolled().done
+
+
+@ONE_SERVER
+def test_two_at_once_take_turns(shards: Shards) -> None:
+    with rollout_lease(shards.work), raises("ddl.running", RetryLater), rollout_lease(shards.work):
+        pass
+
+
+@ONE_SERVER
+def test_an_account_that_may_not_drop_is_told_which_privilege_it_lacks(shards: Shards) -> None:
+    account = f"u_{uuid.uuid4().hex[:8]}"
+    shards.on(
+        f"CREATE USER {account}@'127.0.0.1' IDENTIFIED BY 'x'", f"GRANT SELECT, ALTER ON *.* TO {account}@'127.0.0.1'"
+    )
+    try:
+        url = f"mysql://{account}:x@127.0.0.1:{shards.server.port}"
+        work = Work(shards.work.pipeline, shards.work.target, shards.work.meta, {"SERVER": url})
+        problems = decide(work, ADD, "add.sql", "up", Options()).problems
+        assert [one.code for one in problems] == ["ddl.grant"]
+        assert "DROP" in problems[0].remedy
+    finally:
+        shards.on(f"DROP USER {account}@'127.0.0.1'")
+
+
+_TOOL = """
+import os, pymysql, pathlib, sys
+get = lambda name: os.environ["LOCKSTEP_DDL_" + name]
+phase, table = get("PHASE"), get("TABLE")
+with open(sys.argv[1], "a") as calls:
+    print(phase, get("SHARD"), file=calls)
+if pathlib.Path(sys.argv[1] + "." + phase + get("SHARD")).exists():
+    sys.exit("no " + get("PASSWORD"))
+with pymysql.connect(host=get("HOST"), port=int(get("PORT")), user=get("USER"), password=get("PASSWORD"),
+                     database=get("DATABASE"), autocommit=True) as connection, connection.cursor() as cursor:
+    if phase == "start":
+        cursor.execute(f"DROP TABLE IF EXISTS `_{table}_new`")
+        cursor.execute(f"CREATE TABLE `_{table}_new` LIKE `{table}`")
+        cursor.execute(f"ALTER TABLE `_{table}_new` {get('CLAUSES')}")
+        cursor.execute(f"INSERT INTO `_{table}_new` SELECT * FROM `{table}`")
+    else:
+        cursor.execute(f"RENAME TABLE `{table}` TO `_{table}_old`, `_{table}_new` TO `{table}`")
+        cursor.execute(f"DROP TABLE `_{table}_old`")
+"""
+
+
+def test_what_copies_is_left_to_a_tool_that_exchanges_nothing_before_all_copies_are_ready(
+    shards: Shards, tmp_path: Path
+) -> None:
+    tool, calls = tmp_path / "tool.py", tmp_path / "calls"
+    tool.write_text(_TOOL)
+    command = f"{sys.executable} {tool} {calls}"
+    text = "ALTER TABLE orders MODIFY v BIGINT NOT NULL"
+    shards.on(f"INSERT INTO {shards.name}_0.orders_1 VALUES (1, 7)")
+    with raises("ddl.copies"):
+        shards.rolled(f"{text}; ALTER TABLE orders ADD a INT", copy_with=command)
+    fails = tmp_path / "calls.start9"
+    fails.touch()
+    with pytest.raises(RetryLater) as caught:
+        shards.rolled(text, copy_with=command, wave=4)
+    assert "no ***" in caught.value.what
+    assert {line.split()[0] for line in calls.read_text().splitlines()} == {"start"}
+    fails.unlink()
+    with raises("cli.usage", UsageError):
+        shards.rolled(text)
+    fails = tmp_path / "calls.complete3"
+    fails.touch()
+    with raises("ddl.hook_failed", RetryLater):
+        shards.rolled(text, copy_with=command)
+    fails.unlink()
+    calls.unlink()
+    done = shards.rolled(text, copy_with=command)
+    assert done.done
+    (orders,) = done.tables
+    assert len({shard.found for shard in orders.shards}) == 1
+    assert shards.on(f"SELECT id, v FROM {shards.name}_0.orders_1") == [(1, 7)]
+    phases = [line.split()[0] for line in calls.read_text().splitlines()]
+    assert phases == sorted(phases, reverse=True), "every start is before the first complete"
+    assert 0 < phases.count("start") < 16, "some shards had it before"
