@@ -82,12 +82,11 @@ def spread(tables: int) -> Write:
 
     def write(server: SqlServer, rows: int) -> None:
         each, more = divmod(rows, tables)
-        for number in range(tables):
-            count = each + (number < more)
-            _execute(server, SOURCE_DATABASE, [
-                f"INSERT INTO t{number:03} SELECT n, n, n / 100, 'new', CONCAT('note ', n), '2026-01-01' FROM n "
-                f"WHERE n < {count} ORDER BY n"
-            ])  # fmt: skip
+        _execute(server, SOURCE_DATABASE, [
+            f"INSERT INTO t{number:03} SELECT n, n, n / 100, 'new', CONCAT('note ', n), '2026-01-01' FROM n "
+            f"WHERE n < {each + (number < more)} ORDER BY n"
+            for number in range(tables)
+        ])  # fmt: skip
 
     return write
 
@@ -110,6 +109,7 @@ WORKLOADS = (
     Workload("tiny", "9 inserts into 5 tables", 9, spread(5), tables=5, fixed=True),
     Workload("small", "1,000 inserts into 5 tables", 1_000, spread(5), tables=5, fixed=True),
     Workload("tables", "inserts into 300 tables, as many into each", 30_000, spread(300), tables=300),
+    Workload("many_tables", "3 inserts into each of 3,000 tables", 9_000, spread(3_000), tables=3_000, fixed=True),
     Workload("inserts", "inserts into an empty table", 1_000_000, inserted),
     Workload("inserts_4", "inserts into four empty shards", 1_000_000, inserted, shards=4),
     Workload("updates_4", "updates of all rows of four shards", 1_000_000, updated, shards=4, before=inserted),

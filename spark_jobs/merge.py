@@ -6,6 +6,7 @@ delete of the old key and the upsert of the new one. Within a source the last ch
 Aggregation is partial first, then shuffled by key: no global sort, nothing collected.
 A value that the log did not carry (`_cdc_absent`) is the last older one of the same row (see absent.py); what no change
 of the run has stays absent, and the target supplies it. Only tables with such rows pay for the search.
+Small tables are merged in memory, all of them in one Spark job (small_tables.py); the rules are the same.
 
 A TRUNCATE undoes the changes of its source table before it; the last one of a run is a row of its own, without a key.
 So is the beginning of a copy that takes the place of older rows (cdc_core/snapshot/renewal.py), whatever the policy for
@@ -24,7 +25,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.apply.retention import require_unpurged
-from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.merged import (
     BORN,
     ENDED_ORIGINS,
@@ -35,7 +35,7 @@ from cdc_core.model.merged import (
     SHARD_UNKNOWN,
     MergedOp,
 )
-from cdc_core.model.run import MergeCounts, MergeTable, PlannedFile, counts_path, counts_to_bytes
+from cdc_core.model.run import MergeCounts, MergeTable, counts_path, counts_to_bytes
 from cdc_core.model.schema import TableSchema
 from cdc_core.model.staged import (
     ABSENT,
@@ -51,15 +51,17 @@ from cdc_core.model.staged import (
     TS,
     UPDATE,
 )
-from cdc_core.model.version import ORIGIN_BYTES, Version, encode, origin_name
+from cdc_core.model.version import ORIGIN_BYTES, origin_name
 from cdc_core.stage.intact import require_intact
-from cdc_core.stage.layout import parse_copied
 from spark_jobs.absent import filled, if_known, known_value, through_key_changes, with_literals
-from spark_jobs.columns import c, unified
+from spark_jobs.columns import c
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.key_changes import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
+from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
 from spark_jobs.multiset import NET, batch_of_file, each_copy, nets
 from spark_jobs.session import size_shuffles
+from spark_jobs.small_tables import merge_small
+from spark_jobs.truncates import Truncate, may_have
 
 _WINNER = "_cdc_winner"
 _TRUNCATE_OF = "_cdc_truncate_of"
@@ -208,11 +210,6 @@ def _was(at: int) -> str:
     return f"_cdc_was{at}"
 
 
-def row_columns(job: Job, table: MergeTable) -> T.StructType:
-    """The row columns of the merged table. Raises Refused (stage.schema_conflict)."""
-    return unified(table.table, job.plan.current_schemas(table), job.schemas(table))
-
-
 def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFrame:
     """The staged rows of the plan's files, with the row's columns unified."""
     found: DataFrame | None = None
@@ -278,123 +275,50 @@ def merge_table(job: Job, table: MergeTable) -> MergeCounts:
     if not truncates:
         got = _write_winners(job, table, columns, changes)
         truncates = _truncates(job, table) if got["truncates"] else []
+    elif any(not may_have(file, renews=True) for file in table.files):
+        truncates = _truncates(job, table)
     undone = 0
     if got is None or truncates:
         rows = changes.count() if got is None else got["rows"]
         kept = _from_truncates_on(job, table, changes, truncates)
         undone = rows - kept.count()
         got = _write_winners(job, table, columns, kept)
-    if got["lost"]:
-        raise DataAtRisk(
-            f"{got['lost']} changes of {table.table} lack their key ({', '.join(table.key) or 'the whole row'}): "
-            "the log did not carry all of their values.",
-            where=job.plan.run_id,
-            code="spark.absent_values",
-            remedy="make the table's primary key, which the log always carries, the target's key; or SET GLOBAL "
-            "binlog_row_image = FULL on the source, copy the whole table to the target, and begin with the batches "
-            "after these changes",
-        )
-    if got["rows"] + undone != table.rows:
-        raise DataAtRisk(
-            f"The files of {table.table} have {got['rows'] + undone} rows; their manifests say {table.rows}.",
-            where=job.plan.run_id,
-            code="spark.rows_differ",
-            remedy="compare the files with their manifests (`lockstep stage ls`) and restore what was changed",
-        )
-    winners = job.rows_in(job.merged(table.table))
-    removing = tuple(sorted(one.version(job, table) for one in _last(job, table, truncates)))
-    return MergeCounts(
-        table.table, table.rows, got["key_changes"], winners, got["superseded"] + undone, removing if table.key else ()
+    rule = truncate_rule(job, table)
+    return checked(
+        table,
+        job.plan.run_id,
+        rows=got["rows"],
+        undone=undone,
+        key_changes=got["key_changes"],
+        superseded=got["superseded"],
+        lost=got["lost"],
+        winners=job.rows_in(job.merged(table.table)),
+        removing=[rule.version(one) for one in rule.last(truncates)],
     )
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class _Truncate:
-    """The last one of its kind among the changes of a source table in the run. count: of all of them."""
-
-    source: str
-    source_table: str
-    seq: int
-    row: int
-    commit_ts_us: int
-    renews: bool
-    """It is the beginning of a copy that takes the place of older rows."""
-    count: int
-
-    @property
-    def table(self) -> tuple[str, str]:
-        return self.source, self.source_table
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.seq, self.row
-
-    def version(self, job: Job, table: MergeTable) -> str:
-        origin = origin_name(self.source, self.source_table) if job.shared(table) else ""
-        return encode(Version(self.commit_ts_us, self.seq, self.row, self.source, origin)).hex()
-
-
-def _truncates(job: Job, table: MergeTable, *, renewals: bool = False) -> list[_Truncate]:
+def _truncates(job: Job, table: MergeTable, *, renewals: bool = False) -> list[Truncate]:
     """The last ones of each source table and kind. renewals: only the beginnings of copies."""
     found = []
     for renews in (True,) if renewals else (True, False):
-        files = [file for file in table.files if _may_have(file, renews=renews)]
+        files = [file for file in table.files if may_have(file, renews=renews)]
         for schema, rows in job.staged(replace(table, files=tuple(files))):
             last = F.max(F.struct(c(SEQ), c(ROW), F.unix_micros(c(TS)).alias(TS)))
             of_source = (
                 rows.where(c(OP) == TRUNCATE).groupBy(c(SOURCE)).agg(last.alias("last"), F.count("*").alias("n"))
             )
             for source, (seq, row, ts_us), count in of_source.collect():
-                found.append(_Truncate(source, schema.name, seq, row, ts_us, renews, count))
+                found.append(Truncate(source, schema.name, seq, row, ts_us, renews, count))
     return found
 
 
-def _may_have(file: PlannedFile, *, renews: bool) -> bool:
-    # What begins a table again is alone in its file (cdc_core/snapshot/renewal.py).
-    return renews == (parse_copied(file.path) is not None) and (not renews or file.rows == 1)
-
-
-def _last(job: Job, table: MergeTable, truncates: Sequence[_Truncate]) -> list[_Truncate]:
-    """Those that count, one for each source table: the policy for TRUNCATE decides about those after a copy that takes
-    the place of older rows; earlier ones are part of what it replaces.
-
-    Raises Refused (spark.truncate).
-    """
-    names = {schema.name for schema in job.schemas(table)}
-    alone = len(names) == 1 and all(job.pipeline.feeds_alone(name, table.table) for name in names)
-    last: dict[tuple[str, str], _Truncate] = {}
-    for one in truncates:
-        if one.renews:
-            last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
-    logged = [
-        one for one in truncates if not one.renews and (one.table not in last or one.order > last[one.table].order)
-    ]
-    refused = logged if table.on_truncate == "stop" or (table.on_truncate == "apply" and not alone) else []
-    if last and not alone and not job.shared(table):
-        refused = [*refused, *last.values()]
-    if refused:
-        why = "" if alone else f", whose rows may come from other tables than {' and '.join(sorted(names))} too"
-        raise Refused(
-            f"The run has {sum(one.count for one in refused)} TRUNCATE of {table.table}{why}.",
-            where=job.plan.run_id,
-            code="spark.truncate",
-            remedy=f"set on_truncate of {table.table} in the target's tables: "
-            + ("apply removes its older rows, ignore leaves them" if alone else "ignore leaves the rows as they are; "
-            "then remove those of the emptied table by hand, and plan the run again"),
-        )  # fmt: skip
-    if table.on_truncate == "apply":
-        for one in logged:
-            last[one.table] = max(one, last.get(one.table, one), key=lambda it: it.order)
-    return sorted(last.values())
-
-
-def _from_truncates_on(job: Job, table: MergeTable, changes: DataFrame, truncates: Sequence[_Truncate]) -> DataFrame:
+def _from_truncates_on(job: Job, table: MergeTable, changes: DataFrame, truncates: Sequence[Truncate]) -> DataFrame:
     """The changes from the last truncate of their source table on, it among them, and no other truncate.
 
     Raises Refused (spark.truncate).
     """
     kept, is_last = F.lit(True), F.lit(False)
-    for one in _last(job, table, truncates):
+    for one in truncate_rule(job, table).last(truncates):
         mine = c(ORIGIN) == origin_name(*one.table) if job.shared(table) else c(SOURCE) == one.source
         same = mine & (c(SEQ) == one.seq) & (c(ROW) == one.row)
         later = (c(SEQ) > one.seq) | ((c(SEQ) == one.seq) & (c(ROW) > one.row))
@@ -403,14 +327,11 @@ def _from_truncates_on(job: Job, table: MergeTable, changes: DataFrame, truncate
 
 
 def _last_of_each(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> DataFrame:
-    sources = {file.batch_id.partition("/")[0] for file in table.files}
-    unlogged = {column.name.lower() for schema in job.schemas(table) for column in schema.columns if not column.logged}
-    fill: list[str] = []
-    if table.absent_rows:
-        fill = [name for name in columns.fieldNames() if name not in table.key and name.lower() not in unlogged]
+    fill = fillable(job, table, columns.fieldNames())
+    if fill:
         changes = through_key_changes(changes, columns, table.key, fill)
-    rule = MergeRule(columns, table.key, moving_keys(job, table), len(sources), fill, job.shared(table))
-    return winners(changes, rule)
+    sources = len(source_names(table))
+    return winners(changes, MergeRule(columns, table.key, moving_keys(job, table), sources, fill, job.shared(table)))
 
 
 def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: DataFrame) -> dict[str, int]:
@@ -434,15 +355,13 @@ def _write_winners(job: Job, table: MergeTable, columns: T.StructType, changes: 
     return {name: int(value or 0) for name, value in seen.get.items()}
 
 
-def moving_keys(job: Job, table: MergeTable) -> list[str]:
-    """Shard keys of the targets that wait for this set, outside the table's key."""
-    found: dict[str, None] = {}
-    for one in job.plan.targets:
-        if one.merge_set == job.merge_set.name:
-            rule = job.pipeline.target(one.target).table(table.table)
-            if rule is not None and rule.sharding is not None and rule.sharding.key not in table.key:
-                found[rule.sharding.key] = None
-    return list(found)
+def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
+    """Writes the winners of the tables; their counts. Small tables share a Spark job (small_tables.py)."""
+    counts = merge_small(job, tables)
+    large = [table for table in tables if table.table not in counts]
+    size_shuffles(job.spark, max((table.rows for table in large), default=0))
+    counts |= {one.table: one for one in each_table(lambda table: merge_table(job, table), large)}
+    return [counts[table.table] for table in tables]
 
 
 def merge(job: Job) -> None:
@@ -457,8 +376,7 @@ def merge(job: Job) -> None:
     with job.reading_staged():
         require_intact(job.store, files)
         job.store.delete(counts_path(job.plan.merged_folder(job.merge_set.name)))
-        size_shuffles(job.spark, max((table.rows for table in tables), default=0))
-        counts = each_table(lambda table: merge_table(job, table), tables)
+        counts = merge_tables(job, tables)
     for one in counts:
         log.info("run %s set %s: %s", job.plan.run_id, job.merge_set.name, one)
     job.store.put(counts_path(job.plan.merged_folder(job.merge_set.name)), counts_to_bytes(counts))

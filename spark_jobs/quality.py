@@ -39,7 +39,8 @@ from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.key_changes import NO_LABEL, exact
-from spark_jobs.merge import read_changes, row_columns
+from spark_jobs.merge import read_changes
+from spark_jobs.merge_rules import row_columns
 from spark_jobs.multiset import copy_identity
 from spark_jobs.report import page, summary
 from spark_jobs.table_tasks import Piece, together

@@ -1,4 +1,4 @@
-"""Work at a target for many tables in one Spark job: a job for each table would cost more than what a small one needs.
+"""Work for many tables in one Spark job, at a target too: a job for each would cost more than what a small table needs.
 
 The work is cut into pieces, each of one table. A task does several pieces of small tables, one after the other, and
 keeps its connections to the target's servers for the next one.
@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from cdc_core.connections import Server
 from cdc_core.errors import LockstepError
@@ -22,6 +23,15 @@ from spark_jobs.job import Job
 TASKS_PER_CORE = 4
 Given = TypeVar("Given")
 Result = TypeVar("Result")
+
+
+class _Sized(Protocol):
+    @property
+    def rows(self) -> int: ...
+
+
+Sized = TypeVar("Sized", bound=_Sized)
+"""A part of the work, with about how many rows it has."""
 _NO_LOGIN = Server("", 0, "", "")
 
 
@@ -47,34 +57,55 @@ class Outcome(Generic[Result]):
 def done(
     job: Job, pieces: Sequence[Piece[Given]], work: Callable[[Destination, Given, Sessions], Iterable[Result]]
 ) -> list[list[Result] | LockstepError]:
-    """The results of each piece, or the error that ended it, in the order of the pieces.
+    """As `in_tasks`, for work at a target."""
+    logins = {shard.table.connection: shard.server for piece in pieces for shard in piece.destination.shards}
+
+    @contextmanager
+    def connected() -> Iterator[Callable[[Piece[Given]], Iterator[Result]]]:
+        sessions = Sessions()
+
+        def one(piece: Piece[Given]) -> Iterator[Result]:
+            try:
+                yield from work(_with(logins, piece.destination), piece.given, sessions)
+            except Exception:
+                sessions.close()  # in whatever state the error left them
+                raise
+
+        try:
+            yield one
+        finally:
+            sessions.close()
+
+    without = [replace(piece, destination=_without_logins(piece.destination)) for piece in pieces]
+    return in_tasks(job, without, connected)
+
+
+def in_tasks(
+    job: Job, pieces: Sequence[Sized], begin: Callable[[], AbstractContextManager[Callable[[Sized], Iterable[Result]]]]
+) -> list[list[Result] | LockstepError]:
+    """The results of each piece, or the error that ended it, in the order of the pieces. begin: opens what a task
+    needs, and gives its work on a piece.
 
     An error that another attempt may cure ends the job at once and is raised: Spark may have attempts left.
     """
     if not pieces:
         return []
-    logins = {shard.table.connection: shard.server for piece in pieces for shard in piece.destination.shards}
 
-    def task(mine: Sequence[tuple[int, Piece[Given]]]) -> Iterator[Outcome[Result]]:
-        sessions = Sessions()
-        try:
+    def task(mine: Sequence[tuple[int, Sized]]) -> Iterator[Outcome[Result]]:
+        with begin() as work:
             for number, piece in mine:
                 try:
                     with carried():
-                        for result in work(_with(logins, piece.destination), piece.given, sessions):
+                        for result in work(piece):
                             yield Outcome(number, (result,))
                 except CarriedError as error:
-                    sessions.close()  # in whatever state the error left them
                     known = found(error)
                     if known is None or known.retriable:
                         raise
                     yield Outcome(number, error=str(error))
-        finally:
-            sessions.close()
 
     context = job.spark.sparkContext
-    without = [replace(piece, destination=_without_logins(piece.destination)) for piece in pieces]
-    tasks = packed(without, context.defaultParallelism * TASKS_PER_CORE)
+    tasks = packed(pieces, context.defaultParallelism * TASKS_PER_CORE)
     outcomes: list[Outcome[Any]] = context.parallelize(tasks, len(tasks)).flatMap(task).collect()
     results: list[list[Result] | LockstepError] = [[] for _ in pieces]
     for outcome in outcomes:
@@ -100,9 +131,9 @@ def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Resu
     return every, first
 
 
-def packed(pieces: Sequence[Piece[Given]], most: int) -> list[list[tuple[int, Piece[Given]]]]:
+def packed(pieces: Sequence[Sized], most: int) -> list[list[tuple[int, Sized]]]:
     """The numbered pieces in at most so many tasks with about as many rows each."""
-    tasks: list[list[tuple[int, Piece[Given]]]] = [[] for _ in range(min(len(pieces), most))]
+    tasks: list[list[tuple[int, Sized]]] = [[] for _ in range(min(len(pieces), most))]
     load = [(0, at) for at in range(len(tasks))]
     for number, piece in sorted(enumerate(pieces), key=lambda one: -one[1].rows):
         weight, at = heapq.heappop(load)

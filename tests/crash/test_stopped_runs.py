@@ -61,7 +61,7 @@ limits: {{lease_s: 5, batch_rows: 100}}
 """
 STEPS = {
     "planned": (PLAN, "plan", "after", 1),
-    "merged, not counted": ("spark_jobs.merge", "merge_table", "after", 2),
+    "merged, not counted": ("spark_jobs.merge", "merge_tables", "after", 1),
     "merged": (*SUBMIT, "after", 1),
     "filtered, not counted": ("spark_jobs.filter", "filter_tables", "after", 1),
     "filtered": (*SUBMIT, "after", 2),

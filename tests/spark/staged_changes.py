@@ -20,7 +20,7 @@ from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.model.staged import absent_text, staged_schema
 from cdc_core.stage.layout import CopiedName, PartName, copied_path, part_path
 from spark_jobs.job import Job
-from spark_jobs.merge import moving_keys, row_columns
+from spark_jobs.merge_rules import moving_keys, row_columns
 from tests.history_model import Change
 
 PIPELINE = """\

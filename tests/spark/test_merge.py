@@ -23,6 +23,7 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.stores import open_store
+from spark_jobs import small_tables
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.session import open_session
@@ -31,6 +32,16 @@ from tests.spark.staged_changes import Stage, require_merged_columns, table_sche
 
 # PySpark leaves the sockets of `collect` to the garbage collector.
 pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWarning")]
+
+
+@pytest.fixture(params=["in memory", "spark"], autouse=True)
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """How small tables are merged: both ways keep every rule below."""
+    if request.param == "spark":
+        monkeypatch.setattr(small_tables, "SMALL_ROWS", -1)
+    return str(request.param)
+
+
 ITEMS = table_schema("shop.items", {"a": "int", "b": "varchar(10)", "n": "int"}, ["a", "b"])
 
 
@@ -92,7 +103,7 @@ def test_the_merge_is_what_the_model_of_history_says(
     found = {}
     for row in rows:
         key = TRUNCATE_KEY if row["_cdc_op"] == "t" else (row["a"], row["b"])
-        found[key] = (row["_cdc_op"], (row["_cdc_seq"], row["_cdc_row"]), row["_cdc_source"], _values(row))
+        found[key] = (row["_cdc_op"], (row["_cdc_seq"], row["_cdc_row"]), row["_cdc_source"], model_values(row))
     assert found == {
         key: (one.op, one.order, one.source, dict(one.values) if one.op == "u" else None) for key, one in last.items()
     }
@@ -100,7 +111,7 @@ def test_the_merge_is_what_the_model_of_history_says(
     assert counts.rows + counts.key_changes == counts.winners + counts.superseded
 
 
-def _values(row: dict[str, Any]) -> dict[str, Any] | None:
+def model_values(row: dict[str, Any]) -> dict[str, Any] | None:
     """The values of a merged row as the model has them; None but for an upsert."""
     if row["_cdc_op"] != "u":
         return None
@@ -297,6 +308,7 @@ class Purging(Job):
             self.store.delete(file.path)
 
 
+@pytest.mark.parametrize("way", ["spark"], indirect=True)
 @pytest.mark.parametrize("ignoring", [False, pytest.param(True, marks=pytest.mark.matrix)])
 @pytest.mark.parametrize("recorded", [True, pytest.param(False, marks=pytest.mark.matrix)])
 def test_a_purge_beside_a_merge_ends_it_with_an_error_that_says_so_and_never_with_fewer_rows(
@@ -331,3 +343,35 @@ def test_a_purge_beside_a_merge_ends_it_with_an_error_that_says_so_and_never_wit
                 assert set(seen) == {"plan.purged" if recorded else "stage.missing"}
                 return
     raise AssertionError("more reads than were tried")
+
+
+@pytest.mark.parametrize("way", ["in memory"], indirect=True)
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_purge_beside_a_merge_in_memory_ends_it_with_an_error_that_says_so(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, recorded: bool
+) -> None:
+    stage = Stage(tmp_path)
+    stage.add("shop.items", ITEMS, [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)])
+    plan = stage.plan("r", {"shop.items": ["a", "b"]})
+    job = Purging(spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
+    monkeypatch.setattr(Purging, "recorded", recorded)
+    monkeypatch.setattr("spark_jobs.merge.require_intact", lambda *_: job.remove())
+    with pytest.raises(LockstepError) as caught:
+        merge(job)
+    assert caught.value.code == ("plan.purged" if recorded else "stage.missing")
+    assert list(tmp_path.rglob("counts.json")) == []
+
+
+def test_a_truncate_after_a_copy_that_begins_the_table_again_undoes_the_copied_rows_too(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    stage = Stage(tmp_path)
+    stage.add("shop.items", ITEMS, [Change("t", {}, 10)], copied=True)
+    stage.add("shop.items", ITEMS, [Change("r", {"a": 1, "b": "x", "n": 1}, 10, 1)], copied=True)
+    stage.add("shop.items", ITEMS, [Change("t", {}, 20), Change("c", {"a": 2, "b": "x", "n": 2}, 21)])
+    rows, counts = merged(spark, stage, ["a", "b"], on_truncate="apply")
+    assert sorted((row["_cdc_op"], row["_cdc_seq"]) for row in rows) == [("t", 20), ("u", 21)]
+    assert (counts.rows, counts.winners, counts.superseded, len(counts.truncates)) == (4, 2, 2, 1)
+    with pytest.raises(Refused) as caught:
+        merged(spark, stage, ["a", "b"])
+    assert caught.value.code == "spark.truncate"
