@@ -2,8 +2,7 @@
 (arrow_merge.py), and writes one file of merged rows, as Spark would have.
 
 Left to Spark (merge.py): large tables; tables without a key, whose rows are counted; a key whose type has equal values
-with different bits, or is a list; tables that several source tables feed, that have a shard key outside their key, or
-that lack values of several sources; definitions that spell a column in two ways; rows that do not fit into memory, or
+with different bits, or is a list; definitions that spell a column in two ways; rows that do not fit into memory, or
 that Arrow does not convert.
 """
 
@@ -127,8 +126,6 @@ def _small(job: Job, table: MergeTable) -> _SmallTable | None:
         tuple(fillable(job, table, columns.names)),
         job.shared(table),
     )
-    if rule.moving or rule.shared or (rule.sources > 1 and rule.fill):
-        return None
     files = tuple((file, job.plan.schemas[file.schema_id]) for file in table.files)
     folder = job.merged(table.table)
     return _SmallTable(table.table, folder, files, rule, truncate_rule(job, table), table.rows)

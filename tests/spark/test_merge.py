@@ -45,7 +45,7 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
 ITEMS = table_schema("shop.items", {"a": "int", "b": "varchar(10)", "n": "int"}, ["a", "b"])
 
 
-def pipeline(root: Path, routes: str = "") -> Pipeline:
+def pipeline(root: Path, routes: str = "", rule: str = 'database: "db"') -> Pipeline:
     return parse(
         f"""
 pipeline: shop
@@ -54,7 +54,7 @@ sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
 tables: {{include: ['shop\\..*']}}
 stage: {{uri: "file://{root}"}}
 meta: {{url: "sqlite:///{root}/meta.db"}}
-targets: [{{name: shards, connections: ["env:TGT"], tables: {{"*": {{database: "db"}}}}}}]
+targets: [{{name: shards, connections: ["env:TGT"], tables: {{"*": {{{rule}}}}}}}]
 """,
         where="test",
     )

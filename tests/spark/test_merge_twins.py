@@ -133,9 +133,15 @@ def require_twins(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     assert outcome(job, "in memory", monkeypatch) == outcome(job, "spark", monkeypatch)
 
 
-@pytest.mark.parametrize("shape", ["plain", "partial", "truncates"])
+MOVING = "database: 'db{d}', sharding: {key: x, databases: 2}"
+"""The shard key is not in the key: a row may move to another shard."""
+SHARED = "routes: [{match: 'shop\\.(items|other)', to: shop.items}]"
+"""Two tables feed one."""
+
+
+@pytest.mark.parametrize("shape", ["plain", "partial", "truncates", "moving", "sources", "shared"])
 @given(data=st.data())
-@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
 def test_both_ways_merge_any_changes_alike(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
@@ -160,12 +166,18 @@ def test_both_ways_merge_any_changes_alike(
         if copied:
             stage.add("shop.items", schema, copied, copied=True)
     drawn = data.draw(st.permutations(drawn))
-    for part in (drawn[::2], drawn[1::2]):
+    other = table_schema("shop.other", columns, key) if shape == "shared" else schema
+    for number, part in enumerate((drawn[::2], drawn[1::2])):
+        if number and shape == "sources":
+            part = [replace(one, source="two") for one in part]
         if part:
-            stage.add("shop.items", schema, part)
+            stage.add("shop.items", other if number else schema, part)
     on_truncate = data.draw(st.sampled_from(("apply", "apply", "ignore", "stop")))
     plan = stage.plan("r", {"shop.items": key}, on_truncate=on_truncate)
-    require_twins(Job(spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0"), monkeypatch)
+    made = pipeline(
+        stage.root, routes=SHARED if shape == "shared" else "", rule=MOVING if shape == "moving" else "database: db"
+    )
+    require_twins(Job(spark, made, plan, open_store(stage.uri), set_name="0"), monkeypatch)
 
 
 def _copied(change: Change, seq: int, ordinal: int) -> Change:
