@@ -30,7 +30,8 @@ def run(server: Any, *statements: str) -> list[tuple[Any, ...]]:
         return list(cursor.fetchall())
 
 
-@pytest.mark.parametrize("server", ["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("server", ["mariadb", "mysql9"])
 def test_64_shards_are_defined_alike_after_any_kills(
     request: pytest.FixtureRequest, server: str, lockstep: CommandLine, commands: ForkedCommands, tmp_path: Path
 ) -> None:

@@ -141,7 +141,7 @@ SHARED = "routes: [{match: 'shop\\.(items|other)', to: shop.items}]"
 
 @pytest.mark.parametrize("shape", ["plain", "partial", "truncates", "moving", "sources", "shared"])
 @given(data=st.data())
-@settings(max_examples=5, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=3, deadline=None, suppress_health_check=list(HealthCheck))
 def test_both_ways_merge_any_changes_alike(
     spark: SparkSession,
     tmp_path_factory: pytest.TempPathFactory,
