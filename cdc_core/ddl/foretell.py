@@ -28,15 +28,14 @@ WAYS: tuple[tuple[str, tuple[str, ...]], ...] = (
 """From the cheapest on: neither keeps anybody from writing for longer than it takes to exchange the definition."""
 COPY = "copy"
 """The way of a statement that the server would execute by a copy, which a user's command makes instead."""
-NOT_THIS_WAY = frozenset({1221, 1845, 1846, 1847, 4092})
-"""The server would need another ALGORITHM or LOCK. 1221: MySQL's INSTANT beside a LOCK that the statement names; 4092:
-no further version of the rows fits (MySQL's INSTANT)."""
+NOT_THIS_WAY = frozenset({1845, 1846, 1847, 4092})
+"""The server would need another ALGORITHM or LOCK. 4092: no further version of the rows fits (MySQL's INSTANT)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Foretold:
-    """prints: digests of the definition before the first statement and after each. ways: of each statement, one of WAYS
-    or `asserted`."""
+    """prints: digests of the definition before the first statement and after each. ways: of each statement, the name of
+    one of WAYS, or COPY."""
 
     prints: tuple[str, ...]
     ways: tuple[str, ...]
@@ -95,8 +94,7 @@ def _tried(
     connection: pymysql.Connection[Any], shard: ShardTable, trial: str, statement: Statement, *, copies: bool
 ) -> str:
     """The first of the ways that the server takes."""
-    known: tuple[tuple[str, tuple[str, ...]], ...] = (("asserted", ()),) if statement.asserted else WAYS
-    for way, modifiers in (*known, (COPY, ("ALGORITHM=COPY",))) if copies and not statement.asserted else known:
+    for way, modifiers in (*WAYS, (COPY, ("ALGORITHM=COPY",))) if copies else WAYS:
         try:
             with connection.cursor() as cursor:
                 cursor.execute(statement.on(shard.database, trial, *modifiers))

@@ -23,6 +23,7 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.apply.plan import schemas_of
 from cdc_core.config import Pipeline, Target
 from cdc_core.connections import connect, resolve
 from cdc_core.ddl import copy_hook
@@ -34,6 +35,7 @@ from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
 from cdc_core.meta.ddl import OPEN
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.stage.stores import open_stage
 from cdc_core.target.faults import is_row_error, known, number_of, translated, translating
 from cdc_core.target.load import altering_session
 from cdc_core.target.sharding import ShardTable, shard_tables
@@ -198,11 +200,12 @@ def _decided(
     for server in dict.fromkeys(one.server for one in shards):
         mine = [one for one in shards if one.server == server and one.found is not None]
         told = _told(former, server, logical)
-        if told is not None and (former.state == OPEN or all(_knows(told, one) for one in mine)):  # type: ignore[union-attr]
+        still = former is not None and (former.state == OPEN or told is None or all(_knows(told, one) for one in mine))
+        if told is not None and still:
             foretold[server] = told
         elif mine:
             try:
-                foretold[server] = _foretold(work, mine, statements, copies=bool(options.copy_with))
+                foretold[server] = _foretold(work, mine, statements, options)
             except LockstepError as error:
                 if error.retriable:
                     raise
@@ -225,15 +228,16 @@ def _knows(told: Foretold, shard: Shard) -> bool:
     return shard.found is not None and told.place(shard.found) is not None
 
 
-def _foretold(work: Work, shards: Sequence[Shard], statements: Sequence[Statement], *, copies: bool) -> Foretold:
+def _foretold(work: Work, shards: Sequence[Shard], statements: Sequence[Statement], options: Options) -> Foretold:
     """From the definition by which most shards are known: others may have the statements behind them already."""
     best: tuple[int, Foretold] | None = None
     first: LockstepError | None = None
     for found in dict.fromkeys(one.found for one in shards):
         base = next(one for one in shards if one.found == found)
         try:
-            with _session(work, base.place) as connection:
-                told = foretell(connection, base.place, statements, copies=copies)
+            # Two at once would drop each other's empty copy, and foretell from half of the statements.
+            with _session(work, base.place) as connection, _alone(connection, base.place, options.patience_s):
+                told = foretell(connection, base.place, statements, copies=bool(options.copy_with))
         except LockstepError as error:
             if error.retriable:
                 raise
@@ -289,11 +293,11 @@ def _held_columns(work: Work, table: DecidedTable) -> list[LockstepError]:
     sources = [one.name for one in work.pipeline.sources]
     view = work.meta.plan_view("", sources, [work.target.name], None)
     pending = view.pending[work.target.name]
+    schemas = schemas_of(view, open_stage(work.pipeline.stage))
     for batch in sorted(pending):
         for file in view.files.get(batch, ()):
-            schema = view.schemas.get(file.schema_id)
-            if file.table == table.logical and schema is not None:
-                held = dropped & {column.name.lower() for column in schema.columns}
+            if file.table == table.logical:
+                held = dropped & {column.name.lower() for column in schemas[file.schema_id].columns}
                 if held:
                     problems.append(_held(table.logical, held, f"the staged batch {batch} brings it"))
                     return problems
@@ -434,8 +438,7 @@ def _execute(
 ) -> None:
     """By the foretold way, or a dearer one that still keeps nobody waiting. Raises Refused (ddl.refused, ddl.copies),
     RetryLater (ddl.locked), and target.faults' errors."""
-    names = [name for name, _ in WAYS]
-    ways = WAYS[names.index(way) :] if way in names else (("asserted", ()),)
+    ways = WAYS[[name for name, _ in WAYS].index(way) :]
     until_s = time.monotonic() + patience_s
     at = 0
     while True:

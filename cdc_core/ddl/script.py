@@ -6,7 +6,8 @@
     ALTER TABLE shop.orders DROP COLUMN note;
 
 The sections are marked as dbmate does; without a mark, everything is `up`. What a statement says after the table's name
-goes to the server as it stands. Refused is whatever removes rows, renames the table or changes its key.
+goes to the server as it is. Refused is whatever removes rows, renames the table or changes its key; and ALGORITHM and
+LOCK, which Lockstep asserts itself (foretell.py).
 """
 
 from __future__ import annotations
@@ -32,23 +33,22 @@ _REFUSED: tuple[tuple[tuple[str, ...], str], ...] = (
     (("EXCHANGE", "PARTITION"), "it removes rows"),
     (("DISCARD",), "it removes rows"),
     (("IMPORT",), "it removes rows"),
-    (("ALGORITHM", "COPY"), "it copies the table, and nobody can write to it meanwhile"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
     """logical: the table. clauses: what stands after its name. columns: by name, what it drops and adds. line: in the
-    file. asserted: it says itself which ALGORITHM or LOCK it takes."""
+    file."""
 
     logical: str
     clauses: str
     columns: ColumnChanges
     line: int
-    asserted: bool = False
 
     def on(self, database: str, table: str, *modifiers: str) -> str:
-        """The SQL for a physical table. Modifiers stand first, where partition clauses allow them, too."""
+        """The SQL for a physical table. Modifiers come first: there, MySQL takes them before clauses about
+        partitions, too."""
         return f"ALTER TABLE {quote(database, table)} {', '.join((*modifiers, self.clauses))}"
 
 
@@ -114,8 +114,15 @@ def _statement(found: Sequence[tuple[Token, tuple[int, int]]], text: str, line: 
     for column in (*columns.dropped, *columns.perhaps_dropped):
         if column.lower() == VERSION_COLUMN:
             raise _bad(f"`{column}` is Lockstep's own column.", where, "leave this clause out")
-    asserted = any(word in ("ALGORITHM", "LOCK") for word in words)
-    return Statement(".".join(part for part in table if part), clauses, columns, line, asserted)
+    for clause in Reader(rest).clauses():
+        if clause and clause[0].word in ("ALGORITHM", "LOCK"):
+            raise _bad(
+                f"`{clause[0].word}` is not for a file: Lockstep asserts the least that the server takes, and never a "
+                "copy, or a lock that keeps others from writing.",
+                where,
+                "leave this clause out",
+            )
+    return Statement(".".join(part for part in table if part), clauses, columns, line)
 
 
 def _bad(what: str, where: str, remedy: str) -> UsageError:

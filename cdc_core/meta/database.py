@@ -154,7 +154,8 @@ class Database:
                 code="meta.driver",
                 remedy="install it (PostgreSQL: pip install 'lockstep[postgres]')",
             ) from None
-        _OPEN.add(self)
+        if self.is_sqlite:
+            _OPEN.add(self)
 
     def __repr__(self) -> str:
         return f"Database({self.name!r})"
@@ -388,13 +389,13 @@ def _write_ahead(connection: sqlite3.Connection, timeout_s: float) -> None:
 
 
 _OPEN: weakref.WeakSet[Database] = weakref.WeakSet()
+"""Those in SQLite files."""
 
 
 def _close_idle() -> None:
     """SQLite's locks belong to a process: a connection that a forked one inherits would end its parent's."""
     for database in list(_OPEN):
-        if database.is_sqlite:
-            database.close()
+        database.close()
 
 
 os.register_at_fork(before=_close_idle)

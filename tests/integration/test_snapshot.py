@@ -350,7 +350,7 @@ def test_a_table_that_is_gone_when_its_read_view_begins_is_copied_from_its_begin
         if schema.table != "number":
             return known(control, schema)
         asked[0] += 1
-        gone = asked[0] in (2, 3)  # the first one was for the begin of the copy
+        gone = asked[0] in (2, 3)  # the first one was asked when the copy began
         return known(control, replace(schema, table="is_gone") if gone else schema)
 
     monkeypatch.setattr(watermarks, "engine_of", gone_twice)
