@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import sqlite3
 import sys
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,8 +20,11 @@ from cdc_core.ddl.rollout import Decided, Options, Work, decide, roll, rollout_l
 from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError
 from cdc_core.meta import Meta
 from cdc_core.meta.ddl import DONE, OPEN
+from cdc_core.stage import manifest as manifests
+from cdc_core.stage.stores import open_stage
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_target_create import run
+from tests.made_batches import manifest, schema
 
 ADD = """
 -- migrate:up
@@ -241,6 +245,25 @@ def test_a_column_may_go_once_the_source_lacks_it(shards: Shards) -> None:
         text = "ALTER TABLE orders DROP CHECK orders_0_chk_1, DROP COLUMN v"
     problems = shards.decided(text).problems
     assert "ddl.column_needed" not in {one.code for one in problems}
+
+
+@ONE_SERVER
+@pytest.mark.parametrize("known", [True, False], ids=["", "only its manifest has its definition"])
+def test_a_column_is_needed_while_a_staged_batch_brings_it(shards: Shards, tmp_path: Path, known: bool) -> None:
+    shards.on(*(f"ALTER TABLE {name} ADD COLUMN gone INT" for name in shards.names))
+    meta, text = shards.work.meta, "ALTER TABLE orders DROP COLUMN gone"
+    assert shards.decided(text).problems == ()
+    made = manifest(0, source="one", pipeline="shop", tables={"orders": 3}, schemas=[schema(columns=("id", "gone"))])
+    (tmp_path / "stage").mkdir()
+    manifests.commit(open_stage(shards.work.pipeline.stage), made)
+    meta.commit_batch(meta.acquire_lease("one", "shop", "me", 60), made)
+    if not known:
+        with closing(sqlite3.connect(tmp_path / "meta.db")) as connection:
+            connection.execute("DELETE FROM schema_version")
+            connection.commit()
+    (needed,) = shards.decided(text).problems
+    assert needed.code == "ddl.column_needed"
+    assert made.batch_id in needed.what
 
 
 @ONE_SERVER
