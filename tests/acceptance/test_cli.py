@@ -570,6 +570,8 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     assert [tuple(row) for row in copied.fetchall()] == source_rows(shop)
     (target,) = lockstep("status", "shop.yaml", code=None).document["targets"]
     assert target["pending"] == {"batches": 0, "rows": 0}
+    (layout,) = lockstep("target", "layout", "shop.yaml").document["layouts"]
+    assert (layout["table"], layout["written"], layout["now"]) == (f"{shop.name}.orders", "one table", "one table")
 
 
 @pytest.mark.matrix

@@ -427,6 +427,15 @@ def test_the_spark_tasks_of_a_run_share_an_application_that_ends_with_the_run(li
     assert [one for one in Path("/proc").glob("[0-9]*/cmdline") if os.fsencode(folder) in _read(one)] == []
 
 
+def test_the_layout_that_a_run_writes_under_is_noted(line: Line, scheduled: Run) -> None:
+    assert scheduled.log_of("to_shards.write")
+    assert line.meta("SELECT table_name, layout FROM target_layout ORDER BY 1") == [
+        ("customers", "mod(id) over 2 x 2"),
+        ("order_items", "mod(order_id) over 2 x 2"),
+        ("orders", "mod(order_id) over 2 x 2"),
+    ]
+
+
 def application_folder(line: Line, run: Run) -> Path:
     """Where the tasks of a run find its Spark application."""
     file = line.folder / "pipelines" / "shop.yaml"
