@@ -265,7 +265,7 @@ def run_of(bench: Bench, described: Pipeline, batches: Sequence[pa.RecordBatch])
         "bench", "bench", described.stage.uri, 0, 1, (MergeSet("0", (table,)),), (TargetRun("bench", "0", ()),),
         {SCHEMA.id: SCHEMA},
     )  # fmt: skip
-    job = Job(bench.spark, described, plan, open_store(plan.stage_uri), target_name="bench")
+    job = Job(lambda: bench.spark, described, plan, open_store(plan.stage_uri), target_name="bench")
     job.clear(job.filtered(SCHEMA.name))
     write_run(bench.place / "placed.parquet", rows, table.key)
     job.store.put_file(f"{job.filtered(SCHEMA.name)}/part-0.parquet", bench.place / "placed.parquet")

@@ -41,7 +41,7 @@ def carried() -> Iterator[None]:
 def disk_full(error: OSError) -> RetryLater:
     """The error for a worker that could not write the rows that it is about to load to its temporary files."""
     return RetryLater(
-        f"A Spark worker cannot write its temporary files: {error.strerror}.",
+        f"A worker of the job cannot write its temporary files: {error.strerror}.",
         where=f"{socket.gethostname()} {tempfile.gettempdir()}",
         code="spark.disk_full",
         remedy="free space there, or set TMPDIR of the workers to a larger disk, then run the task again: a write "

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TypeVar
 
@@ -35,20 +36,34 @@ from spark_jobs.session import open_session
 
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
+SMALL_BYTES = 8 << 20
+"""Of staged files: what is merged in memory, for a table as for a job that the driver does."""
 Result = TypeVar("Result")
 _OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
 
 @dataclass(frozen=True)
 class Job:
-    """One task of one run."""
+    """One task of one run. open_spark: gives the session; it is called only for what Spark has to do, because a start
+    of Spark takes longer than all the work of a small run (table_tasks.py)."""
 
-    spark: SparkSession
+    open_spark: Callable[[], SparkSession]
     pipeline: Pipeline
     plan: RunPlan
     store: ObjectStore
     set_name: str | None = None
     target_name: str | None = None
+
+    @cached_property
+    def spark(self) -> SparkSession:
+        return self.open_spark()
+
+    @cached_property
+    def small(self) -> bool:
+        """Whether the driver does the job itself, without Spark, as far as it can."""
+        files = [file for table in self.tables() for file in table.files]
+        rows = sum(file.rows for file in files)
+        return rows <= self.pipeline.spark.driver_rows and sum(file.size_bytes for file in files) <= SMALL_BYTES
 
     @property
     def target(self) -> Target:
@@ -208,9 +223,8 @@ def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespac
             remedy="nothing was read or written by it; find out who changes files of the stage, then clear the run "
             "from its plan task on",
         )
-    job = Job(
-        open_session(f"lockstep {name} {plan.run_id}"), pipeline, plan, store, arguments.set_name, arguments.target_name
-    )
+    spark = partial(open_session, f"lockstep {name} {plan.run_id}")
+    job = Job(spark, pipeline, plan, store, arguments.set_name, arguments.target_name)
     try:
         work(job)
     except LockstepError:

@@ -359,7 +359,8 @@ def merge_tables(job: Job, tables: Sequence[MergeTable]) -> list[MergeCounts]:
     """Writes the winners of the tables; their counts. Small tables share a Spark job (small_tables.py)."""
     counts = merge_small(job, tables)
     large = [table for table in tables if table.table not in counts]
-    size_shuffles(job.spark, max((table.rows for table in large), default=0))
+    if large:
+        size_shuffles(job.spark, max(table.rows for table in large))
     counts |= {one.table: one for one in each_table(lambda table: merge_table(job, table), large)}
     return [counts[table.table] for table in tables]
 

@@ -1,5 +1,5 @@
-"""Merges small tables, all of them in one Spark job: a worker reads a table's files, merges them in memory
-(arrow_merge.py), and writes one file of merged rows, as Spark would have.
+"""Merges small tables, all of them in one Spark job, or in the driver: a worker reads a table's files, merges them in
+memory (arrow_merge.py), and writes one file of merged rows, as Spark would have.
 
 Left to Spark (merge.py): large tables; tables without a key, whose rows are counted; a key whose type has equal values
 with different bits, or is a list; definitions that spell a column in two ways; rows that do not fit into memory, or
@@ -29,13 +29,11 @@ from cdc_core.stage.stores import open_stage
 from spark_jobs import table_tasks
 from spark_jobs.arrow_changes import NotSmallError, changes_of, read_rows
 from spark_jobs.arrow_merge import NOTHING, ArrowRule, Found, merged, without_undone
-from spark_jobs.job import Job, log
+from spark_jobs.job import SMALL_BYTES, Job, log
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
 from spark_jobs.truncates import TruncateRule, may_have
 
 SMALL_ROWS = 20_000
-SMALL_BYTES = 8 << 20
-"""Of a table's staged files."""
 
 
 @dataclass(frozen=True, slots=True)

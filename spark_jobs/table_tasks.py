@@ -1,7 +1,8 @@
 """Work for many tables in one Spark job, at a target too: a job for each would cost more than what a small table needs.
 
 The work is cut into pieces, each of one table. A task does several pieces of small tables, one after the other, and
-keeps its connections to the target's servers for the next one.
+keeps its connections to the target's servers for the next one. The driver of a small job, as most are, does all of
+them itself, in threads: Spark would take longer to start.
 Logins travel inside the closure of the job alone: what `parallelize` is given may pass through a file, and so does a
 closure of more than 1 MiB. Therefore the pieces have the destinations, without logins.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, Generic, Protocol, TypeVar
@@ -21,6 +23,8 @@ from spark_jobs.failures import CarriedError, carried, found
 from spark_jobs.job import Job
 
 TASKS_PER_CORE = 4
+THREADS = 4
+"""Of the driver. They wait for the target's servers most of the time, and for the stage."""
 Given = TypeVar("Given")
 Result = TypeVar("Result")
 
@@ -104,9 +108,13 @@ def in_tasks(
                         raise
                     yield Outcome(number, error=str(error))
 
-    context = job.spark.sparkContext
-    tasks = packed(pieces, context.defaultParallelism * TASKS_PER_CORE)
-    outcomes: list[Outcome[Any]] = context.parallelize(tasks, len(tasks)).flatMap(task).collect()
+    tasks = packed(pieces, most_tasks(job))
+    outcomes: list[Outcome[Any]]
+    if job.small:
+        with ThreadPoolExecutor(len(tasks), thread_name_prefix="task") as pool:
+            outcomes = [one for ended in pool.map(lambda mine: list(task(mine)), tasks) for one in ended]
+    else:
+        outcomes = job.spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(task).collect()
     results: list[list[Result] | LockstepError] = [[] for _ in pieces]
     for outcome in outcomes:
         so_far = results[outcome.piece]
@@ -117,6 +125,11 @@ def in_tasks(
         elif isinstance(so_far, list):
             so_far.extend(outcome.results)
     return results
+
+
+def most_tasks(job: Job) -> int:
+    """How many tasks at most a job's work is cut into."""
+    return THREADS if job.small else job.spark.sparkContext.defaultParallelism * TASKS_PER_CORE
 
 
 def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Result], LockstepError | None]:

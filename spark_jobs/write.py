@@ -39,7 +39,7 @@ from spark_jobs.columns import c
 from spark_jobs.filtered_files import FilteredFiles
 from spark_jobs.job import Job, leave, log, run
 from spark_jobs.multiset import last_batches
-from spark_jobs.table_tasks import TASKS_PER_CORE, Piece, together
+from spark_jobs.table_tasks import Piece, together
 
 BATCH_ROWS = 50_000
 _UNFIT = f"`{OP}` string, `{SOURCE}` string, `{SEQ}` bigint, `{ROW}` bigint, `{REASON}` string"
@@ -74,7 +74,7 @@ def shard_pieces(
     only these. rows: about how many there are."""
     stay = tuple(one.version.hex().upper() + one.key.decode() for one in unfit)
     numbers = list(range(len(destination.shards)) if shards is None else shards)
-    several = max(min(len(numbers), job.spark.sparkContext.defaultParallelism * TASKS_PER_CORE), 1)
+    several = max(min(len(numbers), table_tasks.most_tasks(job)), 1)
     return [
         Piece(
             destination,

@@ -23,7 +23,7 @@ from cdc_core.meta import Meta
 from examples.sandbox.mariadb import MariaDb
 from examples.sandbox.s3 import S3Server
 from tests.conftest import SourceDatabase, new_database
-from tests.crash.cases import CASES, SUFFIXES, Case, table
+from tests.crash.cases import CASES, DRIVER, SUFFIXES, TASK, Case, table
 from tests.forked_commands import ROOT, Done, ForkedCommands
 
 TABLE = "(id INT PRIMARY KEY, customer INT NOT NULL, status VARCHAR(20), UNIQUE KEY (customer))"
@@ -50,7 +50,9 @@ targets:
     tables: {{orders: {{database: "shards", table: "orders_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}}}
 limits: {{lease_s: {lease_s}, batch_rows: 100}}
 # Who finds no bucket says so after a few tries, not minutes.
-spark: {{conf: {{spark.hadoop.fs.s3a.attempts.maximum: "2", spark.hadoop.fs.s3a.retry.limit: "2"}}}}
+spark:
+  driver_rows: {driver_rows}
+  conf: {{spark.hadoop.fs.s3a.attempts.maximum: "2", spark.hadoop.fs.s3a.retry.limit: "2"}}
 """
 
 
@@ -215,7 +217,12 @@ def line_of(
     if bucket is not None:
         name = bucket.create_bucket(source.name.replace("_", "-"))
         stage = f'{{uri: "s3://{name}/stage", s3_endpoint: "{bucket.endpoint}"}}'
-    line.pipeline.write_text(PIPELINE.format(database=source.name, meta=meta, stage=stage, lease_s=LEASE_S))
+    by_driver = case.killed in (TASK, DRIVER)  # the others are killed amid the work of Spark's own processes
+    line.pipeline.write_text(
+        PIPELINE.format(
+            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_rows=20_000 if by_driver else 0
+        )
+    )
     if case.victim == "meta":
         line.again("meta", "upgrade")
     return line

@@ -51,7 +51,8 @@ class Line:
     runs: list[RunPlan] = field(default_factory=list)
 
     def job(self, plan: RunPlan, *, target: str | None = "shards") -> Job:
-        return Job(self.spark, self.pipeline, plan, open_store(self.stage.uri), "0" if target is None else None, target)
+        name = "0" if target is None else None
+        return Job(lambda: self.spark, self.pipeline, plan, open_store(self.stage.uri), name, target)
 
     def run(self, *changes: Change, quality: bool = False) -> RunPlan:
         """A run over these changes alone."""
@@ -130,13 +131,21 @@ class Line:
         assert merged.winners == done + filtered.stale
 
 
-@pytest.fixture
-def line(spark: SparkSession, mariadb_target: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Line]:
+@pytest.fixture(params=[0, 20_000], ids=["spark", "driver"])
+def line(
+    spark: SparkSession,
+    mariadb_target: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
+) -> Iterator[Line]:
+    """By Spark's jobs, and by the driver alone as far as it goes."""
     prefix = f"s{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("TARGET_URL", mariadb_target.url)
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
+spark: {{driver_rows: {request.param}}}
 targets:
   - name: shards
     connections: ["env:TARGET_URL"]
@@ -188,6 +197,17 @@ def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectation
     line.again(plan, quality=True)
     assert line.everything() == before
     line.adds_up(plan)
+
+
+@pytest.mark.parametrize("line", [20_000], indirect=True, ids=["driver"])
+def test_a_small_run_starts_no_spark(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_spark(job: Job) -> SparkSession:
+        raise AssertionError("the driver does all of this itself")
+
+    monkeypatch.setattr(Job, "spark", property(no_spark))
+    line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
+    line.run(order("u", 1, 2, "c1", 20, customer=1), quality=True)
+    assert sum(len(rows) for rows in line.rows().values()) == 7
 
 
 def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_the_present_one(line: Line) -> None:

@@ -64,7 +64,7 @@ def merged(
     spark: SparkSession, stage: Stage, key: list[str], *, on_truncate: str = "stop", routes: str = ""
 ) -> tuple[list[dict], MergeCounts]:
     plan = stage.plan("r", dict.fromkeys(stage.files, key), on_truncate=on_truncate)
-    job = Job(spark, pipeline(stage.root, routes), plan, open_store(stage.uri), set_name="0")
+    job = Job(lambda: spark, pipeline(stage.root, routes), plan, open_store(stage.uri), set_name="0")
     merge(job)
     counts = counts_from_bytes(job.store.get(counts_path(plan.merged_folder("0"))), MergeCounts)
     table = next(iter(stage.files))
@@ -329,7 +329,7 @@ def test_a_purge_beside_a_merge_ends_it_with_an_error_that_says_so_and_never_wit
             monkeypatch.setattr(Purging, "number", number)
             monkeypatch.setattr(Purging, "planned", planned)
             monkeypatch.setattr(Purging, "reads", 0)
-            job = Purging(spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
+            job = Purging(lambda: spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
             try:
                 merge(job)
             except LockstepError as error:
@@ -353,7 +353,7 @@ def test_a_purge_beside_a_merge_in_memory_ends_it_with_an_error_that_says_so(
     stage = Stage(tmp_path)
     stage.add("shop.items", ITEMS, [Change("c", {"a": a, "b": "x", "n": 1}, 10, a) for a in range(5)])
     plan = stage.plan("r", {"shop.items": ["a", "b"]})
-    job = Purging(spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
+    job = Purging(lambda: spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
     monkeypatch.setattr(Purging, "recorded", recorded)
     monkeypatch.setattr("spark_jobs.merge.require_intact", lambda *_: job.remove())
     with pytest.raises(LockstepError) as caught:

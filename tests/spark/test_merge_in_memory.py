@@ -34,7 +34,7 @@ def test_the_merge_in_memory_is_what_the_model_of_history_says(case: str, files:
                 stage.add("shop.items", HISTORIES, mine[number::files])
         plan = stage.plan("r", {"shop.items": list(KEY)}, on_truncate=on_truncate)
         spark: Any = None
-        job = Job(spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
+        job = Job(lambda: spark, pipeline(stage.root), plan, open_store(stage.uri), set_name="0")
         small = small_tables._small(job, job.merge_set.tables[0])
         if len({change.source for change in changes}) > 1 and any(change.absent for change in changes):
             assert small is None

@@ -177,7 +177,7 @@ def test_both_ways_merge_any_changes_alike(
     made = pipeline(
         stage.root, routes=SHARED if shape == "shared" else "", rule=MOVING if shape == "moving" else "database: db"
     )
-    require_twins(Job(spark, made, plan, open_store(stage.uri), set_name="0"), monkeypatch)
+    require_twins(Job(lambda: spark, made, plan, open_store(stage.uri), set_name="0"), monkeypatch)
 
 
 def _copied(change: Change, seq: int, ordinal: int) -> Change:
@@ -219,7 +219,7 @@ def test_tables_whose_rules_arrow_does_not_have_exactly_go_to_spark(
     add("long", {"id": "int", "y": "longtext"}, *({"id": id, "y": "x" * 100_000} for id in range(1_000)))
     keys = {table: [] if table == "shop.nokey" else ["id"] for table in stage.files}
     plan = stage.plan("r", keys)
-    job = Job(spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
+    job = Job(lambda: spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
     assert sorted(counted(job, monkeypatch)) == [
         "shop.float", "shop.large", "shop.long", "shop.nokey", "shop.spelled",
     ]  # fmt: skip
@@ -227,23 +227,26 @@ def test_tables_whose_rules_arrow_does_not_have_exactly_go_to_spark(
     assert job.rows_in(job.merged("shop.float")) == 1
 
 
-def test_many_small_tables_are_one_spark_job_and_what_a_killed_attempt_left_is_gone(
-    spark: SparkSession, tmp_path: Path
+@pytest.mark.parametrize(("driver_rows", "jobs"), [(0, 1), (59, 1), (60, 0)])
+def test_many_small_tables_are_at_most_one_spark_job_and_what_a_killed_attempt_left_is_gone(
+    driver_rows: int, jobs: int, spark: SparkSession, tmp_path: Path
 ) -> None:
     stage = Stage(tmp_path)
     for number in range(20):
         schema = table_schema(f"shop.t{number}", {"id": "int"}, ["id"])
         stage.add(f"shop.t{number}", schema, [Change("c", {"id": id}, 10, id) for id in range(3)])
     plan = stage.plan("r", {table: ["id"] for table in stage.files})
-    job = Job(spark, pipeline(tmp_path), plan, open_store(stage.uri), set_name="0")
+    made = pipeline(tmp_path)
+    made = made.model_copy(update={"spark": made.spark.model_copy(update={"driver_rows": driver_rows})})
+    job = Job(lambda: spark, made, plan, open_store(stage.uri), set_name="0")
     left = [f"{job.merged('shop.t3')}/{name}" for name in ("part-0.parquet", "_temporary/0/part-1.parquet")]
     for path in left:
         job.store.put(path, b"half")
     context = spark.sparkContext
-    context.setJobGroup("twins", "merge")
+    context.setJobGroup(str(tmp_path), "merge")
     try:
         merge(job)
-        assert len(context.statusTracker().getJobIdsForGroup("twins")) == 1
+        assert len(context.statusTracker().getJobIdsForGroup(str(tmp_path))) == jobs
     finally:
         context.setJobGroup("", "")
     assert not any(job.store.stat(path) for path in left)

@@ -39,6 +39,7 @@ def test_many_tables_share_a_spark_job_and_one_that_fails_leaves_the_others_writ
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
+spark: {{driver_rows: 0}}
 targets: [{{name: shards, connections: ["env:TARGET_URL"], tables: {{"*": {{database: "{database}"}}}}}}]
 """,
         where="test",
@@ -49,7 +50,7 @@ targets: [{{name: shards, connections: ["env:TARGET_URL"], tables: {{"*": {{data
         stage.add(f"shop.t{number}", replace(ITEMS, table=f"t{number}"), changes)
     plan = stage.plan("r", {table: ["id"] for table in stage.files})
     store, context = open_store(stage.uri), spark.sparkContext
-    job = Job(spark, pipeline, plan, store, None, "shards")
+    job = Job(lambda: spark, pipeline, plan, store, None, "shards")
 
     parallelize = context.parallelize
 
