@@ -37,7 +37,7 @@ from spark_jobs.session import open_session
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
 SMALL_BYTES = 8 << 20
-"""Of staged files: what is merged in memory, for a table as for a job that the driver does."""
+"""Of a table's staged files: what is merged in memory, and what the driver does itself."""
 Result = TypeVar("Result")
 _OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
@@ -61,9 +61,10 @@ class Job:
     @cached_property
     def small(self) -> bool:
         """Whether the driver does the job itself, without Spark, as far as it can."""
-        files = [file for table in self.tables() for file in table.files]
-        rows = sum(file.rows for file in files)
-        return rows <= self.pipeline.spark.driver_rows and sum(file.size_bytes for file in files) <= SMALL_BYTES
+        tables = self.tables()
+        return sum(table.rows for table in tables) <= self.pipeline.spark.driver_rows and all(
+            table.size_bytes <= SMALL_BYTES for table in tables
+        )
 
     @property
     def target(self) -> Target:

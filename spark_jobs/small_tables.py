@@ -107,7 +107,7 @@ def merge_small(job: Job, tables: Sequence[MergeTable]) -> dict[str, MergeCounts
 def _small(job: Job, table: MergeTable) -> _SmallTable | None:
     """What a worker needs to merge the table; None if it is not one for memory. Raises Refused
     (stage.schema_conflict)."""
-    large = table.rows > SMALL_ROWS or sum(file.size_bytes for file in table.files) > SMALL_BYTES
+    large = table.rows > SMALL_ROWS or table.size_bytes > SMALL_BYTES
     if large or not table.key:
         return None
     columns = pa.schema([pa.field(field.name, to_arrow_type(field.dataType)) for field in row_columns(job, table)])

@@ -141,6 +141,71 @@ def layout(
     output.answer(document, table(f"layouts: {parsed.pipeline}", columns, rows))
 
 
+@app.command()
+def fence(
+    pipeline: PipelineArgument,
+    target: Annotated[
+        list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
+    ] = None,
+    table_names: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--table",
+            metavar="NAME",
+            help="This logical table; may be repeated. Default: those that runs have written.",
+        ),
+    ] = None,
+    note: Annotated[
+        str | None, typer.Option("--raise", metavar="WHY", help="Keep Lockstep's writes out; errors say why.")
+    ] = None,
+    lower: Annotated[bool, typer.Option("--lower", help="Let Lockstep write again.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Show, raise or lower fences, which keep Lockstep's writes out of tables of a target.
+
+    \b
+      lockstep target fence shop
+      lockstep target fence shop --target shards --raise "the application writes here since 12:00"
+      lockstep target fence shop --target shards --table orders --lower
+
+    Once --raise has returned, no run, replay or repair of any pipeline writes to the tables: what was being written
+    has ended, and what comes later is refused (target.fenced) in its own transaction, without an effect. Raise fences
+    before an application begins to write to the tables by itself: an older change would overwrite its rows. A raise or
+    a lowering that was interrupted is finished by the same command again. Other programs are not kept out.
+    """
+    from cdc_core.meta import Meta
+    from cdc_core.target.fence import FencedTable, fences, lower_fences, raise_fences
+
+    if note is not None and (lower or not note.strip()):
+        raise UsageError(
+            "A fence is raised, with the reason why, or lowered.",
+            where="lockstep target fence",
+            code="cli.usage",
+            remedy="give --raise WHY, or --lower, or neither to see which fences there are",
+        )
+    output = CliOutput(as_json)
+    _, parsed = load_pipeline(pipeline, pipelines)
+    rows: list[tuple[str, FencedTable]] = []
+    for name in choose([one.name for one in parsed.targets], target, "target"):
+        chosen = parsed.target(name)
+        with Meta.open(parsed.meta.url) as meta:
+            tables = list(dict.fromkeys(table_names or meta.layouts(name)))
+        if not tables:
+            output.note(f"target {name}: no run has written to it; name tables with --table")
+        if note is not None:
+            raise_fences(chosen, tables, " ".join(note.split()), lambda one: output.note(f"fenced {one.name}"))
+        elif lower:
+            lower_fences(chosen, tables, lambda one: output.note(f"no fence around {one.name}"))
+        rows += [(name, one) for one in fences(chosen, tables)]
+    columns = ("target", "table", "shard", "fence")
+    shown = [(name, one.logical, one.name, one.note) for name, one in rows]
+    output.answer(
+        {"fences": [dict(zip(columns, row, strict=True)) for row in shown]},
+        table(f"fences: {parsed.pipeline}", columns, [(*place, why or "") for *place, why in shown]),
+    )
+
+
 def _count(target: Target, tables: SourceTables) -> int:
     from cdc_core.target.sharding import shard_tables
 

@@ -61,6 +61,10 @@ class MergeTable:
         return sum(file.rows for file in self.files)
 
     @property
+    def size_bytes(self) -> int:
+        return sum(file.size_bytes for file in self.files)
+
+    @property
     def absent_rows(self) -> int:
         return sum(file.absent_rows for file in self.files)
 

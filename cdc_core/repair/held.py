@@ -16,7 +16,8 @@ from cdc_core.model.staged import LITERAL, staged_schema
 from cdc_core.model.version import VERSION_BYTES, VERSION_COLUMN
 from cdc_core.results import TableReader
 from cdc_core.target.destination import Shard
-from cdc_core.target.prepare import ours_beside, tombstones_table, versions_table
+from cdc_core.target.fence import require_no_fence
+from cdc_core.target.prepare import lock_table, ours_beside, tombstones_table, versions_table
 from cdc_core.verify import lookup, target_rows
 from cdc_core.verify.canonical import row_texts
 from cdc_core.verify.shape import Shape
@@ -122,6 +123,9 @@ def forget_version(shape: Shape, shard: Shard, one: Held) -> bool:
 def _changed(shard: Shard, sql: str) -> bool:
     with target_rows.session(shard) as connection, connection.cursor() as cursor:
         connection.select_db(shard.facts.database)  # MySQL wants one for a DELETE with an alias
+        lock_table(cursor, shard.facts.name)  # until the connection closes
+        connection.begin()
+        require_no_fence(cursor, shard.facts)
         cursor.execute(sql)
         count = cursor.rowcount
         connection.commit()

@@ -30,6 +30,7 @@ from cdc_core.target.facts import (
     table_problems,
 )
 from cdc_core.target.faults import translating
+from cdc_core.target.fence import fenced, fences_in
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
@@ -91,6 +92,7 @@ def open_destination(
     *,
     key: Sequence[str] | None = None,
     ready: bool,
+    writing: bool = True,
     partial: bool = False,
     shared: bool = False,
     environ: Mapping[str, str] | None = None,
@@ -102,9 +104,9 @@ def open_destination(
     the Spark jobs with ready=True. Everything that is wrong is raised as one error (errors.combined).
 
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
-    first schema's. partial: row images leave columns out. shared: as in Destination. survey: of this and other tables
-    of the target, where several are opened. Raises what sharding, facts.*, limits.* and prepare raise, and what
-    target.faults makes of the servers' errors.
+    first schema's. writing: rows are to be written, which a fence refuses. partial: row images leave columns out.
+    shared: as in Destination. survey: of this and other tables of the target, where several are opened. Raises what
+    sharding, facts.*, limits.* and prepare raise, and what target.faults makes of the servers' errors.
     """
     places = shard_tables(target, logical)
     rule = target.table(logical)
@@ -112,7 +114,7 @@ def open_destination(
     key = tuple(key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas)
-    demands = _Demands(tuple(schemas), key, rule, ready, partial, shared)
+    demands = _Demands(tuple(schemas), key, rule, ready, writing, partial, shared)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     with ExitStack() as stack:
@@ -184,6 +186,7 @@ class _Demands:
     key: tuple[str, ...]
     rule: TargetTable
     ready: bool
+    writing: bool
     partial: bool
     shared: bool
 
@@ -195,6 +198,7 @@ class _Database:
     facts: Mapping[str, TableFacts]
     engines: Mapping[str, Engine]
     ours: Ours
+    fences: Mapping[str, str]
 
 
 class Survey:
@@ -258,10 +262,13 @@ class Survey:
         at = number, name
         if at not in self._databases:
             connection, tables = self._connections[number], list(self._tables[at])
+            with connection.cursor() as cursor:
+                fences = fences_in(cursor, name)
             self._databases[at] = _Database(
                 table_facts(connection, name, tables),
                 engines_of(connection, name, tables),
                 ours_beside(connection, name, tables),
+                fences,
             )
         return self._databases[at]
 
@@ -291,6 +298,8 @@ def _inspect(
         found = {place.table: known.facts[place.table] for place in here if place.table in known.facts}
         for place in here:
             facts = found.get(place.table)
+            if demands.writing and place.table in known.fences:
+                problems.append(fenced(place.name, known.fences[place.table]))
             for schema in demands.schemas[: None if facts else 1]:
                 problems += table_problems(
                     facts,

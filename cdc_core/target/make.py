@@ -29,7 +29,7 @@ from cdc_core.target.create import (
 )
 from cdc_core.target.definition import LITERAL, TableDefinition, read_definitions
 from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planned_table
-from cdc_core.target.facts import TableFacts, table_facts
+from cdc_core.target.facts import table_facts
 from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import LEDGER, MARKS, lock_table, prepare, versions_table
@@ -247,7 +247,7 @@ def _create(
     with connection.cursor() as cursor:
         if absent:
             cursor.execute(statements[0])
-        held = lock_table(cursor, TableFacts(place.database, place.table, (), ()))
+        held = lock_table(cursor, place.name)
         try:
             if (place.database, place.table) not in _existing(connection, [place.database]):
                 _forget(cursor, place)

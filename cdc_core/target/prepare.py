@@ -9,6 +9,7 @@
                                      have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
                                      the transactions that have written the table
+    <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
 are equal by one rule everywhere: the collation, padding, scale and precision of the table itself. Where the table's key
@@ -134,15 +135,16 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
     return replace(found, beside=facts.beside, key=facts.key, coarser=facts.coarser)
 
 
-def lock_table(cursor: Any, facts: TableFacts) -> str:
-    """Takes the lock by which runs that write to a table take turns; its name. Raises RetryLater (target.busy)."""
-    name = "lockstep:" + hashlib.sha256(facts.name.encode()).hexdigest()[:40]
+def lock_table(cursor: Any, table: str) -> str:
+    """Takes the lock by which runs that write to a table take turns; its name. table: `database.table`. Raises
+    RetryLater (target.busy)."""
+    name = "lockstep:" + hashlib.sha256(table.encode()).hexdigest()[:40]
     cursor.execute("SELECT GET_LOCK(%s, %s)", (name, LOCK_WAIT_S))
     row = cursor.fetchone()
     if not row or row[0] != 1:
         raise RetryLater(
             f"Another run has been writing to this table for more than {LOCK_WAIT_S} s.",
-            where=facts.name,
+            where=table,
             code="target.busy",
             remedy="wait for that run, or end it; then run this task again",
         )
@@ -229,7 +231,7 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
             remedy=f"restore the former key; or drop {facts.database}.{name}, if no batch from before the change of "
             "the key will be replayed into the table",
         )
-    lock = lock_table(cursor, facts)
+    lock = lock_table(cursor, facts.name)
     try:
         _redeclare(cursor, facts, name, declared, unique, definition)
     finally:

@@ -2,6 +2,7 @@
 
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; in the transaction the rows' own locks
+    fence    where one is raised (target.fence), nothing is written
     twins    among rows whose keys are equal in the table, the newest counts (target.keys)
     complete values that the log did not carry are taken from the target's own row
     guard    rows older than the target's row or tombstone are marked stale and not written
@@ -42,6 +43,7 @@ from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target.enums import ambiguous, copy_error_values
 from cdc_core.target.facts import TableFacts, written_columns
 from cdc_core.target.faults import is_row_error, known, number_of, transient, translated
+from cdc_core.target.fence import require_no_fence
 from cdc_core.target.guard_sql import may_replace_sql, newer_or_equal_sql, other_origin_sql
 from cdc_core.target.keys import of_another_table, require_own_rows, settle_twins, shared_key, spelled_apart
 from cdc_core.target.load import (
@@ -137,9 +139,10 @@ def write_shard(
 ) -> ShardResult:
     """Writes a load file to its table; safe to repeat. transact: what is done in the transaction; None: as above.
 
-    Raises DataAtRisk (target.row_error, target.unique_conflict, target.absent_values, target.key_collapse), and what
-    target.faults makes of the server's errors. Whatever is raised, nothing was written, unless the connection broke
-    during the commit: then the rows may have been written, and a repeated call finds them.
+    Raises Refused (target.fenced), DataAtRisk (target.row_error, target.unique_conflict, target.absent_values,
+    target.key_collapse), and what target.faults makes of the server's errors. Whatever is raised,
+    nothing was written, unless the connection broke during the commit: then the rows may have been written, and a
+    repeated call finds them.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -159,11 +162,12 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transa
         with connection.cursor() as cursor:
             create_temporary(cursor, write.facts, file.layout)
             unfit = load(cursor, write.facts, file, tolerant=write.quarantine)
-            lock = lock_table(cursor, write.facts)
+            lock = lock_table(cursor, write.facts.name)
             careful = False
             while True:
                 try:
                     connection.begin()
+                    require_no_fence(cursor, write.facts)
                     counts = transact(cursor, write, file, careful=careful, quarantined=len(unfit))
                     connection.commit()
                     break

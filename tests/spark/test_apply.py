@@ -17,11 +17,12 @@ import pytest
 from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline, Quality, parse
-from cdc_core.errors import DataAtRisk, LockstepError, UsageError
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
 from cdc_core.model.merged import CLASS, FILTER_ONLY, SHARD
 from cdc_core.model.run import FilterCounts, MergeCounts, RunPlan, WriteCounts, counts_from_bytes, counts_path
 from cdc_core.model.schema import Column, TableSchema, parse_column_type
 from cdc_core.stage.stores import open_store
+from cdc_core.target.fence import lower_fences, raise_fences
 from spark_jobs import failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
@@ -208,6 +209,24 @@ def test_a_small_run_starts_no_spark(line: Line, monkeypatch: pytest.MonkeyPatch
     line.run(*FIRST, order("d", 8, 8, "c8", 11), quality=True)
     line.run(order("u", 1, 2, "c1", 20, customer=1), quality=True)
     assert sum(len(rows) for rows in line.rows().values()) == 7
+
+
+def test_a_fence_refuses_a_run_before_and_after_its_filter(line: Line) -> None:
+    line.run(*FIRST)
+    held, target = line.rows(), line.pipeline.target("shards")
+    line.stage.begin_again()
+    line.stage.add("shop.orders", replace(ORDERS, table="orders"), [order("d", 1, 1, "c1", 20)])
+    plan = line.stage.plan("late", {"shop.orders": ["id"]})
+    merge(line.job(plan, target=None))
+    for task in (apply_filter, write):
+        raise_fences(target, ["shop.orders"], "switched")
+        with pytest.raises(Refused) as caught:
+            task(line.job(plan))
+        assert caught.value.code == "target.fenced"
+        assert line.rows() == held
+        lower_fences(target, ["shop.orders"])
+        task(line.job(plan))
+    assert line.rows() != held
 
 
 def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_the_present_one(line: Line) -> None:

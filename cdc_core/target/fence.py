@@ -1,0 +1,135 @@
+"""Fences keep Lockstep's writes out of tables of a target: those of a late run, a replay or a repair, too.
+
+A fence is a row of `_lockstep_fence`, in the database of the table. A write looks for the row in its transaction, under
+the lock by which the writers of a table take turns (prepare.lock_table). The row is added and removed under that lock,
+too. So once a fence is raised, no write is under way, and none begins. The first fence of a database makes
+`_lockstep_fence`: without it there has been none.
+
+Reading the table, verifying it and altering it are not writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from cdc_core.config import Target
+from cdc_core.connections import quote, resolve
+from cdc_core.errors import Refused
+from cdc_core.target.facts import TableFacts
+from cdc_core.target.faults import ALTERED, number_of
+from cdc_core.target.load import altering_session
+from cdc_core.target.prepare import lock_table
+from cdc_core.target.sharding import ShardTable, shard_tables
+
+FENCES = "_lockstep_fence"
+MAX_NOTE = 200
+
+_CREATE = f"""
+CREATE TABLE IF NOT EXISTS {{database}}.{FENCES} (
+  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
+  note VARCHAR({MAX_NOTE}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
+  at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+) ENGINE=InnoDB COMMENT='Lockstep: tables that it does not write to'
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class FencedTable:
+    """A table of a target, and the note of its fence; None: there is no fence."""
+
+    logical: str
+    name: str
+    note: str | None
+
+
+Told = Callable[[FencedTable], None]
+
+
+def require_no_fence(cursor: Any, facts: TableFacts) -> None:
+    """In a transaction that writes to the table, under its lock. Raises Refused (target.fenced)."""
+    note = fences_in(cursor, facts.database).get(facts.table)
+    if note is not None:
+        raise fenced(facts.name, note)
+
+
+def fenced(table: str, note: str) -> Refused:
+    return Refused(
+        f"There is a fence around the table: {note}.",
+        where=table,
+        code="target.fenced",
+        remedy="nothing was written; if Lockstep is to write to this table again, lower the fence (`lockstep target "
+        "fence PIPELINE --lower`)",
+    )
+
+
+def fences_in(cursor: Any, database: str) -> dict[str, str]:
+    """The notes of the fences in a database, by table."""
+    try:
+        cursor.execute(f"SELECT table_name, note FROM {quote(database, FENCES)}")
+    except pymysql.err.MySQLError as error:
+        if number_of(error) not in ALTERED:
+            raise
+        return {}
+    return {str(table): str(note) for table, note in cursor.fetchall()}
+
+
+def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
+    """The physical tables of the logical ones, and their fences. Raises what connections.connect raises, and what
+    target.faults makes of the servers' errors."""
+    found: list[FencedTable] = []
+    for connection, name, place in _places(target, logical):
+        with connection.cursor() as cursor:
+            found.append(FencedTable(name, place.name, fences_in(cursor, place.database).get(place.table)))
+    return found
+
+
+def raise_fences(target: Target, logical: Sequence[str], note: str, told: Told = lambda one: None) -> None:
+    """Keeps Lockstep's writes out of all physical tables of the logical ones, from the return on. Safe to repeat, also
+    after half of it was done; a fence that is up keeps its note.
+
+    note: why, in up to MAX_NOTE characters. told: receives each table as it is fenced. Raises RetryLater (target.busy)
+    when a write to a table does not end, and what `fences` raises.
+    """
+    for connection, name, place in _places(target, logical):
+        with connection.cursor() as cursor, _turn(cursor, place):
+            cursor.execute(_CREATE.format(database=quote(place.database)))
+            cursor.execute(
+                f"INSERT IGNORE INTO {quote(place.database, FENCES)} (table_name, note) VALUES (%s, %s)",
+                (place.table, note[:MAX_NOTE]),
+            )
+            told(FencedTable(name, place.name, fences_in(cursor, place.database).get(place.table)))
+
+
+def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one: None) -> None:
+    """Lets Lockstep write to the tables again. Safe to repeat. Raises as raise_fences."""
+    for connection, name, place in _places(target, logical):
+        with connection.cursor() as cursor, _turn(cursor, place):
+            if place.table in fences_in(cursor, place.database):
+                cursor.execute(f"DELETE FROM {quote(place.database, FENCES)} WHERE table_name = %s", (place.table,))
+            told(FencedTable(name, place.name, None))
+
+
+def _places(target: Target, logical: Sequence[str]) -> Iterator[tuple[pymysql.Connection[Any], str, ShardTable]]:
+    """The physical tables with a connection to their server, server by server."""
+    places = [(name, place) for name in logical for place in shard_tables(target, name)]
+    for number, reference in enumerate(target.connections):
+        mine = [(name, place) for name, place in places if place.connection == number]
+        if mine:
+            with altering_session(resolve(reference), reference) as connection:
+                for name, place in mine:
+                    yield connection, name, place
+
+
+@contextmanager
+def _turn(cursor: Any, place: ShardTable) -> Iterator[None]:
+    """The lock of those who write to the table, for the block."""
+    lock = lock_table(cursor, place.name)
+    try:
+        yield
+    finally:
+        cursor.execute("DO RELEASE_LOCK(%s)", (lock,))

@@ -1,0 +1,129 @@
+"""Fences on real servers: once one is raised, no write is under way and none is made, however they meet."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from cdc_core.config import Target, parse
+from cdc_core.errors import LockstepError, Refused
+from cdc_core.target.fence import FENCES, fences, lower_fences, raise_fences
+from cdc_core.target.multiset import write_copies
+from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_table
+
+LOG = "CREATE TABLE {name} (word VARCHAR(20), n INT)"
+BY_KEY = (SHOP, COLUMNS, ("id",))
+BY_COUNT = (LOG, {"word": pa.string(), "n": pa.int32()}, ())
+
+
+@pytest.fixture(params=["mariadb_target", "mysql9"])
+def server(request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=[BY_KEY, BY_COUNT], ids=["key", "no key"])
+def table(server: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Table]:
+    monkeypatch.setenv("FENCED", server.url)
+    with target_table(server, *request.param) as made:
+        yield made
+
+
+def target_of(table: Table) -> Target:
+    pipeline = parse(
+        f"""
+pipeline: shop
+sources: [{{name: one, connection: "env:SRC", server_id: 9}}]
+tables: {{include: ['shop\\..*']}}
+stage: {{uri: "file:///nowhere"}}
+meta: {{url: "sqlite:////nowhere/meta.db"}}
+targets:
+  - name: shards
+    connections: ["env:FENCED"]
+    tables: {{shop.t: {{database: "{table.facts.database}", table: "{table.facts.table}"}}}}
+""",
+        where="test",
+    )
+    return pipeline.target("shards")
+
+
+def put(table: Table, number: int) -> None:
+    """Writes one more row."""
+    if table.key:
+        table.write([shop("u", number, f"c{number}", number, number)], run=f"run{number}")
+    else:
+        rows = [Winner("u", {"word": "w", "n": number}, (number, number, 0, "one"))]
+        table.write(rows, run=f"run{number}", transact=partial(write_copies, upto={"one": number}))
+
+
+def rows(table: Table) -> list[int]:
+    return [n for (n,) in table.query(f"SELECT n FROM {table.facts.name} ORDER BY n")]
+
+
+def test_a_fence_refuses_writes_until_it_is_lowered(table: Table) -> None:
+    target, told = target_of(table), []
+    assert [one.note for one in fences(target, ["shop.t"])] == [None]
+    lower_fences(target, ["shop.t"])  # one that was never raised
+    put(table, 1)
+    raise_fences(target, ["shop.t"], "the switch of 12:00", told.append)
+    raise_fences(target, ["shop.t"], "another reason")
+    with pytest.raises(Refused) as caught:
+        put(table, 2)
+    assert (caught.value.code, caught.value.where) == ("target.fenced", table.facts.name)
+    assert "the switch of 12:00" in caught.value.what
+    assert rows(table) == [1]
+    assert [(one.logical, one.name, one.note) for one in fences(target, ["shop.t"])] == [
+        ("shop.t", table.facts.name, "the switch of 12:00")
+    ]
+    assert told == fences(target, ["shop.t"])
+    lower_fences(target, ["shop.t"])
+    lower_fences(target, ["shop.t"])
+    put(table, 2)
+    assert rows(table) == [1, 2]
+
+
+def test_a_fence_around_one_table_leaves_the_others_alone(table: Table) -> None:
+    raise_fences(target_of(table), ["shop.t"], "not this one")
+    table.query(f"UPDATE {table.facts.database}.{FENCES} SET table_name = 'another'")
+    put(table, 1)
+    assert rows(table) == [1]
+
+
+def test_once_a_fence_is_raised_no_write_commits_any_more(table: Table) -> None:
+    """Writers that are at any point of their transactions when it is raised: what they have not committed by the
+    return of raise_fences they never commit."""
+    target = target_of(table)
+    for turn in range(5):
+        ended, refused = threading.Event(), []
+
+        def writer(first: int, ended: threading.Event = ended, refused: list[LockstepError] = refused) -> None:
+            number = first
+            while not ended.is_set():
+                try:
+                    put(table, number)
+                except Refused as caught:
+                    refused.append(caught)
+                    return
+                number += 1
+
+        with ThreadPoolExecutor(3) as pool:
+            if table.key:
+                tasks = [pool.submit(writer, 10_000 * (turn * 3 + at + 1)) for at in range(3)]
+            else:  # batches of a source come one after the other
+                tasks = [pool.submit(writer, 10_000 * (turn + 1))]
+            before = len(rows(table))
+            while len(rows(table)) < before + 3:
+                pass
+            raise_fences(target, ["shop.t"], f"turn {turn}")
+            fenced = rows(table)
+            for task in tasks:
+                task.result(60)
+            ended.set()
+        assert [error.code for error in refused] == ["target.fenced"] * len(tasks)
+        assert rows(table) == fenced
+        lower_fences(target, ["shop.t"])
