@@ -147,8 +147,11 @@ def carry_out(context: RunContext, plan: RunPlan) -> RunResult:
 
 def _application(context: RunContext, plan: RunPlan) -> AbstractContextManager[Application]:
     """For all jobs of the run; by default its output goes to a file of the log directory."""
-    if context.application is not None:
-        return context.application(plan)
+    return application_of(context) if context.application is None else context.application(plan)
+
+
+def application_of(context: RunContext) -> SparkApplication:
+    """On the pipeline's spark.master. Its driver starts with the first job, and stays until the end of the block."""
     name = f"lockstep-{context.pipeline.pipeline}"
     references = [one for target in context.pipeline.targets for one in target.connections]
     return SparkApplication(

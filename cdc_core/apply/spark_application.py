@@ -84,6 +84,11 @@ class SparkApplication:
             said = file.read().decode(errors="replace")
         raise error_of(said, job=job.name, status=status, seen=str(self._output))
 
+    def forget_output(self, above: int) -> None:
+        """Empties the file of the output, between two jobs, if it has more bytes."""
+        if self._output.exists() and self._output.stat().st_size > above:
+            os.truncate(self._output, 0)
+
     def _end(self) -> None:
         if self._driver is not None:
             self._driver.end()
@@ -103,7 +108,11 @@ class SparkApplication:
             with self._output.open("ab") as file:
                 try:
                     process = subprocess.Popen(
-                        host.command(self._master), env=self._environ, stdout=file, stderr=subprocess.STDOUT
+                        host.command(self._master),
+                        env=self._environ,
+                        stdout=file,
+                        stderr=subprocess.STDOUT,
+                        start_new_session=True,  # Ctrl-C is for the command, which ends its application itself
                     )
                 except OSError as error:
                     raise Refused(

@@ -1,7 +1,7 @@
 """The output of a command: tables for people, one JSON document for programs.
 
 The answer goes to stdout, everything else (progress, notes, errors) to stderr, so that a pipe gets only the answer.
-With --json stdout holds exactly one document, also when the command fails.
+With --json stdout holds exactly one document, also when the command fails; of a command that repeats, a line for each.
 """
 
 from __future__ import annotations
@@ -49,6 +49,14 @@ class CliOutput:
             sys.stdout.write(json.dumps(document, indent=1, ensure_ascii=False, default=_plain) + "\n")
         else:
             self.out.print(*shown, sep="\n", crop=False)
+
+    def line(self, document: Mapping[str, Any], shown: str) -> None:
+        """One of many answers: a line, of JSON or for people."""
+        if self.as_json:
+            sys.stdout.write(json.dumps(document, ensure_ascii=False, default=_plain) + "\n")
+            sys.stdout.flush()
+        else:
+            self.out.print(Text(shown), crop=False)
 
     def note(self, text: str) -> None:
         """A line besides the answer."""

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -26,11 +29,13 @@ from cdc_core.cli.options import (
     time_us,
 )
 from cdc_core.cli.output import CliOutput
+from cdc_core.cli.repeat import repeat
 from cdc_core.cli.snapshot import copy_pending
 from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.errors import UsageError
 from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
+from cdc_core.windows import age_us
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -74,9 +79,16 @@ RequeueOption = Annotated[
 ]
 
 
+EveryOption = Annotated[
+    str | None,
+    typer.Option("--every", metavar="AGE", help="Repeat, this long after the last beginning (10s, 5m), until stopped."),
+]
+
+
 def run(
     pipeline: PipelineArgument,
     until: UntilOption = "now",
+    every: EveryOption = None,
     target: TargetOption = None,
     staged: StagedOption = False,
     replay: ReplayOption = False,
@@ -92,6 +104,7 @@ def run(
     \b
       lockstep run shop
       lockstep run shop --target shards
+      lockstep run shop --every 10s
       lockstep run shop --staged
       lockstep run shop --replay --target rebuilt
       lockstep run shop --replay --target shards --from 2026-11-21T04:00:00Z --to 2026-11-21T06:00:00Z --table orders
@@ -106,6 +119,11 @@ def run(
     changes from overwriting newer rows. If the target already has everything, nothing changes: every row of the ledger
     is equal, stale or absent. --requeue replays a run in which a target rejected some rows (on_row_error: quarantine);
     fix the target first.
+
+    With --every, one command keeps the targets up to date: it repeats the whole run and keeps its driver, so that a
+    small run takes a second or two. A run that must be tried again later is; any other error ends the command. An
+    interrupt (Ctrl-C, SIGTERM) ends it after the run under way, a second one at once. Runs that apply nothing print
+    nothing. Other runs of the pipeline, by hand or in Airflow, may come between: they take turns.
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
@@ -115,6 +133,8 @@ def run(
     targets = choose([one.name for one in taking], target, "target")
     until_us = moment_us(until)
     selection = _selection(parsed, targets, begin, end, table_names, replay=replay)
+    if every is not None and (until != "now" or again or staged):
+        raise _usage("--every repeats whole runs up to now.", "leave out the other options, except --target")
     if requeue is not None and (replay or staged or begin or end or table_names):
         raise _usage("--requeue goes alone, or with --target.", "leave out the other options")
     if not targets:
@@ -124,15 +144,15 @@ def run(
             code="cli.no_targets",
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
+    if every is not None:
+        _repeat(parsed, path, targets, _age_s(every), output)
+        return
     extracted = (
         [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
     )
     if extracted:
-        copied = copy_pending(parsed, output)
-        extracted = [(name, copied.get(name, result)) for name, result in extracted]
+        extracted = _after_extract(parsed, extracted, targets, output)
     warn_of_partial(output, extracted)
-    if extracted:
-        _create_missing(parsed, targets, output)
     queried: dict[str, Any] = {}
     with run_context(parsed, path, output) as context:
         if again:
@@ -142,6 +162,15 @@ def run(
             done = _apply(context, targets)
     nothing = "no batch is staged there" if again else "every target has taken all that is staged"
     _answer(output, parsed.pipeline, done, extracted, context.logs if keeps_logs() else None, nothing, queried)
+
+
+def _after_extract(
+    pipeline: Pipeline, extracted: list[tuple[str, DrainResult]], targets: list[str], output: CliOutput
+) -> list[tuple[str, DrainResult]]:
+    """Copies what is pending, and makes the tables that the targets lack; how far each source is extracted then."""
+    copied = copy_pending(pipeline, output)
+    _create_missing(pipeline, targets, output)
+    return [(name, copied.get(name, result)) for name, result in extracted]
 
 
 def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -> None:
@@ -159,6 +188,42 @@ def _create_missing(pipeline: Pipeline, targets: list[str], output: CliOutput) -
             output.note(f"{one.name} is not made: {one.error.what} {one.error.remedy}.")
         else:
             output.note(f"created {one.name}" + (f": {'; '.join(one.notes)}" if one.notes else ""))
+
+
+def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, output: CliOutput) -> None:
+    """Whole runs, one after the other, with one application for all of them."""
+    from cdc_core.run import application_of, apply
+
+    names = [one.name for one in pipeline.sources]
+    with run_context(pipeline, path, CliOutput(as_json=True)) as context, application_of(context) as application:
+        kept, numbers = replace(context, application=lambda plan: nullcontext(application)), itertools.count(1)
+
+        def turn() -> None:
+            begun = time.monotonic()
+            extracted = extract_sources(pipeline, names, moment_us("now"), output)
+            extracted = _after_extract(pipeline, extracted, targets, output)
+            with _spinner(output) as began:
+                now = replace(kept, began=began)
+                queried = _look_up(now, targets, output)
+                done = apply(now, run_id(now, f"every-{next(numbers)}"), targets=targets)
+            if done.summaries or done.lost:
+                took_s = time.monotonic() - begun
+                applied = f"{counted(done.batches, 'batch')}, {counted(done.rows, 'change')}, {took_s:.1f} s"
+                output.line(_document(pipeline.pipeline, done, extracted, None, queried), f"{done.run_id}: {applied}")
+            application.forget_output(_KEPT_OUTPUT)
+
+        repeat(turn, every_s, output)
+
+
+_KEPT_OUTPUT = 16 << 20
+"""Of a driver that stays: above so many bytes, what it printed is removed between two runs that succeeded."""
+
+
+def _age_s(text: str) -> float:
+    try:
+        return age_us(text) / 1e6
+    except ValueError as error:
+        raise _usage(f"--every {text} {error}.", "give a number with a unit, such as 10s or 5m") from None
 
 
 @contextmanager
@@ -186,10 +251,10 @@ def _look_up(context: RunContext, targets: list[str], output: CliOutput) -> dict
     if context.pipeline.reverse_query is None:
         return {}
     from cdc_core.cli.verify import extract_on
-    from cdc_core.repair.reverse_query import look_up
+    from cdc_core.repair import reverse_query
 
     context.began("reverse query")
-    found = look_up(
+    found = reverse_query.look_up(
         context.pipeline, context.meta, context.store, targets,
         lambda source: extract_on(context.pipeline, source, output), context.environ,
     )  # fmt: skip
@@ -224,18 +289,7 @@ def _answer(
 ) -> None:
     """logs: where the output of Spark is, if it is kept. nothing: why nothing was applied, if so. queried: what the
     reverse query has done."""
-    document = {
-        "pipeline": pipeline,
-        "run_id": done.run_id,
-        "extracted": [describe(name, result) for name, result in extracted],
-        "batches": done.batches,
-        "rows": done.rows,
-        "targets": [summary.to_json() for summary in done.summaries],
-        "ledgers": [ledger_document(row.entry) for row in done.ledgers],
-        "lost": list(done.lost),
-        **queried,
-        "logs": str(logs) if logs else None,
-    }
+    document = _document(pipeline, done, extracted, logs, queried)
     if not done.summaries:
         output.answer(document, *(done.lost or [f"Nothing to apply: {nothing}."]))
         return
@@ -248,6 +302,27 @@ def _answer(
         + (f"; output of Spark: {logs}" if logs else ""),
         *done.lost,
     )
+
+
+def _document(
+    pipeline: str,
+    done: RunResult,
+    extracted: list[tuple[str, DrainResult]],
+    logs: Path | None,
+    queried: dict[str, Any],
+) -> dict[str, Any]:
+    return {
+        "pipeline": pipeline,
+        "run_id": done.run_id,
+        "extracted": [describe(name, result) for name, result in extracted],
+        "batches": done.batches,
+        "rows": done.rows,
+        "targets": [summary.to_json() for summary in done.summaries],
+        "ledgers": [ledger_document(row.entry) for row in done.ledgers],
+        "lost": list(done.lost),
+        **queried,
+        "logs": str(logs) if logs else None,
+    }
 
 
 def _selection(
