@@ -138,18 +138,20 @@ class Job:
                         raise damaged from error
             raise
 
-    def destinations(self, tables: Sequence[MergeTable]) -> list[Destination]:
-        """Those of several tables. Each database of the target is asked once for all of them."""
+    def destinations(self, tables: Sequence[MergeTable], *, writing: bool = True) -> list[Destination]:
+        """Those of several tables. Each database of the target is asked once for all of them. writing: as in
+        open_destination."""
         with Survey(self.target, [table.table for table in tables]) as survey:
-            return [self.destination(table, survey) for table in tables]
+            return [self.destination(table, survey, writing=writing) for table in tables]
 
-    def destination(self, table: MergeTable, survey: Survey | None = None) -> Destination:
+    def destination(self, table: MergeTable, survey: Survey | None = None, *, writing: bool = True) -> Destination:
         return open_destination(
             self.target,
             table.table,
             self.plan.current_schemas(table),
             key=table.key,
             ready=True,
+            writing=writing,
             partial=table.absent_rows > 0,
             shared=self.shared(table),
             survey=survey,

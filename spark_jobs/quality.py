@@ -86,7 +86,7 @@ def merged_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
 def target_frame(job: Job, tables: Sequence[MergeTable]) -> DataFrame | None:
     def one(table: MergeTable) -> DataFrame:
         rows = accepted(job, table, job.read(job.filtered(table.table)))
-        return map_in_arrow(rows, _comparer(job.destination(table)), _TARGET_FRAME)
+        return map_in_arrow(rows, _comparer(job.destination(table, writing=False)), _TARGET_FRAME)
 
     parts = each_table(one, tables)
     return reduce(DataFrame.unionAll, parts) if parts else None
@@ -145,7 +145,7 @@ def target_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
     aside = [table for table in tables if job.rows_in(job.quarantine(table.table))]
     plain = [table for table in tables if table not in aside]
     pieces = []
-    for table, destination in zip(plain, job.destinations(plain), strict=True):
+    for table, destination in zip(plain, job.destinations(plain, writing=False), strict=True):
         paths = _files(job, job.filtered(table.table))
         pieces += [Piece(destination, table.rows // len(paths), path) for path in paths]
     stage = job.pipeline.stage

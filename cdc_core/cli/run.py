@@ -195,13 +195,20 @@ def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, 
     from cdc_core.run import application_of, apply
 
     names = [one.name for one in pipeline.sources]
-    with run_context(pipeline, path, CliOutput(as_json=True)) as context, application_of(context) as application:
-        kept, numbers = replace(context, application=lambda plan: nullcontext(application)), itertools.count(1)
+    quiet = CliOutput(as_json=True)  # each turn shows its progress: first that of the extract, then that of the run
+    with run_context(pipeline, path, quiet) as context, application_of(context) as application:
+        kept = replace(context, application=lambda plan: nullcontext(application))
+        numbers = itertools.count(1)
+        warned: set[str] = set()
 
         def turn() -> None:
             begun = time.monotonic()
             extracted = extract_sources(pipeline, names, moment_us("now"), output)
             extracted = _after_extract(pipeline, extracted, targets, output)
+            partial = {table for _, result in extracted for table in result.partial}
+            if not partial <= warned:
+                warn_of_partial(output, extracted)
+                warned.update(partial)
             with _spinner(output) as began:
                 now = replace(kept, began=began)
                 queried = _look_up(now, targets, output)

@@ -227,6 +227,8 @@ def test_a_fence_refuses_a_run_before_and_after_its_filter(line: Line) -> None:
         lower_fences(target, ["shop.orders"])
         task(line.job(plan))
     assert line.rows() != held
+    raise_fences(target, ["shop.orders"], "switched")
+    check(line.job(plan))  # which only reads what was written before
 
 
 def test_a_merge_of_a_runs_former_plan_that_is_still_alive_changes_nothing_of_the_present_one(line: Line) -> None:
