@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from examples.sandbox.mariadb import MariaDb
+
 PIPELINE = """
 pipeline: shop
 sources: [{{name: shop, connection: env:SOURCE, server_id: 5091, start: latest}}]
@@ -109,3 +111,19 @@ def test_a_target_follows_its_source_until_a_signal(lockstep: Any, mariadb: Any,
         assert len({one["run_id"] for one in answers}) == len(answers)
         assert sum(one["rows"] for one in answers) == 2 + 3 * 2
         assert all(one["targets"] for one in answers)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_target_that_is_away_for_a_while_is_caught_up_with(lockstep: Any, mariadb: Any) -> None:
+    folder = Path(lockstep.directory)
+    with MariaDb.start(server_id=6) as target, following(lockstep, mariadb, target) as line:
+        line.becomes([(1, 1), (2, 2)])
+        target.stop()
+        line.change("INSERT INTO orders VALUES (3, 3)")
+        line.until(lambda: "tried again in 1 s" in (folder / "err").read_text())
+        target.restart()
+        line.change("INSERT INTO orders VALUES (4, 4)")
+        line.becomes([(1, 1), (2, 2), (3, 3), (4, 4)])
+        line.process.send_signal(signal.SIGTERM)
+        assert line.process.wait(PATIENCE_S) == 0, (folder / "err").read_text()
