@@ -19,6 +19,7 @@ from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_stage
+from cdc_core.target.fence import FENCES
 from cdc_core.verify import source_rows
 from cdc_core.verify.canonical import ERROR_SHOWN
 from cdc_core.verify.lease import verifier_lease
@@ -240,6 +241,21 @@ def test_a_row_with_a_newer_version_is_replaced_only_if_the_source_is_authoritat
     run.target(f"UPDATE number SET v = 'foreign', _cdc_version = X'{FOREIGN}' WHERE id = 3")
     done = repaired(run, "number", authoritative=True)
     assert (done.forgotten, done.newer, done.settled) == (1, {}, True)
+
+
+@FIRST_MYSQL
+def test_behind_a_fence_rows_are_verified_and_a_repair_changes_nothing(verified: Callable[..., Verified]) -> None:
+    run = verified()
+    numbers(run)
+    run.target(VERSIONED, f"UPDATE number SET v = 'foreign', _cdc_version = X'{FOREIGN}' WHERE id = 3")
+    run.target(f"CREATE TABLE {FENCES} (table_name VARCHAR(64), note VARCHAR(200))")
+    run.target(f"INSERT INTO {FENCES} VALUES ('number', 'the application writes here')")
+    assert run.verify("number")["number"].differences == 1
+    with pytest.raises(Refused) as caught:
+        repaired(run, "number", authoritative=True)
+    assert caught.value.code == "target.fenced"
+    run.target(f"DELETE FROM {FENCES}")
+    assert repaired(run, "number", authoritative=True).settled
 
 
 @FIRST_MARIADB
