@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from cdc_core import windows
 from cdc_core.cli.imports import uncollected
 from cdc_core.errors import UsageError
 from cdc_core.windows import parse_moment, to_us
@@ -23,6 +24,9 @@ PipelinesOption = Annotated[
     typer.Option(
         "--pipelines", metavar="DIR", envvar="LOCKSTEP_PIPELINES", help="Folder in which pipeline names are looked up."
     ),
+]
+TargetsOption = Annotated[
+    list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", envvar="LOCKSTEP_JSON", help="Print one JSON document on stdout.")]
 DEFAULT_PIPELINES = Path("dags/pipelines")
@@ -69,6 +73,16 @@ def moment_us(text: str) -> int | None:
     if text == "now":
         return None
     return time_us(text, "--until", "'now' or ")
+
+
+def age_us(text: str, option: str, example: str) -> int:
+    """µs of an age such as `10s` or `30d`. Raises UsageError (cli.usage)."""
+    try:
+        return windows.age_us(text)
+    except ValueError as error:
+        raise UsageError(
+            f"{text!r} {error}.", where=option, code="cli.usage", remedy=f"write for example {example}"
+        ) from None
 
 
 def time_us(text: str, option: str, instead: str = "") -> int:

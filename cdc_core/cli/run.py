@@ -23,6 +23,8 @@ from cdc_core.cli.options import (
     JsonOption,
     PipelineArgument,
     PipelinesOption,
+    TargetsOption,
+    age_us,
     choose,
     load_pipeline,
     moment_us,
@@ -35,7 +37,7 @@ from cdc_core.cli.status import ledger_document, ledger_table
 from cdc_core.errors import UsageError
 from cdc_core.extras import require
 from cdc_core.stage.stores import open_stage
-from cdc_core.windows import age_us
+from cdc_core.windows import MICROSECONDS
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -54,9 +56,6 @@ def register(app: typer.Typer) -> None:
 
 UntilOption = Annotated[
     str, typer.Option("--until", metavar="now|TIME", help="Read up to now, or up to an ISO 8601 time with a zone.")
-]
-TargetOption = Annotated[
-    list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
 ]
 StagedOption = Annotated[bool, typer.Option("--staged", help="Apply what is already staged; do not read the sources.")]
 ReplayOption = Annotated[
@@ -89,7 +88,7 @@ def run(
     pipeline: PipelineArgument,
     until: UntilOption = "now",
     every: EveryOption = None,
-    target: TargetOption = None,
+    target: TargetsOption = None,
     staged: StagedOption = False,
     replay: ReplayOption = False,
     begin: FromOption = None,
@@ -145,7 +144,7 @@ def run(
             remedy="add one to `targets`, or use `lockstep extract`, which stages only",
         )
     if every is not None:
-        _repeat(parsed, path, targets, _age_s(every), output)
+        _repeat(parsed, path, targets, age_us(every, "--every", "10s") / MICROSECONDS, output)
         return
     extracted = (
         [] if staged or again else extract_sources(parsed, [one.name for one in parsed.sources], until_us, output)
@@ -203,7 +202,7 @@ def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, 
 
         def turn() -> None:
             begun = time.monotonic()
-            extracted = extract_sources(pipeline, names, moment_us("now"), output)
+            extracted = extract_sources(pipeline, names, None, output)
             extracted = _after_extract(pipeline, extracted, targets, output)
             partial = {table for _, result in extracted for table in result.partial}
             if not partial <= warned:
@@ -224,13 +223,6 @@ def _repeat(pipeline: Pipeline, path: Path, targets: list[str], every_s: float, 
 
 _KEPT_OUTPUT = 16 << 20
 """Of a driver that stays: above so many bytes, what it printed is removed between two runs that succeeded."""
-
-
-def _age_s(text: str) -> float:
-    try:
-        return age_us(text) / 1e6
-    except ValueError as error:
-        raise _usage(f"--every {text} {error}.", "give a number with a unit, such as 10s or 5m") from None
 
 
 @contextmanager
@@ -258,10 +250,10 @@ def _look_up(context: RunContext, targets: list[str], output: CliOutput) -> dict
     if context.pipeline.reverse_query is None:
         return {}
     from cdc_core.cli.verify import extract_on
-    from cdc_core.repair import reverse_query
+    from cdc_core.repair.reverse_query import look_up
 
     context.began("reverse query")
-    found = reverse_query.look_up(
+    found = look_up(
         context.pipeline, context.meta, context.store, targets,
         lambda source: extract_on(context.pipeline, source, output), context.environ,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from cdc_core.cli.options import (
     JsonOption,
     PipelineArgument,
     PipelinesOption,
+    age_us,
     choose,
     load_pipeline,
     time_us,
@@ -23,7 +24,7 @@ from cdc_core.cli.output import CliOutput, moment, size, table
 from cdc_core.errors import DataAtRisk, UsageError
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
-from cdc_core.windows import MICROSECONDS, age_us, to_us
+from cdc_core.windows import MICROSECONDS, to_us
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -338,7 +339,7 @@ def purge(
             output.answer({"target": seeded, "batches": added}, f"{seeded} counts as having {added} purged batches.")
             return
         now_us = to_us(datetime.now(UTC))
-        cutoff_us = now_us - _age_us(age or "")
+        cutoff_us = now_us - age_us(age or "", "--older-than", "30d")
         forget_us = parsed.retention.forget_us(now_us) if parsed.retention is not None else None
         found = retention.purge(
             meta, open_stage(parsed.stage), parsed, cutoff_us=cutoff_us, forget_us=forget_us, dry_run=dry_run
@@ -393,7 +394,7 @@ def sweep(
 
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.sources], source, "source")
-    age_s = _age_us(older_than) / MICROSECONDS
+    age_s = age_us(older_than, "--older-than", "30d") / MICROSECONDS
     store = open_stage(parsed.stage)
     with Meta.open(parsed.meta.url) as meta:
         found = retention.sweep(meta, store, parsed, older_than_s=age_s, sources=names, dry_run=dry_run)
@@ -427,15 +428,6 @@ def sweep(
         table(title, columns, rows, numbers=("files", "size", "unfinished")),
         table(f"{title}: runs", ("plan", "files", "size"), of_plans, numbers=("files", "size")),
     )
-
-
-def _age_us(text: str) -> int:
-    try:
-        return age_us(text)
-    except ValueError as error:
-        raise UsageError(
-            f"{text!r} {error}.", where="--older-than", code="cli.usage", remedy="write for example 30d"
-        ) from None
 
 
 PartialOption = Annotated[bool, typer.Option("--partial", help="Accept a state with missing rows.")]

@@ -15,6 +15,7 @@ from cdc_core.cli.options import (
     JsonOption,
     PipelineArgument,
     PipelinesOption,
+    TargetsOption,
     choose,
     load_pipeline,
 )
@@ -35,9 +36,7 @@ app = typer.Typer(name="target", help="Create and compare the tables of targets.
 @app.command()
 def create(
     pipeline: PipelineArgument,
-    target: Annotated[
-        list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
-    ] = None,
+    target: TargetsOption = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the statements; execute none.")] = False,
     alter: Annotated[
         bool, typer.Option("--alter", help="Also add columns to existing tables, and widen their types.")
@@ -102,9 +101,7 @@ def create(
 @app.command()
 def layout(
     pipeline: PipelineArgument,
-    target: Annotated[
-        list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
-    ] = None,
+    target: TargetsOption = None,
     accept: Annotated[
         list[str] | None,
         typer.Option(
@@ -144,9 +141,7 @@ def layout(
 @app.command()
 def fence(
     pipeline: PipelineArgument,
-    target: Annotated[
-        list[str] | None, typer.Option("--target", metavar="NAME", help="Only this target; may be repeated.")
-    ] = None,
+    target: TargetsOption = None,
     table_names: Annotated[
         list[str] | None,
         typer.Option(

@@ -11,7 +11,6 @@ Reading the table, verifying it and altering it are not writes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +22,7 @@ from cdc_core.errors import Refused
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.faults import ALTERED, number_of
 from cdc_core.target.load import altering_session
-from cdc_core.target.prepare import lock_table
+from cdc_core.target.prepare import table_locked
 from cdc_core.target.sharding import ShardTable, shard_tables
 
 FENCES = "_lockstep_fence"
@@ -40,7 +39,7 @@ CREATE TABLE IF NOT EXISTS {{database}}.{FENCES} (
 
 @dataclass(frozen=True, slots=True)
 class FencedTable:
-    """A table of a target, and the note of its fence; None: there is no fence."""
+    """A table of a target. note: of its fence, if there is one."""
 
     logical: str
     name: str
@@ -82,9 +81,13 @@ def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
     """The physical tables of the logical ones, and their fences. Raises what connections.connect raises, and what
     target.faults makes of the servers' errors."""
     found: list[FencedTable] = []
+    notes: dict[tuple[int, str], dict[str, str]] = {}
     for connection, name, place in _places(target, logical):
-        with connection.cursor() as cursor:
-            found.append(FencedTable(name, place.name, fences_in(cursor, place.database).get(place.table)))
+        at = place.connection, place.database
+        if at not in notes:
+            with connection.cursor() as cursor:
+                notes[at] = fences_in(cursor, place.database)
+        found.append(FencedTable(name, place.name, notes[at].get(place.table)))
     return found
 
 
@@ -96,7 +99,7 @@ def raise_fences(target: Target, logical: Sequence[str], note: str, told: Told =
     when a write to a table does not end, and what `fences` raises.
     """
     for connection, name, place in _places(target, logical):
-        with connection.cursor() as cursor, _turn(cursor, place):
+        with connection.cursor() as cursor, table_locked(cursor, place.name):
             cursor.execute(_CREATE.format(database=quote(place.database)))
             cursor.execute(
                 f"INSERT IGNORE INTO {quote(place.database, FENCES)} (table_name, note) VALUES (%s, %s)",
@@ -108,7 +111,7 @@ def raise_fences(target: Target, logical: Sequence[str], note: str, told: Told =
 def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one: None) -> None:
     """Lets Lockstep write to the tables again. Safe to repeat. Raises as raise_fences."""
     for connection, name, place in _places(target, logical):
-        with connection.cursor() as cursor, _turn(cursor, place):
+        with connection.cursor() as cursor, table_locked(cursor, place.name):
             if place.table in fences_in(cursor, place.database):
                 cursor.execute(f"DELETE FROM {quote(place.database, FENCES)} WHERE table_name = %s", (place.table,))
             told(FencedTable(name, place.name, None))
@@ -123,13 +126,3 @@ def _places(target: Target, logical: Sequence[str]) -> Iterator[tuple[pymysql.Co
             with altering_session(resolve(reference), reference) as connection:
                 for name, place in mine:
                     yield connection, name, place
-
-
-@contextmanager
-def _turn(cursor: Any, place: ShardTable) -> Iterator[None]:
-    """The lock of those who write to the table, for the block."""
-    lock = lock_table(cursor, place.name)
-    try:
-        yield
-    finally:
-        cursor.execute("DO RELEASE_LOCK(%s)", (lock,))

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -151,6 +152,16 @@ def lock_table(cursor: Any, table: str) -> str:
     return name
 
 
+@contextmanager
+def table_locked(cursor: Any, table: str) -> Iterator[None]:
+    """The lock of `lock_table` for the block."""
+    name = lock_table(cursor, table)
+    try:
+        yield
+    finally:
+        cursor.execute("DO RELEASE_LOCK(%s)", (name,))
+
+
 Ours = Mapping[str, Mapping[str, str]]
 """Lockstep's tables that exist: for each the declared types of its columns."""
 
@@ -231,11 +242,8 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
             remedy=f"restore the former key; or drop {facts.database}.{name}, if no batch from before the change of "
             "the key will be replayed into the table",
         )
-    lock = lock_table(cursor, facts.name)
-    try:
+    with table_locked(cursor, facts.name):
         _redeclare(cursor, facts, name, declared, unique, definition)
-    finally:
-        cursor.execute("DO RELEASE_LOCK(%s)", (lock,))
 
 
 def _redeclare(

@@ -140,9 +140,8 @@ def write_shard(
     """Writes a load file to its table; safe to repeat. transact: what is done in the transaction; None: as above.
 
     Raises Refused (target.fenced), DataAtRisk (target.row_error, target.unique_conflict, target.absent_values,
-    target.key_collapse), and what target.faults makes of the server's errors. Whatever is raised,
-    nothing was written, unless the connection broke during the commit: then the rows may have been written, and a
-    repeated call finds them.
+    target.key_collapse), and what target.faults makes of the server's errors. Whatever is raised, nothing was written,
+    unless the connection broke during the commit: then the rows may have been written, and a repeated call finds them.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
