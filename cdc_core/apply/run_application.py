@@ -31,6 +31,7 @@ from pathlib import Path
 from cdc_core.apply.job_errors import error_of
 from cdc_core.apply.jobs import SparkJob, application_of
 from cdc_core.apply.run_slots import IDENTITY, MAX_SLOTS, Slot, locked, peer_is_this_user, remove_ended, slots, sweep
+from cdc_core.apply.spark_application import end_group
 
 log = logging.getLogger(__name__)
 
@@ -159,7 +160,7 @@ class RunApplication:
                 output.show()
                 time.sleep(_LOOK_S)
         except BaseException:
-            _end_group(process)
+            end_group(process)
             raise
         output.show(whole=True)
         raise Unreachable(f"it ended with status {process.returncode} before it took the job")
@@ -264,16 +265,6 @@ def _kill(slot: Slot) -> None:
         log.warning("the Spark application of the run, process %d, does not answer: it is killed", pid)
         with suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)
-
-
-def _end_group(process: subprocess.Popen[bytes]) -> None:
-    """Ends a spark-submit that was started here, with what it started."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(10)
-            return
 
 
 def _private(path: str, flags: int) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -28,6 +29,8 @@ _LOOK_S = 0.1
 """While an answer is awaited, how often to look whether spark-submit still runs."""
 _SHORT = "/tmp"
 """The path of a Unix socket has at most 107 bytes (unix(7)); TMPDIR may be any."""
+_TERMINATE_S = 10.0
+"""How long spark-submit may take to end by SIGTERM before it is killed."""
 _LEAVE_S = 60.0
 """The time an application has for its own end once no job is left."""
 
@@ -124,7 +127,7 @@ class SparkApplication:
             try:
                 return _Driver(process, _accepted(listener, process))
             except BaseException:
-                _stop(process)
+                end_group(process)
                 raise
 
 
@@ -168,7 +171,7 @@ class _Driver:
     def kill(self) -> None:
         if self.orders is not None:
             self.orders.close()
-        _stop(self.process)
+        end_group(self.process)
 
 
 def _accepted(listener: socket.socket, process: subprocess.Popen[bytes]) -> socket.socket | None:
@@ -183,6 +186,11 @@ def _accepted(listener: socket.socket, process: subprocess.Popen[bytes]) -> sock
     return None
 
 
-def _stop(process: subprocess.Popen[bytes]) -> None:
-    process.terminate()
-    process.wait()
+def end_group(process: subprocess.Popen[bytes]) -> None:
+    """Ends a spark-submit that was started in a session of its own, with what it started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(_TERMINATE_S)
+            return

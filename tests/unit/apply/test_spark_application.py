@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,3 +103,38 @@ for line in channel.makefile("rb"):
         spark.submit(job(answering, name="filter"))
         spark.submit(replace(job(answering), conf={"script": answering, "spark.x": "1"}))
     assert (tmp_path / "spark.log").read_text().splitlines() == ["started"] * 2
+
+
+def test_an_interrupted_job_leaves_no_process_of_its_application(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """spark-submit's driver is a process below it, which may be writing."""
+    below = f"""{sys.executable} -c 'import os, socket, sys, time
+channel = socket.socket(socket.AF_UNIX)
+channel.connect(sys.argv[2])
+channel.recv(9)
+open("{tmp_path}/pid", "w").write(str(os.getpid()))
+time.sleep(60)' "$@" & wait"""
+
+    def interrupted(driver: Any, orders: Any) -> bytes:
+        while not (tmp_path / "pid").exists() or not (tmp_path / "pid").read_text():
+            time.sleep(0.01)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("cdc_core.apply.spark_application._Driver._received", interrupted)
+    with application(tmp_path) as spark, pytest.raises(KeyboardInterrupt):
+        spark.submit(job(below))
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+def gone(pid: int) -> bool:
+    """Whether the process ends, or waits only to be noticed by its parent."""
+    until = time.monotonic() + 20
+    while time.monotonic() < until:
+        try:
+            if Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].startswith("Z"):
+                return True
+        except OSError:
+            return True
+        time.sleep(0.05)
+    return False
