@@ -147,7 +147,7 @@ def fence(
         typer.Option(
             "--table",
             metavar="NAME",
-            help="This logical table; may be repeated. Default: those that runs have written.",
+            help="Only this logical table; may be repeated.",
         ),
     ] = None,
     note: Annotated[
@@ -167,7 +167,8 @@ def fence(
     Once --raise has returned, no run, replay or repair of any pipeline writes to the tables: what was being written
     has ended, and what comes later is refused (target.fenced) in its own transaction, without an effect. Raise fences
     before an application begins to write to the tables by itself: an older change would overwrite its rows. A raise or
-    a lowering that was interrupted is finished by the same command again. Other programs are not kept out.
+    a lowering that was interrupted is finished by the same command again. Other programs are not kept out. The tables
+    are those that runs of the pipeline have written; one that is written for the first time later has no fence.
     """
     from cdc_core.meta import Meta
     from cdc_core.target.fence import FencedTable, fences, lower_fences, raise_fences
@@ -180,14 +181,20 @@ def fence(
             remedy="give --raise WHY, or --lower, or neither to see which fences there are",
         )
     output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
+    path, parsed = load_pipeline(pipeline, pipelines)
     rows: list[tuple[str, FencedTable]] = []
     for name in choose([one.name for one in parsed.targets], target, "target"):
         chosen = parsed.target(name)
         with Meta.open(parsed.meta.url) as meta:
-            tables = list(dict.fromkeys(table_names or meta.layouts(name)))
-        if not tables:
-            output.note(f"target {name}: no run has written to it; name tables with --table")
+            written = sorted({*meta.layouts(name), *meta.last_writes(name)})
+        tables = choose([one for one in written if chosen.table(one) is not None], table_names, "table")
+        if not tables and (lower or note is not None):
+            raise UsageError(
+                f"No run of this pipeline has written to a table of the target {name!r}: there is nothing to fence.",
+                where=str(path),
+                code="cli.usage",
+                remedy="raise fences after the first run; or name other targets with --target",
+            )
         if note is not None:
             raise_fences(chosen, tables, " ".join(note.split()), lambda one: output.note(f"fenced {one.name}"))
         elif lower:

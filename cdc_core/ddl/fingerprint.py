@@ -14,13 +14,12 @@ from typing import Any
 import pymysql
 
 from cdc_core.connections import quote
-from cdc_core.target.faults import number_of
+from cdc_core.target.faults import NO_TABLE, number_of
 
 _HEAD = re.compile(r"^CREATE TABLE `(?:[^`]|``)*` \(")
 _NEXT = re.compile(r"^(\) .*?) AUTO_INCREMENT=\d+", re.MULTILINE)
 _CHECK = re.compile(r"^(\s+)CONSTRAINT `(?:[^`]|``)*` CHECK ", re.MULTILINE)
 _FOREIGN = re.compile(r",\n\s+CONSTRAINT `(?:[^`]|``)*` FOREIGN KEY [^\n]*?(?=,?\n)")
-_NO_TABLE = frozenset({1049, 1146})
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ def fingerprint(connection: pymysql.Connection[Any], database: str, table: str) 
         try:
             cursor.execute(f"SHOW CREATE TABLE {quote(database, table)}")
         except pymysql.err.MySQLError as error:
-            if number_of(error) in _NO_TABLE:
+            if number_of(error) in NO_TABLE:
                 return None
             raise
         row = cursor.fetchone()

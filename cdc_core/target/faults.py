@@ -34,6 +34,8 @@ PRIVILEGES = ("SELECT", "INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "CREATE
 _DENIED = DENIED | {1396, 1410}
 ALTERED = frozenset({1049, 1051, 1054, 1091, 1146, 1932})
 """A database, table or column that existed when the job looked."""
+NO_TABLE = frozenset({1049, 1146})
+"""A database or table that does not exist."""
 LIMITS = (
     frozenset({1117, 1118, 1163})  # columns, row size
     | {1069, 1070, 1071, 1170}  # keys

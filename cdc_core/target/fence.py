@@ -20,7 +20,7 @@ from cdc_core.config import Target
 from cdc_core.connections import quote, resolve
 from cdc_core.errors import Refused
 from cdc_core.target.facts import TableFacts
-from cdc_core.target.faults import ALTERED, number_of
+from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.load import altering_session
 from cdc_core.target.prepare import table_locked
 from cdc_core.target.sharding import ShardTable, shard_tables
@@ -71,7 +71,7 @@ def fences_in(cursor: Any, database: str) -> dict[str, str]:
     try:
         cursor.execute(f"SELECT table_name, note FROM {quote(database, FENCES)}")
     except pymysql.err.MySQLError as error:
-        if number_of(error) not in ALTERED:
+        if number_of(error) not in NO_TABLE:
             raise
         return {}
     return {str(table): str(note) for table, note in cursor.fetchall()}

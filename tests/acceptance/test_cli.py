@@ -572,6 +572,22 @@ def test_the_whole_line_runs_without_airflow_and_a_second_run_changes_nothing(
     assert target["pending"] == {"batches": 0, "rows": 0}
     (layout,) = lockstep("target", "layout", "shop.yaml").document["layouts"]
     assert (layout["table"], layout["written"], layout["now"]) == (f"{shop.name}.orders", "one table", "one table")
+    one = f"{shop.name}.orders"
+    assert lockstep("target", "fence", "shop.yaml", "--raise", " ", code=2).error["code"] == "cli.usage"
+    typo = lockstep("target", "fence", "shop.yaml", "--raise", "switched", "--table", "order", code=2)
+    assert (typo.error["code"], one in typo.error["remedy"]) == ("cli.usage", True)
+    (fence,) = lockstep("target", "fence", "shop.yaml", "--raise", "switched").document["fences"]
+    assert (fence["table"], fence["fence"]) == (one, "switched")
+    assert "target.fenced" in failed(lockstep("check", "shop.yaml", code=3))
+    shop.execute("UPDATE orders SET status = 'late'")
+    assert lockstep("run", "shop.yaml", code=3).error["code"] == "target.fenced"
+    copied.execute("SELECT order_id, status, amount, at FROM orders ORDER BY order_id")
+    assert [tuple(row) for row in copied.fetchall()] != source_rows(shop)
+    (fence,) = lockstep("target", "fence", "shop.yaml", "--lower").document["fences"]
+    assert fence["fence"] is None
+    lockstep("run", "shop.yaml")
+    copied.execute("SELECT order_id, status, amount, at FROM orders ORDER BY order_id")
+    assert [tuple(row) for row in copied.fetchall()] == source_rows(shop)
 
 
 @pytest.mark.matrix

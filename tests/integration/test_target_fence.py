@@ -127,3 +127,11 @@ def test_once_a_fence_is_raised_no_write_commits_any_more(table: Table) -> None:
         assert [error.code for error in refused] == ["target.fenced"] * len(tasks)
         assert rows(table) == fenced
         lower_fences(target, ["shop.t"])
+
+
+def test_a_table_of_fences_that_cannot_be_read_is_not_taken_for_none(table: Table) -> None:
+    raise_fences(target_of(table), ["shop.t"], "switched")
+    table.query(f"ALTER TABLE {table.facts.database}.{FENCES} CHANGE note why VARCHAR(200)")
+    with pytest.raises(LockstepError):
+        put(table, 1)
+    assert rows(table) == []
