@@ -5,6 +5,7 @@ live only here. Everything goes through `Meta`, whose methods are one transactio
 """
 
 from cdc_core.meta.copies import CopyPause, PlannedChunk, ReadChunk, TableCopy, copier_of
+from cdc_core.meta.cutovers import Cutover
 from cdc_core.meta.ddl import Rollout, ShardProgress
 from cdc_core.meta.meta import Meta
 from cdc_core.meta.overview import Account, Overview, TableFreshness, WindowSums
@@ -42,6 +43,7 @@ __all__ = [
     "CopyPause",
     "CopyState",
     "CopyStatus",
+    "Cutover",
     "Failure",
     "FileRow",
     "LastWrite",

@@ -20,6 +20,7 @@ from cdc_core.errors import LockstepError, Refused
 from cdc_core.meta import (
     batches,
     copies,
+    cutovers,
     ddl,
     failures,
     forget,
@@ -481,6 +482,27 @@ class Meta:
     def finish_rollout(self, lease: Lease, rollout_id: str) -> None:
         """Raises RetryLater (meta.lease_lost)."""
         self._database.write(lambda c: ddl.finish(c, lease, rollout_id))
+
+    # Cutovers
+
+    def latest_cutover(self, pipeline: str) -> cutovers.Cutover | None:
+        """Of those in which the application leaves the sources of this pipeline."""
+        return self._database.read(lambda c: cutovers.latest(c, pipeline))
+
+    def begin_cutover(self, lease: Lease, cutover: cutovers.Cutover, over: Collection[str]) -> cutovers.Cutover:
+        """over: the states in which a former one is over. Raises RetryLater (meta.lease_lost, cutover.moved)."""
+        return self._database.write(lambda c: cutovers.begin(c, lease, cutover, over))
+
+    def move_cutover(
+        self,
+        lease: Lease,
+        former: cutovers.Cutover,
+        state: str,
+        details: Mapping[str, Any] = _NOTHING,
+        error: str = "",
+    ) -> cutovers.Cutover:
+        """To a state, or to the same one with other details. Raises RetryLater (meta.lease_lost, cutover.moved)."""
+        return self._database.write(lambda c: cutovers.move(c, lease, former, state, details, error))
 
     def status(self, pipeline: str, targets: Sequence[str] = ()) -> Status:
         """`targets`: names to show even if nothing was planned for them yet."""

@@ -357,3 +357,18 @@ target_layout = Table(
     _needed("since_us", BigInteger()),
     comment="how a logical table is distributed over the shards that rows were written to",
 )
+
+cutover = Table(
+    "cutover",
+    metadata,
+    Column("cutover_id", text(NAME), primary_key=True),
+    _needed("pipeline", text(NAME)),
+    _needed("way_back", text(NAME)),
+    _needed("state", text(16)),
+    _needed("steps", long_text()),
+    _needed("details", long_text()),
+    Column("last_error", long_text()),
+    _needed("created_us", BigInteger()),
+    _needed("updated_us", BigInteger()),
+    comment="a switch of an application from a pipeline's sources to its target; steps: states and times, JSON",
+)

@@ -6,6 +6,7 @@ An order key is a pure function of the log: `timeline << 53 | file number << 33 
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
@@ -108,6 +109,14 @@ class Position:
 
     def __lt__(self, other: Position) -> bool:
         return self.seq < other.seq
+
+    @classmethod
+    def from_text(cls, text: str) -> Position:
+        """From what `str` gives. Raises ValueError."""
+        found = re.fullmatch(r"(?:timeline (\d+) )?(.+):(\d+)", text)
+        if found is None:
+            raise ValueError(f"{text!r} is not a position")
+        return cls(int(found[1] or 0), found[2], int(found[3]))
 
     def __str__(self) -> str:
         prefix = f"timeline {self.timeline} " if self.timeline else ""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,15 +22,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc_core.config import Pipeline
 from cdc_core.errors import LockstepError, Refused, RetryLater
-from cdc_core.meta import FileRow, Meta, PlanView
+from cdc_core.meta import Meta, PlanView
 from cdc_core.model.batch import Manifest
-from cdc_core.model.schema import Column, TableSchema
-from cdc_core.model.staged import BEFORE, LITERAL, OP, SEQ, TRUNCATE, TS, UPDATE, staged_schema
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import LITERAL, SEQ, staged_schema
 from cdc_core.repair.claims import Wanted, claim, finish_former
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.sink.columns import HASH
@@ -40,7 +39,7 @@ from cdc_core.stage.layout import batch_path, parse_copied
 from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify.canonical import has_errors, row_texts
-from cdc_core.verify.history import before_images
+from cdc_core.verify.changed_keys import changed_keys, key_columns
 from cdc_core.verify.source_rows import SourceTables, open_source
 from cdc_core.verify.verifier import Job
 from cdc_core.windows import age_us
@@ -211,8 +210,8 @@ def _old_changes(
                 continue
             of_table = found.setdefault(file.table, _Changed(file.table, schema.key, schema))
             known = asked.get(file.table, {})
-            for some in _keys(store, file, schema, before_us):
-                texts = row_texts(some, _key_columns(schema), of_table.errors)
+            for some in changed_keys(store, file, schema, before_us=before_us):
+                texts = row_texts(some, key_columns(schema), of_table.errors)
                 seqs = some.column(SEQ).to_pylist()
                 kept = []
                 for place, (text, seq) in enumerate(zip(texts.to_pylist(), seqs, strict=True)):
@@ -236,41 +235,15 @@ def _unfit(pipeline: Pipeline, logical: str, schema: TableSchema, known: _Change
     """Why no keys of such changes are looked up; "" if they are, as far as the stage and the pipeline tell."""
     if not schema.key:
         return "it has no key"
-    if pipeline.tables.columns.mask and any(column.type == HASH for column in _key_columns(schema)):
+    if pipeline.tables.columns.mask and any(column.type == HASH for column in key_columns(schema)):
         return "its key is masked"
     if any(pipeline.counts_newest(target.name, logical, schema.name) for target in pipeline.targets):
         return "the newest of several rows with its key counts, and nothing tells how old a row is that is looked up"
-    if any(column.type.base not in LOOKED_UP for column in _key_columns(schema)):
+    if any(column.type.base not in LOOKED_UP for column in key_columns(schema)):
         return "its key is of a type by which rows are not looked up"
-    if known is not None and _key_columns(known.definition) != _key_columns(schema):
+    if known is not None and key_columns(known.definition) != key_columns(schema):
         return "its key was redefined"
     return ""
-
-
-def _key_columns(schema: TableSchema) -> list[Column]:
-    by_name = {column.name: column for column in schema.columns}
-    return [by_name[name] for name in schema.key]
-
-
-def _keys(store: ObjectStore, file: FileRow, schema: TableSchema, before_us: int) -> Iterator[pa.RecordBatch]:
-    """Keys of the old changes of a file, also those that rows had before: their columns, `_cdc_literal`, `_cdc_seq`."""
-    columns = [*schema.key, OP, TS, SEQ, LITERAL, *([BEFORE] if file.key_changes else [])]
-    moment = pa.scalar(before_us, pa.timestamp("us", tz="UTC"))
-    with open_intact(store, file) as opened:
-        for batch in pq.ParquetFile(opened).iter_batches(_ROWS, columns=columns):
-            ops = batch.column(OP).cast(pa.string())
-            some = batch.filter(pc.and_(pc.less(batch.column(TS), moment), pc.not_equal(ops, TRUNCATE)))
-            if not some.num_rows:
-                continue
-            wanted = [*schema.key, LITERAL, SEQ]
-            yield some.select(wanted)
-            if file.key_changes:
-                updates = some.filter(pc.equal(some.column(OP).cast(pa.string()), UPDATE))
-                if updates.num_rows:
-                    before = before_images(updates)
-                    yield pa.RecordBatch.from_arrays(
-                        [*(before.column(name) for name in [*schema.key, LITERAL]), updates.column(SEQ)], names=wanted
-                    )
 
 
 def _asked(store: ObjectStore, view: PlanView, pending: Sequence[str]) -> dict[str, dict[str, int]]:
@@ -289,7 +262,7 @@ def _asked(store: ObjectStore, view: PlanView, pending: Sequence[str]) -> dict[s
             of_table = found.setdefault(file.table, {})
             with open_intact(store, file) as opened:
                 for rows in pq.ParquetFile(opened).iter_batches(_ROWS, columns=[*schema.key, LITERAL, SEQ]):
-                    texts = row_texts(rows, _key_columns(schema), errors_of(schema)).to_pylist()
+                    texts = row_texts(rows, key_columns(schema), errors_of(schema)).to_pylist()
                     for text, seq in zip(texts, rows.column(SEQ).to_pylist(), strict=True):
                         of_table[text] = max(of_table.get(text, -1), seq)
     return found
@@ -324,9 +297,9 @@ def _refusal(pipeline: Pipeline, changed: _Changed, feeding: Sequence[tuple[Sour
             shaped = source.capture.shape(schema)
         except Refused as error:
             return error.what
-        if shaped.key != changed.key or _key_columns(shaped) != _key_columns(changed.definition):
+        if shaped.key != changed.key or key_columns(shaped) != key_columns(changed.definition):
             return f"the key of {schema.name} is another than that of the changes"
         own = {column.name: column.type for column in schema.columns}
-        if any(column.type is HASH or own.get(column.name) != column.type for column in _key_columns(shaped)):
+        if any(column.type is HASH or own.get(column.name) != column.type for column in key_columns(shaped)):
             return f"the key of {schema.name} is masked"
     return ""

@@ -91,7 +91,10 @@ _VARIABLES = (
     # The rows that warnings are about are found by the text `at row N`.
     "lc_messages = 'en_US'",
 )
+OWN_WRITES = "@lockstep_writes"
+"""Set in each session that writes to a target: the gates of a table that an application has left let it pass."""
 SESSION = (
+    f"SET {OWN_WRITES} = 1",
     # `init_connect` or the server's defaults may have changed the connection's charset and collation.
     "SET NAMES utf8mb4 COLLATE utf8mb4_bin",
     # No gap locks: shards of one database share the tombstone table. A named lock keeps Lockstep's own runs apart.

@@ -196,7 +196,7 @@ def verify(job: Job, tables: Sequence[str] | None = None) -> Verified:
             for one in job.pipeline.sources
         ]
         targets = opened.enter_context(TargetTables())
-        feeding = _feeding(job, sources)
+        feeding = feeding_of(job, sources)
         chosen = _chosen(job, feeding, tables)
         kept = _Kept(job, chosen)
         results = []
@@ -282,7 +282,7 @@ class TableKeys:
 
     def __init__(self, job: Job, sources: Sequence[SourceTables], table: str) -> None:
         """Raises UsageError (verify.unknown_table), and what opening the destination raises."""
-        feeding = _feeding(job, sources)
+        feeding = feeding_of(job, sources)
         _chosen(job, feeding, [table])
         self.feeding: Sequence[tuple[SourceTables, TableSchema]] = feeding[table]
         self._targets = TargetTables()
@@ -298,7 +298,7 @@ class TableKeys:
             return self._table.compared(keys)
 
 
-def _feeding(job: Job, sources: Sequence[SourceTables]) -> dict[str, list[tuple[SourceTables, TableSchema]]]:
+def feeding_of(job: Job, sources: Sequence[SourceTables]) -> dict[str, list[tuple[SourceTables, TableSchema]]]:
     """By logical table of the target: the source tables that feed it."""
     found: dict[str, list[tuple[SourceTables, TableSchema]]] = {}
     for source in sources:

@@ -39,8 +39,10 @@ MAY_IMPORT: dict[str, set[str]] = {
     "init": JOINED | {"check"},
     "target_tables": JOINED | {"check"},
     "ddl": JOINED | {"target_tables"},
+    "cutover": JOINED | {"repair", "verify"},
     "run": JOINED | {"check", "target_tables"},
-    "cli": JOINED | {"check", "ddl", "init", "repair", "run", "snapshot", "staged", "target_tables", "verify"},
+    "cli": JOINED
+    | {"check", "cutover", "ddl", "init", "repair", "run", "snapshot", "staged", "target_tables", "verify"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 

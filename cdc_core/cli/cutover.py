@@ -1,0 +1,426 @@
+"""`lockstep cutover`: an application's switch from the sources of a pipeline to its target, and back."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.text import Text
+
+from cdc_core.cli.extract import extract_sources
+from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
+from cdc_core.cli.output import CliOutput, duration, moment, table
+from cdc_core.cli.run import run_context, run_id
+from cdc_core.cli.verify import extract_on, one_target
+from cdc_core.cutover.hooks import Answer
+from cdc_core.cutover.states import OPEN, State
+from cdc_core.errors import RetryLater, UsageError
+from cdc_core.windows import age_us, parse_moment, to_us
+from cdc_core.words import counted
+
+if TYPE_CHECKING:
+    from cdc_core.cutover.machine import CaughtUp, Work
+    from cdc_core.meta import Cutover, Meta
+    from cdc_core.run import RunContext
+    from cdc_core.verify.verifier import Job
+
+app = typer.Typer(
+    name="cutover", help="Switch an application from the sources to a target, and back.", no_args_is_help=True
+)
+
+TargetOption = Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")]
+
+
+@app.command()
+def plan(
+    pipeline: PipelineArgument,
+    target: TargetOption = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what a cutover would switch, and the pipeline of the way back; switch nothing.
+
+    \b
+      lockstep cutover plan shop
+
+    Raises what would speak against it: tables that cannot be carried back or compared, evidence that rows differ. Says
+    how old the last full verification is; `lockstep cutover run` makes it again if it is older than cutover.evidence.
+    """
+    from cdc_core.cutover.machine import require_hooks, tables_of
+    from cdc_core.cutover.proof import prover
+
+    output = CliOutput(as_json)
+    with _work(pipeline, pipelines, target, output) as work:
+        require_hooks(work)
+        (chosen,) = work.targets
+        work.way_back.check()
+        with prover(work.jobs[chosen.name]) as proving:
+            tables = tables_of(work, [proving])
+        evidence = work.hands.newest_evidence(chosen.name)
+    said = (
+        f"every row was last verified at {evidence['ended']}"
+        if evidence is not None
+        else f"no verification of all rows within {work.options.evidence}: the cutover begins with one"
+    )
+    document = {
+        "pipeline": work.pipeline.pipeline,
+        "target": chosen.name,
+        "tables": list(tables.logical),
+        "leaves": {name: [".".join(one) for one in found] for name, found in tables.sources.items()},
+        "comes_to": {name: [".".join(one) for one in found] for name, found in tables.targets.items()},
+        "way_back": work.way_back.name,
+        "evidence": None if evidence is None else evidence["ended"],
+        "budget_s": work.options.budget_s,
+    }
+    rows = [
+        (name, sum(map(len, found.values())))
+        for name, found in (("leaves", tables.sources), ("comes to", tables.targets))
+    ]
+    output.answer(
+        document,
+        table(f"cutover: {work.pipeline.pipeline} → {chosen.name}", ("the application", "tables"), rows,
+              numbers=("tables",)),
+        Text(f"way back: {work.way_back.name}"),
+        Text(said),
+        Text(f"writes are stopped for at most {work.options.budget_s:g} s (cutover.budget_s)"),
+    )  # fmt: skip
+
+
+@app.command()
+def run(
+    pipeline: PipelineArgument,
+    target: TargetOption = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Switch the application to the target: catch up, stop writes, prove that both sides are equal, switch.
+
+    \b
+      lockstep cutover run shop
+
+    Nothing is lost, at whatever moment this ends: until cutover.switch_with is called, every error and every kill leads
+    back to where it began, and the application keeps writing to the old tables. Writes are stopped for at most
+    cutover.budget_s. Afterwards the old tables take no writes, and PIPELINE_back carries what the application writes
+    back to them: run it (`lockstep run PIPELINE_back --every 10s`, or its DAG) until `lockstep cutover complete`.
+    Pause the pipeline's own DAG before. Exit code 75: rolled back, nothing has happened; 4: the command did not say
+    whether it has switched the application.
+    """
+    from cdc_core.cutover.machine import cutover_lease
+    from cdc_core.cutover.machine import run as begin
+
+    output = CliOutput(as_json)
+    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
+        _answer(output, work, begin(work, lease))
+
+
+@app.command()
+def resume(
+    pipeline: PipelineArgument,
+    answer: Annotated[
+        Answer | None,
+        typer.Option("--answer", help="What you know of the command that had to switch the application."),
+    ] = None,
+    target: TargetOption = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue a cutover that was stopped or killed, or whose command did not say what it has done.
+
+    \b
+      lockstep cutover resume shop
+      lockstep cutover resume shop --answer switched
+      lockstep cutover resume shop --answer not-switched
+
+    What a killed process had stopped, fenced or gated is freed first, then the cutover begins again. If it had called
+    cutover.switch_with, only you know what has happened: look where the application writes, and say so.
+    """
+    from cdc_core.cutover.machine import cutover_lease
+    from cdc_core.cutover.machine import resume as go_on
+
+    output = CliOutput(as_json)
+    if answer is Answer.UNKNOWN:
+        raise UsageError(
+            "An unknown answer answers nothing.",
+            where="--answer",
+            code="cli.usage",
+            remedy="find out where the application writes; then give switched or not-switched",
+        )
+    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
+        _answer(output, work, go_on(work, lease, answer))
+
+
+@app.command()
+def abort(
+    pipeline: PipelineArgument,
+    target: TargetOption = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """End a cutover that has not switched the application: nothing has happened then.
+
+    \b
+      lockstep cutover abort shop
+
+    Safe to repeat. Frees what a killed process had stopped, fenced or gated.
+    """
+    from cdc_core.cutover.machine import abort as end
+    from cdc_core.cutover.machine import cutover_lease
+
+    output = CliOutput(as_json)
+    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
+        _answer(output, work, end(work, lease))
+
+
+@app.command()
+def complete(
+    pipeline: PipelineArgument,
+    target: TargetOption = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """End the time in which the application can go back.
+
+    \b
+      lockstep cutover complete shop
+
+    The old tables stay closed; stop PIPELINE_back, and drop them when you no longer need them.
+    """
+    from cdc_core.cutover.machine import complete as end
+    from cdc_core.cutover.machine import cutover_lease
+
+    output = CliOutput(as_json)
+    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
+        _answer(output, work, end(work, lease))
+
+
+@app.command()
+def back(
+    pipeline: PipelineArgument,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Lead the application back to the old tables, by the same steps in the other direction.
+
+    \b
+      lockstep cutover back shop
+
+    The way back has carried the application's writes to the old tables; this proves that they have all of them, and
+    calls cutover.switch_with with LOCKSTEP_CUTOVER_DIRECTION=back. Afterwards the pipeline carries changes to the
+    target again. Ends and exits as `lockstep cutover run`; what it leaves is that of PIPELINE_back, as in `lockstep
+    cutover resume PIPELINE_back`.
+    """
+    from cdc_core.cutover.machine import complete as end
+    from cdc_core.cutover.machine import cutover_lease
+    from cdc_core.cutover.machine import run as begin
+
+    output = CliOutput(as_json)
+    path, forward = load_pipeline(pipeline, pipelines)
+    with _work(str(_back_file(path)), pipelines, None, output) as work, cutover_lease(work) as lease:
+        known = work.meta.latest_cutover(forward.pipeline)
+        if known is None or known.state not in (State.SWITCHED, State.WATCH):
+            raise UsageError(
+                f"The application was not switched by a cutover of {forward.pipeline!r}.",
+                where=forward.pipeline,
+                code="cutover.not_switched_yet",
+                remedy="see `lockstep cutover status PIPELINE`",
+            )
+        gone = begin(work, lease)
+    with _work(str(path), pipelines, None, output) as work, cutover_lease(work) as lease:
+        end(work, lease, state=State.BACK)
+        _answer(output, work, gone)
+
+
+@app.command()
+def status(
+    pipeline: PipelineArgument,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Show the state of a cutover, when it came there, and whether the way back is ready.
+
+    \b
+      lockstep cutover status shop
+
+    Reads only the meta database.
+    """
+    from cdc_core.meta import Meta
+
+    output = CliOutput(as_json)
+    _, parsed = load_pipeline(pipeline, pipelines)
+    with Meta.open(parsed.meta.url) as meta:
+        found = meta.latest_cutover(parsed.pipeline)
+        if found is None:
+            output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
+            return
+        way_back = _way_back(meta, found) if found.state in (State.SWITCHED, State.WATCH) else None
+    _shown(output, found, way_back)
+
+
+def _answer(output: CliOutput, work: Work, found: Cutover) -> None:
+    _shown(output, found, _way_back(work.meta, found) if found.state == State.WATCH else None)
+    if found.state == State.WATCH and not work.back:
+        output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
+
+
+def _shown(output: CliOutput, found: Cutover, way_back: Mapping[str, Any] | None) -> None:
+    stopped = found.details.get("stopped_s")
+    document = {
+        "pipeline": found.pipeline,
+        "cutover": found.cutover_id,
+        "direction": "back" if found.details.get("back") else "there",
+        "state": found.state,
+        "open": found.state in OPEN,
+        "steps": [{"state": state, "at": moment(at)} for state, at in found.steps],
+        "stopped_s": stopped,
+        "proofs": found.details.get("proofs", []),
+        "answer": found.details.get("answer"),
+        "said": found.details.get("said"),
+        "error": found.error or None,
+        "way_back": None if way_back is None else dict(way_back),
+    }
+    rows = [(state, moment(at)) for state, at in found.steps]
+    lines = [f"writes were stopped for {stopped:.1f} s"] if stopped is not None else []
+    lines += [f"the switch command: {found.details['said']}"] if found.details.get("said") else []
+    lines += [f"last error: {found.error}"] if found.error else []
+    lines += [str(way_back["said"])] if way_back is not None else []
+    title = f"cutover {found.cutover_id} of {found.pipeline}: {found.state}"
+    output.answer(document, table(title, ("state", "at (UTC)"), rows), *map(Text, lines))
+
+
+def _way_back(meta: Meta, found: Cutover) -> dict[str, Any]:
+    """Whether the application could go back now, from what the way back's runs and verifications have noted."""
+    status = meta.status(found.way_back)
+    if not status.sources:
+        said = f"way back: not ready: {found.way_back} has not run yet"
+        return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
+    lag_s = max(one.lag_us for one in status.sources) / 1e6
+    pending = sum(one.pending.batches for one in status.targets)
+    ordered = [one.evidence["ordered"] for one in status.verifications if "ordered" in one.evidence]
+    newest = max(ordered, key=lambda one: str(one["ended"]), default=None)
+    age_s = None if newest is None else (status.now_us - to_us(parse_moment(newest["ended"]))) / 1e6
+    equal = newest is not None and newest["equal"] is True
+    problem = status.failures[0].what if status.failures else ""
+    ready = equal and not problem and lag_s < _LATE_S
+    why = [
+        f"lag {duration(lag_s)}",
+        f"{counted(pending, 'batch')} to apply" if pending else "",
+        "never verified" if age_s is None else f"evidence {duration(age_s)} old{'' if equal else ', not equal'}",
+        f"last error: {problem}" if problem else "",
+    ]
+    said = f"way back: {'ready' if ready else 'not ready'}: {', '.join(filter(None, why))}"
+    return {"pipeline": found.way_back, "ready": ready, "lag_s": lag_s, "evidence_age_s": age_s, "said": said}
+
+
+_LATE_S = 60.0
+"""A way back that is further behind is not ready."""
+
+
+@contextmanager
+def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput) -> Iterator[Work]:
+    """Of a pipeline and one of its targets; of a way back, of all of them."""
+    from cdc_core.cutover.machine import Work
+    from cdc_core.cutover.reverse import SUFFIX
+    from cdc_core.cutover.way_back import ExistingWayBack, NewWayBack
+    from cdc_core.run import application_of
+    from cdc_core.verify.verifier import Job
+
+    path, parsed = load_pipeline(pipeline, pipelines)
+    forward = path.with_name(f"{path.stem.removesuffix(SUFFIX)}{path.suffix}")
+    back = parsed.pipeline.endswith(SUFFIX) and forward != path and forward.is_file()
+    chosen = parsed.targets if back else (parsed.target(one_target(parsed, target, "cutover")),)
+    with run_context(parsed, path, CliOutput(as_json=True)) as context, application_of(context) as application:
+        kept = replace(context, application=lambda plan: nullcontext(application))
+        jobs = {
+            one.name: Job(
+                parsed, one, context.meta, context.store, lambda source: extract_on(parsed, source, output),
+                os.environ, said=output.note,
+            )
+            for one in chosen
+        }  # fmt: skip
+        hands = _Hands(kept, jobs, CliOutput(as_json=True), itertools.count(1))
+        if back:
+            _, other = load_pipeline(str(forward), pipelines)
+            yield Work(parsed, chosen, jobs, context.meta, hands, ExistingWayBack(other), True, os.environ, output.note)
+        else:
+            new = NewWayBack(jobs[chosen[0].name], _back_file(path))
+            yield Work(parsed, chosen, jobs, context.meta, hands, new, False, os.environ, output.note)
+
+
+def _back_file(path: Path) -> Path:
+    from cdc_core.cutover.reverse import SUFFIX
+
+    return path.with_name(f"{path.stem}{SUFFIX}{path.suffix}")
+
+
+@dataclass(frozen=True)
+class _Hands:
+    """Runs and verifications, as `lockstep run` and `lockstep verify` make them, by one application."""
+
+    context: RunContext
+    jobs: Mapping[str, Job]
+    quiet: CliOutput
+    numbers: Iterator[int]
+
+    def catch_up(self) -> CaughtUp:
+        from cdc_core.cutover.machine import CaughtUp
+        from cdc_core.run import apply
+
+        began_s = time.monotonic()
+        staged = self.extract()
+        apply(self.context, run_id(self.context, f"cutover-{next(self.numbers)}"), targets=list(self.jobs))
+        names = [one.name for one in self.context.pipeline.sources]
+        view = self.context.meta.plan_view("", names, list(self.jobs), None)
+        if any(view.pending.values()):
+            raise RetryLater(
+                "Batches are left that another run has taken and not committed.",
+                where=self.context.pipeline.pipeline,
+                code="cutover.moving",
+                remedy="pause the pipeline's DAG, and wait for its runs to end",
+            )
+        return CaughtUp(staged, time.monotonic() - began_s)
+
+    def extract(self) -> int:
+        pipeline = self.context.pipeline
+        results = extract_sources(pipeline, [one.name for one in pipeline.sources], None, self.quiet)
+        return sum(result.staged.rows for _, result in results)
+
+    def verify(self, target: str) -> Mapping[str, Any]:
+        from cdc_core.verify import evidence
+        from cdc_core.verify.lease import verifier_lease
+        from cdc_core.verify.modes import outcome
+        from cdc_core.verify.verifier import verify
+
+        with verifier_lease(self.context.meta, self.context.pipeline.pipeline, target) as lease:
+            job = replace(self.jobs[target], lease=lease)
+            found = verify(job)
+            path = evidence.keep(job, found)
+        error = outcome(found.results, target)
+        if error is not None:
+            raise error
+        return evidence.read(self.context.store, path)
+
+    def newest_evidence(self, target: str) -> Mapping[str, Any] | None:
+        from cdc_core.verify import evidence
+        from cdc_core.verify.verifier import config_digest
+
+        pipeline, meta = self.context.pipeline, self.context.meta
+        known = meta.verification(pipeline.pipeline, target)
+        summary = known.evidence.get("ordered") if known is not None else None
+        if summary is None:
+            return None
+        document = evidence.read(self.context.store, summary["path"])
+        age = meta.now_us() - to_us(parse_moment(document["ended"]))
+        usable = (
+            document["equal"] is True
+            and document["all_tables"]
+            and document["config_sha256"] == config_digest(pipeline)
+            and age <= age_us(pipeline.cutover.evidence)
+        )
+        return document if usable else None

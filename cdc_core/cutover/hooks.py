@@ -1,0 +1,108 @@
+"""The commands of a user by which an application is stopped and switched: `cutover.stop_with`, `cutover.switch_with`.
+
+A command is called with these variables in its environment:
+
+    LOCKSTEP_CUTOVER_PHASE      stop, release or switch
+    LOCKSTEP_CUTOVER_ID         the same for all calls of one cutover: whoever gets it twice does nothing twice
+    LOCKSTEP_CUTOVER_PIPELINE   the pipeline whose sources the application leaves
+    LOCKSTEP_CUTOVER_DIRECTION  there, or back
+
+stop_with is called to stop the application's writes and, if nothing comes of it, to release them again: code 0 says
+that it is done. switch_with is called once: code 0 says that the application was switched, 3 that it surely was not.
+Any other end, and none in time, says nothing: only a person knows then what has happened.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import shlex
+import signal
+import subprocess
+from collections.abc import Mapping
+from contextlib import suppress
+from enum import StrEnum
+
+from cdc_core.errors import Refused, RetryLater
+
+log = logging.getLogger(__name__)
+
+STOP, RELEASE, SWITCH = "stop", "release", "switch"
+NOT_SWITCHED = 3
+_SHOWN = 300
+
+
+class Answer(StrEnum):
+    """What is known of the application."""
+
+    SWITCHED = "switched"
+    NOT_SWITCHED = "not-switched"
+    UNKNOWN = "unknown"
+
+
+def variables(phase: str, cutover_id: str, pipeline: str, *, back: bool) -> dict[str, str]:
+    """What a command is told."""
+    return {
+        "LOCKSTEP_CUTOVER_PHASE": phase,
+        "LOCKSTEP_CUTOVER_ID": cutover_id,
+        "LOCKSTEP_CUTOVER_PIPELINE": pipeline,
+        "LOCKSTEP_CUTOVER_DIRECTION": "back" if back else "there",
+    }
+
+
+def stop(command: str, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None) -> None:
+    """Stops or releases the application's writes. Raises Refused (cutover.hook), RetryLater (cutover.hook_failed)."""
+    code, said = _run(command, told, timeout_s, environ)
+    if code != 0:
+        raise RetryLater(
+            f"cutover.stop_with ended with {_ended(code)} (phase {told['LOCKSTEP_CUTOVER_PHASE']}): {said}",
+            where="cutover.stop_with",
+            code="cutover.hook_failed",
+            remedy="see what it says; it is called again by the next attempt",
+        )
+
+
+def switch(
+    command: str, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
+) -> tuple[Answer, str]:
+    """Switches the application; the answer, and what the command said. Raises Refused (cutover.hook) for a command that
+    could not be called at all."""
+    code, said = _run(command, told, timeout_s, environ)
+    answer = {0: Answer.SWITCHED, NOT_SWITCHED: Answer.NOT_SWITCHED}.get(-1 if code is None else code, Answer.UNKNOWN)
+    return answer, f"{_ended(code)}{f': {said}' if said else ''}"
+
+
+def _ended(code: int | None) -> str:
+    return "no answer in time" if code is None else f"code {code}"
+
+
+def _run(
+    command: str, told: Mapping[str, str], timeout_s: float, environ: Mapping[str, str] | None
+) -> tuple[int | None, str]:
+    """The code of its end, None if it had to be ended, and what it said last."""
+    try:
+        process = subprocess.Popen(
+            shlex.split(command), env={**(os.environ if environ is None else environ), **told}, start_new_session=True,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace",
+        )  # fmt: skip
+    except (OSError, ValueError, IndexError) as error:
+        raise Refused(
+            f"The command cannot be run: {getattr(error, 'strerror', None) or error}.",
+            where=f"cutover.{'switch' if told['LOCKSTEP_CUTOVER_PHASE'] == SWITCH else 'stop'}_with",
+            code="cutover.hook",
+            remedy="give the path of a program, and its arguments, in one text",
+        ) from None
+    code: int | None
+    try:
+        said, _ = process.communicate(timeout=timeout_s)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        code = None
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        said = ""
+        process.wait()
+    said = " ".join(said.split())[-_SHOWN:]
+    log.info("%s: %s: %s", told["LOCKSTEP_CUTOVER_PHASE"], _ended(code), said)
+    return code, said

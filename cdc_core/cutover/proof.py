@@ -1,0 +1,171 @@
+"""That a target has what its sources have, at the end of the log, without reading everything once more.
+
+A full verification has compared every row at its time. Since then, rows changed only by what is staged (a row that was
+changed at the source without the log, or at the target by somebody else, is what the next full verification finds). So
+every key that is in a batch staged since then is compared, row by row, as `lockstep verify` does. Numbers of rows of
+small tables are compared as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cdc_core.errors import DataAtRisk, Refused, RetryLater
+from cdc_core.meta import BatchRow
+from cdc_core.model.position import Position
+from cdc_core.repair.findings import LOOKED_UP
+from cdc_core.verify.canonical import has_errors, row_texts
+from cdc_core.verify.changed_keys import changed_keys, has_truncate, key_columns
+from cdc_core.verify.modes import Mode
+from cdc_core.verify.source_rows import SourceTables, open_source
+from cdc_core.verify.verifier import Job, TableKeys, TableResult, feeding_of, verify, waiting
+
+COUNTED_ROWS = 200_000
+"""Tables with more rows, by the source's estimate, are not counted while writes are stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Since:
+    """Up to where each source's log is proven to be applied, by its name."""
+
+    places: Mapping[str, Position]
+
+    @classmethod
+    def of_evidence(cls, document: Mapping[str, Any]) -> Since:
+        """From a full verification: the lowest place that one of its tables was read at, or had consumed."""
+        places: dict[str, Position] = {}
+        for one in document["tables"]:
+            said = [(read["source"], read["low"]) for read in one["read"]]
+            for source, text in [*said, *one["consumed_until"].items()]:
+                place = Position.from_text(text) if text else None
+                if place is not None and (source not in places or place < places[source]):
+                    places[source] = place
+        return cls(places)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """What was compared. keys: by logical table. moving: keys that the target had not taken yet. counted: tables whose
+    numbers of rows were compared. since: for the next proof."""
+
+    since: Since
+    keys: Mapping[str, int] = field(default_factory=dict)
+    moving: int = 0
+    counted: tuple[str, ...] = ()
+
+
+class Prover:
+    """The tables of one target, ready to be compared: `prover`."""
+
+    def __init__(self, job: Job, sources: Sequence[SourceTables]) -> None:
+        self._job = job
+        self.feeding = feeding_of(job, sources)
+        self._tables = {name: TableKeys(job, sources, name) for name in self.feeding}
+        for name, table in self._tables.items():
+            if not table.shape.key or any(one.type.base not in LOOKED_UP for one in table.shape.key_columns):
+                raise Refused(
+                    f"Rows of {name} cannot be compared one by one: the table has no key, or one of a type by which "
+                    "rows are not looked up.",
+                    where=name,
+                    code="cutover.not_provable",
+                    remedy="leave the table out of the pipeline that is switched, or give it another key",
+                )
+
+    def prove(self, since: Since, *, still: bool) -> Proof:
+        """Compares every key that changed since. still: nothing is written, and everything is applied: no key may be
+        moving, and numbers of rows are compared as well.
+
+        Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again), RetryLater (cutover.moving), and what
+        verifying raises.
+        """
+        batches = {source: self._batches(source, place) for source, place in since.places.items()}
+        wanted = self._keys([one for found in batches.values() for one in found])
+        results = [self._tables[name].verify(sorted(keys)) for name, keys in wanted.items() if keys]
+        counted: list[str] = []
+        if still:
+            small = [name for name, feeding in self.feeding.items() if _countable(feeding)]
+            if small:
+                counting = replace(self._job, mode=Mode.COUNT, lease=None)
+                results += verify(counting, small).results
+                counted = small
+        self._require_equal(results, still=still)
+        reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
+        moving = sum(one.moving for one in results)
+        return Proof(
+            since if moving else Since(reached), {name: len(keys) for name, keys in wanted.items()}, moving,
+            tuple(counted),
+        )  # fmt: skip
+
+    def _batches(self, source: str, place: Position) -> list[BatchRow]:
+        found = self._job.meta.batches(source)
+        return [one for one in found if one.end > place or (one.copied and not one.begin < place)]
+
+    def _keys(self, batches: Sequence[BatchRow]) -> dict[str, set[str]]:
+        """By logical table, the keys of the rows that these batches change."""
+        files = self._job.meta.files([one.batch_id for one in batches])
+        listed = [file for of_batch in files.values() for file in of_batch if file.table in self._tables]
+        schemas = self._job.meta.schemas(sorted({file.schema_id for file in listed}))
+        found: dict[str, set[str]] = {}
+        for file in listed:
+            schema, shape = schemas[file.schema_id], self._tables[file.table].shape
+            keys = found.setdefault(file.table, set())
+            columns = key_columns(schema)
+            if schema.key != shape.key or [one.type for one in columns] != [one.type for one in shape.key_columns]:
+                raise _again(file.table, "its key was redefined")
+            if has_truncate(self._job.store, file):
+                raise _again(file.table, "all of its rows were removed at once")
+            for some in changed_keys(self._job.store, file, schema):
+                keys.update(row_texts(some, columns, shape.errors).to_pylist())
+            if any(map(has_errors, keys)):
+                raise _again(file.table, "a key has the error value of an ENUM, by which no row is found")
+        return found
+
+    def _require_equal(self, results: Sequence[TableResult], *, still: bool) -> None:
+        errors = [one.error for one in results if one.error is not None]
+        if errors:
+            raise errors[0]
+        different = [one for one in results if one.differences]
+        if different:
+            raise DataAtRisk(
+                f"{sum(one.differences for one in different)} rows of {', '.join(one.table for one in different)} "
+                "differ between source and target.",
+                where=self._job.target.name,
+                code="cutover.differs",
+                remedy="nothing was switched. `lockstep verify` names the rows, `lockstep repair` repairs them",
+            )
+        unclear = sum(one.moving + one.unsettled for one in results) if still else 0
+        if unclear:
+            raise RetryLater(
+                f"{unclear} rows are not applied yet, though nothing was written any more.",
+                where=self._job.target.name,
+                code="cutover.moving",
+                remedy="nothing was switched. Look for runs of the pipeline that do not end, then begin again",
+            )
+
+
+def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:
+    """Several tables may share keys, so that their rows are more than the target's."""
+    return len(feeding) == 1 and sum(source.rows_estimated(schema) for source, schema in feeding) <= COUNTED_ROWS
+
+
+def _again(table: str, why: str) -> Refused:
+    return Refused(
+        f"What changed in {table} since its last full verification cannot be compared row by row: {why}.",
+        where=table,
+        code="cutover.verify_again",
+        remedy="nothing was switched. Verify the target again (`lockstep verify`), then begin again",
+    )
+
+
+@contextmanager
+def prover(job: Job) -> Iterator[Prover]:
+    """Sessions at the sources, for the block. Raises as verifying."""
+    with ExitStack() as opened:
+        sources = [
+            opened.enter_context(open_source(job.pipeline, one.name, job.meta, job.environ, waiting(job, one.name)))
+            for one in job.pipeline.sources
+        ]
+        yield Prover(job, sources)

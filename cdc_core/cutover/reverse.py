@@ -1,0 +1,235 @@
+"""The pipeline that carries an application's writes from the tables of a target back to the tables that they came from.
+
+It is a pipeline like any other, with a file of its own: the servers of the target are its sources, and of the source
+its targets. It captures exactly the tables that the forward pipeline writes, and keeps versions beside the old tables
+(guard.store: table), so that these keep their shape. It begins at the positions that the servers have when the
+application is switched, in the same stage's sibling folder and the same meta database.
+
+What does not arrive unchanged cannot be carried back: it is refused.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from cdc_core.config import NAME, Pipeline, Source, StageConfig, Target
+from cdc_core.connections import resolve
+from cdc_core.errors import Refused
+from cdc_core.model.position import Position
+from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.target.sharding import ShardTable, shard_tables
+
+SUFFIX = "_back"
+_FIRST_ID, _IDS = 1 << 30, 1 << 30
+"""server_ids of the sources of a way back: far from the small numbers that people choose by hand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The one table of a source that feeds a logical table."""
+
+    logical: str
+    source: str
+    database: str
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewSource:
+    """A server of the target, as a source of the way back. references: how the forward pipeline names it; several may
+    name one server, of which the first is used."""
+
+    name: str
+    references: tuple[str, ...]
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reverse:
+    """The way back of a pipeline: `document` makes the file of it."""
+
+    forward: Pipeline
+    target: Target
+    origins: tuple[Origin, ...]
+    sources: tuple[NewSource, ...]
+
+    @property
+    def name(self) -> str:
+        return self.forward.pipeline + SUFFIX
+
+    def target_of(self, source: str) -> str:
+        """The name of the target that is a source of the forward pipeline."""
+        return _checked(f"{self.name}_{source}", f"source {source}")
+
+    def document(self, starts: Mapping[str, Position]) -> dict[str, Any]:
+        """The pipeline file, as plain values. starts: by source of the way back."""
+        forward = self.forward
+        return {
+            "pipeline": self.name,
+            "schedule": forward.schedule,
+            "sources": [
+                {
+                    "name": one.name,
+                    "connection": one.references[0],
+                    "server_id": _FIRST_ID + zlib.crc32(one.name.encode()) % _IDS,
+                    "start": {"position": {"file": starts[one.name].file, "offset": starts[one.name].offset}},
+                }
+                for one in self.sources
+            ],
+            "tables": {
+                "include": [re.escape(table) for one in self.sources for table in one.tables],
+                "columns": {"exclude": [rf".*\.{VERSION_COLUMN}"]},
+            },
+            "routes": [{"match": _any_of(self._places(origin)), "to": origin.logical} for origin in self.origins],
+            "stage": _sibling(forward.stage).model_dump(mode="json", exclude_none=True),
+            "meta": forward.meta.model_dump(mode="json"),
+            "targets": [
+                {
+                    "name": self.target_of(source.name),
+                    "connections": [source.connections[0]],
+                    "tables": {
+                        one.logical: {
+                            "database": _literal(one.database),
+                            "table": _literal(one.table),
+                            "guard": {"store": "table"},
+                        }
+                        for one in self.origins
+                        if one.source == source.name
+                    },
+                }
+                for source in self._old_sources
+            ],
+            "spark": forward.spark.model_dump(mode="json"),
+            "limits": forward.limits.model_dump(mode="json"),
+            "cutover": forward.cutover.model_dump(mode="json", exclude_none=True),
+            "airflow": forward.airflow.model_dump(mode="json", exclude_none=True),
+        }
+
+    def text(self, starts: Mapping[str, Position]) -> str:
+        """The pipeline file."""
+        head = (
+            f"# The way back of {self.forward.pipeline}: it carries what the application writes to the tables of\n"
+            f"# {self.target.name} to the tables that they came from. Written by `lockstep cutover`.\n"
+        )
+        return head + yaml.safe_dump(self.document(starts), sort_keys=False, allow_unicode=True, width=110)
+
+    @property
+    def _old_sources(self) -> tuple[Source, ...]:
+        fed = {one.source for one in self.origins}
+        return tuple(one for one in self.forward.sources if one.name in fed)
+
+    def _places(self, origin: Origin) -> tuple[ShardTable, ...]:
+        return shard_tables(self.target, origin.logical)
+
+
+def reverse_of(
+    pipeline: Pipeline, target: Target, origins: Sequence[Origin], environ: Mapping[str, str] | None = None
+) -> Reverse:
+    """The way back from a target of a pipeline. origins: every table of a source that feeds the target.
+
+    Raises Refused (cutover.no_way_back), and what resolving the target's servers raises.
+    """
+    problems = [*_changed(pipeline), *_untold(origins), *_bounded(pipeline, target, origins)]
+    if problems:
+        raise Refused(
+            f"What the application writes to {target.name!r} could not be carried back: {'; '.join(problems)}.",
+            where=pipeline.pipeline,
+            code="cutover.no_way_back",
+            remedy="leave these tables out of the pipeline that is switched, or carry them without such a rule",
+        )
+    return Reverse(pipeline, target, tuple(origins), tuple(_new_sources(pipeline, target, origins, environ)))
+
+
+def _changed(pipeline: Pipeline) -> list[str]:
+    """Rules after which a row of the target is not the row of the source."""
+    tables = pipeline.tables
+    found = []
+    if tables.columns.mask:
+        found.append("columns are masked (tables.columns.mask)")
+    if tables.columns.exclude:
+        found.append("columns are left out (tables.columns.exclude)")
+    if tables.rows:
+        found.append("rows are left out (tables.rows)")
+    if tables.processors:
+        found.append("processors change columns (tables.processors)")
+    return found
+
+
+def _untold(origins: Sequence[Origin]) -> list[str]:
+    by_logical: dict[str, list[Origin]] = {}
+    for one in origins:
+        by_logical.setdefault(one.logical, []).append(one)
+    return [
+        f"{len(found)} tables feed {logical}, and nothing says to which of them a row belongs"
+        for logical, found in by_logical.items()
+        if len(found) > 1
+    ]
+
+
+def _bounded(pipeline: Pipeline, target: Target, origins: Sequence[Origin]) -> list[str]:
+    """Options of tables that keep rows of the target apart from those of the source."""
+    found = []
+    for logical in dict.fromkeys(one.logical for one in origins):
+        rule = target.table(logical)
+        if rule is None:
+            found.append(f"{logical} does not go to {target.name}")
+        elif rule.no_key == "rows":
+            found.append(f"{logical} may have rows without a key (no_key: rows)")
+        elif rule.on_row_error == "quarantine":
+            found.append(f"rows of {logical} may be set aside (on_row_error: quarantine)")
+    return found
+
+
+def _new_sources(
+    pipeline: Pipeline, target: Target, origins: Sequence[Origin], environ: Mapping[str, str] | None
+) -> list[NewSource]:
+    """One for each server, however many connections lead to it."""
+    references: dict[tuple[str, int], list[str]] = {}
+    tables: dict[tuple[str, int], list[str]] = {}
+    for reference in target.connections:
+        server = resolve(reference, environ)
+        references.setdefault((server.host.lower(), server.port), []).append(reference)
+    for logical in dict.fromkeys(one.logical for one in origins):
+        for place in shard_tables(target, logical):
+            server = resolve(target.connections[place.connection], environ)
+            tables.setdefault((server.host.lower(), server.port), []).append(place.name)
+    return [
+        NewSource(
+            _checked(f"{pipeline.pipeline}{SUFFIX}_{target.name}_{number}", f"target {target.name}"),
+            tuple(dict.fromkeys(named)), tuple(tables[server]),
+        )
+        for number, (server, named) in enumerate(references.items())
+        if server in tables
+    ]  # fmt: skip
+
+
+def _checked(name: str, where: str) -> str:
+    if NAME.match(name):
+        return name
+    raise Refused(
+        f"The way back would have the name {name!r}, which is longer than 48 characters.",
+        where=where,
+        code="cutover.no_way_back",
+        remedy="give the pipeline a shorter name",
+    )
+
+
+def _any_of(places: Sequence[ShardTable]) -> str:
+    return "|".join(re.escape(one.name) for one in places)
+
+
+def _literal(name: str) -> str:
+    """A name as a template of that name."""
+    return name.replace("{", "{{").replace("}", "}}")
+
+
+def _sibling(stage: StageConfig) -> StageConfig:
+    uri = stage.uri.rstrip("/")
+    bucket = re.fullmatch(r"s3://[^/]+", uri)
+    return stage.model_copy(update={"uri": f"{uri}/lockstep-back" if bucket else f"{uri}-back"})

@@ -1,0 +1,112 @@
+"""How a cutover gets the pipeline in the other direction: a new one, with a file beside the pipeline's, or one that
+exists."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cdc_core import config
+from cdc_core.config import Pipeline
+from cdc_core.connections import connect, resolve
+from cdc_core.cutover.proof import Prover, prover
+from cdc_core.cutover.reverse import SUFFIX, Origin, Reverse, reverse_of
+from cdc_core.errors import Refused
+from cdc_core.model.position import Position
+from cdc_core.source.facts import end_position
+from cdc_core.verify.verifier import Job
+
+_CARRIED = ("tables", "routes", "targets")
+"""What of a pipeline file decides which rows are carried back, and where to."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExistingWayBack:
+    """The pipeline by whose cutover the application came here. It has read its sources all the time."""
+
+    pipeline: Pipeline
+
+    @property
+    def name(self) -> str:
+        return self.pipeline.pipeline
+
+    def check(self) -> None:
+        """It was checked when it was the way there."""
+
+    def arm(self) -> Pipeline:
+        return self.pipeline
+
+    def disarm(self) -> None:
+        """Nothing was made."""
+
+
+class NewWayBack:
+    """The file of the pipeline that carries rows of a target back."""
+
+    def __init__(self, job: Job, file: Path) -> None:
+        self.name = job.pipeline.pipeline + SUFFIX
+        self._job = job
+        self._file = file
+        self._reverse: Reverse | None = None
+
+    def check(self) -> None:
+        if self._reverse is None:
+            with prover(self._job) as proving:
+                self._reverse = reverse_of(self._job.pipeline, self._job.target, origins_of(proving), self._job.environ)
+        if self._file.exists():
+            self._existing(self._reverse)
+
+    def arm(self) -> Pipeline:
+        """Writes the file, with the ends of the servers' logs as they are now, if it is not there."""
+        if self._reverse is None:
+            self.check()
+        assert self._reverse is not None
+        if not self._file.exists():
+            text = self._reverse.text({one.name: self._end(one.references[0]) for one in self._reverse.sources})
+            partial = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+            partial.write_text(text, encoding="utf-8")
+            partial.replace(self._file)
+        return self._existing(self._reverse)
+
+    def disarm(self) -> None:
+        """Removes the file if nothing was read by it yet."""
+        if self._file.exists():
+            sources = config.load(self._file).sources
+            if all(self._job.meta.checkpoint(one.name) is None for one in sources):
+                self._file.unlink()
+
+    def _existing(self, reverse: Reverse) -> Pipeline:
+        found = config.load(self._file)
+        nowhere = {one.name: Position(0, "none.000001", 4) for one in reverse.sources}
+        wanted = Pipeline.model_validate(reverse.document(nowhere))
+        if _carried(found) != _carried(wanted):
+            raise Refused(
+                f"{self._file} is there already, and carries other tables, or carries them otherwise.",
+                where=str(self._file),
+                code="cutover.way_back_differs",
+                remedy="if it is of an earlier cutover and nobody needs it, remove it with what it has staged; else "
+                "make its sources, tables, routes and targets those that this pipeline needs",
+            )
+        return found
+
+    def _end(self, reference: str) -> Position:
+        with connect(resolve(reference, self._job.environ), where=reference) as connection:
+            return end_position(connection, 0)
+
+
+def origins_of(proving: Prover) -> list[Origin]:
+    """Every table of a source that feeds the target."""
+    return [
+        Origin(logical, source.name, schema.database, schema.table)
+        for logical, feeding in proving.feeding.items()
+        for source, schema in feeding
+    ]
+
+
+def _carried(pipeline: Pipeline) -> dict[str, Any]:
+    document = pipeline.model_dump(mode="json")
+    return {name: document[name] for name in _CARRIED} | {
+        "sources": {one.name: one.connections for one in pipeline.sources}
+    }
