@@ -50,11 +50,14 @@ def plan(
     \b
       lockstep cutover plan shop
 
-    Raises what would speak against it: tables that cannot be carried back or compared, evidence that rows differ. Says
-    how old the last full verification is; `lockstep cutover run` makes it again if it is older than cutover.evidence.
+    Refuses tables that cannot be carried back or compared. Lists what an application would miss in the new tables
+    (AUTO_INCREMENT, defaults, triggers), privileges that are lacking, open transactions, and what `lockstep check` says
+    of the way back. Says how old the last full verification is; `lockstep cutover run` makes it again if it is older than
+    cutover.evidence. Exit code 3: something would stop it.
     """
     from cdc_core.cutover.machine import require_hooks, tables_of
     from cdc_core.cutover.proof import prover
+    from cdc_core.cutover.readiness import failed, look
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work:
@@ -63,6 +66,8 @@ def plan(
         work.way_back.check()
         with prover(work.jobs[chosen.name]) as proving:
             tables = tables_of(work, [proving])
+        looked = look(tables.pairs, work.way_back.preview(), os.environ)
+        findings = [one for one in looked if one.status != "ok"]
         evidence = work.hands.newest_evidence(chosen.name)
     said = (
         f"every row was last verified at {evidence['ended']}"
@@ -78,6 +83,9 @@ def plan(
         "way_back": work.way_back.name,
         "evidence": None if evidence is None else evidence["ended"],
         "budget_s": work.options.budget_s,
+        "findings": [
+            {"status": one.status, "subject": one.subject, "what": one.what, "remedy": one.remedy} for one in findings
+        ],
     }
     rows = [
         (name, sum(map(len, found.values())))
@@ -90,7 +98,11 @@ def plan(
         Text(f"way back: {work.way_back.name}"),
         Text(said),
         Text(f"writes are stopped for at most {work.options.budget_s:g} s (cutover.budget_s)"),
+        *(Text(f"{one.status}: {one.subject}: {one.what}\n      {one.remedy}") for one in findings),
     )  # fmt: skip
+    error = failed(findings)
+    if error is not None:
+        raise typer.Exit(error.exit_code)
 
 
 @app.command()

@@ -1,9 +1,10 @@
 """Keeps writes out of tables for as long as a session lives, and no longer than a number of seconds.
 
-`LOCK TABLES ... READ`: others read, and wait to write. It is granted once every transaction that has written to the
-tables has ended, XA transactions that are prepared included (measured on MySQL 9.7 and MariaDB 11.4), so that the end
-of the log is final then. The lock ends with its session: with the process, or, where that is stopped, by
-`wait_timeout`.
+`LOCK TABLES ... READ` without autocommit: others read, and wait to write. It is granted once every transaction that has
+written to the tables has ended, so that the end of the log is final then. XA transactions that are prepared count, even
+those whose session is gone: on MariaDB these hold no metadata lock any more, but InnoDB's, for which the lock waits only
+without autocommit (measured on MySQL 9.7 and MariaDB 11.4). The lock ends with its session: with the process, or, where
+that is stopped, by `wait_timeout`.
 """
 
 from __future__ import annotations
@@ -60,6 +61,7 @@ def locked(
             locks.sessions.append(connect(resolve(reference, environ), where=reference))
         for session, (reference, tables) in zip(locks.sessions, places.items(), strict=True):
             with translating(reference), session.cursor() as cursor:
+                cursor.execute("SET SESSION autocommit = 0")
                 cursor.execute(f"SET SESSION lock_wait_timeout = {LOCK_WAIT_S}")
                 cursor.execute(f"SET SESSION innodb_lock_wait_timeout = {LOCK_WAIT_S}")
                 cursor.execute(f"SET SESSION wait_timeout = {max(1, round(held_s))}")

@@ -32,6 +32,7 @@ from cdc_core.cutover.gates import closed_gates, closing, open_gates, require_fe
 from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.locks import Locks, Places, locked
 from cdc_core.cutover.proof import Proof, Prover, Since, prover
+from cdc_core.cutover.readiness import Pair, failed, look, places_of, raise_ids, require_ids
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
@@ -44,7 +45,7 @@ from cdc_core.verify.verifier import Job
 log = logging.getLogger(__name__)
 
 QUICK_RUNS = 3
-LEASE_S = 30.0
+LEASE_S = 10.0
 _HELD_BEYOND_S = 2.0
 """How much longer than the budget a server keeps the locks of a process that says nothing."""
 
@@ -84,6 +85,9 @@ class WayBack(Protocol):
     def check(self) -> None:
         """Raises Refused (cutover.no_way_back, cutover.way_back_differs)."""
 
+    def preview(self) -> Pipeline | None:
+        """As `arm` would make it now; None for one that exists already."""
+
     def arm(self) -> Pipeline:
         """From now on it reads what is written to the targets. Safe to repeat. Raises as `check`."""
 
@@ -112,11 +116,12 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Tables:
-    """What is switched. sources, targets: physical tables, by server. logical: names."""
+    """What is switched. pairs: of logical tables. sources, targets: physical tables, by server. logical: names."""
 
     sources: Places
     targets: Places
     logical: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
 
 
 def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
@@ -152,7 +157,11 @@ def run(work: Work, lease: Lease) -> Cutover:
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
             tables = tables_of(work, provers)
+            if not attempt:
+                _require_ready(work, tables)
             moving.to(State.CHASE, tables=_noted(tables))
+            for name in raise_ids(tables.pairs, work.environ):
+                work.told(f"raised AUTO_INCREMENT of {name}")
             since = _chase(moving, provers, since)
             try:
                 _held(moving, provers, tables, since)
@@ -194,6 +203,16 @@ def prepare(work: Work) -> dict[str, Since]:
     return found
 
 
+def _require_ready(work: Work, tables: Tables) -> None:
+    findings = look(tables.pairs, work.way_back.preview(), work.environ)
+    for one in findings:
+        if one.status == "warn":
+            work.told(f"{one.subject}: {one.what}")
+    error = failed(findings)
+    if error is not None:
+        raise error
+
+
 def require_hooks(work: Work) -> None:
     """Raises UsageError (cutover.no_hook)."""
     if work.options.switch_with is None:
@@ -208,19 +227,21 @@ def require_hooks(work: Work) -> None:
 
 def tables_of(work: Work, provers: Sequence[Prover]) -> Tables:
     """Raises Refused (cutover.too_many_tables)."""
-    sources: dict[str, list[tuple[str, str]]] = {}
-    targets: dict[str, list[tuple[str, str]]] = {}
-    logical = dict.fromkeys(name for one in provers for name in one.feeding)
-    for one in provers:
-        for feeding in one.feeding.values():
-            for source, schema in feeding:
-                reference = work.pipeline.source(source.name).connections[0]
-                sources.setdefault(reference, []).append((schema.database, schema.table))
+    pairs = []
     for target, one in zip(work.targets, provers, strict=True):
-        for name in one.feeding:
-            for place in shard_tables(target, name):
-                targets.setdefault(target.connections[place.connection], []).append((place.database, place.table))
-    found = Tables(_unique(sources), _unique(targets), tuple(logical))
+        for name, feeding in one.feeding.items():
+            old = [
+                (work.pipeline.source(source.name).connections[0], schema.database, schema.table)
+                for source, schema in feeding
+            ]
+            new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]
+            pairs.append(Pair(name, tuple(old), tuple(new)))
+    found = Tables(
+        _unique(places_of(one for pair in pairs for one in pair.old)),
+        _unique(places_of(one for pair in pairs for one in pair.new)),
+        tuple(dict.fromkeys(pair.logical for pair in pairs)),
+        tuple(pairs),
+    )
     require_few(found.sources)
     return found
 
@@ -389,6 +410,7 @@ def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Map
             proofs = [
                 one.prove(since[target.name], still=True) for target, one in zip(work.targets, provers, strict=True)
             ]
+            require_ids(tables.pairs, work.environ)
             clock.require("arming the way back")
             moving.to(State.PROVED, proofs=[_document(one) for one in proofs])
             _arm(moving, tables)

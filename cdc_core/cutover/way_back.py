@@ -35,6 +35,9 @@ class ExistingWayBack:
     def check(self) -> None:
         """It was checked when it was the way there."""
 
+    def preview(self) -> None:
+        return None
+
     def arm(self) -> Pipeline:
         return self.pipeline
 
@@ -58,15 +61,19 @@ class NewWayBack:
         if self._file.exists():
             self._existing(self._reverse)
 
+    def preview(self) -> Pipeline | None:
+        self.check()
+        assert self._reverse is not None
+        return None if self._file.exists() else config.parse(self._text(self._reverse), where=self._file.name)
+
     def arm(self) -> Pipeline:
         """Writes the file, with the ends of the servers' logs as they are now, if it is not there."""
         if self._reverse is None:
             self.check()
         assert self._reverse is not None
         if not self._file.exists():
-            text = self._reverse.text({one.name: self._end(one.references[0]) for one in self._reverse.sources})
             partial = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-            partial.write_text(text, encoding="utf-8")
+            partial.write_text(self._text(self._reverse), encoding="utf-8")
             partial.replace(self._file)
         return self._existing(self._reverse)
 
@@ -90,6 +97,9 @@ class NewWayBack:
                 "make its sources, tables, routes and targets those that this pipeline needs",
             )
         return found
+
+    def _text(self, reverse: Reverse) -> str:
+        return reverse.text({one.name: self._end(one.references[0]) for one in reverse.sources})
 
     def _end(self, reference: str) -> Position:
         with connect(resolve(reference, self._job.environ), where=reference) as connection:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
 import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +51,7 @@ class Application:
     def __init__(self, folder: Path, source: Any, target: Any, name: str) -> None:
         self._folder, self._servers, self._name = folder, {"old": source, "new": target}, name
         self.written: dict[str, dict[int, int]] = {table: {} for table in TABLES}
+        self._count = 0
         self.refused = 0
         self.longest_s = 0.0
         self.errors: list[Exception] = []
@@ -63,6 +67,11 @@ class Application:
         self._stop.set()
         for thread in self._threads:
             thread.join()
+
+    @property
+    def count(self) -> int:
+        """Of writes."""
+        return self._count
 
     def place(self, table: str, key: int) -> tuple[str, str]:
         to = (self._folder / "to").read_text().strip()
@@ -81,6 +90,7 @@ class Application:
                     time.sleep(0.01)
                 self.longest_s = max(self.longest_s, time.monotonic() - before_s)
                 self.written[table][key] = turn
+                self._count += 1
                 time.sleep(0.005)
         except pymysql.err.MySQLError as error:
             self.errors.append(error)
@@ -246,3 +256,173 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
             expected = application.written[table] | again.written[table] | once_more.written[table] | REST
             assert made.new(table) == expected
         assert made.cutover("complete", "shop.yaml")["state"] == "COMPLETE"
+
+
+def killed_at(made: Shop, state: str, verb: str) -> None:
+    """Runs a cutover, as soon as the lease of a killed one allows, and kills it with all that it has started when it
+    says that it has come to a state."""
+    end_s = time.monotonic() + 90
+    while not _came_to(made, state, verb):
+        assert time.monotonic() < end_s
+        time.sleep(0.5)
+
+
+def _came_to(made: Shop, state: str, verb: str) -> bool:
+    process = subprocess.Popen(
+        made.lockstep.command("cutover", verb, "shop.yaml"), cwd=made.folder, env=made.lockstep.environment, text=True,
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    said = []
+    try:
+        for line in process.stderr:
+            said.append(line)
+            if line.strip() == state:
+                return True
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+    assert "cutover.running" in "".join(said), "".join(said)
+    return False
+
+
+def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:
+    """The answer to a command for a cutover whose process was killed, as soon as the lease allows."""
+    end_s = time.monotonic() + 90
+    while True:
+        done = made.lockstep("cutover", verb, "shop.yaml", code=None)
+        document: dict[str, Any] = json.loads(done.out)
+        code = document.get("error", {}).get("code")
+        if code not in ("cutover.running", "cutover.rolled_back"):
+            return document
+        assert time.monotonic() < end_s, done.out + done.err
+        time.sleep(0.5)
+
+
+def goes_on(made: Shop, application: Application) -> None:
+    """The application writes."""
+    before = application.count
+    made.until(lambda: application.count > before + 10)
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "states",
+    [
+        pytest.param(["STOPPED", "ARMED"], id="sample"),
+        pytest.param(["CHASE", "DRAINED", "PROVED", "STOPPED", "ARMED"], id="all", marks=pytest.mark.matrix),
+    ],
+)
+def test_a_cutover_that_is_killed_leaves_the_application_where_it_was(
+    lockstep: Any, servers: tuple[Any, Any], states: list[str]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        lockstep("run", "shop.yaml")
+        with made.application() as application:
+            goes_on(made, application)
+            verb = "run"
+            for state in states:
+                killed_at(made, state, verb)
+                if state == "ARMED":  # its gates are closed until the next one opens them
+                    assert after_a_kill(made, "abort")["state"] == "ROLLED_BACK"
+                    verb = "run"
+                else:
+                    verb = "resume"
+                goes_on(made, application)
+                assert made.called() == []
+            found = after_a_kill(made, verb)
+            assert found["state"] == "WATCH"
+            goes_on(made, application)
+        assert not application.errors
+        for table in TABLES:
+            assert made.new(table) == application.written[table] | REST
+        lockstep("run", "shop_back.yaml")
+        for table in TABLES:
+            assert made.old(table) == made.new(table)
+
+
+@pytest.mark.timeout(900)
+def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, servers: tuple[Any, Any]) -> None:
+    with shop(lockstep, *servers) as made:
+        lockstep("run", "shop.yaml")
+        with made.application() as application:
+            goes_on(made, application)
+            made.behave("exit 3")
+            refused = made.cutover("run", "shop.yaml", code=3)
+            assert refused["error"]["code"] == "cutover.not_switched"
+            goes_on(made, application)
+
+            made.behave("exit 9")
+            unclear = made.cutover("run", "shop.yaml", code=4)
+            assert unclear["error"]["code"] == "cutover.unknown"
+            assert made.cutover("resume", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
+            assert made.cutover("abort", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
+            with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+                execute(made.source, f"DELETE FROM {made.name}.orders")
+            assert made.cutover("resume", "shop.yaml", "--answer", "not-switched", code=3)["error"]["code"] == (
+                "cutover.not_switched"
+            )
+            assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
+            goes_on(made, application)
+
+            made.behave("sleep 60", "hook_s: 0.5")
+            assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
+            (made.folder / "to").write_text("new")
+            assert made.cutover("resume", "shop.yaml", "--answer", "switched")["state"] == "WATCH"
+            goes_on(made, application)
+        assert not application.errors
+        for table in TABLES:
+            assert made.new(table) == application.written[table] | REST
+        assert [phase for phase, *_ in made.called()] == ["switch"] * 3
+
+
+@pytest.mark.timeout(900)
+def test_transactions_that_are_open_when_writes_stop_are_waited_for(lockstep: Any, servers: tuple[Any, Any]) -> None:
+    with shop(lockstep, *servers) as made:
+        lockstep("run", "shop.yaml")
+        execute(made.source, "XA START 'moving'", f"UPDATE {made.name}.items SET n = 77 WHERE id = 1000",
+                "XA END 'moving'", "XA PREPARE 'moving'")  # fmt: skip
+        made.behave(more="attempts: 1, patience_s: 1")
+        prepared = made.cutover("run", "shop.yaml", code=75)["error"]
+        assert prepared["code"] == "cutover.rolled_back"
+        assert "transactions that have written to them are still open" in prepared["what"]
+        execute(made.source, "XA COMMIT 'moving'")
+
+        with made.source.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute(f"UPDATE {made.name}.orders SET n = 99 WHERE id = 1000")
+            made.behave(more="attempts: 1, patience_s: 20")
+            process = subprocess.Popen(
+                lockstep.command("cutover", "run", "shop.yaml"), cwd=made.folder, env=lockstep.environment, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            assert process.stderr is not None
+            said = []
+            for line in process.stderr:
+                said.append(line)
+                if line.strip() == "STOPPED":
+                    time.sleep(3)
+                    assert made.called() == []
+                    session.commit()
+            process.stderr.close()
+            assert process.wait() == 0, "".join(said)
+        assert made.new("orders") == {1000: 99, 1001: 1, 1002: 2}
+        assert made.new("items") == {1000: 77, 1001: 1, 1002: 2}
+
+
+@pytest.mark.timeout(600)
+def test_writes_that_were_stopped_for_too_long_continue(lockstep: Any, mariadb: Any, mariadb_target: Any) -> None:
+    with shop(lockstep, mariadb, mariadb_target) as made:
+        made.behave(more=f"attempts: 2, stop_with: {made.folder}/switch.sh")
+        text = (made.folder / "shop.yaml").read_text().replace("budget_s: 20", "budget_s: 0.01")
+        (made.folder / "shop.yaml").write_text(text)
+        lockstep("run", "shop.yaml")
+        with made.application() as application:
+            goes_on(made, application)
+            error = made.cutover("run", "shop.yaml", code=75)["error"]
+            assert error["code"] == "cutover.rolled_back"
+            goes_on(made, application)
+        assert not application.errors
+        assert application.refused == 0
+        assert [phase for phase, *_ in made.called()] == ["stop", "release"] * 2

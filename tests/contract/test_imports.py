@@ -39,7 +39,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "init": JOINED | {"check"},
     "target_tables": JOINED | {"check"},
     "ddl": JOINED | {"target_tables"},
-    "cutover": JOINED | {"repair", "verify"},
+    "cutover": JOINED | {"check", "repair", "verify"},
     "run": JOINED | {"check", "target_tables"},
     "cli": JOINED
     | {"check", "cutover", "ddl", "init", "repair", "run", "snapshot", "staged", "target_tables", "verify"},

@@ -1,0 +1,251 @@
+"""What would go wrong after a switch, or during it, found beforehand: findings as those of `lockstep check`.
+
+what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, CHECK constraints, foreign keys and triggers of the
+                           old ones, which a target that only Lockstep writes to does not need, and an application may
+ids                        counters of AUTO_INCREMENT: the new tables must not give out ids that the old ones gave
+the way back               the same checks as of any pipeline, of the one that would be written
+locks and gates            privileges, and transactions that are open for long, or prepared
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import pymysql
+
+from cdc_core.check import check
+from cdc_core.check.findings import Finding, Findings
+from cdc_core.config import Pipeline
+from cdc_core.connections import quote, resolve
+from cdc_core.cutover.locks import Places
+from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.source.survey import may_lock
+from cdc_core.target.definition import TableDefinition, read_definitions
+from cdc_core.target.load import altering_session
+from cdc_core.words import counted
+
+HEADROOM = 10_000
+"""By how much counters of the new tables are ahead of the old ones when a cutover begins."""
+LONG_S = 2
+"""Transactions that are open for longer are listed: locks wait for them."""
+
+
+Place = tuple[str, str, str]
+"""A server, as the pipeline file names it, a database, and a table."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """The tables of one logical table that an application leaves, and those that it comes to."""
+
+    logical: str
+    old: tuple[Place, ...]
+    new: tuple[Place, ...]
+
+
+def places_of(listed: Iterable[Place]) -> Places:
+    """By server."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    for reference, database, table in listed:
+        found.setdefault(reference, []).append((database, table))
+    return found
+
+
+def look(
+    pairs: Sequence[Pair], way_back: Pipeline | None, environ: Mapping[str, str] | None = None
+) -> tuple[Finding, ...]:
+    """way_back: None for one that exists."""
+    findings = Findings()
+    for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
+        with altering_session(resolve(reference, environ), reference) as session:
+            _locks(session, reference, tables, findings)
+            _gates(session, reference, findings)
+            _transactions(session, reference, findings)
+    for pair in pairs:
+        findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
+    if way_back is not None:
+        for one in check(way_back, environ=environ).findings:
+            if one.status != "ok":
+                findings.made.append(Finding(one.status, f"way back: {one.subject}", one.what, one.remedy, one.error))
+    return tuple(findings.made)
+
+
+def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> None:
+    for database in sorted({database for database, _ in tables}):
+        if not may_lock(session, database):
+            findings.fail(
+                reference,
+                Refused(
+                    f"The account may not lock the tables of {database}.",
+                    where=reference,
+                    code="cutover.grant",
+                    remedy=f"GRANT LOCK TABLES ON {quote(database)}.* TO the account",
+                ),
+            )
+
+
+def _gates(session: Any, reference: str, findings: Findings) -> None:
+    with session.cursor() as cursor:
+        cursor.execute("SELECT @@log_bin, @@log_bin_trust_function_creators")
+        logs, trusts = cursor.fetchone()
+        cursor.execute("SHOW GRANTS")
+        grants = " ".join(str(row[0]) for row in cursor.fetchall()).upper()
+    everything = "ALL PRIVILEGES ON *.*" in grants
+    if not (everything or " TRIGGER" in grants or "ALL PRIVILEGES" in grants) or (
+        logs and not trusts and not everything and "SUPER" not in grants
+    ):
+        findings.fail(
+            reference,
+            Refused(
+                "The account may not create triggers, by which writes to the old tables are refused afterwards.",
+                where=reference,
+                code="cutover.no_trigger",
+                remedy="GRANT TRIGGER on the tables; where the server writes a binary log, SET GLOBAL "
+                "log_bin_trust_function_creators = ON as well, or grant SUPER",
+            ),
+        )
+
+
+def _transactions(session: Any, reference: str, findings: Findings) -> None:
+    with session.cursor() as cursor:
+        with suppress(pymysql.err.MySQLError):  # needs PROCESS
+            cursor.execute(
+                "SELECT t.trx_mysql_thread_id, TIMESTAMPDIFF(SECOND, t.trx_started, NOW()), t.trx_rows_modified "
+                "FROM information_schema.INNODB_TRX t WHERE t.trx_rows_modified > 0 AND "
+                f"t.trx_started < NOW() - INTERVAL {LONG_S} SECOND AND t.trx_mysql_thread_id > 0"
+            )
+            for thread, age_s, rows in cursor.fetchall():
+                findings.warn(
+                    reference,
+                    f"connection {thread} has had a transaction open for {age_s} s, with {counted(int(rows), 'row')}",
+                    "writes are not stopped before it ends (cutover.patience_s)",
+                )
+        with suppress(pymysql.err.MySQLError):
+            cursor.execute("XA RECOVER")
+            for row in cursor.fetchall():
+                name = row[3] if isinstance(row[3], str) else bytes(row[3]).decode("utf-8", "replace")
+                findings.warn(
+                    reference,
+                    f"the XA transaction {name!r} is prepared",
+                    "writes are not stopped before it ends: XA COMMIT or XA ROLLBACK",
+                )
+
+
+def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) -> None:
+    old = next(iter(_definitions(pair.old[:1], environ)), None)
+    if old is None:
+        return
+    lacking: dict[str, list[str]] = {}
+    for new in _definitions(pair.new, environ):
+        for what in _lacking(old, new):
+            lacking.setdefault(what, []).append(new.name)
+    for what, names in lacking.items():
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        findings.warn(
+            f"table {pair.logical}",
+            f"{names[0]}{more}: {what}",
+            "an application that needs it fails there, or writes other rows: make the tables as it needs them "
+            "(`lockstep ddl`), before it is switched",
+        )
+
+
+def _definitions(listed: Iterable[Place], environ: Mapping[str, str] | None) -> Iterator[TableDefinition]:
+    for reference, tables in places_of(listed).items():
+        with altering_session(resolve(reference, environ), reference) as session:
+            for database in sorted({database for database, _ in tables}):
+                yield from read_definitions(
+                    session, database, [table for at, table in tables if at == database]
+                ).values()
+
+
+def _lacking(old: TableDefinition, new: TableDefinition) -> Iterator[str]:
+    for column in old.columns:
+        there = new.by_name.get(column.name.lower())
+        if there is None:
+            continue
+        if column.counted and not there.counted:
+            yield f"{column.name} is not AUTO_INCREMENT"
+        if column.refreshed and not there.refreshed:
+            yield f"{column.name} is not set ON UPDATE"
+        if column.default and not there.default:
+            yield f"{column.name} has no default"
+    for what, mine, theirs in (
+        ("CHECK constraints", old.checks, new.checks),
+        ("foreign keys", old.foreign_keys, new.foreign_keys),
+        ("triggers", _own(old.triggers), _own(new.triggers)),
+    ):
+        if mine and not theirs:
+            yield f"it has none of the {what} {', '.join(mine)}"
+
+
+def _own(triggers: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(name for name in triggers if not name.startswith("_lockstep_"))
+
+
+def next_ids(places: Places, environ: Mapping[str, str] | None = None) -> dict[tuple[str, str], int]:
+    """By table that gives out ids (AUTO_INCREMENT): the next one."""
+    found: dict[tuple[str, str], int] = {}
+    for reference, tables in places.items():
+        databases = sorted({database for database, _ in tables})
+        with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
+            with suppress(pymysql.err.MySQLError):  # MySQL 8 and later: the statistics are otherwise those of a day
+                cursor.execute("SET SESSION information_schema_stats_expiry = 0")
+            cursor.execute(
+                "SELECT TABLE_SCHEMA, TABLE_NAME, AUTO_INCREMENT FROM information_schema.TABLES "
+                f"WHERE AUTO_INCREMENT IS NOT NULL AND TABLE_SCHEMA IN ({', '.join(['%s'] * len(databases))})",
+                databases,
+            )
+            wanted = set(tables)
+            for database, table, number in cursor.fetchall():
+                if (str(database), str(table)) in wanted:
+                    found[str(database), str(table)] = int(number)
+    return found
+
+
+def raise_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> list[str]:
+    """Raises the counters of the new tables above those of the old ones, with HEADROOM; the tables that were behind.
+    Raises what altering raises."""
+    raised = []
+    for reference, tables in _behind(pairs, environ).items():
+        with altering_session(resolve(reference, environ), reference) as session, session.cursor() as cursor:
+            cursor.execute("SET SESSION lock_wait_timeout = 5")
+            for table, least in tables.items():
+                cursor.execute(f"ALTER TABLE {quote(*table)} AUTO_INCREMENT = {least + HEADROOM}")
+                raised.append(".".join(table))
+    return raised
+
+
+def require_ids(pairs: Iterable[Pair], environ: Mapping[str, str] | None = None) -> None:
+    """While nothing is written: raises RetryLater (cutover.ids) if a new table would give out an id that an old one may
+    have given."""
+    for tables in _behind(pairs, environ).values():
+        for table in tables:
+            raise RetryLater(
+                f"{'.'.join(table)} would give out ids that the old table has given already.",
+                where=".".join(table),
+                code="cutover.ids",
+                remedy="nothing was switched. The next attempt raises its AUTO_INCREMENT again",
+            )
+
+
+def _behind(pairs: Iterable[Pair], environ: Mapping[str, str] | None) -> dict[str, dict[tuple[str, str], int]]:
+    """New tables whose next id is below that of an old one, by server; the old one's."""
+    listed = list(pairs)
+    old = next_ids(places_of(one for pair in listed for one in pair.old), environ)
+    new = next_ids(places_of(one for pair in listed for one in pair.new), environ) if old else {}
+    found: dict[str, dict[tuple[str, str], int]] = {}
+    for pair in listed:
+        least = max((old[one[1:]] for one in pair.old if one[1:] in old), default=0)
+        for reference, *table in pair.new:
+            name = (table[0], table[1])
+            if new.get(name, least) < least:
+                found.setdefault(reference, {})[name] = least
+    return found
+
+
+def failed(findings: Sequence[Finding]) -> LockstepError | None:
+    """The first error."""
+    return next((one.error for one in findings if one.error is not None), None)
