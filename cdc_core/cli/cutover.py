@@ -52,8 +52,8 @@ def plan(
 
     Refuses tables that cannot be carried back or compared. Lists what an application would miss in the new tables
     (AUTO_INCREMENT, defaults, triggers), privileges that are lacking, open transactions, and what `lockstep check` says
-    of the way back. Says how old the last full verification is; `lockstep cutover run` makes it again if it is older than
-    cutover.evidence. Exit code 3: something would stop it.
+    of the way back. Says how old the last full verification is; `lockstep cutover run` makes it again if it is older
+    than cutover.evidence. Exit code 3: something would stop it.
     """
     from cdc_core.cutover.machine import require_hooks, tables_of
     from cdc_core.cutover.proof import prover
@@ -130,6 +130,29 @@ def run(
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
         _answer(output, work, begin(work, lease))
+
+
+@app.command()
+def rehearse(
+    pipeline: PipelineArgument,
+    target: TargetOption = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Do all that a cutover does as far as the proof, and let writes continue: says how long they were stopped.
+
+    \b
+      lockstep cutover rehearse shop
+
+    Stops writes (cutover.stop_with, locks) as `lockstep cutover run` does, for at most cutover.budget_s. Nothing is
+    fenced, gated or switched. The state afterwards is ROLLED_BACK.
+    """
+    from cdc_core.cutover.machine import cutover_lease
+    from cdc_core.cutover.machine import run as begin
+
+    output = CliOutput(as_json)
+    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
+        _answer(output, work, begin(work, lease, rehearse=True))
 
 
 @app.command()
@@ -294,7 +317,7 @@ def _shown(output: CliOutput, found: Cutover, way_back: Mapping[str, Any] | None
         "proofs": found.details.get("proofs", []),
         "answer": found.details.get("answer"),
         "said": found.details.get("said"),
-        "error": found.error or None,
+        "last_error": found.error or None,
         "way_back": None if way_back is None else dict(way_back),
     }
     rows = [(state, moment(at)) for state, at in found.steps]

@@ -138,8 +138,10 @@ def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
     return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
 
 
-def run(work: Work, lease: Lease) -> Cutover:
+def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     """Begins a cutover, or continues the one that is open, until the application is switched.
+
+    rehearse: stops writes, proves, and lets them continue; nothing is switched, and the result is ROLLED_BACK.
 
     Raises RetryLater (cutover.rolled_back) when nothing has happened; DataAtRisk (cutover.unknown) when the hook did
     not say what it has done; Refused (cutover.not_switched) when it surely did nothing; and what the steps raise.
@@ -164,7 +166,9 @@ def run(work: Work, lease: Lease) -> Cutover:
                 work.told(f"raised AUTO_INCREMENT of {name}")
             since = _chase(moving, provers, since)
             try:
-                _held(moving, provers, tables, since)
+                if not _held(moving, provers, tables, since, rehearse=rehearse):
+                    moving.to(State.ROLLED_BACK, error="it was a rehearsal")
+                    return moving.cutover
                 return _switched(moving, tables)
             except RetryLater as error:
                 if moving.state not in (*HELD, State.CHASE):
@@ -295,7 +299,7 @@ class _Moving:
         """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat."""
         self.require()  # whoever has the lease now may be further
         undo(self.work, self.cutover)
-        self.to(State.CHASE, error=why)
+        self.to(State.CHASE, error=why, arming=False, opened={})
 
     def require(self) -> None:
         """Before a step beside meta: raises RetryLater (meta.lease_lost, cutover.moved) if another process may be at
@@ -305,16 +309,14 @@ class _Moving:
 
 def undo(work: Work, cutover: Cutover) -> None:
     """Undoes what a cutover has made beside its locks; safe to repeat, also after half of it was done."""
-    noted = cutover.details.get("tables")
-    if noted is None:
-        return
-    tables = _read(noted)
-    if cutover.details.get("opened"):
-        _close(work, _read({**noted, "targets": cutover.details["opened"]}).targets)
-    open_gates(tables.sources, work.environ)
-    work.way_back.disarm()
-    for target in work.targets:
-        lower_fences(target, [name for name in tables.logical if target.table(name) is not None])
+    if cutover.details.get("arming"):
+        tables = _read(cutover.details["tables"])
+        if cutover.details.get("opened"):
+            _close(work, _read({**cutover.details["tables"], "targets": cutover.details["opened"]}).targets)
+        open_gates(tables.sources, work.environ)
+        work.way_back.disarm()
+        for target in work.targets:
+            lower_fences(target, [name for name in tables.logical if target.table(name) is not None])
     if work.options.stop_with is not None:
         hooks.stop(work.options.stop_with, _told(work, cutover, hooks.RELEASE), work.options.hook_s, work.environ)
 
@@ -391,8 +393,11 @@ class _Clock:
             )
 
 
-def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Mapping[str, Since]) -> None:
-    """From STOPPED to ARMED. Undoes itself, whatever stops it; raises what did."""
+def _held(
+    moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Mapping[str, Since], *, rehearse: bool
+) -> bool:
+    """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. Undoes itself, whatever
+    stops it; raises what did."""
     work, options = moving.work, moving.work.options
     clock = _Clock(options.budget_s)
     try:
@@ -413,6 +418,12 @@ def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Map
             require_ids(tables.pairs, work.environ)
             clock.require("arming the way back")
             moving.to(State.PROVED, proofs=[_document(one) for one in proofs])
+            if rehearse:
+                locks.release()
+                clock.end()
+                moving.to(State.PROVED, stopped_s=round(clock.stopped_s, 3))
+                moving.undo("it was a rehearsal")
+                return False
             _arm(moving, tables)
             clock.require("closing the gates")
             with closing(tables.sources, _message(work), work.environ) as closed:
@@ -429,6 +440,7 @@ def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Map
             )
         clock.require("the switch")
         moving.to(State.ARMED, stopped_s=round(clock.stopped_s, 3))
+        return True
     except BaseException as error:
         clock.end()
         moving.undo(str(error))
@@ -446,7 +458,7 @@ def _document(proof: Proof) -> dict[str, Any]:
 def _arm(moving: _Moving, tables: Tables) -> None:
     """No write of this pipeline reaches the target any more, and then the way back begins."""
     work = moving.work
-    moving.require()
+    moving.to(State.PROVED, arming=True)
     note = f"switched by the cutover {moving.cutover.cutover_id}"
     for target in work.targets:
         raise_fences(target, [name for name in tables.logical if target.table(name) is not None], note)

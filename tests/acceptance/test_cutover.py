@@ -206,6 +206,12 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         assert sorted(made.cutover("plan", "shop.yaml")["tables"]) == ["items", "orders"]
         with made.application() as application:
             made.until(lambda: len(application.written["orders"]) > 20)
+            tried = made.cutover("rehearse", "shop.yaml")
+            assert (tried["state"], made.called()) == ("ROLLED_BACK", [])
+            assert [one["state"] for one in tried["steps"]][-3:] == ["PROVED", "CHASE", "ROLLED_BACK"]
+            assert 0 < tried["stopped_s"] < 20
+            goes_on(made, application)
+            assert application.refused == 0
             there = made.cutover("run", "shop.yaml")
             assert (there["state"], there["way_back"]["ready"]) == ("WATCH", False)
             assert 0 < there["stopped_s"] < 20
