@@ -251,7 +251,6 @@ def back(
     target again. Ends and exits as `lockstep cutover run`; what it leaves is that of PIPELINE_back, as in `lockstep
     cutover resume PIPELINE_back`.
     """
-    from cdc_core.cutover.machine import complete as end
     from cdc_core.cutover.machine import cutover_lease
     from cdc_core.cutover.machine import run as begin
 
@@ -259,17 +258,14 @@ def back(
     path, forward = load_pipeline(pipeline, pipelines)
     with _work(str(_back_file(path)), pipelines, None, output) as work, cutover_lease(work) as lease:
         known = work.meta.latest_cutover(forward.pipeline)
-        if known is None or known.state not in (State.SWITCHED, State.WATCH):
+        if known is None or known.state != State.WATCH:
             raise UsageError(
                 f"The application was not switched by a cutover of {forward.pipeline!r}.",
                 where=forward.pipeline,
                 code="cutover.not_switched_yet",
                 remedy="see `lockstep cutover status PIPELINE`",
             )
-        gone = begin(work, lease)
-    with _work(str(path), pipelines, None, output) as work, cutover_lease(work) as lease:
-        end(work, lease, state=State.BACK)
-        _answer(output, work, gone)
+        _answer(output, work, begin(work, lease))
 
 
 @app.command()

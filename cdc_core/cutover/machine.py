@@ -290,6 +290,12 @@ class _Moving:
         if state is not former:
             self.work.told(str(state))
 
+    def end_other(self, state: State) -> None:
+        """Ends the cutover by which the application came here. Safe to repeat."""
+        other = self.work.meta.latest_cutover(self.work.way_back.name)
+        if other is not None and other.state == State.WATCH:
+            self.work.meta.move_cutover(self._lease, other, state)
+
     def undo_held(self, why: str) -> None:
         """From a state that another process has left: back to CHASE."""
         if self.state in HELD:
@@ -326,6 +332,14 @@ def _told(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
 
 
 def _taken_up(work: Work, lease: Lease) -> Cutover:
+    other = work.meta.latest_cutover(work.way_back.name)
+    if other is not None and other.state in OPEN and not (work.back and other.state == State.WATCH):
+        raise Refused(
+            f"A cutover of {other.pipeline!r}, in the other direction, is open: it is {other.state}.",
+            where=work.pipeline.pipeline,
+            code="cutover.other_open",
+            remedy=f"end it first: `lockstep cutover status`, `resume` or `abort` with {other.pipeline}",
+        )
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state in OPEN:
         return known
@@ -538,7 +552,11 @@ def _finished(moving: _Moving) -> Cutover:
         logical = moving.cutover.details["tables"]["logical"]
         for target in pipeline.targets:
             lower_fences(target, [name for name in logical if target.table(name) is not None])
+        if work.back:
+            moving.end_other(State.BACK)
         moving.to(State.WATCH)
+    if work.back:  # nothing is left to be watched: the pipeline there carries changes as before
+        moving.to(State.COMPLETE)
     return moving.cutover
 
 
@@ -594,9 +612,9 @@ def abort(work: Work, lease: Lease) -> Cutover:
     return moving.cutover
 
 
-def complete(work: Work, lease: Lease, *, state: State = State.COMPLETE) -> Cutover:
-    """Ends the time in which the application can go back: by COMPLETE, or by BACK. Raises UsageError
-    (cutover.nothing_open, cutover.not_switched_yet)."""
+def complete(work: Work, lease: Lease) -> Cutover:
+    """Ends the time in which the application can go back. Raises UsageError (cutover.nothing_open,
+    cutover.not_switched_yet)."""
     moving = _Moving(work, lease, _open(work))
     if moving.state is State.SWITCHED:
         _finished(moving)
@@ -607,7 +625,7 @@ def complete(work: Work, lease: Lease, *, state: State = State.COMPLETE) -> Cuto
             code="cutover.not_switched_yet",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",
         )
-    moving.to(state)
+    moving.to(State.COMPLETE)
     return moving.cutover
 
 
