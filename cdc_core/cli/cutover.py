@@ -27,6 +27,7 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.cutover.machine import CaughtUp, Work
+    from cdc_core.extract import DrainResult
     from cdc_core.meta import Cutover, Meta
     from cdc_core.run import RunContext
     from cdc_core.verify.verifier import Job
@@ -404,7 +405,7 @@ class _Hands:
         from cdc_core.run import apply
 
         began_s = time.monotonic()
-        staged = self.extract()
+        results = self._extracted()
         apply(self.context, run_id(self.context, f"cutover-{next(self.numbers)}"), targets=list(self.jobs))
         names = [one.name for one in self.context.pipeline.sources]
         view = self.context.meta.plan_view("", names, list(self.jobs), None)
@@ -415,12 +416,15 @@ class _Hands:
                 code="cutover.moving",
                 remedy="pause the pipeline's DAG, and wait for its runs to end",
             )
-        return CaughtUp(staged, time.monotonic() - began_s)
+        staged = sum(result.staged.rows for _, result in results)
+        return CaughtUp(staged, {name: result.position for name, result in results}, time.monotonic() - began_s)
 
-    def extract(self) -> int:
+    def extract(self) -> None:
+        self._extracted()
+
+    def _extracted(self) -> list[tuple[str, DrainResult]]:
         pipeline = self.context.pipeline
-        results = extract_sources(pipeline, [one.name for one in pipeline.sources], None, self.quiet)
-        return sum(result.staged.rows for _, result in results)
+        return extract_sources(pipeline, [one.name for one in pipeline.sources], None, self.quiet)
 
     def verify(self, target: str) -> Mapping[str, Any]:
         from cdc_core.verify import evidence

@@ -31,13 +31,14 @@ from cdc_core.cutover import hooks
 from cdc_core.cutover.gates import closed_gates, closing, open_gates, require_few
 from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.locks import Locks, Places, locked
-from cdc_core.cutover.proof import Proof, Prover, Since, prover
+from cdc_core.cutover.proof import Proof, Prover, Since, prover, reference_of
 from cdc_core.cutover.readiness import Pair, failed, look, places_of, raise_ids, require_ids
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
-from cdc_core.meta import Cutover, Lease, Meta
+from cdc_core.meta import BatchRow, Cutover, Lease, Meta
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.model.position import Position
 from cdc_core.target.fence import lower_fences, raise_fences
 from cdc_core.target.sharding import shard_tables
 from cdc_core.verify.verifier import Job
@@ -52,10 +53,11 @@ _HELD_BEYOND_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """A run. staged: changes that it read from the sources. took_s: from the end of the logs, as it was at the
-    beginning, to the closed ledger."""
+    """A run. staged: changes that it read from the sources. reached: up to where, by source. took_s: from the end of
+    the logs, as it was at the beginning, to the closed ledger."""
 
     staged: int
+    reached: Mapping[str, Position]
     took_s: float
 
 
@@ -65,8 +67,8 @@ class Hands(Protocol):
     def catch_up(self) -> CaughtUp:
         """Reads the sources up to now, and applies all that is staged to the targets."""
 
-    def extract(self) -> int:
-        """Reads the sources up to now; how many changes were staged."""
+    def extract(self) -> None:
+        """Reads the sources up to now."""
 
     def verify(self, target: str) -> Mapping[str, Any]:
         """Compares every row; the evidence."""
@@ -235,7 +237,7 @@ def tables_of(work: Work, provers: Sequence[Prover]) -> Tables:
     for target, one in zip(work.targets, provers, strict=True):
         for name, feeding in one.feeding.items():
             old = [
-                (work.pipeline.source(source.name).connections[0], schema.database, schema.table)
+                (reference_of(work.pipeline, source, work.environ), schema.database, schema.table)
                 for source, schema in feeding
             ]
             new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]
@@ -331,7 +333,8 @@ def _told(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
     return hooks.variables(phase, cutover.cutover_id, work.pipeline.pipeline, back=work.back)
 
 
-def _taken_up(work: Work, lease: Lease) -> Cutover:
+def _require_no_other(work: Work) -> None:
+    """Raises Refused (cutover.other_open)."""
     other = work.meta.latest_cutover(work.way_back.name)
     if other is not None and other.state in OPEN and not (work.back and other.state == State.WATCH):
         raise Refused(
@@ -340,6 +343,10 @@ def _taken_up(work: Work, lease: Lease) -> Cutover:
             code="cutover.other_open",
             remedy=f"end it first: `lockstep cutover status`, `resume` or `abort` with {other.pipeline}",
         )
+
+
+def _taken_up(work: Work, lease: Lease) -> Cutover:
+    _require_no_other(work)
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state in OPEN:
         return known
@@ -423,7 +430,7 @@ def _held(
             if options.stop_with is None:
                 clock.begin()
             clock.watch(locks)
-            work.hands.catch_up()
+            reached = work.hands.catch_up().reached
             clock.require("the comparison")
             moving.to(State.DRAINED)
             proofs = [
@@ -444,7 +451,8 @@ def _held(
                 locks.release()
                 closed()
         clock.end()
-        slipped = work.hands.extract()
+        work.hands.extract()
+        slipped = sum(one.rows for source, place in reached.items() for one in _since(work, source, place))
         if slipped:
             raise RetryLater(
                 f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
@@ -459,6 +467,11 @@ def _held(
         clock.end()
         moving.undo(str(error))
         raise
+
+
+def _since(work: Work, source: str, place: Position) -> list[BatchRow]:
+    """Batches that go beyond a place, whoever has staged them."""
+    return [one for one in work.meta.batches(source) if one.end > place]
 
 
 def _document(proof: Proof) -> dict[str, Any]:
@@ -615,6 +628,7 @@ def abort(work: Work, lease: Lease) -> Cutover:
 def complete(work: Work, lease: Lease) -> Cutover:
     """Ends the time in which the application can go back. Raises UsageError (cutover.nothing_open,
     cutover.not_switched_yet)."""
+    _require_no_other(work)
     moving = _Moving(work, lease, _open(work))
     if moving.state is State.SWITCHED:
         _finished(moving)

@@ -19,6 +19,11 @@ from typing import Any
 import pymysql
 import pytest
 
+from cdc_core.cli import cutover as cli
+from cdc_core.cli.output import CliOutput
+from cdc_core.cutover import machine
+from cdc_core.errors import RetryLater
+
 PIPELINE = """
 pipeline: {name}
 sources: [{{name: {name}, connection: env:SOURCE, server_id: 5191, start: latest}}]
@@ -565,3 +570,36 @@ def settled(made: Shop, there: bool) -> str:
         else:
             made.lockstep("cutover", "resume" if state == "SWITCHED" else "abort", pipeline, code=None)
         time.sleep(0.3)
+
+
+@pytest.mark.timeout(600)
+def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
+    lockstep: Any, mysql9: Any, mariadb_target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locks end too early, and another extractor stages the write before the cutover looks."""
+    with shop(lockstep, mysql9, mariadb_target) as made:
+        made.behave(more="attempts: 1")
+        monkeypatch.setenv("SOURCE", mysql9.url)
+        monkeypatch.setenv("TARGET", mariadb_target.url)
+        lockstep("run", "shop.yaml")
+        fence = machine.raise_fences
+
+        def too_late(*arguments: Any) -> None:
+            fence(*arguments)
+            with mysql9.connect(autocommit=True) as session, session.cursor() as cursor:
+                cursor.execute("SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND = 'Sleep'")
+                for (number,) in cursor.fetchall():
+                    with suppress(pymysql.err.MySQLError):
+                        cursor.execute(f"KILL {number}")
+            execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (8, 8)")
+            lockstep("extract", "shop.yaml")
+
+        monkeypatch.setattr(machine, "raise_fences", too_late)
+        with cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work:
+            with machine.cutover_lease(work) as lease, pytest.raises(RetryLater, match="1 changes were made after"):
+                machine.run(work, lease)
+        assert made.called() == []
+        assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
+        assert not (made.folder / "shop_back.yaml").exists()
+        lockstep("run", "shop.yaml")
+        assert made.new("orders") == made.old("orders") == REST | {8: 8}

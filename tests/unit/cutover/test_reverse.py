@@ -18,7 +18,7 @@ ENVIRON = {
     "TWO": "mysql://u:p@new-2:3306",
     "AGAIN": "mysql://u:p@NEW-1:3306",
 }
-ORIGINS = [Origin("orders", "shop", "shop", "orders"), Origin("items", "shop", "shop", "it{em}s")]
+ORIGINS = [Origin("orders", "shop", "env:SRC", "shop", "orders"), Origin("items", "shop", "env:SRC", "shop", "it{em}s")]
 
 
 def pipeline(
@@ -106,7 +106,7 @@ def test_what_does_not_arrive_unchanged_is_not_carried_back(tables: str, target:
 
 def test_rows_of_which_nothing_says_where_they_came_from_are_not_carried_back() -> None:
     with pytest.raises(Refused, match="2 tables feed orders"):
-        made(pipeline(), [*ORIGINS, Origin("orders", "shop", "shop", "orders_2020")])
+        made(pipeline(), [*ORIGINS, Origin("orders", "shop", "env:SRC", "shop", "orders_2020")])
 
 
 def test_a_name_that_would_be_too_long_is_refused() -> None:
