@@ -595,9 +595,12 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
             lockstep("extract", "shop.yaml")
 
         monkeypatch.setattr(machine, "raise_fences", too_late)
-        with cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work:
-            with machine.cutover_lease(work) as lease, pytest.raises(RetryLater, match="1 changes were made after"):
-                machine.run(work, lease)
+        with (
+            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
+            machine.cutover_lease(work) as lease,
+            pytest.raises(RetryLater, match="1 changes were made after"),
+        ):
+            machine.run(work, lease)
         assert made.called() == []
         assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
         assert not (made.folder / "shop_back.yaml").exists()
