@@ -131,6 +131,11 @@ class Shop:
         text = PIPELINE.format(name=self.name, folder=self.folder, more=more)
         (self.folder / "shop.yaml").write_text(text)
 
+    def lead(self, to: str) -> None:
+        """Leads the application to a place, as the switch command does."""
+        (self.folder / ".by_hand").write_text(to)
+        (self.folder / ".by_hand").replace(self.folder / "to")
+
     def application(self) -> Application:
         return Application(self.folder, self.source, self.target, self.name)
 
@@ -181,7 +186,7 @@ def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
         for table in TABLES:
             cursor.execute(f"CREATE TABLE {name}.{table} (id INT PRIMARY KEY, n INT NOT NULL)")
             cursor.execute(f"INSERT INTO {name}.{table} VALUES (1000, 1), (1001, 1), (1002, 2)")
-    (made.folder / "to").write_text("old")
+    made.lead("old")
     made.behave()
     try:
         yield made
@@ -309,6 +314,7 @@ def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(done.out)
         code = document.get("error", {}).get("code")
         if code not in ("cutover.running", "cutover.rolled_back"):
+            assert code is None, done.out + done.err
             return document
         assert time.monotonic() < end_s, done.out + done.err
         time.sleep(0.5)
@@ -382,7 +388,7 @@ def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, 
 
             made.behave("sleep 60", "hook_s: 0.5")
             assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
-            (made.folder / "to").write_text("new")
+            made.lead("new")
             assert made.cutover("resume", "shop.yaml", "--answer", "switched")["state"] == "WATCH"
             goes_on(made, application)
         assert not application.errors
