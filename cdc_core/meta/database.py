@@ -267,8 +267,9 @@ class Database:
             raise self._refused("meta.unusable", f"cannot create its directory: {error.strerror}") from None
         with suppress(OSError):  # opening the file reports what is wrong
             # It names hosts, tables and keys of rows: for its owner alone. Its log files get the same permissions.
+            # A file that exists is not opened here: closing it would end the locks of this process's other connections.
             if not str(url.database).startswith("file:"):
-                os.close(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600))
+                os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
         # One connection stays open: closing the last one of a file copies its log into it and deletes it, which takes
         # several times as long as a transaction. More are opened as threads need them, and closed.
         engine = create_engine(

@@ -344,13 +344,14 @@ def test_a_cutover_that_is_killed_leaves_the_application_where_it_was(
             verb = "run"
             for state in states:
                 killed_at(made, state, verb)
-                if state == "ARMED":  # its gates are closed until the next one opens them
-                    assert after_a_kill(made, "abort")["state"] == "ROLLED_BACK"
+                if state == "ARMED":  # or further; its gates are closed until the next one opens them
+                    if settled(made, there=True) == "WATCH":
+                        break
                     verb = "run"
                 else:
                     verb = "resume"
+                    assert made.called() == []
                 goes_on(made, application)
-                assert made.called() == []
             found = after_a_kill(made, verb)
             assert found["state"] == "WATCH"
             goes_on(made, application)

@@ -253,6 +253,22 @@ def test_a_connection_stays_open_between_transactions_and_none_after_the_end(tmp
     assert not [one for one in _open_files() if one.startswith(str(tmp_path))]
 
 
+def test_an_opening_in_the_same_process_leaves_the_locks_of_a_connection_that_is_open(tmp_path: Path) -> None:
+    """Without them another process takes its own connection for the last one: as it closes it, it deletes the log file
+    that this one still writes to, and the database is damaged."""
+    path = tmp_path / "meta.db"
+    log = tmp_path / "meta.db-wal"
+    with Meta.open(url_of(path)) as meta:
+        meta.checkpoint("shop")
+        with Meta.open(url_of(path)):
+            pass
+        before = log.stat().st_ino
+        visit = "import sqlite3, sys; c = sqlite3.connect(sys.argv[1]); c.execute('SELECT 1 FROM lease'); c.close()"
+        subprocess.run([sys.executable, "-c", visit, str(path)], check=True)
+        assert log.stat().st_ino == before
+        meta.checkpoint("shop")
+
+
 def test_what_is_written_after_the_file_was_replaced_is_in_the_new_file(tmp_path: Path) -> None:
     path = tmp_path / "meta.db"
     with Meta.open(url_of(path)) as meta:
@@ -270,7 +286,7 @@ def test_what_is_written_after_the_file_was_replaced_is_in_the_new_file(tmp_path
 
 def test_the_migrations_are_part_of_the_package() -> None:
     """The script location is a package: it must be there wherever Lockstep is installed."""
-    assert migrate.head() == "0018"
+    assert migrate.head() == "0019"
     config = Config()
     config.set_main_option("script_location", "cdc_core.meta:migrations")
     by_alembic = [one.revision for one in ScriptDirectory.from_config(config).walk_revisions()]
