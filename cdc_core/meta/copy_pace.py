@@ -18,7 +18,7 @@ _SECOND_US = 1_000_000
 _APART_US = 2 * _SECOND_US
 """Moments that are closer are not both kept."""
 _STOPPED_US = 120 * _SECOND_US
-"""A copy of which no chunk was read for so long was not going on: that time says nothing about its rate."""
+"""A copy of which no chunk was read for this long was not under way: that time says nothing about its rate."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ def noted(moments: Sequence[Moment], now: Moment) -> tuple[Moment, ...]:
 
 
 def rate_of(moments: Sequence[Moment], now_us: int) -> Rate | None:
-    """None where the copy has just begun, or does not go on."""
+    """None where the copy has just begun, or does not continue."""
     if len(moments) < 2 or now_us - moments[-1].at_us > _STOPPED_US:
         return None
     first, last = moments[0], moments[-1]
