@@ -92,7 +92,8 @@ def patiently(work: Any, *arguments: Any) -> None:
     """Rows that are locked by others are waited for again."""
     while True:
         try:
-            return work(*arguments)
+            work(*arguments)
+            return
         except pymysql.err.OperationalError as error:
             if error.args[0] not in (1205, 1213):
                 raise
