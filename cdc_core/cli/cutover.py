@@ -27,6 +27,7 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.cutover.machine import CaughtUp, Work
+    from cdc_core.extract import DrainResult
     from cdc_core.meta import Cutover, Meta
     from cdc_core.run import RunContext
     from cdc_core.verify.job import Job
@@ -52,8 +53,8 @@ def plan(
 
     Refuses tables that cannot be carried back or compared. Lists what an application would miss in the new tables
     (AUTO_INCREMENT, defaults, triggers), privileges that are lacking, open transactions, and what `lockstep check` says
-    of the way back. Says how old the last full verification is; `lockstep cutover run` makes it again if it is older than
-    cutover.evidence. Exit code 3: something would stop it.
+    of the way back. Says how old the last full verification is; `lockstep cutover run` makes it again if it is older
+    than cutover.evidence. Exit code 3: something would stop it.
     """
     from cdc_core.cutover.machine import require_hooks, tables_of
     from cdc_core.cutover.proof import prover
@@ -130,6 +131,29 @@ def run(
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
         _answer(output, work, begin(work, lease))
+
+
+@app.command()
+def rehearse(
+    pipeline: PipelineArgument,
+    target: TargetOption = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Do all that a cutover does as far as the proof, and let writes continue: says how long they were stopped.
+
+    \b
+      lockstep cutover rehearse shop
+
+    Stops writes (cutover.stop_with, locks) as `lockstep cutover run` does, for at most cutover.budget_s. Nothing is
+    fenced, gated or switched. The state afterwards is ROLLED_BACK.
+    """
+    from cdc_core.cutover.machine import cutover_lease
+    from cdc_core.cutover.machine import run as begin
+
+    output = CliOutput(as_json)
+    with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
+        _answer(output, work, begin(work, lease, rehearse=True))
 
 
 @app.command()
@@ -228,7 +252,6 @@ def back(
     target again. Ends and exits as `lockstep cutover run`; what it leaves is that of PIPELINE_back, as in `lockstep
     cutover resume PIPELINE_back`.
     """
-    from cdc_core.cutover.machine import complete as end
     from cdc_core.cutover.machine import cutover_lease
     from cdc_core.cutover.machine import run as begin
 
@@ -236,17 +259,14 @@ def back(
     path, forward = load_pipeline(pipeline, pipelines)
     with _work(str(_back_file(path)), pipelines, None, output) as work, cutover_lease(work) as lease:
         known = work.meta.latest_cutover(forward.pipeline)
-        if known is None or known.state not in (State.SWITCHED, State.WATCH):
+        if known is None or known.state != State.WATCH:
             raise UsageError(
                 f"The application was not switched by a cutover of {forward.pipeline!r}.",
                 where=forward.pipeline,
                 code="cutover.not_switched_yet",
                 remedy="see `lockstep cutover status PIPELINE`",
             )
-        gone = begin(work, lease)
-    with _work(str(path), pipelines, None, output) as work, cutover_lease(work) as lease:
-        end(work, lease, state=State.BACK)
-        _answer(output, work, gone)
+        _answer(output, work, begin(work, lease))
 
 
 @app.command()
@@ -294,7 +314,7 @@ def _shown(output: CliOutput, found: Cutover, way_back: Mapping[str, Any] | None
         "proofs": found.details.get("proofs", []),
         "answer": found.details.get("answer"),
         "said": found.details.get("said"),
-        "error": found.error or None,
+        "last_error": found.error or None,
         "way_back": None if way_back is None else dict(way_back),
     }
     rows = [(state, moment(at)) for state, at in found.steps]
@@ -385,7 +405,7 @@ class _Hands:
         from cdc_core.run import apply
 
         began_s = time.monotonic()
-        staged = self.extract()
+        results = self._extracted()
         apply(self.context, run_id(self.context, f"cutover-{next(self.numbers)}"), targets=list(self.jobs))
         names = [one.name for one in self.context.pipeline.sources]
         view = self.context.meta.plan_view("", names, list(self.jobs), None)
@@ -396,12 +416,15 @@ class _Hands:
                 code="cutover.moving",
                 remedy="pause the pipeline's DAG, and wait for its runs to end",
             )
-        return CaughtUp(staged, time.monotonic() - began_s)
+        staged = sum(result.staged.rows for _, result in results)
+        return CaughtUp(staged, {name: result.position for name, result in results}, time.monotonic() - began_s)
 
-    def extract(self) -> int:
+    def extract(self) -> None:
+        self._extracted()
+
+    def _extracted(self) -> list[tuple[str, DrainResult]]:
         pipeline = self.context.pipeline
-        results = extract_sources(pipeline, [one.name for one in pipeline.sources], None, self.quiet)
-        return sum(result.staged.rows for _, result in results)
+        return extract_sources(pipeline, [one.name for one in pipeline.sources], None, self.quiet)
 
     def verify(self, target: str) -> Mapping[str, Any]:
         from cdc_core.verify import evidence

@@ -1,10 +1,10 @@
 """Keeps writes out of tables for as long as a session lives, and no longer than a number of seconds.
 
-`LOCK TABLES ... READ` without autocommit: others read, and wait to write. It is granted once every transaction that has
-written to the tables has ended, so that the end of the log is final then. XA transactions that are prepared count, even
-those whose session is gone: on MariaDB these hold no metadata lock any more, but InnoDB's, for which the lock waits only
-without autocommit (measured on MySQL 9.7 and MariaDB 11.4). The lock ends with its session: with the process, or, where
-that is stopped, by `wait_timeout`.
+`LOCK TABLES ... READ` without autocommit: others read, and wait to write. It is granted once every transaction that
+has written to the tables has ended, so that the end of the log is final then. XA transactions that are prepared count,
+even those whose session is gone: on MariaDB these hold no metadata lock any more, but InnoDB's, for which the lock
+waits only without autocommit (measured on MySQL 9.7 and MariaDB 11.4). The lock ends with its session: with the
+process, or, where that is stopped, by `wait_timeout`.
 """
 
 from __future__ import annotations

@@ -31,13 +31,14 @@ from cdc_core.cutover import hooks
 from cdc_core.cutover.gates import closed_gates, closing, open_gates, require_few
 from cdc_core.cutover.hooks import Answer
 from cdc_core.cutover.locks import Locks, Places, locked
-from cdc_core.cutover.proof import Proof, Prover, Since, prover
+from cdc_core.cutover.proof import Proof, Prover, Since, prover, reference_of
 from cdc_core.cutover.readiness import Pair, failed, look, places_of, raise_ids, require_ids
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
-from cdc_core.meta import Cutover, Lease, Meta
+from cdc_core.meta import BatchRow, Cutover, Lease, Meta
 from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.model.position import Position
 from cdc_core.target.fence import lower_fences, raise_fences
 from cdc_core.target.sharding import shard_tables
 from cdc_core.verify.job import Job
@@ -52,10 +53,11 @@ _HELD_BEYOND_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class CaughtUp:
-    """A run. staged: changes that it read from the sources. took_s: from the end of the logs, as it was at the
-    beginning, to the closed ledger."""
+    """A run. staged: changes that it read from the sources. reached: up to where, by source. took_s: from the end of
+    the logs, as it was at the beginning, to the closed ledger."""
 
     staged: int
+    reached: Mapping[str, Position]
     took_s: float
 
 
@@ -65,8 +67,8 @@ class Hands(Protocol):
     def catch_up(self) -> CaughtUp:
         """Reads the sources up to now, and applies all that is staged to the targets."""
 
-    def extract(self) -> int:
-        """Reads the sources up to now; how many changes were staged."""
+    def extract(self) -> None:
+        """Reads the sources up to now."""
 
     def verify(self, target: str) -> Mapping[str, Any]:
         """Compares every row; the evidence."""
@@ -138,8 +140,10 @@ def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
     return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
 
 
-def run(work: Work, lease: Lease) -> Cutover:
+def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
     """Begins a cutover, or continues the one that is open, until the application is switched.
+
+    rehearse: stops writes, proves, and lets them continue; nothing is switched, and the result is ROLLED_BACK.
 
     Raises RetryLater (cutover.rolled_back) when nothing has happened; DataAtRisk (cutover.unknown) when the hook did
     not say what it has done; Refused (cutover.not_switched) when it surely did nothing; and what the steps raise.
@@ -164,7 +168,9 @@ def run(work: Work, lease: Lease) -> Cutover:
                 work.told(f"raised AUTO_INCREMENT of {name}")
             since = _chase(moving, provers, since)
             try:
-                _held(moving, provers, tables, since)
+                if not _held(moving, provers, tables, since, rehearse=rehearse):
+                    moving.to(State.ROLLED_BACK, error="it was a rehearsal")
+                    return moving.cutover
                 return _switched(moving, tables)
             except RetryLater as error:
                 if moving.state not in (*HELD, State.CHASE):
@@ -231,7 +237,7 @@ def tables_of(work: Work, provers: Sequence[Prover]) -> Tables:
     for target, one in zip(work.targets, provers, strict=True):
         for name, feeding in one.feeding.items():
             old = [
-                (work.pipeline.source(source.name).connections[0], schema.database, schema.table)
+                (reference_of(work.pipeline, source, work.environ), schema.database, schema.table)
                 for source, schema in feeding
             ]
             new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]
@@ -286,6 +292,12 @@ class _Moving:
         if state is not former:
             self.work.told(str(state))
 
+    def end_other(self, state: State) -> None:
+        """Ends the cutover by which the application came here. Safe to repeat."""
+        other = self.work.meta.latest_cutover(self.work.way_back.name)
+        if other is not None and other.state == State.WATCH:
+            self.work.meta.move_cutover(self._lease, other, state)
+
     def undo_held(self, why: str) -> None:
         """From a state that another process has left: back to CHASE."""
         if self.state in HELD:
@@ -295,7 +307,7 @@ class _Moving:
         """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat."""
         self.require()  # whoever has the lease now may be further
         undo(self.work, self.cutover)
-        self.to(State.CHASE, error=why)
+        self.to(State.CHASE, error=why, arming=False, opened={})
 
     def require(self) -> None:
         """Before a step beside meta: raises RetryLater (meta.lease_lost, cutover.moved) if another process may be at
@@ -305,16 +317,14 @@ class _Moving:
 
 def undo(work: Work, cutover: Cutover) -> None:
     """Undoes what a cutover has made beside its locks; safe to repeat, also after half of it was done."""
-    noted = cutover.details.get("tables")
-    if noted is None:
-        return
-    tables = _read(noted)
-    if cutover.details.get("opened"):
-        _close(work, _read({**noted, "targets": cutover.details["opened"]}).targets)
-    open_gates(tables.sources, work.environ)
-    work.way_back.disarm()
-    for target in work.targets:
-        lower_fences(target, [name for name in tables.logical if target.table(name) is not None])
+    if cutover.details.get("arming"):
+        tables = _read(cutover.details["tables"])
+        if cutover.details.get("opened"):
+            _close(work, _read({**cutover.details["tables"], "targets": cutover.details["opened"]}).targets)
+        open_gates(tables.sources, work.environ)
+        work.way_back.disarm()
+        for target in work.targets:
+            lower_fences(target, [name for name in tables.logical if target.table(name) is not None])
     if work.options.stop_with is not None:
         hooks.stop(work.options.stop_with, _told(work, cutover, hooks.RELEASE), work.options.hook_s, work.environ)
 
@@ -323,7 +333,20 @@ def _told(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
     return hooks.variables(phase, cutover.cutover_id, work.pipeline.pipeline, back=work.back)
 
 
+def _require_no_other(work: Work) -> None:
+    """Raises Refused (cutover.other_open)."""
+    other = work.meta.latest_cutover(work.way_back.name)
+    if other is not None and other.state in OPEN and not (work.back and other.state == State.WATCH):
+        raise Refused(
+            f"A cutover of {other.pipeline!r}, in the other direction, is open: it is {other.state}.",
+            where=work.pipeline.pipeline,
+            code="cutover.other_open",
+            remedy=f"end it first: `lockstep cutover status`, `resume` or `abort` with {other.pipeline}",
+        )
+
+
 def _taken_up(work: Work, lease: Lease) -> Cutover:
+    _require_no_other(work)
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state in OPEN:
         return known
@@ -391,8 +414,11 @@ class _Clock:
             )
 
 
-def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Mapping[str, Since]) -> None:
-    """From STOPPED to ARMED. Undoes itself, whatever stops it; raises what did."""
+def _held(
+    moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Mapping[str, Since], *, rehearse: bool
+) -> bool:
+    """From STOPPED to ARMED; a rehearsal to PROVED, and back to CHASE. Whether it is armed. Undoes itself, whatever
+    stops it; raises what did."""
     work, options = moving.work, moving.work.options
     clock = _Clock(options.budget_s)
     try:
@@ -404,7 +430,7 @@ def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Map
             if options.stop_with is None:
                 clock.begin()
             clock.watch(locks)
-            work.hands.catch_up()
+            reached = work.hands.catch_up().reached
             clock.require("the comparison")
             moving.to(State.DRAINED)
             proofs = [
@@ -413,13 +439,20 @@ def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Map
             require_ids(tables.pairs, work.environ)
             clock.require("arming the way back")
             moving.to(State.PROVED, proofs=[_document(one) for one in proofs])
+            if rehearse:
+                locks.release()
+                clock.end()
+                moving.to(State.PROVED, stopped_s=round(clock.stopped_s, 3))
+                moving.undo("it was a rehearsal")
+                return False
             _arm(moving, tables)
             clock.require("closing the gates")
             with closing(tables.sources, _message(work), work.environ) as closed:
                 locks.release()
                 closed()
         clock.end()
-        slipped = work.hands.extract()
+        work.hands.extract()
+        slipped = sum(one.rows for source, place in reached.items() for one in _since(work, source, place))
         if slipped:
             raise RetryLater(
                 f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
@@ -429,10 +462,16 @@ def _held(moving: _Moving, provers: Sequence[Prover], tables: Tables, since: Map
             )
         clock.require("the switch")
         moving.to(State.ARMED, stopped_s=round(clock.stopped_s, 3))
+        return True
     except BaseException as error:
         clock.end()
         moving.undo(str(error))
         raise
+
+
+def _since(work: Work, source: str, place: Position) -> list[BatchRow]:
+    """Batches that go beyond a place, whoever has staged them."""
+    return [one for one in work.meta.batches(source) if one.end > place]
 
 
 def _document(proof: Proof) -> dict[str, Any]:
@@ -446,7 +485,7 @@ def _document(proof: Proof) -> dict[str, Any]:
 def _arm(moving: _Moving, tables: Tables) -> None:
     """No write of this pipeline reaches the target any more, and then the way back begins."""
     work = moving.work
-    moving.require()
+    moving.to(State.PROVED, arming=True)
     note = f"switched by the cutover {moving.cutover.cutover_id}"
     for target in work.targets:
         raise_fences(target, [name for name in tables.logical if target.table(name) is not None], note)
@@ -526,7 +565,11 @@ def _finished(moving: _Moving) -> Cutover:
         logical = moving.cutover.details["tables"]["logical"]
         for target in pipeline.targets:
             lower_fences(target, [name for name in logical if target.table(name) is not None])
+        if work.back:
+            moving.end_other(State.BACK)
         moving.to(State.WATCH)
+    if work.back:  # nothing is left to be watched: the pipeline there carries changes as before
+        moving.to(State.COMPLETE)
     return moving.cutover
 
 
@@ -582,9 +625,10 @@ def abort(work: Work, lease: Lease) -> Cutover:
     return moving.cutover
 
 
-def complete(work: Work, lease: Lease, *, state: State = State.COMPLETE) -> Cutover:
-    """Ends the time in which the application can go back: by COMPLETE, or by BACK. Raises UsageError
-    (cutover.nothing_open, cutover.not_switched_yet)."""
+def complete(work: Work, lease: Lease) -> Cutover:
+    """Ends the time in which the application can go back. Raises UsageError (cutover.nothing_open,
+    cutover.not_switched_yet)."""
+    _require_no_other(work)
     moving = _Moving(work, lease, _open(work))
     if moving.state is State.SWITCHED:
         _finished(moving)
@@ -595,7 +639,7 @@ def complete(work: Work, lease: Lease, *, state: State = State.COMPLETE) -> Cuto
             code="cutover.not_switched_yet",
             remedy="`lockstep cutover resume` continues it, `lockstep cutover abort` ends it",
         )
-    moving.to(state)
+    moving.to(State.COMPLETE)
     return moving.cutover
 
 

@@ -13,6 +13,8 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from cdc_core.config import Pipeline
+from cdc_core.connections import resolve
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import BatchRow
 from cdc_core.model.position import Position
@@ -147,6 +149,12 @@ class Prover:
                 code="cutover.moving",
                 remedy="nothing was switched. Look for runs of the pipeline that do not end, then begin again",
             )
+
+
+def reference_of(pipeline: Pipeline, source: SourceTables, environ: Mapping[str, str] | None) -> str:
+    """How the pipeline names the server that is read: of a primary and its standbys, one."""
+    named = pipeline.source(source.name).connections
+    return next((one for one in named if resolve(one, environ) == source.address), named[0])
 
 
 def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:

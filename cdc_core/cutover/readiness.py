@@ -61,6 +61,7 @@ def look(
     findings = Findings()
     for reference, tables in places_of(one for pair in pairs for one in pair.old).items():
         with altering_session(resolve(reference, environ), reference) as session:
+            _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
             _gates(session, reference, findings)
             _transactions(session, reference, findings)
@@ -71,6 +72,28 @@ def look(
             if one.status != "ok":
                 findings.made.append(Finding(one.status, f"way back: {one.subject}", one.what, one.remedy, one.error))
     return tuple(findings.made)
+
+
+def _primary(session: Any, reference: str, findings: Findings) -> None:
+    """Locks stop the writes of the server that takes them."""
+    with session.cursor() as cursor:
+        rows: Sequence[Any] = ()
+        for statement in ("SHOW REPLICA STATUS", "SHOW ALL SLAVES STATUS", "SHOW SLAVE STATUS"):
+            with suppress(pymysql.err.MySQLError):
+                cursor.execute(statement)
+                rows = cursor.fetchall()
+                break
+    if rows:
+        findings.fail(
+            reference,
+            Refused(
+                "The server replicates another one, so that the application may write there, where no lock stops it.",
+                where=reference,
+                code="cutover.replica",
+                remedy="let the pipeline read the primary; or, if this is the primary now, end its replication (RESET "
+                "REPLICA ALL)",
+            ),
+        )
 
 
 def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> None:

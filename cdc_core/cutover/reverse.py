@@ -18,7 +18,7 @@ from typing import Any
 
 import yaml
 
-from cdc_core.config import NAME, Pipeline, Source, StageConfig, Target
+from cdc_core.config import NAME, Pipeline, StageConfig, Target
 from cdc_core.connections import resolve
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
@@ -32,10 +32,11 @@ _FIRST_ID, _IDS = 1 << 30, 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class Origin:
-    """The one table of a source that feeds a logical table."""
+    """The one table of a source that feeds a logical table. reference: to the source's server."""
 
     logical: str
     source: str
+    reference: str
     database: str
     table: str
 
@@ -91,8 +92,8 @@ class Reverse:
             "meta": forward.meta.model_dump(mode="json"),
             "targets": [
                 {
-                    "name": self.target_of(source.name),
-                    "connections": [source.connections[0]],
+                    "name": self.target_of(source),
+                    "connections": [reference],
                     "tables": {
                         one.logical: {
                             "database": _literal(one.database),
@@ -100,10 +101,10 @@ class Reverse:
                             "guard": {"store": "table"},
                         }
                         for one in self.origins
-                        if one.source == source.name
+                        if one.source == source
                     },
                 }
-                for source in self._old_sources
+                for source, reference in {one.source: one.reference for one in self.origins}.items()
             ],
             "spark": forward.spark.model_dump(mode="json"),
             "limits": forward.limits.model_dump(mode="json"),
@@ -118,11 +119,6 @@ class Reverse:
             f"# {self.target.name} to the tables that they came from. Written by `lockstep cutover`.\n"
         )
         return head + yaml.safe_dump(self.document(starts), sort_keys=False, allow_unicode=True, width=110)
-
-    @property
-    def _old_sources(self) -> tuple[Source, ...]:
-        fed = {one.source for one in self.origins}
-        return tuple(one for one in self.forward.sources if one.name in fed)
 
     def _places(self, origin: Origin) -> tuple[ShardTable, ...]:
         return shard_tables(self.target, origin.logical)

@@ -11,7 +11,7 @@ from typing import Any
 from cdc_core import config
 from cdc_core.config import Pipeline
 from cdc_core.connections import connect, resolve
-from cdc_core.cutover.proof import Prover, prover
+from cdc_core.cutover.proof import Prover, prover, reference_of
 from cdc_core.cutover.reverse import SUFFIX, Origin, Reverse, reverse_of
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
@@ -57,7 +57,9 @@ class NewWayBack:
     def check(self) -> None:
         if self._reverse is None:
             with prover(self._job) as proving:
-                self._reverse = reverse_of(self._job.pipeline, self._job.target, origins_of(proving), self._job.environ)
+                self._reverse = reverse_of(
+                    self._job.pipeline, self._job.target, origins_of(proving, self._job), self._job.environ
+                )
         if self._file.exists():
             self._existing(self._reverse)
 
@@ -106,10 +108,10 @@ class NewWayBack:
             return end_position(connection, 0)
 
 
-def origins_of(proving: Prover) -> list[Origin]:
+def origins_of(proving: Prover, job: Job) -> list[Origin]:
     """Every table of a source that feeds the target."""
     return [
-        Origin(logical, source.name, schema.database, schema.table)
+        Origin(logical, source.name, reference_of(job.pipeline, source, job.environ), schema.database, schema.table)
         for logical, feeding in proving.feeding.items()
         for source, schema in feeding
     ]

@@ -22,7 +22,7 @@ from cdc_core.errors import Refused
 from cdc_core.target.facts import TableFacts
 from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.load import altering_session
-from cdc_core.target.prepare import table_locked
+from cdc_core.target.prepare import tables_locked
 from cdc_core.target.sharding import ShardTable, shard_tables
 
 FENCES = "_lockstep_fence"
@@ -81,13 +81,10 @@ def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
     """The physical tables of the logical ones, and their fences. Raises what connections.connect raises, and what
     target.faults makes of the servers' errors."""
     found: list[FencedTable] = []
-    notes: dict[tuple[int, str], dict[str, str]] = {}
-    for connection, name, place in _places(target, logical):
-        at = place.connection, place.database
-        if at not in notes:
-            with connection.cursor() as cursor:
-                notes[at] = fences_in(cursor, place.database)
-        found.append(FencedTable(name, place.name, notes[at].get(place.table)))
+    for connection, tables in _by_server(target, logical):
+        with connection.cursor() as cursor:
+            notes = {name: fences_in(cursor, name) for name in {place.database for _, place in tables}}
+        found += [FencedTable(name, place.name, notes[place.database].get(place.table)) for name, place in tables]
     return found
 
 
@@ -98,31 +95,52 @@ def raise_fences(target: Target, logical: Sequence[str], note: str, told: Told =
     note: why, in up to MAX_NOTE characters. told: receives each table as it is fenced. Raises RetryLater (target.busy)
     when a write to a table does not end, and what `fences` raises.
     """
-    for connection, name, place in _places(target, logical):
-        with connection.cursor() as cursor, table_locked(cursor, place.name):
-            cursor.execute(_CREATE.format(database=quote(place.database)))
-            cursor.execute(
-                f"INSERT IGNORE INTO {quote(place.database, FENCES)} (table_name, note) VALUES (%s, %s)",
-                (place.table, note[:MAX_NOTE]),
-            )
-            told(FencedTable(name, place.name, fences_in(cursor, place.database).get(place.table)))
+    for cursor, database, tables in _alone(target, logical):
+        cursor.execute(_CREATE.format(database=quote(database)))
+        cursor.execute(
+            f"INSERT IGNORE INTO {quote(database, FENCES)} (table_name, note) VALUES "
+            + ", ".join(["(%s, %s)"] * len(tables)),
+            [value for _, place in tables for value in (place.table, note[:MAX_NOTE])],
+        )
+        notes = fences_in(cursor, database)
+        for name, place in tables:
+            told(FencedTable(name, place.name, notes.get(place.table)))
 
 
 def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one: None) -> None:
     """Lets Lockstep write to the tables again. Safe to repeat. Raises as raise_fences."""
-    for connection, name, place in _places(target, logical):
-        with connection.cursor() as cursor, table_locked(cursor, place.name):
-            if place.table in fences_in(cursor, place.database):
-                cursor.execute(f"DELETE FROM {quote(place.database, FENCES)} WHERE table_name = %s", (place.table,))
+    for cursor, database, tables in _alone(target, logical):
+        up = [place.table for _, place in tables if place.table in fences_in(cursor, database)]
+        if up:
+            marks = ", ".join(["%s"] * len(up))
+            cursor.execute(f"DELETE FROM {quote(database, FENCES)} WHERE table_name IN ({marks})", up)
+        for name, place in tables:
             told(FencedTable(name, place.name, None))
 
 
-def _places(target: Target, logical: Sequence[str]) -> Iterator[tuple[pymysql.Connection[Any], str, ShardTable]]:
-    """The physical tables with a connection to their server, server by server."""
+_AT_ONCE = 100
+"""Tables whose locks are held together."""
+
+
+def _alone(target: Target, logical: Sequence[str]) -> Iterator[tuple[Any, str, list[tuple[str, ShardTable]]]]:
+    """The tables of one database after the other, while nobody else writes to them: a cursor, the database, and the
+    tables with their logical names."""
+    for connection, tables in _by_server(target, logical):
+        for database in dict.fromkeys(place.database for _, place in tables):
+            mine = [(name, place) for name, place in tables if place.database == database]
+            for at in range(0, len(mine), _AT_ONCE):
+                some = mine[at : at + _AT_ONCE]
+                with connection.cursor() as cursor, tables_locked(cursor, [place.name for _, place in some]):
+                    yield cursor, database, some
+
+
+def _by_server(
+    target: Target, logical: Sequence[str]
+) -> Iterator[tuple[pymysql.Connection[Any], list[tuple[str, ShardTable]]]]:
+    """The physical tables with a connection to their server."""
     places = [(name, place) for name in logical for place in shard_tables(target, name)]
     for number, reference in enumerate(target.connections):
         mine = [(name, place) for name, place in places if place.connection == number]
         if mine:
             with altering_session(resolve(reference), reference) as connection:
-                for name, place in mine:
-                    yield connection, name, place
+                yield connection, mine

@@ -32,7 +32,7 @@ from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planne
 from cdc_core.target.facts import table_facts
 from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
 from cdc_core.target.load import altering_session
-from cdc_core.target.prepare import LEDGER, MARKS, prepare, table_locked, versions_table
+from cdc_core.target.prepare import LEDGER, MARKS, prepare, tables_locked, versions_table
 from cdc_core.target.server_words import reason
 from cdc_core.target.sharding import ShardTable, shard_tables
 
@@ -247,7 +247,7 @@ def _create(
     with connection.cursor() as cursor:
         if absent:
             cursor.execute(statements[0])
-        with table_locked(cursor, place.name):
+        with tables_locked(cursor, [place.name]):
             if (place.database, place.table) not in _existing(connection, [place.database]):
                 _forget(cursor, place)
             cursor.execute(statement)

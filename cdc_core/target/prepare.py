@@ -139,27 +139,38 @@ def prepare(connection: pymysql.Connection[Any], facts: TableFacts) -> TableFact
 def lock_table(cursor: Any, table: str) -> str:
     """Takes the lock by which runs that write to a table take turns; its name. table: `database.table`. Raises
     RetryLater (target.busy)."""
-    name = "lockstep:" + hashlib.sha256(table.encode()).hexdigest()[:40]
-    cursor.execute("SELECT GET_LOCK(%s, %s)", (name, LOCK_WAIT_S))
+    return lock_tables(cursor, [table])[0]
+
+
+def lock_tables(cursor: Any, tables: Sequence[str]) -> list[str]:
+    """As lock_table, of several at once. A run that writes has one of them only, so that nobody waits for another."""
+    names = ["lockstep:" + hashlib.sha256(table.encode()).hexdigest()[:40] for table in tables]
+    cursor.execute(f"SELECT {', '.join([f'GET_LOCK(%s, {LOCK_WAIT_S})'] * len(names))}", names)
     row = cursor.fetchone()
-    if not row or row[0] != 1:
-        raise RetryLater(
-            f"Another run has been writing to this table for more than {LOCK_WAIT_S} s.",
-            where=table,
-            code="target.busy",
-            remedy="wait for that run, or end it; then run this task again",
-        )
-    return name
+    for table, got in zip(tables, row or [0], strict=False):
+        if got != 1:
+            _unlock(cursor, names)
+            raise RetryLater(
+                f"Another run has been writing to this table for more than {LOCK_WAIT_S} s.",
+                where=table,
+                code="target.busy",
+                remedy="wait for that run, or end it; then run this task again",
+            )
+    return names
 
 
 @contextmanager
-def table_locked(cursor: Any, table: str) -> Iterator[None]:
-    """The lock of `lock_table` for the block."""
-    name = lock_table(cursor, table)
+def tables_locked(cursor: Any, tables: Sequence[str]) -> Iterator[None]:
+    """The locks of `lock_tables` for the block."""
+    names = lock_tables(cursor, tables)
     try:
         yield
     finally:
-        cursor.execute("DO RELEASE_LOCK(%s)", (name,))
+        _unlock(cursor, names)
+
+
+def _unlock(cursor: Any, names: Sequence[str]) -> None:
+    cursor.execute(f"DO {', '.join(['RELEASE_LOCK(%s)'] * len(names))}", names)
 
 
 Ours = Mapping[str, Mapping[str, str]]
@@ -242,7 +253,7 @@ def _create_by_key(cursor: Any, facts: TableFacts, name: str, comment: str, ther
             remedy=f"restore the former key; or drop {facts.database}.{name}, if no batch from before the change of "
             "the key will be replayed into the table",
         )
-    with table_locked(cursor, facts.name):
+    with tables_locked(cursor, [facts.name]):
         _redeclare(cursor, facts, name, declared, unique, definition)
 
 

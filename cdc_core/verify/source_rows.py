@@ -17,7 +17,7 @@ import numpy as np
 import pyarrow as pa
 
 from cdc_core.config import Pipeline
-from cdc_core.connections import SafeConnection
+from cdc_core.connections import SafeConnection, Server
 from cdc_core.errors import Refused, RetryLater
 from cdc_core.extract import hosts
 from cdc_core.meta import Meta
@@ -72,8 +72,10 @@ class SourceTables:
         capture: Capture,
         throttle: Throttle,
         waiting: Callable[[str], None],
+        address: Server,
     ) -> None:
         self.name = name
+        self.address = address
         self._limits = pipeline.snapshot
         self._meta = meta
         self._server = server
@@ -312,7 +314,7 @@ def open_source(
         throttle = opened.enter_context(
             Throttle(pipeline.snapshot.throttle, environ, source=name, mariadb=server.mariadb)
         )
-        yield SourceTables(pipeline, name, meta, server, pair.reader, pair.control, capture, throttle, waiting)
+        yield SourceTables(pipeline, name, meta, server, pair.reader, pair.control, capture, throttle, waiting, address)
 
 
 def _same_server(meta: Meta, name: str, server: ServerFacts) -> Checkpoint:

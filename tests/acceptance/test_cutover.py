@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import threading
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,6 +18,11 @@ from typing import Any
 
 import pymysql
 import pytest
+
+from cdc_core.cli import cutover as cli
+from cdc_core.cli.output import CliOutput
+from cdc_core.cutover import machine
+from cdc_core.errors import RetryLater
 
 PIPELINE = """
 pipeline: {name}
@@ -124,6 +131,11 @@ class Shop:
         text = PIPELINE.format(name=self.name, folder=self.folder, more=more)
         (self.folder / "shop.yaml").write_text(text)
 
+    def lead(self, to: str) -> None:
+        """Leads the application to a place, as the switch command does."""
+        (self.folder / ".by_hand").write_text(to)
+        (self.folder / ".by_hand").replace(self.folder / "to")
+
     def application(self) -> Application:
         return Application(self.folder, self.source, self.target, self.name)
 
@@ -174,7 +186,7 @@ def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
         for table in TABLES:
             cursor.execute(f"CREATE TABLE {name}.{table} (id INT PRIMARY KEY, n INT NOT NULL)")
             cursor.execute(f"INSERT INTO {name}.{table} VALUES (1000, 1), (1001, 1), (1002, 2)")
-    (made.folder / "to").write_text("old")
+    made.lead("old")
     made.behave()
     try:
         yield made
@@ -206,6 +218,12 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         assert sorted(made.cutover("plan", "shop.yaml")["tables"]) == ["items", "orders"]
         with made.application() as application:
             made.until(lambda: len(application.written["orders"]) > 20)
+            tried = made.cutover("rehearse", "shop.yaml")
+            assert (tried["state"], made.called()) == ("ROLLED_BACK", [])
+            assert [one["state"] for one in tried["steps"]][-3:] == ["PROVED", "CHASE", "ROLLED_BACK"]
+            assert 0 < tried["stopped_s"] < 20
+            goes_on(made, application)
+            assert application.refused == 0
             there = made.cutover("run", "shop.yaml")
             assert (there["state"], there["way_back"]["ready"]) == ("WATCH", False)
             assert 0 < there["stopped_s"] < 20
@@ -235,7 +253,7 @@ def test_an_application_is_switched_and_led_back_without_losing_a_write(
         with made.application() as again:
             made.until(lambda: len(again.written["orders"]) > 20)
             back = made.cutover("back", "shop.yaml")
-            assert made.called() == [["switch", "back", back["cutover"]]]
+            assert (back["state"], made.called()) == ("COMPLETE", [["switch", "back", back["cutover"]]])
             time.sleep(1)
         assert not again.errors
         for table in TABLES:
@@ -296,6 +314,7 @@ def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:
         document: dict[str, Any] = json.loads(done.out)
         code = document.get("error", {}).get("code")
         if code not in ("cutover.running", "cutover.rolled_back"):
+            assert code is None, done.out + done.err
             return document
         assert time.monotonic() < end_s, done.out + done.err
         time.sleep(0.5)
@@ -369,7 +388,7 @@ def test_only_a_person_answers_for_a_switch_command_that_did_not(lockstep: Any, 
 
             made.behave("sleep 60", "hook_s: 0.5")
             assert made.cutover("run", "shop.yaml", code=4)["error"]["code"] == "cutover.unknown"
-            (made.folder / "to").write_text("new")
+            made.lead("new")
             assert made.cutover("resume", "shop.yaml", "--answer", "switched")["state"] == "WATCH"
             goes_on(made, application)
         assert not application.errors
@@ -426,3 +445,170 @@ def test_writes_that_were_stopped_for_too_long_continue(lockstep: Any, mariadb: 
         assert not application.errors
         assert application.refused == 0
         assert [phase for phase, *_ in made.called()] == ["stop", "release"] * 2
+
+
+@pytest.mark.timeout(600)
+def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
+    lockstep: Any, mysql9: Any, mariadb_target: Any
+) -> None:
+    """A row that changed since the verification, and a row that nobody staged: neither is in the evidence."""
+    with shop(lockstep, mysql9, mariadb_target) as made:
+        lockstep("run", "shop.yaml")
+        lockstep("verify", "shop.yaml")
+        execute(mysql9, f"UPDATE {made.name}.orders SET n = 5 WHERE id = 1000")
+        lockstep("run", "shop.yaml")
+        execute(mariadb_target, f"UPDATE {made.name}_0.orders_0 SET n = 6 WHERE id = 1000")
+        changed = made.cutover("run", "shop.yaml", code=4)["error"]
+        assert (changed["code"], "1 rows of orders differ" in changed["what"]) == ("cutover.differs", True)
+        assert [one["state"] for one in made.cutover("status", "shop.yaml")["steps"]] == ["PREPARED", "CHASE"]
+
+        execute(mariadb_target, f"UPDATE {made.name}_0.orders_0 SET n = 5 WHERE id = 1000",
+                f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip
+        stray = made.cutover("run", "shop.yaml", code=4)["error"]
+        assert (stray["code"], "1 rows of items differ" in stray["what"]) == ("cutover.differs", True)
+        assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
+        execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (7, 7)")  # nothing is locked or gated
+
+        execute(mariadb_target, f"DELETE FROM {made.name}_0.items_0 WHERE id = 4")
+        assert made.cutover("resume", "shop.yaml")["state"] == "WATCH"
+        assert made.new("orders") == REST | {1000: 5, 7: 7}
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_a_process_that_is_paused_loses_its_locks_and_changes_nothing_later(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        made.behave(more="attempts: 1")
+        path = made.folder / "shop.yaml"
+        path.write_text(path.read_text().replace("budget_s: 20", "budget_s: 4"))
+        lockstep("run", "shop.yaml")
+        with made.application() as application:
+            goes_on(made, application)
+            process = subprocess.Popen(
+                lockstep.command("cutover", "run", "shop.yaml"), cwd=made.folder, env=lockstep.environment, text=True,
+                stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
+            )  # fmt: skip
+            assert process.stderr is not None
+            for line in process.stderr:
+                if line.strip() == "DRAINED":
+                    process.send_signal(signal.SIGSTOP)
+                    break
+            else:
+                raise AssertionError("it did not come to DRAINED")
+            goes_on(made, application)
+            assert after_a_kill(made, "abort")["state"] == "ROLLED_BACK"
+            process.send_signal(signal.SIGCONT)
+            process.stderr.read()
+            process.stderr.close()
+            assert process.wait() != 0
+            goes_on(made, application)
+            assert (made.called(), application.refused) == ([], 0)
+            assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
+        assert not application.errors
+
+
+def answer_for(made: Shop, pipeline: str) -> None:
+    """What a person would answer: the file says where the application writes."""
+    there = not pipeline.endswith("_back.yaml")
+    switched = ((made.folder / "to").read_text().strip() == "new") == there
+    made.lockstep("cutover", "resume", pipeline, "--answer", "switched" if switched else "not-switched", code=None)
+
+
+@pytest.mark.matrix
+@pytest.mark.timeout(7200)
+def test_cutovers_with_kills_at_random_moments_end_switched_or_rolled_back(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    """There and back again, killed at any moment; each ends where the application writes, which has every write."""
+    seed = int(os.environ.get("LOCKSTEP_SEED", random.randrange(1 << 30)))
+    chance = random.Random(seed)
+    ended: Counter[str] = Counter()
+    with shop(lockstep, *servers) as made:
+        made.behave("sleep 0.3", "attempts: 1")
+        lockstep("run", "shop.yaml")
+        with made.application() as application:
+            goes_on(made, application)
+            for turn in range(int(os.environ.get("LOCKSTEP_CUTOVERS", "6"))):
+                before = (made.folder / "to").read_text().strip()
+                there = before == "old"
+                process = subprocess.Popen(
+                    lockstep.command("cutover", *(("run",) if there else ("back",)), "shop.yaml"), cwd=made.folder,
+                    env=lockstep.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                    start_new_session=True,
+                )  # fmt: skip
+                killed = chance.random() < 0.8
+                try:
+                    process.wait(chance.uniform(4, 30) if killed else 300)
+                except subprocess.TimeoutExpired:
+                    os.killpg(process.pid, signal.SIGKILL)
+                    process.wait()
+                ended[settled(made, there)] += 1
+                assert not application.errors, (seed, turn, application.errors)
+                goes_on(made, application)
+                now = (made.folder / "to").read_text().strip()
+                old, new = ("old", "new") if there else ("new", "old")
+                assert now == (new if made_switched(made, there) else old), (seed, turn)
+        assert not application.errors
+        last = made.new if (made.folder / "to").read_text().strip() == "new" else made.old
+        for table in TABLES:
+            assert last(table) == application.written[table] | REST, seed
+    print(f"seed {seed}: {dict(ended)}; longest write {application.longest_s:.1f} s")
+
+
+def made_switched(made: Shop, there: bool) -> bool:
+    state = made.cutover("status", "shop.yaml")["state"]
+    return state == "WATCH" if there else state != "WATCH"
+
+
+def settled(made: Shop, there: bool) -> str:
+    """Ends a cutover that was killed, as a person would; the state that it ends in."""
+    end_s = time.monotonic() + 300
+    pipeline = "shop.yaml" if there else "shop_back.yaml"
+    while True:
+        assert time.monotonic() < end_s
+        state = json.loads(made.lockstep("cutover", "status", pipeline).out).get("state")
+        if state in (None, "ROLLED_BACK", "COMPLETE", "BACK", "WATCH"):
+            return str(state)
+        if state == "SWITCHING":
+            answer_for(made, pipeline)
+        else:
+            made.lockstep("cutover", "resume" if state == "SWITCHED" else "abort", pipeline, code=None)
+        time.sleep(0.3)
+
+
+@pytest.mark.timeout(600)
+def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
+    lockstep: Any, mysql9: Any, mariadb_target: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The locks end too early, and another extractor stages the write before the cutover looks."""
+    with shop(lockstep, mysql9, mariadb_target) as made:
+        made.behave(more="attempts: 1")
+        monkeypatch.setenv("SOURCE", mysql9.url)
+        monkeypatch.setenv("TARGET", mariadb_target.url)
+        lockstep("run", "shop.yaml")
+        fence = machine.raise_fences
+
+        def too_late(*arguments: Any) -> None:
+            fence(*arguments)
+            with mysql9.connect(autocommit=True) as session, session.cursor() as cursor:
+                cursor.execute("SELECT ID FROM information_schema.PROCESSLIST WHERE COMMAND = 'Sleep'")
+                for (number,) in cursor.fetchall():
+                    with suppress(pymysql.err.MySQLError):
+                        cursor.execute(f"KILL {number}")
+            execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (8, 8)")
+            lockstep("extract", "shop.yaml")
+
+        monkeypatch.setattr(machine, "raise_fences", too_late)
+        with (
+            cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
+            machine.cutover_lease(work) as lease,
+            pytest.raises(RetryLater, match="1 changes were made after"),
+        ):
+            machine.run(work, lease)
+        assert made.called() == []
+        assert made.cutover("status", "shop.yaml")["state"] == "ROLLED_BACK"
+        assert not (made.folder / "shop_back.yaml").exists()
+        lockstep("run", "shop.yaml")
+        assert made.new("orders") == made.old("orders") == REST | {8: 8}

@@ -1,0 +1,209 @@
+"""What a cutover does to tables, on real servers: locks, gates, counters of ids, and what it finds beforehand."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pymysql
+import pytest
+
+from cdc_core.cutover.gates import closed_gates, closing, open_gates
+from cdc_core.cutover.locks import Places, locked
+from cdc_core.cutover.readiness import HEADROOM, Pair, failed, look, raise_ids, require_ids
+from cdc_core.errors import RetryLater
+from cdc_core.target.load import OWN_WRITES
+
+TABLES = ("a", "b", "with a blank", "x" * 64)
+
+
+@pytest.fixture(params=["mariadb", "mysql9"])
+def server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
+    found = request.getfixturevalue(request.param)
+    monkeypatch.setenv("MOVED", found.url)
+    return found
+
+
+@pytest.fixture
+def database(server: Any) -> Iterator[str]:
+    name = f"moved_{uuid.uuid4().hex[:8]}"
+    execute(server, f"CREATE DATABASE {name}")
+    for table in TABLES:
+        execute(server, f"CREATE TABLE {name}.`{table}` (id INT PRIMARY KEY, n INT)")
+    yield name
+    wait_until(lambda: dropped(server, name))
+
+
+def dropped(server: Any, name: str) -> bool:
+    """A server that is still deleting files of its tables says that the directory is not empty."""
+    try:
+        execute(server, f"DROP DATABASE IF EXISTS {name}")
+    except pymysql.err.OperationalError as error:
+        if error.args[0] != 1010:
+            raise
+        return False
+    return True
+
+
+def execute(server: Any, *statements: str) -> list[Any]:
+    found: list[Any] = []
+    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+            found = list(cursor.fetchall())
+    return found
+
+
+def places_in(database: str) -> Places:
+    return {"env:MOVED": [(database, table) for table in TABLES]}
+
+
+def test_writers_wait_while_tables_are_locked_and_readers_do_not(server: Any, database: str) -> None:
+    with ThreadPoolExecutor(1) as pool, locked(places_in(database), patience_s=5, held_s=30) as locks:
+        writer = pool.submit(execute, server, f"INSERT INTO {database}.a VALUES (1, 1)")
+        time.sleep(0.5)
+        assert not writer.done()
+        assert execute(server, f"SELECT * FROM {database}.a") == []
+        locks.release()
+        locks.release()
+        writer.result(10)
+    assert execute(server, f"SELECT * FROM {database}.a") == [(1, 1)]
+
+
+def test_a_lock_is_freed_when_its_process_says_nothing(server: Any, database: str) -> None:
+    with locked(places_in(database), patience_s=5, held_s=1):
+        execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")  # waits for the server to end the session
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_tables_are_locked_only_after_transactions_that_have_written_to_them(
+    server: Any, database: str, prepared: bool
+) -> None:
+    if prepared:
+        execute(server, "XA START 'm'", f"INSERT INTO {database}.b VALUES (1, 1)", "XA END 'm'", "XA PREPARE 'm'")
+        with pytest.raises(RetryLater) as caught, locked(places_in(database), patience_s=1, held_s=30):
+            pass
+        assert caught.value.code == "cutover.not_locked"
+        execute(server, "XA COMMIT 'm'")
+    else:
+        with server.connect(autocommit=False) as session, session.cursor() as cursor:
+            cursor.execute(f"INSERT INTO {database}.b VALUES (1, 1)")
+            timer = threading.Timer(3, session.commit)
+            timer.start()
+            with locked(places_in(database), patience_s=30, held_s=30):
+                assert not timer.is_alive()
+    with locked(places_in(database), patience_s=1, held_s=30):
+        assert execute(server, f"SELECT * FROM {database}.b") == [(1, 1)]
+
+
+def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, database: str) -> None:
+    places = places_in(database)
+
+    def write(number: int) -> str:
+        try:
+            execute(server, f"INSERT INTO {database}.`{TABLES[number % len(TABLES)]}` VALUES ({number}, 1)")
+        except pymysql.err.MySQLError as error:
+            return str(error.args[1])
+        return "written"
+
+    with ThreadPoolExecutor(24) as pool:
+        with locked(places, patience_s=5, held_s=30) as locks:
+            before = [pool.submit(write, number) for number in range(12)]
+            time.sleep(0.3)
+            with closing(places, "moved to the shards") as closed:
+                after = [pool.submit(write, number) for number in range(12, 24)]
+                time.sleep(0.3)
+                locks.release()
+                closed()
+        assert {one.result(10) for one in [*before, *after]} == {"moved to the shards"}
+    assert closed_gates(places) == {f"{database}.{table}" for table in TABLES}
+    with closing(places, "again") as closed:  # safe to repeat
+        closed()
+    execute(server, f"SET {OWN_WRITES} = 1", f"INSERT INTO {database}.a VALUES (99, 1)")
+    open_gates(places)
+    open_gates(places)
+    assert closed_gates(places) == frozenset()
+    assert write(1) == "written"
+
+
+@pytest.mark.parametrize("half", [1, 2])
+def test_gates_that_were_half_closed_are_closed_and_opened(server: Any, database: str, half: int) -> None:
+    places = places_in(database)
+    with closing(places, "moved") as closed:
+        closed()
+    for (name,) in execute(
+        server, f"SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = '{database}'"
+    )[::half]:
+        execute(server, f"DROP TRIGGER {database}.`{name}`")
+    with closing(places, "moved") as closed:
+        closed()
+    assert len(closed_gates(places)) == len(TABLES)
+    open_gates(places)
+    assert execute(server, f"SELECT * FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = '{database}'") == []
+
+
+def test_counters_of_new_tables_are_raised_above_those_of_the_old_one(server: Any, database: str) -> None:
+    execute(
+        server, f"CREATE TABLE {database}.old (id INT AUTO_INCREMENT PRIMARY KEY, n INT)",
+        *(f"CREATE TABLE {database}.new_{t} (id INT AUTO_INCREMENT PRIMARY KEY, n INT)" for t in range(2)),
+        f"CREATE TABLE {database}.plain_0 (id INT PRIMARY KEY, n INT)",
+        f"INSERT INTO {database}.old (n) VALUES (1), (2), (3)", f"DELETE FROM {database}.old WHERE id = 3",
+        f"INSERT INTO {database}.new_0 VALUES (1, 1)", f"INSERT INTO {database}.new_1 VALUES (2, 2)",
+    )  # fmt: skip
+    place = ("env:MOVED", database)
+    pairs = [Pair("t", ((*place, "old"),), ((*place, "new_0"), (*place, "new_1"), (*place, "plain_0")))]
+    with pytest.raises(RetryLater) as caught:
+        require_ids(pairs)
+    assert caught.value.code == "cutover.ids"
+    assert sorted(raise_ids(pairs)) == [f"{database}.new_0", f"{database}.new_1"]
+    require_ids(pairs)
+    assert raise_ids(pairs) == []
+    execute(server, f"INSERT INTO {database}.new_0 (n) VALUES (9)")
+    ((highest,),) = execute(server, f"SELECT MAX(id) FROM {database}.new_0")
+    assert highest == 4 + HEADROOM
+
+
+def test_what_new_tables_lack_is_found_beforehand(server: Any, database: str) -> None:
+    execute(
+        server,
+        f"CREATE TABLE {database}.old (id INT AUTO_INCREMENT PRIMARY KEY, n INT DEFAULT 5, "
+        "at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP ON UPDATE CURRENT_TIMESTAMP, CONSTRAINT few CHECK (n < 10))",
+        f"CREATE TRIGGER {database}.copied BEFORE INSERT ON {database}.old FOR EACH ROW SET NEW.n = NEW.n",
+        f"CREATE TABLE {database}.new_0 (id INT PRIMARY KEY, n INT, at TIMESTAMP NULL)",
+        f"CREATE TABLE {database}.new_1 LIKE {database}.new_0",
+    )
+    place = ("env:MOVED", database)
+    pair = Pair("t", ((*place, "old"),), ((*place, "new_0"), (*place, "new_1")))
+    with server.connect(autocommit=False) as session, session.cursor() as cursor:
+        cursor.execute(f"INSERT INTO {database}.a VALUES (1, 1)")
+        wait_until(lambda: any("has had a transaction open" in one.what for one in look([pair], None)))
+        found = {one.what.partition(": ")[2] for one in look([pair], None) if one.subject == "table t"}
+        session.rollback()
+    assert {"id is not AUTO_INCREMENT", "at is not set ON UPDATE", "n has no default", "at has no default"} <= found
+    assert {"it has none of the CHECK constraints few", "it has none of the triggers copied"} <= found
+    assert failed(look([pair], None)) is None
+
+
+def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    user = f"u{uuid.uuid4().hex[:10]}"
+    execute(server, f"CREATE USER {user}@'%' IDENTIFIED BY 'secret'", f"GRANT SELECT ON {database}.* TO {user}@'%'")
+    try:
+        host = server.url.rpartition("@")[2]
+        monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{host}")
+        place = ("env:MOVED", database)
+        pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+        codes = {one.error.code for one in look([pair], None) if one.error is not None}
+        assert codes == {"cutover.grant", "cutover.no_trigger"}
+    finally:
+        execute(server, f"DROP USER {user}@'%'")
+
+
+def wait_until(reached: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 30
+    while not reached():
+        assert time.monotonic() < end_s
+        time.sleep(0.3)

@@ -1,0 +1,114 @@
+"""The pipeline of a way back, from a pipeline: what it carries, and what it refuses to carry."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import yaml
+
+from cdc_core.config import Pipeline, parse
+from cdc_core.cutover.reverse import Origin, reverse_of
+from cdc_core.errors import Refused
+from cdc_core.model.position import Position
+
+ENVIRON = {
+    "SRC": "mysql://u:p@old:3306",
+    "ONE": "mysql://u:p@new-1:3306",
+    "TWO": "mysql://u:p@new-2:3306",
+    "AGAIN": "mysql://u:p@NEW-1:3306",
+}
+ORIGINS = [Origin("orders", "shop", "env:SRC", "shop", "orders"), Origin("items", "shop", "env:SRC", "shop", "it{em}s")]
+
+
+def pipeline(
+    tables: str = "", target: str = "", connections: str = "'env:ONE', 'env:TWO'", name: str = "shop"
+) -> Pipeline:
+    return parse(
+        f"""
+pipeline: {name}
+sources: [{{name: shop, connection: "env:SRC", server_id: 9}}]
+tables: {{include: ['shop\\..*'] {tables}}}
+routes: [{{match: 'shop\\.(.*)', to: '\\1'}}]
+stage: {{uri: "s3://bucket/shop/"}}
+meta: {{url: "sqlite:////nowhere/meta.db"}}
+targets:
+  - name: shards
+    connections: [{connections}]
+    tables:
+      '*':
+        {{database: "shop_{{d}}", table: "{{logical}}_{{t}}", sharding: {{key: id, databases: 2, tables: 2}} {target}}}
+cutover: {{switch_with: ./switch}}
+""",
+        where="test",
+    )
+
+
+def made(forward: Pipeline, origins: list[Origin] = ORIGINS) -> Pipeline:
+    found = reverse_of(forward, forward.target("shards"), origins, ENVIRON)
+    starts = {one.name: Position(0, "binlog.000007", 1000 + at) for at, one in enumerate(found.sources)}
+    return parse(found.text(starts), where="way back")
+
+
+def test_it_reads_exactly_the_tables_of_the_target_and_writes_to_those_that_they_came_from() -> None:
+    back = made(pipeline())
+    assert back.pipeline == "shop_back"
+    assert [(one.connection, one.start.position.offset) for one in back.sources] == [
+        ("env:ONE", 1000),
+        ("env:TWO", 1001),
+    ]  # type: ignore[union-attr]
+    assert len({one.server_id for one in back.sources}) == 2
+    places = [f"shop_{d}.{table}_{t}" for table in ("orders", "items") for d in range(2) for t in range(2)]
+    captured = [name for name in [*places, "shop_0.orders_2", "shop_0.ordersx0", "other.orders_0"]
+                if any(re.fullmatch(pattern, name) for pattern in back.tables.include)]  # fmt: skip
+    assert sorted(captured) == sorted(places)
+    for origin in ORIGINS:
+        fed = [name for name in places for route in back.routes
+               if route.to == origin.logical and re.fullmatch(route.match, name)]  # fmt: skip
+        assert fed == [name for name in places if f".{origin.logical}_" in name]
+    (target,) = back.targets
+    assert target.connections == ("env:SRC",)
+    rule = target.tables["items"]
+    assert (rule.database.format(), rule.table.format(), rule.guard.store) == ("shop", "it{em}s", "table")
+    assert any(re.fullmatch(one, "shop_0.orders_0._cdc_version") for one in back.tables.columns.exclude)
+    assert back.stage.uri == "s3://bucket/shop-back"
+    assert back.cutover == pipeline().cutover
+
+
+def test_a_server_that_two_connections_name_is_read_once() -> None:
+    assert [one.connection for one in made(pipeline(connections="'env:ONE', 'env:AGAIN'")).sources] == ["env:ONE"]
+
+
+def test_its_file_holds_no_password() -> None:
+    forward = pipeline()
+    found = reverse_of(forward, forward.target("shards"), ORIGINS, ENVIRON)
+    text = found.text({one.name: Position(0, "binlog.000001", 4) for one in found.sources})
+    assert "u:p@" not in text
+    assert yaml.safe_load(text)["meta"] == {"url": "sqlite:////nowhere/meta.db"}
+
+
+@pytest.mark.parametrize(
+    ("tables", "target", "why"),
+    [
+        (", columns: {mask: ['.*email'], salt: 'env:SALT'}", "", "masked"),
+        (", columns: {exclude: ['.*note']}", "", "left out"),
+        (", rows: [{match: '.*', where: id > 5}]", "", "rows are left out"),
+        (", processors: [{match: '.*', use: mine}]", "", "processors"),
+        ("", ", no_key: rows", "without a key"),
+        ("", ", on_row_error: quarantine", "set aside"),
+    ],
+)
+def test_what_does_not_arrive_unchanged_is_not_carried_back(tables: str, target: str, why: str) -> None:
+    with pytest.raises(Refused, match=why) as caught:
+        made(pipeline(tables, target))
+    assert caught.value.code == "cutover.no_way_back"
+
+
+def test_rows_of_which_nothing_says_where_they_came_from_are_not_carried_back() -> None:
+    with pytest.raises(Refused, match="2 tables feed orders"):
+        made(pipeline(), [*ORIGINS, Origin("orders", "shop", "env:SRC", "shop", "orders_2020")])
+
+
+def test_a_name_that_would_be_too_long_is_refused() -> None:
+    with pytest.raises(Refused, match="longer than 48 characters"):
+        made(pipeline(name="a" * 48))
