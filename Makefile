@@ -112,6 +112,11 @@ bench-copy: setup ## how fast a table's existing rows become files, beside other
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
 	@$(PY) -m benchmarks.copy $(BENCH_ARGS)
 
+bench-start: setup ## a start on 5 M rows in 20 tables while an application writes, until the target is equal (BENCH_ARGS="--rows 1000000")
+	@$(PY) -m examples.sandbox fetch mariadb
+	@$(PY) -m examples.sandbox.setup_mysql --if-possible
+	@$(PY) -m benchmarks.start $(BENCH_ARGS)
+
 bench-apply: setup ## how fast changes get into a target, beside ways that guard nothing (BENCH_ARGS=--quick as above)
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -157,6 +162,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply bench-copy bench-line bench-verify lint \
+.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply bench-copy bench-line bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

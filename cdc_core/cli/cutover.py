@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Cutover, Meta
     from cdc_core.run import RunContext
-    from cdc_core.verify.verifier import Job
+    from cdc_core.verify.job import Job
 
 app = typer.Typer(
     name="cutover", help="Switch an application from the sources to a target, and back.", no_args_is_help=True
@@ -361,7 +361,7 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
     from cdc_core.cutover.reverse import SUFFIX
     from cdc_core.cutover.way_back import ExistingWayBack, NewWayBack
     from cdc_core.run import application_of
-    from cdc_core.verify.verifier import Job
+    from cdc_core.verify.job import Job
 
     path, parsed = load_pipeline(pipeline, pipelines)
     forward = path.with_name(f"{path.stem.removesuffix(SUFFIX)}{path.suffix}")
@@ -443,7 +443,7 @@ class _Hands:
 
     def newest_evidence(self, target: str) -> Mapping[str, Any] | None:
         from cdc_core.verify import evidence
-        from cdc_core.verify.verifier import config_digest
+        from cdc_core.verify.job import config_digest
 
         pipeline, meta = self.context.pipeline, self.context.meta
         known = meta.verification(pipeline.pipeline, target)

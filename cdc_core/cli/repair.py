@@ -79,8 +79,8 @@ def repair(
     from cdc_core.repair.repairer import repair as run
     from cdc_core.run import apply
     from cdc_core.verify import evidence as evidences
+    from cdc_core.verify.job import Job
     from cdc_core.verify.lease import verifier_lease
-    from cdc_core.verify.verifier import Job
 
     ran: list[RunResult] = []
     with run_context(parsed, path, output) as context:

@@ -229,6 +229,8 @@ def copy_document(one: CopyStatus) -> dict[str, Any]:
         "rows": one.rows,
         "rows_estimated": one.rows_estimated,
         "percent": one.percent,
+        "rows_per_s": None if one.rows_s is None else round(one.rows_s, 1),
+        "seconds_left": None if one.left_s is None else round(one.left_s, 1),
         "started": moment(one.started_us),
         "updated": moment(one.updated_us),
         "copied_to": one.copied_to,
@@ -297,12 +299,15 @@ def _copies(found: Status, *, every: bool) -> list[RenderableType]:
             source.source, one.table, one.state.value, one.rows or "",
             "?" if one.rows_estimated is None else f"~{one.rows_estimated:,}",
             "" if one.percent is None else f"{one.percent:.0f} %",
+            "" if one.rows_s is None else f"{one.rows_s:,.0f}",
+            "" if one.left_s is None else f"~{duration(one.left_s)}",
             one.copied_to or moment(one.updated_us),
         )
         for source, one in kept
     ]  # fmt: skip
-    columns = ("source", "table", "copy", "rows read", "of", "done", "as of")
-    shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=("rows read", "of", "done"))]
+    columns = ("source", "table", "copy", "rows read", "of", "done", "rows/s", "time left", "as of")
+    numbers, unknown = ("rows read", "of", "done", "rows/s", "time left"), ("rows/s", "time left")
+    shown: list[RenderableType] = [table("existing rows", columns, rows, numbers=numbers, omit_empty=unknown)]
     shown += [
         Text(f"{one.source}: paused since {moment(one.copies_paused_us)} by {one.copies_paused_by}", style="yellow")
         for one in found.sources

@@ -28,7 +28,8 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
-    from cdc_core.verify.verifier import Finding, Job, TableResult, Verified
+    from cdc_core.verify.job import Job
+    from cdc_core.verify.results import Finding, TableResult, Verified
 
 _SHOWN = 20
 """Findings of a table that are printed; --json has more."""
@@ -89,8 +90,8 @@ def verify(
     without_pandas()  # its import takes longer than comparing 100,000 rows
     from cdc_core.meta import Meta
     from cdc_core.verify import evidence
+    from cdc_core.verify.job import Job
     from cdc_core.verify.lease import verifier_lease
-    from cdc_core.verify.verifier import Job
     from cdc_core.verify.verifier import verify as run
 
     store = open_stage(parsed.stage)

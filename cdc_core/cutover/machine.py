@@ -41,7 +41,7 @@ from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.model.position import Position
 from cdc_core.target.fence import lower_fences, raise_fences
 from cdc_core.target.sharding import shard_tables
-from cdc_core.verify.verifier import Job
+from cdc_core.verify.job import Job
 
 log = logging.getLogger(__name__)
 

@@ -21,9 +21,12 @@ from cdc_core.model.position import Position
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.verify.canonical import has_errors, row_texts
 from cdc_core.verify.changed_keys import changed_keys, has_truncate, key_columns
+from cdc_core.verify.feeding import feeding_of
+from cdc_core.verify.job import Job, waiting
 from cdc_core.verify.modes import Mode
+from cdc_core.verify.results import TableResult
 from cdc_core.verify.source_rows import SourceTables, open_source
-from cdc_core.verify.verifier import Job, TableKeys, TableResult, feeding_of, verify, waiting
+from cdc_core.verify.verifier import TableKeys, verify
 
 COUNTED_ROWS = 200_000
 """Tables with more rows, by the source's estimate, are not counted while writes are stopped."""

@@ -16,7 +16,7 @@ from cdc_core.cutover.reverse import SUFFIX, Origin, Reverse, reverse_of
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.source.facts import end_position
-from cdc_core.verify.verifier import Job
+from cdc_core.verify.job import Job
 
 _CARRIED = ("tables", "routes", "targets")
 """What of a pipeline file decides which rows are carried back, and where to."""

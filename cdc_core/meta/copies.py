@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from sqlalchemy import ColumnElement, Connection, Row, delete, func, insert, select, update
 
 from cdc_core.errors import RetryLater
-from cdc_core.meta import leases, tables
+from cdc_core.meta import copy_pace, leases, tables
 from cdc_core.meta.database import now_us
 from cdc_core.meta.failures import COPY_TABLE, copied_table
 from cdc_core.meta.rows import CopyState, CopyStatus, Failure, Lease
@@ -51,7 +51,7 @@ class TableCopy:
     complete: everything up to the limit is read.
     rows, size_bytes: read so far; bytes as values in memory.
     rows_estimated:   of the whole table; counted if `counted`, else an estimate.
-    bytes_estimated:  of the whole table, as size_bytes; 0 where it is not known; not kept.
+    bytes_estimated:  of the whole table, as size_bytes; 0 where it is not known.
     waiting:          why no chunk is read at the moment; not kept.
     low:      every transaction before it was visible when the limit was read: rows above the limit, which no chunk has,
               came from there on. None for a table without a key, which has no limit.
@@ -146,16 +146,29 @@ def status(
             why = refused.get(copied_table(source, table))
             state = CopyState.PENDING if why is None else CopyState.REFUSED
             found[table] = CopyStatus(table, state, why or lacks(table, source, one), rows_estimated=one.rows)
+    now = now_us(connection)
     for row in connection.execute(select(_copy).where(_copy.c.source == source)):
-        found[row.source_table] = CopyStatus(
-            row.source_table,
-            CopyState.READ if row.complete else CopyState.COPYING,
-            rows=row.rows_read,
-            rows_estimated=max(row.rows_estimated, row.rows_read),
-            started_us=row.started_us,
-            updated_us=row.updated_us,
-        )
+        found[row.source_table] = _status_of(row, now)
     return tuple(sorted(found.values(), key=lambda one: (one.state is CopyState.COPIED, one.table)))
+
+
+def _status_of(row: Row[tuple[object, ...]], now: int) -> CopyStatus:
+    rows = max(row.rows_estimated, row.rows_read)
+    rate = None if row.complete else copy_pace.rate_of(copy_pace.from_text(row.pace), now)
+    left_s = None
+    if rate is not None and rows:
+        size_bytes = row.bytes_estimated or round(rows * row.bytes_read / row.rows_read)
+        left_s = rate.left_s(rows - row.rows_read, max(0, size_bytes - row.bytes_read))
+    return CopyStatus(
+        row.source_table,
+        CopyState.READ if row.complete else CopyState.COPYING,
+        rows=row.rows_read,
+        rows_estimated=rows,
+        started_us=row.started_us,
+        updated_us=row.updated_us,
+        rows_s=None if rate is None else rate.rows_s,
+        left_s=left_s,
+    )
 
 
 def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
@@ -178,6 +191,7 @@ def begin(connection: Connection, lease: Lease, copy: TableCopy) -> None:
             counted=copy.counted,
             started_us=now,
             updated_us=now,
+            pace=copy_pace.to_text([copy_pace.Moment(now, 0, 0)]),
         )
     )
 
@@ -259,11 +273,17 @@ def leave_chunk(connection: Connection, lease: Lease, source: str, number: int, 
 
 
 def read(
-    connection: Connection, lease: Lease, source: str, one: ReadChunk, size_bytes: int, rows_estimated: int
+    connection: Connection,
+    lease: Lease,
+    source: str,
+    one: ReadChunk,
+    size_bytes: int,
+    rows_estimated: int,
+    bytes_estimated: int,
 ) -> bool:
     """A chunk's files are durable. False if it is not wanted any more: its copy was dropped or begun again.
 
-    size_bytes: of its values in memory. rows_estimated: of the whole table, as it is known now.
+    size_bytes: of its values in memory. rows_estimated, bytes_estimated: of the whole table, as it is known now.
     """
     leases.require_held(connection, lease)
     taken = connection.execute(
@@ -275,9 +295,12 @@ def read(
         return False
     table = one.chunk.table
     mine = (_copy.c.source == source) & (_copy.c.source_table == table)
-    copy = connection.execute(select(_copy.c.key_limit, _copy.c.planned).where(mine)).one()
+    known = (_copy.c.key_limit, _copy.c.planned, _copy.c.rows_read, _copy.c.bytes_read, _copy.c.pace)
+    copy = connection.execute(select(*known).where(mine)).one()
     unread = (_chunk.c.source == source) & (_chunk.c.source_table == table) & (_chunk.c.state != READ)
     ended = copy.planned == copy.key_limit and connection.execute(select(_chunk.c.chunk).where(unread)).first() is None
+    now = now_us(connection)
+    reached = copy_pace.Moment(now, copy.rows_read + one.chunk.rows, copy.bytes_read + size_bytes)
     connection.execute(
         update(_copy)
         .where(mine)
@@ -286,7 +309,9 @@ def read(
             rows_read=_copy.c.rows_read + one.chunk.rows,
             bytes_read=_copy.c.bytes_read + size_bytes,
             rows_estimated=rows_estimated,
-            updated_us=now_us(connection),
+            bytes_estimated=bytes_estimated,
+            updated_us=now,
+            pace=copy_pace.to_text(copy_pace.noted(copy_pace.from_text(copy.pace), reached)),
         )
     )
     return True

@@ -230,6 +230,8 @@ class CopyStatus:
     rows:           read so far; 0 once they are staged, which no longer counts them.
     rows_estimated: by the server; None where it is not known.
     started_us, updated_us: when the copy began, and when its latest chunk was read; 0 before and after it.
+    rows_s, left_s: its rate over the last half minute, and how long it still takes; None until they are known, and
+                    where no chunk was read for two minutes.
     copied_to:      the place in the log as of which a copied table is whole.
     """
 
@@ -241,6 +243,8 @@ class CopyStatus:
     started_us: int = 0
     updated_us: int = 0
     copied_to: str = ""
+    rows_s: float | None = None
+    left_s: float | None = None
 
     @property
     def percent(self) -> float | None:

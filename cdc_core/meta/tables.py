@@ -177,6 +177,8 @@ table_copy = Table(
     _needed("counted", Boolean()),
     _needed("started_us", BigInteger()),
     _needed("updated_us", BigInteger()),
+    Column("bytes_estimated", BigInteger(), nullable=False, server_default="0"),
+    Column("pace", long_text()),
     comment="a copy of a source table that is not staged yet: planned up to a key, until key_limit; keys as JSON",
 )
 

@@ -35,8 +35,9 @@ from cdc_core.snapshot.staging import Claims, Staged, finish_decided, stage_clai
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify import lookup
 from cdc_core.verify.canonical import row_texts
+from cdc_core.verify.job import Job
 from cdc_core.verify.source_rows import Read, SourceTables
-from cdc_core.verify.verifier import LOOKED_UP_KEYS, Job
+from cdc_core.verify.table import LOOKED_UP_KEYS
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from cdc_core.target.prepare import lock_table, ours_beside, tombstones_table, v
 from cdc_core.verify import lookup, target_rows
 from cdc_core.verify.canonical import row_texts
 from cdc_core.verify.shape import Shape
-from cdc_core.verify.verifier import LOOKED_UP_KEYS
+from cdc_core.verify.table import LOOKED_UP_KEYS
 
 _VERSION = Column(VERSION_COLUMN, ColumnType("varbinary", length=VERSION_BYTES))
 

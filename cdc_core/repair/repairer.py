@@ -29,9 +29,11 @@ from cdc_core.repair.findings import Key, error_values, has_error_value, texts_o
 from cdc_core.repair.held import Held, forget_version, held, key_rows, remove_row
 from cdc_core.snapshot.copier import copier_lease, require_ages
 from cdc_core.snapshot.staging import finish_decided
+from cdc_core.verify.job import Job, waiting
+from cdc_core.verify.results import TableResult
 from cdc_core.verify.shape import Shape
 from cdc_core.verify.source_rows import open_source
-from cdc_core.verify.verifier import Job, TableKeys, TableResult, waiting
+from cdc_core.verify.verifier import TableKeys
 from cdc_core.words import counted
 
 log = logging.getLogger(__name__)

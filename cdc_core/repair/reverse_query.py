@@ -40,8 +40,8 @@ from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify.canonical import has_errors, row_texts
 from cdc_core.verify.changed_keys import changed_keys, key_columns
+from cdc_core.verify.job import Job
 from cdc_core.verify.source_rows import SourceTables, open_source
-from cdc_core.verify.verifier import Job
 from cdc_core.windows import age_us
 
 log = logging.getLogger(__name__)

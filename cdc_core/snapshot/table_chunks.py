@@ -142,18 +142,19 @@ class TableChunks:
         with self._lock:
             rows = one.chunk.rows
             copy = self._copy
-            estimated = 0
+            estimated = bytes_estimated = 0
             if copy is not None:
                 self._chunks_read += 1
                 read = self._planned_here.pop(one.chunk.number, None)
                 if read is not None:
                     self._add_share(copy, *read)
                 estimated = self._estimated(copy, copy.rows + rows)
-            wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes, estimated)
+                bytes_estimated = self._estimated_bytes(copy.rows + rows, copy.size_bytes + size_bytes, estimated)
+            wanted = self._meta.chunk_read(self._lease, self._source, one, size_bytes, estimated, bytes_estimated)
             if wanted and copy is not None:
                 self._copy = replace(
                     copy, rows=copy.rows + rows, size_bytes=copy.size_bytes + size_bytes, rows_estimated=estimated,
-                    bytes_estimated=self._estimated_bytes(copy.rows + rows, copy.size_bytes + size_bytes, estimated),
+                    bytes_estimated=bytes_estimated,
                 )  # fmt: skip
             self._pace.read(rows, size_bytes, took_s)
             return wanted

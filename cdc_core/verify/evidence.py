@@ -18,8 +18,9 @@ from typing import Any
 from cdc_core.errors import DataAtRisk, Refused
 from cdc_core.model.paths import segment
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.verify.job import Job, config_digest
 from cdc_core.verify.modes import Mode
-from cdc_core.verify.verifier import Job, TableResult, Verified, config_digest
+from cdc_core.verify.results import TableResult, Verified
 from cdc_core.windows import MICROSECONDS, from_us
 
 EVIDENCE = "evidence/"

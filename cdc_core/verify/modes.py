@@ -10,7 +10,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, RetryLater, worst
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
-    from cdc_core.verify.verifier import TableResult
+    from cdc_core.verify.results import TableResult
 
 
 class Mode(StrEnum):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from itertools import accumulate
 from typing import Any
 
@@ -34,23 +34,15 @@ class SourceSpan:
     high: Position
 
 
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """What the ranges of a table so far have shown.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Figures:
+    """What the ranges of a table have shown, but for the rows that differ.
 
-    definition: of what is compared, a digest. driver: number of the source table that cuts the ranges now. reached:
-    the key up to which the table is verified, of that source table; () at the beginning. complete: nothing is left.
-    ranges: that were compared. skipped_rows: in ranges that a sample left out. consumed_until: by source, up to where
-    the target had consumed the staged batches before the first range of it was read. first: the first differences.
-    seconds: that the ranges took.
+    spans: of the sources. consumed_until: by source, up to where the target had consumed the staged batches before the
+    first range was read. moving, unsettled: as in Verdict. found: how many rows differ, by what is wrong. skipped_rows:
+    about how many rows of the source a sample left out. ranges: that were compared. seconds: that they took.
     """
 
-    definition: str
-    driver: int = 0
-    reached: Key = ()
-    complete: bool = False
-    ranges: int = 0
-    skipped_rows: int = 0
     spans: tuple[SourceSpan, ...] = ()
     consumed_until: Mapping[str, str] = field(default_factory=dict)
     source: Side = NOTHING
@@ -58,8 +50,30 @@ class Tally:
     moving: int = 0
     unsettled: int = 0
     found: Mapping[str, int] = field(default_factory=dict)
-    first: tuple[Difference, ...] = ()
+    skipped_rows: int = 0
+    ranges: int = 0
     seconds: float = 0.0
+
+
+def figures_of(one: Figures) -> dict[str, Any]:
+    """The fields that all figures have, by name."""
+    return {each.name: getattr(one, each.name) for each in fields(Figures)}
+
+
+@dataclass(frozen=True, slots=True)
+class Tally(Figures):
+    """What the ranges of a table so far have shown.
+
+    definition: of what is compared, a digest. driver: number of the source table that cuts the ranges now. reached:
+    the key up to which the table is verified, of that source table; () at the beginning. complete: nothing is left.
+    first: the first differences.
+    """
+
+    definition: str
+    driver: int = 0
+    reached: Key = ()
+    complete: bool = False
+    first: tuple[Difference, ...] = ()
 
     @property
     def first_bytes(self) -> int:

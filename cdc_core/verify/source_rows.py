@@ -23,7 +23,7 @@ from cdc_core.extract import hosts
 from cdc_core.meta import Meta
 from cdc_core.model.block import TableRows
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import ABSENT, BEFORE, BOOKKEEPING, LITERAL, staged_schema
 from cdc_core.results import TableReader
 from cdc_core.results.faults import translating
@@ -379,3 +379,8 @@ def _filled(field: pa.Field, count: int) -> pa.Array | None:
     if field.nullable:
         return pa.nulls(count, field.type)
     return pa.array(np.zeros(count, np.int64)).cast(field.type)
+
+
+def columns_of(rows: TableRows) -> dict[str, Column]:
+    """By name, as they were read."""
+    return {column.name: column for column in rows.schema.columns}

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from cdc_core.repair.repairer import Result
     from cdc_core.run import RunContext
     from cdc_core.stage.objects import ObjectStore
-    from cdc_core.verify.verifier import Job
+    from cdc_core.verify.job import Job
 
 log = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class _TargetSensor(PipelineSensor):
     def job(self, context: Context, pipeline: Pipeline, meta: Meta, store: ObjectStore, **options: Any) -> Job:
         """options: of this task's kind of job."""
         from cdc_core.snapshot.steps import extract_to_now
-        from cdc_core.verify.verifier import Job
+        from cdc_core.verify.job import Job
 
         holder = holder_name(context)
 

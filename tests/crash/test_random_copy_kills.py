@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import random
-import sqlite3
 import time
 from collections import Counter
 from contextlib import closing
@@ -30,8 +29,9 @@ from cdc_core.stage.files import FileStore
 from cdc_core.stage.layout import SNAPSHOT
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_store
+from tests.crash.processes import Processes
 from tests.crash.test_random_kills import TABLES, busy, database, succeed
-from tests.forked_commands import ForkedCommands, Started
+from tests.forked_commands import ForkedCommands
 
 PARTED = (
     "(id INT PRIMARY KEY, v INT, filler VARCHAR(6000)) "
@@ -79,49 +79,6 @@ def change_unlogged(cursor: pymysql.cursors.Cursor, chance: random.Random, numbe
         "REPLACE INTO parted SELECT seq, %s, REPEAT('q', 6000) FROM numbers WHERE seq BETWEEN %s AND %s",
         (number, first, first + 150),
     )
-
-
-class Processes:
-    """An extractor that follows, and copies one after the other."""
-
-    def __init__(self, commands: ForkedCommands, folder: Path, environ: dict[str, str], chance: random.Random) -> None:
-        self._commands, self._folder, self._environ, self._chance = commands, folder, environ, chance
-        self._running: dict[str, Started] = {}
-        self._number = 0
-
-    def start_missing(self) -> None:
-        if "extract" not in self._running:
-            self._start("extract", "--follow", "kills.yaml")
-        if "snapshot" not in self._running:
-            self._start("snapshot", "kills.yaml", *self._chance.choice(((), ("--all",))))
-
-    def kill(self, kind: str) -> bool:
-        """False if it had ended by itself."""
-        process = self._running.pop(kind)
-        code = process.kill()
-        if code == -9:
-            self._end_lease(process.pid)
-            return True
-        printed = process.log.read_text(errors="replace")[-4000:]
-        assert kind == "snapshot", printed
-        assert code in (0, 75), printed
-        return False
-
-    def _start(self, *arguments: str) -> None:
-        self._number += 1
-        log = self._folder / f"{self._number}.log"
-        self._running[arguments[0]] = self._commands.start(
-            *arguments, directory=self._folder, environ=self._environ, log=log
-        )
-
-    def _end_lease(self, pid: int) -> None:
-        """As if lease_s had passed."""
-        with closing(sqlite3.connect(self._folder / "meta.db", timeout=60)) as database, database:
-            database.execute("UPDATE lease SET expires_us = 0 WHERE holder LIKE ?", (f"%:{pid}",))
-
-    def close(self) -> None:
-        for kind in list(self._running):
-            self.kill(kind)
 
 
 def sweep_all(pipeline: Pipeline, *, leftovers: bool) -> None:
@@ -194,11 +151,12 @@ def test_kills_at_random_moments_of_copies_and_of_unlogged_changes_end_equal_to_
         (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path, tables="|".join(ROWS)))
         pipeline = load(tmp_path / "kills.yaml")
         lockstep("extract", "kills.yaml")  # begins here
-        processes = Processes(commands, tmp_path, environ, chance)
+        processes = Processes(commands, tmp_path, environ, {"extract": set(), "snapshot": {0, 75}})
         with busy(source, range(3)), closing(processes):
             done = changes = 0
             while done < kills:
-                processes.start_missing()
+                processes.start("extract", "--follow", "kills.yaml")
+                processes.start("snapshot", "kills.yaml", *chance.choice(((), ("--all",))))
                 if chance.random() < 0.4:
                     changes += 1
                     change_unlogged(cursor, chance, changes)

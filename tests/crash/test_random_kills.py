@@ -135,14 +135,14 @@ class Workload:
 
 
 @contextmanager
-def busy(server: Any, seeds: range) -> Iterator[None]:
-    """Workloads run, each in a thread, while the block does."""
+def busy(server: Any, seeds: range, pause_s: float = 0.002) -> Iterator[None]:
+    """Workloads run, each in a thread, while the block does. pause_s: between the transactions of one."""
     stop = threading.Event()
 
     def work(seed: int) -> None:
         with closing(server.connect("kills", charset="utf8mb4")) as connection:
             workload = Workload(connection, seed)
-            while not stop.wait(0.002):
+            while not stop.wait(pause_s):
                 workload.step()
 
     with ThreadPoolExecutor(len(seeds)) as pool:

@@ -18,8 +18,11 @@ from sqlalchemy.exc import OperationalError
 from cdc_core.apply import commit
 from cdc_core.cli.output import moment
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.meta import TableCopy, copier_of
+from cdc_core.meta import ReadChunk, TableCopy, copier_of
+from cdc_core.meta import copies as copies_in_meta
+from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
+from cdc_core.model.position import Position
 from cdc_core.model.run import WriteCounts
 from cdc_core.model.schema import TableSchema
 from lockstep_airflow.page import airflow_state
@@ -350,7 +353,17 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     shop.meta.failed("shop", "copy table", "shop_db/shop.keyless", refused)
     big = TableSchema("shop", "big", ())
     lease = shop.meta.acquire_lease(copier_of("shop_db"), "shop", "the copier", 60)
+    now_us = [shop.meta.now_us()]
+    monkeypatch.setattr(copies_in_meta, "now_us", lambda _: now_us[0])
     shop.meta.begin_copy(lease, TableCopy("shop_db", big, ("1000",), rows_estimated=1000))
+    begun = client("VIEWER").get("/lockstep/status.json").json()["pipelines"][0]["copies"][0]
+    assert (begun["table"], begun["rows_per_s"], begun["seconds_left"]) == ("shop.big", None, None)
+    for above, through in ((None, ("1",)), (("1",), ("2",))):
+        planned = shop.meta.plan_chunk(lease, "shop_db", "shop.big", above, through)
+        place = Position(0, "binlog.000001", 4)
+        read = CopiedChunk(planned.number, "shop.big", above or (), through, 0, place, place, 123, ())
+        now_us[0] += 10_000_000
+        shop.meta.chunk_read(lease, "shop_db", ReadChunk(read, ()), 1000, 1107, 9000)
     (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
     text = unescape(client("VIEWER").get("/lockstep/").text)
     shop.meta.pause_copies("shop_db", "somebody")
@@ -358,9 +371,11 @@ def test_tables_with_existing_rows_are_shown_until_they_are_copied_with_how_far_
     assert re.search("shop_db has been paused since [-0-9 :]+ by somebody", paused_text)
     copies = {one["table"]: one for one in found["copies"]}
     assert [(name, copies[name]["state"], copies[name]["percent"]) for name in copies] == [
-        ("shop.big", "copying", 0.0), ("shop.due", "pending", None), ("shop.keyless", "refused", None),
+        ("shop.big", "copying", 22.2), ("shop.due", "pending", None), ("shop.keyless", "refused", None),
         ("shop.done", "copied", 100.0),
     ]  # fmt: skip
+    assert (copies["shop.big"]["rows_per_s"], copies["shop.big"]["seconds_left"]) == (12.3, 70.0)
+    assert re.search('<td class="number">12</td><td class="number">70 s</td>', text)
     assert copies["shop.done"]["copied_to"] == "binlog.000001:77"
     for said in ("1 of 4 tables copied; shop_db is being copied by the copier", "60,000", f"No key {ALERT}."):
         assert said in text

@@ -18,9 +18,10 @@ from cdc_core.repair import repairer
 from cdc_core.repair.repairer import Result
 from cdc_core.verify import verifier
 from cdc_core.verify.comparison import Kind, Side, Wrong
+from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
-from cdc_core.verify.verifier import Finding, Job, TableResult, Verified
+from cdc_core.verify.results import Finding, TableResult, Verified
 from cdc_core.windows import parse_moment
 
 

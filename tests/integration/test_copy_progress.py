@@ -7,7 +7,7 @@ from contextlib import closing
 
 import pytest
 
-from cdc_core.meta import Meta, TableCopy
+from cdc_core.meta import CopyStatus, Meta, TableCopy
 from cdc_core.snapshot import copier, table_chunks
 from cdc_core.snapshot.chunks import size_of
 from cdc_core.snapshot.copier import copier_lease, copy_tables
@@ -54,13 +54,19 @@ def test_after_a_twentieth_rows_and_bytes_in_all_are_right_within_a_twentieth(
     line.pipeline = line.pipeline.model_copy(update={"snapshot": limits})
     monkeypatch.setattr(table_chunks, "FIRST_ROWS", ROWS // 50)  # as few of these rows as 10,000 are of a large table
     told: list[TableCopy] = []
+    seen: list[CopyStatus] = []
+
+    def progressed(copy: TableCopy) -> None:
+        told.append(copy)
+        seen.extend(one for source in meta.status("shop").sources for one in source.copies)
+
     with (
         Meta.open(line.pipeline.meta.url) as meta,
         copier_lease(meta, line.pipeline, "shop") as lease,
     ):
         copy_tables(
             line.pipeline, "shop", [(line.origin.name, "t")], meta=meta, store=line.store, lease=lease,
-            environ={"SOURCE": line.origin.sql.url}, progressed=told.append,
+            environ={"SOURCE": line.origin.sql.url}, progressed=progressed,
         )  # fmt: skip
     rows, size_bytes = max(one.rows for one in told), max(one.size_bytes for one in told)
     assert rows == ROWS - 1
@@ -72,6 +78,10 @@ def test_after_a_twentieth_rows_and_bytes_in_all_are_right_within_a_twentieth(
         if abs(one.rows_estimated / rows - 1) > 0.05 or abs(one.bytes_estimated / size_bytes - 1) > 0.05
     ]
     assert not wrong
+    known = [one for one in seen if one.left_s is not None and one.rows_s is not None]
+    assert len(known) > 10
+    assert all(one.rows_s and one.left_s is not None and one.left_s >= 0 for one in known)
+    assert min(one.left_s or 0 for one in known) < max(one.left_s or 0 for one in known)
 
 
 def test_the_servers_estimate_is_of_the_table_as_it_is_now(make_line: Callable[..., Line]) -> None:

@@ -22,9 +22,10 @@ from cdc_core.stage.stores import open_stage
 from cdc_core.target.fence import FENCES
 from cdc_core.verify import source_rows
 from cdc_core.verify.canonical import ERROR_SHOWN
+from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
+from cdc_core.verify.results import TableResult
 from cdc_core.verify.source_rows import SourceTables
-from cdc_core.verify.verifier import Job, TableResult
 from tests.forked_commands import ForkedCommands
 from tests.integration.test_verify import (
     FIRST_MARIADB,

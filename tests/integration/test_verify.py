@@ -21,8 +21,10 @@ from cdc_core.snapshot import pace
 from cdc_core.stage.reader import table_state
 from cdc_core.stage.stores import open_stage
 from cdc_core.verify.comparison import Kind, Wrong
+from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
-from cdc_core.verify.verifier import Job, TableResult, verify
+from cdc_core.verify.results import TableResult
+from cdc_core.verify.verifier import verify
 from tests.forked_commands import ForkedCommands
 from tests.integration import test_snapshot as snapshots
 from tests.integration.beside import beside

@@ -15,13 +15,16 @@ from cdc_core.errors import RetryLater
 from cdc_core.meta import Meta
 from cdc_core.snapshot import pace
 from cdc_core.stage.stores import open_stage
-from cdc_core.verify import evidence, source_rows, verifier
+from cdc_core.verify import evidence, kept_progress, opened_findings, source_rows
+from cdc_core.verify import table as tables
 from cdc_core.verify.columnwise import Piece
 from cdc_core.verify.comparison import Kind, Wrong
+from cdc_core.verify.job import Job
 from cdc_core.verify.lease import verifier_lease
 from cdc_core.verify.modes import Mode
 from cdc_core.verify.range_rows import RangeRows
-from cdc_core.verify.verifier import Job, TableResult, verify
+from cdc_core.verify.results import TableResult
+from cdc_core.verify.verifier import verify
 from tests.integration.test_verify import FIRST_MARIADB, FIRST_MYSQL, Verified, fill, numbers, verified
 
 __all__ = ["verified"]
@@ -90,7 +93,7 @@ def read_keys(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.target("DELETE FROM number WHERE id IN (6, 39)", "INSERT INTO number VALUES (-5, 'x', NULL), (99, 'x', NULL)")
     read = read_keys(monkeypatch)
-    monkeypatch.setattr(verifier, "SHOWN_ROWS", 1)
+    monkeypatch.setattr(opened_findings, "SHOWN_ROWS", 1)
     result = shop.verify("number")["number"]
     assert sorted(map(int, read)) == list(range(40))
     assert (result.ranges, result.source.rows, result.target.rows) == (6, 40, 40)
@@ -98,7 +101,7 @@ def test_each_range_is_read_once_and_all_of_them_are_the_table(shop: Verified, m
         (Kind.SURPLUS, "-5"), (Kind.MISSING, "6"), (Kind.MISSING, "39"), (Kind.SURPLUS, "99"),
     ]  # fmt: skip
     assert [len(one.shards) for one in result.findings] == [1, 0, 0, 0], "more are named than are shown"
-    monkeypatch.setattr(verifier, "KEPT_BYTES", 150)
+    monkeypatch.setattr(kept_progress, "KEPT_BYTES", 150)
     result = shop.verify("number")["number"]
     assert ([one.key["id"] for one in result.findings], result.differences) == (["-5", "6"], 4)
 
@@ -250,7 +253,7 @@ def test_keys_that_the_sides_order_differently_are_verified_in_one_range(verifie
 @pytest.mark.matrix
 @FIRST_MYSQL
 def test_a_sample_sees_a_share_and_never_passes_for_a_proof(shop: Verified, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(verifier, "_SAMPLED_ROWS", ROWS)
+    monkeypatch.setattr(tables, "_SAMPLED_ROWS", ROWS)
     fill(shop, range(100, 200))
     shop.load("number")
 
@@ -328,7 +331,7 @@ def test_values_that_look_equal_to_somebody_are_told_apart(
     verified: Callable[..., Verified], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each pair of a column's values is planted as source and target of a row; equal ones are not findings."""
-    monkeypatch.setattr(verifier, "SHOWN_ROWS", 10_000)
+    monkeypatch.setattr(opened_findings, "SHOWN_ROWS", 10_000)
     run = verified()
     texts = ["NULL" if one is None else f"_utf8mb4 X'{one.encode().hex()}'" for one in SIBLINGS]
     pairs_of = {

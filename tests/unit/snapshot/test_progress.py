@@ -7,11 +7,12 @@ from dataclasses import replace
 import pytest
 
 from cdc_core.meta import TableCopy
+from cdc_core.meta.copy_pace import ROW_COST_BYTES
 from cdc_core.model.schema import Column, ColumnType, TableSchema
 from cdc_core.snapshot import keys
 from cdc_core.snapshot.pace import Pace
 from cdc_core.snapshot.profile import Profile
-from cdc_core.snapshot.progress import ROW_COST_BYTES, CopyProgress
+from cdc_core.snapshot.progress import CopyProgress
 
 
 def copy(table: str, rows: int, estimated: int, **more: object) -> TableCopy:

@@ -1,0 +1,67 @@
+"""What a verification works with, and what tells two of them apart."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from cdc_core.config import Pipeline, Target
+from cdc_core.meta import Lease, Meta
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.verify.modes import Mode
+
+log = logging.getLogger(__name__)
+
+WAIT_S = 600.0
+"""How long the stage may take to reach the place up to which the source was read."""
+
+Watch = Callable[[str, str, int], None]
+"""Told the table, the side that is read and the rows of it so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a verification works with. extract_on: extracts a source up to now, unless another process does.
+
+    lease: the verifier's; without one, nothing is kept in meta, and nothing continued. restart: begins from the start.
+    sample_percent, seed: of Mode.RANDOM; None for the pipeline's share, and for a seed of chance. said: takes a line
+    for people.
+    """
+
+    pipeline: Pipeline
+    target: Target
+    meta: Meta
+    store: ObjectStore
+    extract_on: Callable[[str], object]
+    environ: Mapping[str, str] | None = None
+    progressed: Watch = lambda table, side, rows: None
+    wait_s: float = WAIT_S
+    lease: Lease | None = None
+    mode: Mode = Mode.ORDERED
+    restart: bool = False
+    sample_percent: float | None = None
+    seed: int | None = None
+    said: Callable[[str], None] = log.info
+
+    @property
+    def share(self) -> float:
+        """Of the ranges that a sample reads."""
+        percent = self.pipeline.verify.sample_percent if self.sample_percent is None else self.sample_percent
+        return percent / 100
+
+
+def waiting(job: Job, source: str) -> Callable[[str], None]:
+    """Says why nothing of a source may be read, for `open_source`."""
+    return lambda why: job.said(f"{source}: waiting: {why}")
+
+
+def config_digest(pipeline: Pipeline) -> str:
+    """Of a pipeline's definition."""
+    return digest(pipeline.model_dump(mode="json"))
+
+
+def digest(document: object) -> str:
+    return hashlib.sha256(json.dumps(document, sort_keys=True).encode()).hexdigest()

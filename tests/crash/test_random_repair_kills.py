@@ -1,0 +1,201 @@
+"""kill -9 at random moments of verifications, repairs and runs, beside copies and a mixed workload: in the end source,
+stage and target have the same rows, and a verification finds nothing.
+
+Faults are planted in the target, and rows of the source change without being logged, all the time.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from cdc_core.config import Pipeline, load
+from tests.crash.processes import Processes
+from tests.crash.test_random_copy_kills import PARTED, ROWS, change_unlogged, settle, staged_equals_source, sweep_all
+from tests.crash.test_random_kills import TABLES, busy, database, succeed
+from tests.forked_commands import ForkedCommands
+
+SHARDS = {
+    "plain": ("plain_0", "plain_1"), "twin": ("twin",), "no_key": ("no_key",), "large": ("large_0", "large_1"),
+    "parted": ("parted",),
+}  # fmt: skip
+"""By table of the source, its tables at the target."""
+REPAIRED = ("plain", "twin", "large", "parted")
+"""Rows of the others have no key by which they could be repaired."""
+PIPELINE = """\
+pipeline: kills
+sources: [{{name: kills, connection: "env:SOURCE", server_id: 5080, start: latest, heartbeat_s: 1}}]
+tables: {{include: ['kills\\.({tables})'], on_unlogged_change: resync}}
+routes: [{routes}]
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+targets:
+  - name: copy
+    connections: ["env:SOURCE"]
+    tables:
+      plain: {{database: kills_copy, table: "plain_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}
+      twin: {{database: kills_copy, table: twin, on_new_column: add}}
+      no_key: {{database: kills_copy, table: no_key, no_key: rows}}
+      large: {{database: kills_copy, table: "large_{{t}}", sharding: {{key: id, databases: 1, tables: 2}}}}
+      parted: {{database: kills_copy, table: parted}}
+snapshot: {{readers: 3, chunk_mib: 1}}
+repair: {{max_rows_per_day: 1000000}}
+spark: {{driver_rows: 500000}}
+limits: {{lease_s: 5, batch_rows: 500, batch_age_s: 1, ring_mib: 1}}
+"""
+ENDS: Mapping[str, set[int]] = {"extract": set(), "snapshot": {0, 75}, "run": {0, 4, 75}, "verify": {0, 3, 4, 75},
+                                "repair": {0, 3, 4, 75}}  # fmt: skip
+"""By command, how it may end by itself. A column was added: 3 until the next run adds it at the target, and 4 of a run
+whose rows were staged before, until the copy that brings its values is staged."""
+
+
+def spoil(cursor: pymysql.cursors.Cursor, chance: random.Random) -> None:
+    """Faults of the target's rows: changed, missing, surplus, and in another shard."""
+    first = chance.randrange(400)
+    faults = (
+        f"UPDATE kills_copy.plain_{{0}} SET name = 'fault' WHERE id BETWEEN {first} AND {first + 20}",
+        f"DELETE FROM kills_copy.plain_{{0}} WHERE id BETWEEN {first} AND {first + 20}",
+        f"INSERT IGNORE INTO kills_copy.plain_{{0}} (id, name) VALUES ({2000 + first}, 'surplus')",
+        f"INSERT IGNORE INTO kills_copy.plain_{{0}} SELECT * FROM kills_copy.plain_{{1}} WHERE id > {first} LIMIT 3",
+        f"UPDATE kills_copy.twin SET note = 'fault' WHERE a = {first % 50}",
+        f"DELETE FROM kills_copy.twin WHERE a = {first % 50}",
+        f"UPDATE kills_copy.large_{{0}} SET filler = 'fault' WHERE id BETWEEN {first * 10} AND {first * 10 + 50}",
+        f"UPDATE kills_copy.parted SET v = -1 WHERE id BETWEEN {first} AND {first + 20}",
+    )
+    for fault in chance.sample(faults, 4):
+        shard = chance.randrange(2)
+        cursor.execute(fault.format(shard, 1 - shard))
+
+
+def change_silently(cursor: pymysql.cursors.Cursor, chance: random.Random) -> None:
+    """Rows of the source change, and nothing tells it: the stage is wrong."""
+    first = chance.randrange(400)
+    cursor.execute("SET SESSION sql_log_bin = 0")
+    cursor.execute(f"UPDATE plain SET name = 'silent' WHERE id BETWEEN {first} AND {first + 5}")
+    cursor.execute(f"DELETE FROM plain WHERE id BETWEEN {first + 6} AND {first + 8}")
+    cursor.execute(f"REPLACE INTO plain VALUES ({first + 9}, 'silent', 1, NOW(6), '')")
+    cursor.execute(f"UPDATE large SET filler = 'silent' WHERE id = {first * 10}")
+    cursor.execute("SET SESSION sql_log_bin = 1")
+
+
+def patiently(work: Any, *arguments: Any) -> None:
+    """Rows that are locked by others are waited for again."""
+    while True:
+        try:
+            work(*arguments)
+            return
+        except pymysql.err.OperationalError as error:
+            if error.args[0] not in (1205, 1213):
+                raise
+
+
+@contextmanager
+def copy_database(cursor: pymysql.cursors.Cursor) -> Iterator[None]:
+    """The target's database, on the source's server."""
+    cursor.execute("CREATE DATABASE kills_copy CHARACTER SET utf8mb4")
+    try:
+        yield
+    finally:
+        cursor.execute("DROP DATABASE kills_copy")
+
+
+def copy_equals_source(cursor: pymysql.cursors.Cursor) -> None:
+    for table, shards in SHARDS.items():
+        cursor.execute(f"SELECT * FROM {table}")
+        names = ", ".join(column[0] for column in cursor.description)
+        wanted = Counter(cursor.fetchall())
+        cursor.execute(" UNION ALL ".join(f"SELECT {names} FROM kills_copy.{shard}" for shard in shards))
+        found = Counter(cursor.fetchall())
+        assert found == wanted, (table, list((found - wanted).items())[:3], list((wanted - found).items())[:3])
+        assert wanted
+
+
+def repair_all(run: Any, lockstep: Any, pipeline: Pipeline) -> None:
+    """Quiet: everything is copied, applied, verified and repaired. A verification that was killed would only continue,
+    and not see what was planted where it had been."""
+    settle(lockstep, pipeline)
+    lockstep("run", "kills.yaml", "--staged")
+    verified = run("verify", "kills.yaml", "--restart", "--json")
+    assert verified.code in (0, 4), verified
+    if verified.code == 4:
+        lockstep("repair", "kills.yaml", *REPAIRED)
+    lockstep("verify", "kills.yaml", "--restart")
+
+
+@pytest.mark.parametrize(
+    ("kills", "server"),
+    [
+        pytest.param(3, "mysql9", marks=pytest.mark.crash_sample),
+        pytest.param(50, "mysql9", marks=pytest.mark.matrix),
+        pytest.param(50, "mariadb", marks=pytest.mark.matrix),
+    ],
+)
+@pytest.mark.slow
+@pytest.mark.spark
+@pytest.mark.timeout(3600)
+def test_kills_at_random_moments_of_repairs_end_equal_to_the_source(
+    server: str, kills: int, commands: ForkedCommands, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    source = request.getfixturevalue(server)
+    chance = random.Random(kills)
+    environ = {**os.environ, "SOURCE": source.url}
+    lockstep = partial(succeed, commands, tmp_path, environ)
+    run = partial(commands.run, directory=tmp_path, environ=environ)
+    with database(source) as cursor, copy_database(cursor):
+        cursor.execute("CREATE TABLE numbers (seq INT PRIMARY KEY)")
+        cursor.executemany("INSERT INTO numbers VALUES (%s)", range(8000))
+        for table, columns in {**TABLES, "parted": PARTED}.items():
+            cursor.execute(f"CREATE TABLE {table} {columns}")
+            cursor.execute(f"INSERT INTO {table} {ROWS[table]}")
+        routes = ", ".join(f"{{match: 'kills\\.{table}', to: {table}}}" for table in ROWS)
+        (tmp_path / "kills.yaml").write_text(PIPELINE.format(folder=tmp_path, tables="|".join(ROWS), routes=routes))
+        pipeline = load(tmp_path / "kills.yaml")
+        lockstep("extract", "kills.yaml")
+        lockstep("target", "create", "kills.yaml")
+        lockstep("snapshot", "kills.yaml")
+        lockstep("run", "kills.yaml", "--staged")
+        processes = Processes(commands, tmp_path, environ, ENDS)
+        with busy(source, range(3), pause_s=0.2), closing(processes):
+            done = changes = 0
+            steps = itertools.cycle(("find", "repair", "verify", "repair", "repair"))
+            while done < kills:
+                processes.start("extract", "--follow", "kills.yaml")
+                patiently(spoil, cursor, chance)
+                if chance.random() < 0.5:
+                    patiently(change_silently, cursor, chance)
+                if chance.random() < 0.1:
+                    changes += 1
+                    patiently(change_unlogged, cursor, chance, changes)
+                if chance.random() < 0.3:
+                    processes.start("snapshot", "kills.yaml")
+                if chance.random() < 0.3:
+                    processes.start("run", "kills.yaml", "--staged")
+                step = next(steps)
+                if step == "find":  # what it finds is left for several repairs: most are killed
+                    verified = run("verify", "kills.yaml", "--json")
+                    assert verified.code in ENDS["verify"], verified
+                    step = "repair"
+                processes.start(step, "kills.yaml", *(REPAIRED if step == "repair" else ()))
+                time.sleep(chance.choice((1, 5, 20)) * chance.random())
+                done += processes.kill(step)
+                for other in chance.sample(("extract", "snapshot", "run"), chance.randrange(3)):
+                    done += processes.kill(other)
+                if chance.random() < 0.3:
+                    sweep_all(pipeline, leftovers=False)
+        repair_all(run, lockstep, pipeline)
+        lockstep("stage", "verify", "kills.yaml", "--deep")
+        staged_equals_source(pipeline, cursor)
+        copy_equals_source(cursor)
+        status = run("status", "kills.yaml", "--json").document
+        assert [entry["problems"] for entry in status["ledgers"]] == [[]] * len(status["ledgers"])
