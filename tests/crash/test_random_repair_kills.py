@@ -65,7 +65,7 @@ def spoil(cursor: pymysql.cursors.Cursor, chance: random.Random) -> None:
     first = chance.randrange(400)
     faults = (
         f"UPDATE kills_copy.plain_{{0}} SET name = 'fault' WHERE id BETWEEN {first} AND {first + 20}",
-        f"DELETE FROM kills_copy.plain_{{0}} WHERE id BETWEEN {first} AND {first + 20}",
+        f"DELETE FROM kills_copy.plain_{{0}} WHERE id BETWEEN {first} AND {first + 20} AND id % 3",
         f"INSERT IGNORE INTO kills_copy.plain_{{0}} (id, name) VALUES ({2000 + first}, 'surplus')",
         f"INSERT IGNORE INTO kills_copy.plain_{{0}} SELECT * FROM kills_copy.plain_{{1}} WHERE id > {first} LIMIT 3",
         f"UPDATE kills_copy.twin SET note = 'fault' WHERE a = {first % 50}",
@@ -83,8 +83,9 @@ def change_silently(cursor: pymysql.cursors.Cursor, chance: random.Random) -> No
     first = chance.randrange(400)
     cursor.execute("SET SESSION sql_log_bin = 0")
     cursor.execute(f"UPDATE plain SET name = 'silent' WHERE id BETWEEN {first} AND {first + 5}")
-    cursor.execute(f"DELETE FROM plain WHERE id BETWEEN {first + 6} AND {first + 8}")
-    cursor.execute(f"REPLACE INTO plain VALUES ({first + 9}, 'silent', 1, NOW(6), '')")
+    # The target keeps these: a verification looks into the stage only where source and target differ.
+    cursor.execute(f"DELETE FROM plain WHERE id BETWEEN {first + 6} AND {first + 14} AND id % 3 = 0")
+    cursor.execute(f"REPLACE INTO plain VALUES ({first + 15}, 'silent', 1, NOW(6), '')")
     cursor.execute(f"UPDATE large SET filler = 'silent' WHERE id = {first * 10}")
     cursor.execute("SET SESSION sql_log_bin = 1")
 
