@@ -26,6 +26,7 @@ from cdc_core.windows import age_us, parse_moment, to_us
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
+    from cdc_core.config import Pipeline
     from cdc_core.cutover.machine import CaughtUp, Work
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Cutover, Meta
@@ -358,15 +359,13 @@ _LATE_S = 60.0
 def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput) -> Iterator[Work]:
     """Of a pipeline and one of its targets; of a way back, of all of them."""
     from cdc_core.cutover.machine import Work
-    from cdc_core.cutover.reverse import SUFFIX
     from cdc_core.cutover.way_back import ExistingWayBack, NewWayBack
     from cdc_core.run import application_of
     from cdc_core.verify.job import Job
 
     path, parsed = load_pipeline(pipeline, pipelines)
-    forward = path.with_name(f"{path.stem.removesuffix(SUFFIX)}{path.suffix}")
-    back = parsed.pipeline.endswith(SUFFIX) and forward != path and forward.is_file()
-    chosen = parsed.targets if back else (parsed.target(one_target(parsed, target, "cutover")),)
+    other = _forward_of(path, parsed, pipelines)
+    chosen = parsed.targets if other is not None else (parsed.target(one_target(parsed, target, "cutover")),)
     with run_context(parsed, path, CliOutput(as_json=True)) as context, application_of(context) as application:
         kept = replace(context, application=lambda plan: nullcontext(application))
         jobs = {
@@ -377,12 +376,25 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
             for one in chosen
         }  # fmt: skip
         hands = _Hands(kept, jobs, CliOutput(as_json=True), itertools.count(1))
-        if back:
-            _, other = load_pipeline(str(forward), pipelines)
+        if other is not None:
             yield Work(parsed, chosen, jobs, context.meta, hands, ExistingWayBack(other), True, os.environ, output.note)
         else:
             new = NewWayBack(jobs[chosen[0].name], _back_file(path))
             yield Work(parsed, chosen, jobs, context.meta, hands, new, False, os.environ, output.note)
+
+
+def _forward_of(path: Path, parsed: Pipeline, pipelines: Path) -> Pipeline | None:
+    """The pipeline of which this is the way back; None if it is none."""
+    from cdc_core.cutover.reverse import SUFFIX
+    from cdc_core.meta import Meta
+
+    forward = path.with_name(f"{path.stem.removesuffix(SUFFIX)}{path.suffix}")
+    if not parsed.pipeline.endswith(SUFFIX) or forward == path or not forward.is_file():
+        return None
+    _, found = load_pipeline(str(forward), pipelines)
+    with Meta.open(found.meta.url) as meta:
+        known = meta.latest_cutover(found.pipeline)
+    return found if known is not None and known.way_back == parsed.pipeline else None
 
 
 def _back_file(path: Path) -> Path:

@@ -161,6 +161,9 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
         with ExitStack() as opened:
             provers = [opened.enter_context(prover(work.jobs[one.name])) for one in work.targets]
             tables = tables_of(work, provers)
+            for target, one in zip(work.targets, provers, strict=True):
+                if not since[target.name].tables >= set(one.feeding):  # some are new
+                    since = {**since, target.name: _verified(work, target)}
             if not attempt:
                 _require_ready(work, tables)
             moving.to(State.CHASE, tables=_noted(tables))
@@ -195,18 +198,21 @@ def prepare(work: Work) -> dict[str, Since]:
     found = {}
     for target in work.targets:
         evidence = work.hands.newest_evidence(target.name)
-        if evidence is None:
-            work.told(f"{target.name}: verifying every row first; the evidence is missing, old, or of other rules")
-            evidence = work.hands.verify(target.name)
-        if evidence["equal"] is not True:
-            raise DataAtRisk(
-                f"The full verification of {target.name!r} has not found all tables equal.",
-                where=target.name,
-                code="cutover.not_equal",
-                remedy="see `lockstep verify --show`; repair what differs (`lockstep repair`), then begin again",
-            )
-        found[target.name] = Since.of_evidence(evidence)
+        found[target.name] = _verified(work, target) if evidence is None else Since.of_evidence(evidence)
     return found
+
+
+def _verified(work: Work, target: Target) -> Since:
+    work.told(f"{target.name}: verifying every row first; the evidence is missing, old, or of other rules or tables")
+    evidence = work.hands.verify(target.name)
+    if evidence["equal"] is not True:
+        raise DataAtRisk(
+            f"The full verification of {target.name!r} has not found all tables equal.",
+            where=target.name,
+            code="cutover.not_equal",
+            remedy="see `lockstep verify --show`; repair what differs (`lockstep repair`), then begin again",
+        )
+    return Since.of_evidence(evidence)
 
 
 def _require_ready(work: Work, tables: Tables) -> None:

@@ -34,9 +34,10 @@ COUNTED_ROWS = 200_000
 
 @dataclass(frozen=True, slots=True)
 class Since:
-    """Up to where each source's log is proven to be applied, by its name."""
+    """Up to where each source's log is proven to be applied, by its name. tables: logical ones that were verified."""
 
     places: Mapping[str, Position]
+    tables: frozenset[str]
 
     @classmethod
     def of_evidence(cls, document: Mapping[str, Any]) -> Since:
@@ -48,7 +49,7 @@ class Since:
                 place = Position.from_text(text) if text else None
                 if place is not None and (source not in places or place < places[source]):
                     places[source] = place
-        return cls(places)
+        return cls(places, frozenset(str(one["table"]) for one in document["tables"]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +100,8 @@ class Prover:
         self._require_equal(results, still=still)
         reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
         moving = sum(one.moving for one in results)
-        return Proof(
-            since if moving else Since(reached), {name: len(keys) for name, keys in wanted.items()}, moving,
-            tuple(counted),
-        )  # fmt: skip
+        compared = {name: len(keys) for name, keys in wanted.items()}
+        return Proof(since if moving else Since(reached, since.tables), compared, moving, tuple(counted))
 
     def _batches(self, source: str, place: Position) -> list[BatchRow]:
         found = self._job.meta.batches(source)

@@ -629,3 +629,20 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
         assert not (made.folder / "shop_back.yaml").exists()
         lockstep("run", "shop.yaml")
         assert made.new("orders") == made.old("orders") == REST | {8: 8}
+
+
+@pytest.mark.timeout(600)
+def test_a_table_that_came_after_the_verification_is_verified_too(
+    lockstep: Any, mariadb: Any, mariadb_target: Any
+) -> None:
+    with shop(lockstep, mariadb, mariadb_target) as made:
+        path = made.folder / "shop.yaml"
+        path.write_text(path.read_text().replace("(orders|items)", "(orders|items|later)"))
+        lockstep("run", "shop.yaml")
+        lockstep("verify", "shop.yaml")
+        assert "verifying every row" not in lockstep("cutover", "rehearse", "shop.yaml").err
+        execute(mariadb, f"CREATE TABLE {made.name}.later (id INT PRIMARY KEY, n INT NOT NULL)",
+                f"INSERT INTO {made.name}.later VALUES (1, 1)")  # fmt: skip
+        lockstep("run", "shop.yaml")
+        assert "verifying every row" in lockstep("cutover", "rehearse", "shop.yaml").err
+        assert "verifying every row" not in lockstep("cutover", "rehearse", "shop.yaml").err
