@@ -5,8 +5,8 @@ rows of the target are read beside them. Both become canonical texts, of which h
 differ is not a finding yet: the stage has every change of it, with its place in the log. A source row is right if it is
 the key's state at `low` or after any change between `low` and `high` of its read; a target row is right if it is the
 state that the consumed batches leave, or the state after any change that the target has not consumed yet. So a lag is
-never a difference. What is neither is a finding, and the stage, the third corner, says which side is wrong. Of rows that are equal the stage
-is not asked: it may still have a row that both sides have lost without a trace in the log.
+never a difference. What is neither is a finding, and the stage, the third corner, says which side is wrong. Of rows
+that are equal the stage is not asked: it may still have a row that both sides have lost without a trace in the log.
 
 `canonical` makes texts of rows, `comparison` compares them, `source_rows`, `target_rows` and `history` read the three
 corners, `staged_batches` waits for the third. `table` joins them for the ranges of one table, `counting` for the modes
