@@ -30,6 +30,7 @@ import pytest
 
 from cdc_core.apply.retention import sweep
 from cdc_core.config import parse
+from cdc_core.connections import Server
 from cdc_core.errors import RetryLater
 from cdc_core.meta import Lease, Meta
 from cdc_core.model.batch import Manifest, Part
@@ -461,6 +462,7 @@ class World:
         throttle = SimpleNamespace(why=lambda _: "")
         return SourceTables(
             self.pipeline, NAME, self.meta, self._facts, reader, control, self.capture, throttle, lambda _: None,  # type: ignore[arg-type]
+            Server("model", 3306, "", ""),
         )  # fmt: skip
 
     def _extract_on(self, chance: random.Random) -> None:

@@ -1,0 +1,238 @@
+"""`make bench-cutover`: for how long an application cannot write while it is switched to shards.
+
+    quiet      writers alone
+    rehearse   `lockstep cutover rehearse`, again and again: everything as far as the proof, then writes continue
+    run        `lockstep cutover run`: the same, then fences, gates and the switch
+
+The writers are without a plan: a write that is refused is made again where the application was led. Each confirmed
+write must be in the shards in the end, or there are no figures.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pymysql
+
+from benchmarks.document import keep, machine
+from benchmarks.start import share
+from examples.sandbox.mariadb import MariaDb
+from examples.sandbox.mysql import MySql
+from examples.sandbox.sql_server import SqlServer
+
+WRITERS = 4
+REFUSED = 1644
+"""The error of a closed gate."""
+PIPELINE = """
+pipeline: bench
+sources: [{{name: shop, connection: "env:SOURCE", server_id: 4712, start: latest, heartbeat_s: 1}}]
+tables: {{include: ['bench\\.t[0-9]+']}}
+routes: [{{match: 'bench\\.(.*)', to: '\\1'}}]
+stage: {{uri: "file://{root}/stage"}}
+meta: {{url: "sqlite:///{root}/meta.db"}}
+targets:
+  - name: shards
+    connections: ["env:TARGET"]
+    on_missing_table: create
+    tables:
+      '*':
+        database: bench_{{d}}
+        table: "{{logical}}_{{t}}"
+        sharding: {{key: id, databases: {databases}, tables: {tables}}}
+cutover: {{switch_with: {root}/switch.sh, budget_s: 60, max_lag_s: 60}}
+"""
+
+
+@dataclass
+class Application:
+    """Writes at about `per_s` in all, to the place that the file `to` names."""
+
+    folder: Path
+    source: SqlServer
+    target: SqlServer
+    tables: int
+    layout: tuple[int, int]
+    per_s: int
+    took_s: list[float] = field(default_factory=list)
+    written: dict[tuple[int, int], int] = field(default_factory=dict)
+    errors: list[Exception] = field(default_factory=list)
+    _stop: threading.Event = field(default_factory=threading.Event)
+    _threads: list[threading.Thread] = field(default_factory=list)
+
+    def __enter__(self) -> Application:
+        self._threads = [threading.Thread(target=self._write, args=(number,)) for number in range(WRITERS)]
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    def seen_until_now(self) -> list[float]:
+        seen, self.took_s = self.took_s, []
+        return seen
+
+    def place(self, table: int, key: int) -> str:
+        databases, tables = self.layout
+        shard = key % (databases * tables)
+        return f"bench_{shard // tables}.t{table}_{shard % tables}"
+
+    def _write(self, number: int) -> None:
+        with (
+            closing(self.source.connect(autocommit=True)) as old,
+            closing(self.target.connect(autocommit=True)) as new,
+        ):
+            turn, due_s = 0, time.monotonic()
+            while not self._stop.is_set():
+                turn, due_s = turn + 1, max(due_s + WRITERS / self.per_s, time.monotonic() - 1)
+                time.sleep(max(0.0, due_s - time.monotonic()))
+                table, key = turn % self.tables, number + WRITERS * (turn * 31 % 5000)
+                began_s = time.perf_counter()
+                try:
+                    while not self._put(old, new, table, key, turn):
+                        time.sleep(0.005)
+                except pymysql.err.MySQLError as error:
+                    self.errors.append(error)
+                    return
+                self.took_s.append(time.perf_counter() - began_s)
+                self.written[table, key] = turn
+
+    def _put(self, old: Any, new: Any, table: int, key: int, value: int) -> bool:
+        there = (self.folder / "to").read_text() == "new"
+        place = self.place(table, key) if there else f"bench.t{table}"
+        try:
+            with (new if there else old).cursor() as cursor:
+                cursor.execute(
+                    f"INSERT INTO {place} (id, n) VALUES ({key}, {value}) ON DUPLICATE KEY UPDATE n = {value}"
+                )
+        except pymysql.err.MySQLError as error:
+            if error.args[0] != REFUSED:
+                raise
+            return False
+        return True
+
+
+def execute(server: SqlServer, *statements: str) -> list[Any]:
+    found: list[Any] = []
+    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+            found = list(cursor.fetchall())
+    return found
+
+
+def lockstep(folder: Path, environ: dict[str, str], *arguments: str) -> dict[str, Any]:
+    command = [sys.executable, "-m", "cdc_core.cli", *arguments, "bench.yaml", "--json"]
+    done = subprocess.run(command, cwd=folder, env=environ, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(arguments)}: {done.returncode}\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+    document: dict[str, Any] = json.loads(done.stdout)
+    return document
+
+
+@dataclass(frozen=True)
+class Moved:
+    """Seconds: of the application's writes without a cutover, and during each; and for which writes were stopped."""
+
+    quiet_s: list[float]
+    rehearsed_s: list[float]
+    switched_s: list[float]
+    stopped_s: list[float]
+    last_stop_s: float
+
+
+def moved(source: SqlServer, target: SqlServer, tables: int, layout: tuple[int, int], per_s: int, times: int) -> Moved:
+    environ = {**os.environ, "SOURCE": source.url, "TARGET": target.url}
+    execute(source, "CREATE DATABASE bench")
+    for number in range(tables):
+        execute(source, f"CREATE TABLE bench.t{number} (id INT PRIMARY KEY, n INT NOT NULL)")
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as at:
+        folder = Path(at)
+        (folder / "bench.yaml").write_text(PIPELINE.format(root=folder, databases=layout[0], tables=layout[1]))
+        (folder / "switch.sh").write_text(f"#!/bin/sh\nprintf new > {folder}/.to && mv {folder}/.to {folder}/to\n")
+        (folder / "switch.sh").chmod(0o755)
+        (folder / "to").write_text("old")
+        lockstep(folder, environ, "run")
+        with Application(folder, source, target, tables, layout, per_s) as application:
+            time.sleep(15)
+            quiet = application.seen_until_now()
+            stopped, rehearsed = [], []
+            for number in range(times):
+                stopped.append(float(lockstep(folder, environ, "cutover", "rehearse")["stopped_s"]))
+                rehearsed += application.seen_until_now()
+                print(f"rehearsal {number + 1}: {stopped[-1]:.2f} s", file=sys.stderr)
+            last = float(lockstep(folder, environ, "cutover", "run")["stopped_s"])
+            switched = application.seen_until_now()
+            time.sleep(1)
+        if application.errors:
+            raise SystemExit(f"a write failed: {application.errors[0]}")
+        for number in range(tables):
+            places = [f"bench_{d}.t{number}_{t}" for d in range(layout[0]) for t in range(layout[1])]
+            there = dict(execute(target, " UNION ALL ".join(f"SELECT id, n FROM {one}" for one in places)))
+            if there != {key: n for (table, key), n in application.written.items() if table == number}:
+                raise SystemExit(f"t{number}: the shards do not have what was written")
+        return Moved(quiet, rehearsed, switched, stopped, last)
+
+
+def text_of(found: Moved) -> str:
+    columns = ("", "writes", "median", "p99", "longest", "writes stopped, median", "longest stop")
+    lines = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    stops: Sequence[tuple[str, list[float], list[float]]] = (
+        ("no cutover", found.quiet_s, []),
+        (f"{len(found.stopped_s)} rehearsals", found.rehearsed_s, found.stopped_s),
+        ("cutover", found.switched_s, [found.last_stop_s]),
+    )
+    for name, took, stopped in stops:
+        said = f"{share(stopped, 0.5):.2f} s | {max(stopped):.2f} s" if stopped else " | "
+        lines.append(
+            f"| {name} | {len(took):,} | {1e3 * share(took, 0.5):.1f} ms | {1e3 * share(took, 0.99):.0f} ms | "
+            f"{max(took):.2f} s | {said} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.cutover", description=__doc__)
+    parser.add_argument("--tables", type=int, default=16, help="logical tables (default 16)")
+    parser.add_argument("--databases", type=int, default=2, help="of the target (default 2)")
+    parser.add_argument("--shards", type=int, default=2, help="tables in each database (default 2)")
+    parser.add_argument("--per-s", type=int, default=500, help="writes in a second (default 500)")
+    parser.add_argument("--times", type=int, default=10, help="rehearsals (default 10)")
+    parser.add_argument("--server", default="mysql,mariadb", help="servers, by comma")
+    parser.add_argument("--write", action="store_true", help="put the tables into docs/benchmarks.md")
+    chosen = parser.parse_args()
+    texts, load = [], os.getloadavg()[0]
+    for name in chosen.server.split(","):
+        if name == "mysql" and (why := MySql.available()):
+            print(f"MySQL is left out: {why}", file=sys.stderr)
+            continue
+        start = {"mariadb": MariaDb.start, "mysql": MySql.start}[name]
+        with start(server_id=9) as source, start(server_id=10) as target:
+            layout = chosen.databases, chosen.shards
+            found = moved(source, target, chosen.tables, layout, chosen.per_s, chosen.times)
+            places = f"{chosen.tables} tables to {chosen.tables * layout[0] * layout[1]} tables of shards"
+            head = machine(source, load, places, f"{WRITERS} writers, {chosen.per_s} writes/s")
+            texts += [head, "", text_of(found), ""]
+            print("\n".join(texts[-4:]), file=sys.stderr)
+    text = "\n".join(texts).rstrip()
+    print(text)
+    if chosen.write:
+        keep("cutover", text)
+
+
+if __name__ == "__main__":
+    main()
