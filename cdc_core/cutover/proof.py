@@ -8,6 +8,7 @@ small tables are compared as well.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
@@ -87,7 +88,7 @@ class Prover:
         Raises DataAtRisk (cutover.differs), Refused (cutover.verify_again), RetryLater (cutover.moving), and what
         verifying raises.
         """
-        batches = {source: self._batches(source, place) for source, place in since.places.items()}
+        batches = {source: self._consumed(source, place) for source, place in since.places.items()}
         wanted = self._keys([one for found in batches.values() for one in found])
         results = [self._tables[name].verify(sorted(keys)) for name, keys in wanted.items() if keys]
         counted: list[str] = []
@@ -99,9 +100,17 @@ class Prover:
                 counted = small
         self._require_equal(results, still=still)
         reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
-        moving = sum(one.moving for one in results)
+        # A key that is moving is explained by a change in a later batch, with which it is compared again. One that is
+        # unsettled is explained by nothing.
+        proven = since if any(one.unsettled for one in results) else Since(reached, since.tables)
         compared = {name: len(keys) for name, keys in wanted.items()}
-        return Proof(since if moving else Since(reached, since.tables), compared, moving, tuple(counted))
+        return Proof(proven, compared, sum(one.moving for one in results), tuple(counted))
+
+    def _consumed(self, source: str, place: Position) -> list[BatchRow]:
+        """The batches after a place as far as the target has consumed all of them."""
+        target = self._job.target.name
+        pending = self._job.meta.plan_view("", [source], [target], None).pending[target]
+        return list(itertools.takewhile(lambda one: one.batch_id not in pending, self._batches(source, place)))
 
     def _batches(self, source: str, place: Position) -> list[BatchRow]:
         found = self._job.meta.batches(source)
