@@ -129,6 +129,12 @@ def combined(errors: Sequence[LockstepError]) -> LockstepError:
     return made
 
 
+def of_all(errors: Sequence[BaseException]) -> BaseException:
+    """What to raise for the errors of several tasks: ours as one; any other before them."""
+    ours = [error for error in errors if isinstance(error, LockstepError)]
+    return combined(ours) if len(ours) == len(errors) else next(one for one in errors if one not in ours)
+
+
 def _fields(error: LockstepError) -> dict[str, Any]:
     return {
         "kind": next((kind.__name__ for kind in SEVERITY if isinstance(error, kind)), InternalError.__name__),

@@ -12,7 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.text import Text
 
-from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    TargetOption,
+    load_pipeline,
+)
 from cdc_core.cli.output import CliOutput, error_document, print_error, table
 from cdc_core.cli.verify import one_target
 from cdc_core.errors import UsageError, combined
@@ -26,7 +33,6 @@ app = typer.Typer(name="ddl", help="Alter the tables of all shards of a target."
 FileArgument = Annotated[
     Path, typer.Argument(metavar="FILE", help="ALTER TABLE statements below `-- migrate:up` and `-- migrate:down`.")
 ]
-TargetOption = Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")]
 CanaryOption = Annotated[
     int, typer.Option("--canary", metavar="SHARD", min=0, help="The shard that is altered first, alone.")
 ]

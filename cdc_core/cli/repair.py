@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    TargetOption,
+    load_pipeline,
+)
 from cdc_core.cli.output import CliOutput, table
 from cdc_core.cli.run import run_context, run_id
 from cdc_core.cli.status import ledger_document
@@ -34,7 +41,7 @@ def repair(
     finding: Annotated[
         list[str] | None, typer.Option("--finding", metavar="ID", help="Only this finding; may be repeated.")
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")] = None,
+    target: TargetOption = None,
     evidence: Annotated[
         str | None,
         typer.Option(
@@ -66,7 +73,7 @@ def repair(
     its ledger, and verifies the same rows again. Newer changes always win, and other rows stay as they are. A target
     row whose version is newer than everything that is staged was written by somebody else, and stays, unless
     --authoritative says that the source counts. repair.max_rows_per_day limits what a repair may stage. Exit code 0:
-    the rows are equal; 4: some still differ; 75: some could not be judged yet.
+    the rows are equal; 4: some still differ; 75: some could not be judged yet; 3: a table cannot be repaired.
     """
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
@@ -144,6 +151,7 @@ def _answer(
     }
     if error is not None:
         document["error"] = {"code": error.code, "class": error.exit_class, "what": error.what, "remedy": error.remedy}
+    document["refused"] = sorted(done.refused)
     rows = []
     for name, before in done.before.items():
         after = None if done.after is None else done.after[name]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -19,8 +20,8 @@ from cdc_core.cli.options import (
     choose,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, duration, size, table
-from cdc_core.errors import RetryLater, UsageError
+from cdc_core.cli.output import CliOutput, duration, error_document, size, table
+from cdc_core.errors import LockstepError, Refused, RetryLater, UsageError, combined
 from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
 
@@ -75,7 +76,7 @@ def snapshot(
     chunks by key, with SELECT only; one without a key in a single read (on MySQL its table is locked for a moment). The
     rows are staged beside the changes (_cdc_op is r) and reach the targets with the next run; newer changes always win.
     A copy that was interrupted continues after its last chunks. --pause stops the copies of a source wherever they run,
-    after the chunks that they are at; it lasts until --resume.
+    after the chunks that they are at; it lasts until --resume. Exit code 3: a table cannot be copied; the others are.
     """
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
@@ -109,8 +110,21 @@ def snapshot(
         if dry_run:
             _show_plan(output, parsed, meta, wanted)
             return
-        staged = copy_sources(parsed, meta, wanted, output, named=bool(tables))
-    _answer(output, parsed, wanted, staged)
+        copied = copy_sources(parsed, meta, wanted, output)
+    error = combined(list(copied.refused.values())) if copied.refused else None
+    if error is not None and not copied.staged:
+        raise error
+    _answer(output, parsed, wanted, copied, error)
+    if error is not None:
+        raise typer.Exit(error.exit_code)
+
+
+@dataclass(frozen=True, slots=True)
+class Copied:
+    """staged: by source. refused: by table, why it was not copied."""
+
+    staged: Mapping[str, Staged]
+    refused: Mapping[str, Refused]
 
 
 def copy_sources(
@@ -118,19 +132,15 @@ def copy_sources(
     meta: Meta,
     wanted: dict[str, tuple[PendingTable, ...]],
     output: CliOutput,
-    *,
-    named: bool = False,
-) -> dict[str, Staged]:
-    """Copies the tables of each source and stages them; sources with nothing to copy are left alone.
-
-    named: the user named the tables, so that one which cannot be copied is an error; otherwise it is a note.
-    """
+) -> Copied:
+    """Copies the tables of each source and stages them; sources with nothing to copy are left alone."""
     from cdc_core.snapshot.copier import copier_lease
     from cdc_core.snapshot.staging import Staged
     from cdc_core.snapshot.steps import read_tables, stage_read
 
     store = open_stage(pipeline.stage)
     found: dict[str, Staged] = {}
+    left_out: dict[str, Refused] = {}
     for name, tables in wanted.items():
         if not tables:
             continue
@@ -139,10 +149,7 @@ def copy_sources(
                 refused = read_tables(
                     pipeline, name, tables, meta=meta, store=store, lease=lease, environ=os.environ, progressed=watch
                 )
-            for error in refused.values():
-                if named:
-                    raise error
-                output.note(f"not copied: {error.what} {error.remedy}.")
+            left_out |= {f"{name}: {table}": error for table, error in refused.items()}
             if len(refused) == len(tables):
                 continue
             deadline_s = time.monotonic() + WAIT_S
@@ -156,7 +163,7 @@ def copy_sources(
                     break
                 time.sleep(_PAUSE_S)
             found[name] = staged
-    return found
+    return Copied(found, left_out)
 
 
 def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult]:
@@ -171,14 +178,20 @@ def copy_pending(pipeline: Pipeline, output: CliOutput) -> dict[str, DrainResult
         if not any(wanted.values()):
             return {}
         try:
-            staged = copy_sources(pipeline, meta, wanted, output)
+            copied = copy_sources(pipeline, meta, wanted, output)
         except RetryLater as error:
             if error.code not in WAITS:
                 raise
             output.note(f"not copied here: {error.what}")
             return {}
+    _note_refused(output, copied)
     # The coverage of the copied tables, for what is said of partial ones.
-    return dict(extract_sources(pipeline, [name for name, one in staged.items() if one.batches], None, output))
+    return dict(extract_sources(pipeline, [name for name, one in copied.staged.items() if one.batches], None, output))
+
+
+def _note_refused(output: CliOutput, copied: Copied) -> None:
+    for error in copied.refused.values():
+        output.note(f"not copied: {error.what} {error.remedy}.")
 
 
 def _switch(output: CliOutput, pipeline: Pipeline, meta: Meta, names: list[str], *, pause: bool) -> None:
@@ -294,25 +307,32 @@ def _show_plan(output: CliOutput, pipeline: Pipeline, meta: Meta, wanted: dict[s
 
 
 def _answer(
-    output: CliOutput, pipeline: Pipeline, wanted: dict[str, tuple[PendingTable, ...]], staged: dict[str, Staged]
+    output: CliOutput,
+    pipeline: Pipeline,
+    wanted: dict[str, tuple[PendingTable, ...]],
+    copied: Copied,
+    error: LockstepError | None,
 ) -> None:
+    """error: of the tables that were not copied."""
     document: dict[str, Any] = {"pipeline": pipeline.pipeline, "sources": []}
+    if error is not None:
+        document |= error_document(error)
     rows = []
-    for name, result in staged.items():
-        copied = sum(chunk.rows for batch in result.batches for chunk in batch.chunks)
+    for name, result in copied.staged.items():
+        staged_rows = sum(chunk.rows for batch in result.batches for chunk in batch.chunks)
         size_bytes = sum(batch.size_bytes for batch in result.batches)
         document["sources"].append(
             {
                 "source": name,
                 "tables": list(result.tables),
-                "rows": copied,
+                "rows": staged_rows,
                 "size_bytes": size_bytes,
                 "batches": [batch.batch_id for batch in result.batches],
                 "waiting_for": None if result.waiting is None else str(result.waiting),
                 "dropped": [{"table": one, "why": why} for one, why in result.dropped],
             }
         )
-        rows.append((name, len(result.tables), copied, size(size_bytes), len(result.batches)))
+        rows.append((name, len(result.tables), staged_rows, size(size_bytes), len(result.batches)))
     if not rows:
         output.answer(document, "Nothing to copy: every captured table is staged with all of its rows.")
         return
@@ -325,7 +345,8 @@ def _answer(
             numbers=("tables", "rows", "size", "batches"),
         ),
     )
-    for name, result in staged.items():
+    _note_refused(output, copied)
+    for name, result in copied.staged.items():
         for one, why in result.dropped:
             output.note(f"{one} of {name} was not staged: {why}. Run `lockstep snapshot` again.")
         if result.waiting is not None:

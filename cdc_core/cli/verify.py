@@ -17,6 +17,7 @@ from cdc_core.cli.options import (
     JsonOption,
     PipelineArgument,
     PipelinesOption,
+    TargetOption,
     choose,
     load_pipeline,
 )
@@ -44,7 +45,7 @@ def verify(
     tables: Annotated[
         list[str] | None, typer.Argument(metavar="[TABLE]...", help="Logical tables; default: all of the target.")
     ] = None,
-    target: Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")] = None,
+    target: TargetOption = None,
     mode: Annotated[
         Mode,
         typer.Option(help="ordered: every row; random: a sample; count: number of rows; max-id: and greatest key."),
@@ -191,6 +192,8 @@ def _answer(output: CliOutput, pipeline: Pipeline, target: str, job: Job, found:
             "no row was compared: rows may differ though their number is the same; --mode ordered compares them"
         )
     output.note(f"evidence: {path}")
+    if error is not None and all(one.error is not error for one in results):
+        output.note(f"{error.what} {error.remedy}.")
 
 
 _TITLES = {

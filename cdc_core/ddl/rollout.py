@@ -30,7 +30,7 @@ from cdc_core.ddl import copy_hook
 from cdc_core.ddl.fingerprint import Fingerprint, fingerprint
 from cdc_core.ddl.foretell import COPY, NOT_THIS_WAY, WAYS, Foretold, foretell, no_table, refused
 from cdc_core.ddl.script import Script, Statement, parse
-from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, UsageError, combined, of_all
 from cdc_core.extract.extractor import default_holder
 from cdc_core.meta import Lease, Meta, Rollout, ShardProgress
 from cdc_core.meta.ddl import OPEN
@@ -348,16 +348,11 @@ def _in_waves(waves: Sequence[Sequence[ShardTable]], work: Callable[[ShardTable]
             tasks = [pool.submit(work, place) for place in wave]
         errors = [error for task in tasks if (error := task.exception()) is not None]
         if errors:
-            raise _stopped(errors)
+            raise of_all(errors)
 
 
 def _as_is_now(work: Work, table: DecidedTable) -> DecidedTable:
     return replace(table, shards=tuple(_surveyed(work, [one.place for one in table.shards])))
-
-
-def _stopped(errors: Sequence[BaseException]) -> BaseException:
-    ours = [one for one in errors if isinstance(one, LockstepError)]
-    return combined(ours) if len(ours) == len(errors) else next(one for one in errors if one not in ours)
 
 
 def _begun(work: Work, decided: Decided, lease: Lease) -> Rollout:

@@ -21,7 +21,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, RetryLater, combined
 from cdc_core.meta import Lease
 from cdc_core.model.version import Version, encode, newer_or_equal
 from cdc_core.repair.claims import Claimed, Wanted, claim, finish_former
@@ -32,7 +32,7 @@ from cdc_core.snapshot.staging import finish_decided
 from cdc_core.verify.job import Job, waiting
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.shape import Shape
-from cdc_core.verify.source_rows import open_source
+from cdc_core.verify.source_rows import SourceTables, open_source
 from cdc_core.verify.verifier import TableKeys
 from cdc_core.words import counted
 
@@ -53,6 +53,7 @@ class Result:
                shard to which their routes do not lead.
     claimed:   by logical table and key, what was staged.
     left_out:  by logical table, how many of the named rows no condition finds: their keys have an ENUM's error value.
+    refused:   by logical table, why none of its rows could be repaired.
     """
 
     before: Mapping[str, TableResult]
@@ -65,11 +66,13 @@ class Result:
     removed: int = 0
     claimed: Mapping[str, Mapping[str, Claimed]] = field(default_factory=dict)
     left_out: Mapping[str, int] = field(default_factory=dict)
+    refused: Mapping[str, Refused] = field(default_factory=dict)
 
     @property
     def error(self) -> LockstepError | None:
         """Why the rows are not all equal now; None if they are, or if nothing was applied to the others."""
-        left_out = error_values(self.left_out) if self.left_out else None
+        refused = combined(list(self.refused.values())) if self.refused else None
+        left_out = refused or (error_values(self.left_out) if self.left_out else None)
         if self.after is None:
             return left_out
         left = {table: one.differences for table, one in self.after.items() if one.differences}
@@ -95,7 +98,8 @@ class Result:
     @property
     def settled(self) -> bool:
         """Whether every named row was judged, and is equal; false where nothing was applied."""
-        return self.after is not None and not self.left_out and all(one.equal for one in self.after.values())
+        judged = self.after is not None and not self.left_out and not self.refused
+        return judged and all(one.equal for one in (self.after or {}).values())
 
 
 def repair(
@@ -109,11 +113,11 @@ def repair(
     """Repairs the rows with these keys, by logical table: `findings.keys_in`. The caller holds the verifier's lease.
 
     apply: applies what is staged to the job's target, as `lockstep run --staged --target` does; None: it is left to the
-    next run. dry_run: only says how the rows differ now.
+    next run. dry_run: only says how the rows differ now. A table that cannot be repaired is left out.
 
-    Raises Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key, repair.key_differs,
-    snapshot.shared_keys), DataAtRisk (repair.limit), UsageError (verify.unknown_table), RetryLater
-    (verify.paused), and what verifying, claiming and `apply` raise.
+    Raises, if all are left out, Refused (repair.no_key, repair.key_type, repair.masked_key, repair.other_key,
+    repair.key_differs, snapshot.shared_keys, and what opening the destination raises); else DataAtRisk (repair.limit),
+    UsageError (verify.unknown_table), RetryLater (verify.paused), and what verifying, claiming and `apply` raise.
     """
     with ExitStack() as opened:
         sources = [
@@ -122,8 +126,7 @@ def repair(
         ]
         if apply is not None and not dry_run:
             _resume(job, apply)
-        asked = {name: TableKeys(job, sources, name) for name in keys}
-        texts = {name: texts_of(table.shape, keys[name]) for name, table in asked.items()}
+        asked, texts, refused = _asked(job, sources, keys)
         unfound = {name: sum(has_error_value(asked[name].shape, key) for key in keys[name]) for name in asked}
         left_out = {name: count for name, count in unfound.items() if count}
         before = {name: table.verify(texts[name]) for name, table in asked.items()}
@@ -137,15 +140,14 @@ def repair(
             for name, table in asked.items()
             if before[name].findings
         ]
-        for one in wanted:
-            _require_repairable(job, one)
         if dry_run:
-            return Result(before, left_out=left_out)
-        done = replace(_repaired(job, before, wanted, apply, authoritative=authoritative), left_out=left_out)
+            return Result(before, left_out=left_out, refused=refused)
+        done = _repaired(job, before, wanted, apply, authoritative=authoritative)
+        done = replace(done, left_out=left_out, refused=refused)
         if apply is None:
             return done
         # Opened again: the run may have added what Lockstep needs there.
-        asked = {name: TableKeys(job, sources, name) for name in keys}
+        asked = {name: TableKeys(job, sources, name) for name in asked}
         removed = sum(_remove_misplaced(asked[name].shape, claimed) for name, claimed in done.claimed.items())
         after = {name: table.verify(texts[name]) for name, table in asked.items()}
         return replace(done, after=after, removed=removed)
@@ -217,10 +219,25 @@ def _repaired(
     )  # fmt: skip
 
 
-def _require_repairable(job: Job, one: Wanted[Shape]) -> None:
-    """Raises Refused (snapshot.shared_keys)."""
-    for source, schema in one.feeding:
-        require_ages(job.pipeline, source.capture, schema)
+def _asked(
+    job: Job, sources: Sequence[SourceTables], keys: Mapping[str, Sequence[Key]]
+) -> tuple[dict[str, TableKeys], dict[str, list[str]], dict[str, Refused]]:
+    """By logical table: its rows, the texts of the named keys, and why it cannot be repaired. Raises as `repair`."""
+    asked: dict[str, TableKeys] = {}
+    texts: dict[str, list[str]] = {}
+    refused: dict[str, Refused] = {}
+    for name in keys:
+        try:
+            table = TableKeys(job, sources, name)
+            texts[name] = list(texts_of(table.shape, keys[name]))
+            for source, schema in table.feeding:
+                require_ages(job.pipeline, source.capture, schema)
+            asked[name] = table
+        except Refused as error:
+            refused[name] = error
+    if refused and not asked:
+        raise combined(list(refused.values()))
+    return asked, texts, refused
 
 
 def _require_below_limit(job: Job, wanted: Sequence[Wanted[Shape]]) -> None:

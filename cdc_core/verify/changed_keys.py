@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from cdc_core.errors import LockstepError
 from cdc_core.meta import FileRow
 from cdc_core.model.schema import Column, TableSchema
 from cdc_core.model.staged import BEFORE, LITERAL, OP, SEQ, TRUNCATE, TS, UPDATE
@@ -19,14 +20,24 @@ _ROWS = 65_536
 
 
 def changed_keys(
-    store: ObjectStore, file: FileRow, schema: TableSchema, *, before_us: int | None = None
+    store: ObjectStore,
+    file: FileRow,
+    schema: TableSchema,
+    *,
+    before_us: int | None = None,
+    on_truncate: LockstepError | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The columns of the key, `_cdc_literal` and `_cdc_seq`; not of truncates. before_us: only of changes that were
-    committed before this time, µs UTC. Raises DataAtRisk (stage.missing, stage.damaged)."""
+    committed before this time, µs UTC. on_truncate: raised for a change that removes all rows.
+
+    Raises DataAtRisk (stage.missing, stage.damaged).
+    """
     columns = [*schema.key, OP, TS, SEQ, LITERAL, *([BEFORE] if file.key_changes else [])]
     with open_intact(store, file) as opened:
         for batch in pq.ParquetFile(opened).iter_batches(_ROWS, columns=columns):
             chosen = pc.not_equal(batch.column(OP).cast(pa.string()), TRUNCATE)
+            if on_truncate is not None and not pc.all(chosen).as_py():
+                raise on_truncate
             if before_us is not None:
                 moment = pa.scalar(before_us, pa.timestamp("us", tz="UTC"))
                 chosen = pc.and_(chosen, pc.less(batch.column(TS), moment))
@@ -42,13 +53,6 @@ def changed_keys(
                     yield pa.RecordBatch.from_arrays(
                         [*(before.column(name) for name in [*schema.key, LITERAL]), updates.column(SEQ)], names=wanted
                     )
-
-
-def has_truncate(store: ObjectStore, file: FileRow) -> bool:
-    """Whether the file has a change that removes all rows."""
-    with open_intact(store, file) as opened:
-        ops = pq.ParquetFile(opened).read([OP]).column(OP).cast(pa.string())
-    return bool(pc.any(pc.equal(ops, TRUNCATE)).as_py())
 
 
 def key_columns(schema: TableSchema) -> list[Column]:

@@ -45,6 +45,27 @@ def test_existing_rows_are_copied_beside_the_stream_and_the_stage_has_the_table(
     assert lockstep("status", "shop.yaml").document["problems"] == []
 
 
+def test_a_table_that_cannot_be_copied_is_an_error_and_the_others_are_copied(
+    source_database: Any, lockstep: Any
+) -> None:
+    """Without a key and without transactions, a table has no view of one place of the log."""
+    name = source_database.name
+    source_database.execute(
+        "CREATE TABLE orders (order_id INT PRIMARY KEY, status VARCHAR(9))",
+        "INSERT INTO orders VALUES (1, 'old')",
+        "CREATE TABLE heap (n INT) ENGINE=MyISAM",
+        "INSERT INTO heap VALUES (1)",
+    )
+    lockstep.environ["SHOP"] = source_database.server.url
+    lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*")
+    lockstep("extract", "shop.yaml")
+    done = lockstep("snapshot", "shop.yaml", code=3).document
+    assert [one["tables"] for one in done["sources"]] == [[f"{name}.orders"]]
+    assert (done["error"]["code"], done["error"]["where"]) == ("snapshot.no_key", f"{name}.heap")
+    alone = lockstep("snapshot", "shop.yaml", code=3).document
+    assert (alone["error"]["code"], "sources" in alone) == ("snapshot.no_key", False)
+
+
 @pytest.fixture(params=["mariadb", pytest.param("mysql9", marks=pytest.mark.matrix)])
 def servers(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
     """A source and a target of one kind."""

@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
 from cdc_core.meta import Meta
-from cdc_core.repair.repairer import Result, repair
+from cdc_core.repair.repairer import Result, outcome, repair
 from cdc_core.snapshot.copier import copier_lease
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.as_of import AsOf
@@ -415,6 +415,22 @@ def test_what_cannot_be_repaired_by_key_is_refused_with_what_to_do(verified: Cal
     with pytest.raises(Refused) as caught:
         repaired(run, "masked")
     assert (caught.value.code, "lockstep snapshot" in caught.value.remedy) == ("repair.masked_key", True)
+
+
+@FIRST_MARIADB
+def test_a_table_that_cannot_be_repaired_does_not_keep_others_from_it(verified: Callable[..., Verified]) -> None:
+    run = verified(", no_key: rows")
+    numbers(run, 5, key="")
+    run.target("INSERT INTO number VALUES (5, 'v5', NULL)")
+    run.source("CREATE TABLE item (id INT PRIMARY KEY, v VARCHAR(9))", "INSERT INTO item VALUES (1, 'right')")
+    run.drain()
+    run.target("CREATE TABLE item (id INT PRIMARY KEY, v VARCHAR(9))", "INSERT INTO item VALUES (1, 'wrong')")
+    run.consumed()
+    done = repaired(run, "number", "item")
+    error = outcome(done)
+    assert (done.settled, list(done.refused), error and error.code) == (False, ["number"], "repair.no_key")
+    assert done.after is not None
+    assert {name: one.equal for name, one in done.after.items()} == {"item": True}
 
 
 @pytest.mark.parametrize("key", ["id", "part, id"])

@@ -475,6 +475,10 @@ def test_the_command_says_what_differs_and_keeps_evidence(
     assert [(one["key"], one["wrong"], one["columns"]) for one in told["findings"]] == [
         ({"id": "2"}, "target", {"v": {"source": "v2", "target": "fault"}})
     ]
+    for_people = commands.run("verify", "shop.yaml", "number", directory=folder, environ=run.environ)
+    assert (for_people.code, "1 row of number differ" in for_people.err) == (4, True)
+    assert different.error["remedy"].split(",")[0] in " ".join(for_people.err.split())
+    different = command("number")
     shown = command("--show")
     assert shown.code == 0
     assert shown.document["path"] == different.document["evidence"]
