@@ -75,6 +75,10 @@ demo: setup ## a shop's changes from MariaDB to Parquet and to shards, shown on 
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.shop.demo
 
+move: setup ## a shop moves to shards and back while it writes, shown on the terminal
+	@$(PY) -m examples.sandbox fetch mariadb
+	@$(PY) -m examples.move.demo
+
 ui: setup ## Airflow with Lockstep's pipelines and pages on this machine
 	@$(PY) -m examples.sandbox fetch mariadb postgres
 	@$(PY) -m examples.shop.ui
@@ -167,6 +171,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo ui test test-all crash-matrix mutants bench bench-apply bench-copy bench-cutover bench-line bench-start bench-verify lint \
+.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix mutants bench bench-apply bench-copy bench-cutover bench-line bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

@@ -39,6 +39,8 @@ from cdc_core.words import counted
 
 MOST_TABLES = 10
 """How many tables one finding names."""
+EXISTING_ROWS = "existing rows"
+"""The subject of what is said of them, after the source's name."""
 
 
 def check_server(
@@ -200,7 +202,7 @@ def _warn_of_rows(
     if lines:
         more = f"; and {len(lines) - MOST_TABLES:,} more tables" if len(lines) > MOST_TABLES else ""
         findings.warn(
-            f"source {source.name}: existing rows",
+            f"source {source.name}: {EXISTING_ROWS}",
             f"{'; '.join(lines[:MOST_TABLES])}{more}",
             "`lockstep snapshot` copies these tables, and so does `lockstep run` with snapshot.mode: initial and with "
             "tables.on_unlogged_change and on_unreadable: resync; until then the staged files do not give their states "

@@ -15,7 +15,14 @@ import typer
 from rich.text import Text
 
 from cdc_core.cli.extract import extract_sources
-from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
+from cdc_core.cli.options import (
+    DEFAULT_PIPELINES,
+    JsonOption,
+    PipelineArgument,
+    PipelinesOption,
+    TargetOption,
+    load_pipeline,
+)
 from cdc_core.cli.output import CliOutput, duration, moment, table
 from cdc_core.cli.run import run_context, run_id
 from cdc_core.cli.verify import extract_on, one_target
@@ -37,8 +44,6 @@ app = typer.Typer(
     name="cutover", help="Switch an application from the sources to a target, and back.", no_args_is_help=True
 )
 
-TargetOption = Annotated[str | None, typer.Option("--target", metavar="NAME", help="Default: the only target.")]
-
 
 @app.command()
 def plan(
@@ -53,9 +58,9 @@ def plan(
       lockstep cutover plan shop
 
     Refuses tables that cannot be carried back or compared. Lists what an application would miss in the new tables
-    (AUTO_INCREMENT, defaults, triggers), privileges that are lacking, open transactions, and what `lockstep check` says
-    of the way back. Says how old the last full verification is; `lockstep cutover run` makes it again if it is older
-    than cutover.evidence. Exit code 3: something would stop it.
+    (AUTO_INCREMENT, defaults, triggers), lacking privileges, open transactions, scheduled events, and what
+    `lockstep check` says of the way back. Says how old the last full verification is; `lockstep cutover run` makes it
+    again if it is older than cutover.evidence. Exit code 3: something would stop it.
     """
     from cdc_core.cutover.machine import require_hooks, tables_of
     from cdc_core.cutover.proof import prover

@@ -22,7 +22,7 @@ import pymysql
 
 from cdc_core.connections import SafeConnection, quote, resolve
 from cdc_core.cutover.locks import Places
-from cdc_core.errors import LockstepError, Refused, RetryLater, combined
+from cdc_core.errors import LockstepError, Refused, RetryLater, of_all
 from cdc_core.target.faults import number_of, translated
 from cdc_core.target.load import OWN_WRITES, altering_session
 
@@ -32,7 +32,9 @@ MOST_TABLES = 500
 """Each gate takes a session of the server for a moment."""
 _WAIT_S = 5
 _SETTLED_S = 0.05
-_EXISTS, _BINLOG_PRIVILEGE = 1359, 1419
+BINLOG_PRIVILEGE = 1419
+"""The error of an account that may create triggers only where no log is written."""
+_EXISTS = 1359
 _MESSAGE = 128
 """Characters of a condition's message that servers keep."""
 
@@ -69,8 +71,7 @@ def closing(places: Places, message: str, environ: Mapping[str, str] | None = No
         def closed() -> None:
             errors = [error for one in waiting if (error := one.exception()) is not None]
             if errors:
-                ours = [one for one in errors if isinstance(one, LockstepError)]
-                raise combined(ours) if len(ours) == len(errors) else next(one for one in errors if one not in ours)
+                raise of_all(errors)
 
         yield closed
 
@@ -154,7 +155,7 @@ def _session(reference: str, environ: Mapping[str, str] | None, where: str) -> I
 
 def _explained(error: pymysql.err.MySQLError, reference: str, where: str) -> LockstepError:
     number = number_of(error)
-    if number == _BINLOG_PRIVILEGE:
+    if number == BINLOG_PRIVILEGE:
         return Refused(
             "The account may not create triggers while the server writes a binary log.",
             where=reference,

@@ -90,6 +90,6 @@ def _lock(
                     where=reference,
                     code="cutover.not_locked",
                     remedy="nothing has happened. End long transactions, and prepared ones (XA RECOVER), or give them "
-                    "more time with --patience; then begin again",
+                    "more time (cutover.patience_s); then begin again",
                 ) from None
             time.sleep(random.uniform(_PAUSE_S, 2 * _PAUSE_S))

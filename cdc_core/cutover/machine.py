@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -369,26 +370,35 @@ def _chase(moving: _Moving, provers: Sequence[Prover], since: Mapping[str, Since
     """Until runs are quick; then the keys that changed since the verification are compared, so that few are left."""
     work, quick = moving.work, 0
     while quick < QUICK_RUNS:
-        try:
-            done = work.hands.catch_up()
-        except RetryLater as error:
-            work.told(f"tried again: {error}")
-            time.sleep(1)
-            quick = 0
-            continue
-        quick = quick + 1 if done.took_s <= work.options.max_lag_s else 0
-        work.told(f"a run of {done.staged:,} changes took {done.took_s:.1f} s")
+        quick = quick + 1 if _caught_up(work) <= work.options.max_lag_s else 0
     found = dict(since)
     for _ in range(_ROUNDS):
         began_s = time.monotonic()
         for target, one in zip(work.targets, provers, strict=True):
             proof = one.prove(found[target.name], still=False)
-            work.told(f"{target.name}: {sum(proof.keys.values()):,} keys that changed since then were compared")
+            unclear = f"; {proof.unsettled:,} are not settled" if proof.unsettled else ""
+            work.told(f"{target.name}: {sum(proof.keys.values()):,} keys that changed were compared{unclear}")
             found[target.name] = proof.since
-        if time.monotonic() - began_s <= work.options.max_lag_s:
+        took_s = time.monotonic() - began_s
+        _caught_up(work)  # while keys were compared, others have changed: the stop is to find few of them
+        if took_s <= work.options.max_lag_s:
             break
-        work.hands.catch_up()  # while so many keys were compared, others have changed
     return found
+
+
+def _caught_up(work: Work) -> float:
+    """A run, tried until it succeeds; the seconds it took, inf for one that had to be tried again."""
+    tried_again = False
+    while True:
+        try:
+            done = work.hands.catch_up()
+        except RetryLater as error:
+            work.told(f"tried again: {error}")
+            time.sleep(1)
+            tried_again = True
+            continue
+        work.told(f"a run of {done.staged:,} changes took {done.took_s:.1f} s")
+        return math.inf if tried_again else done.took_s
 
 
 class _Clock:
@@ -600,17 +610,15 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
     """Continues the cutover that is open. answer: what a person knows of the hook. Raises UsageError
     (cutover.nothing_open, cutover.no_question), and as `run`."""
     known = _open(work)
-    if (answer is not None) != (known.state == State.SWITCHING):
-        if answer is None:
-            return _answered_before(_Moving(work, lease, known))
+    if answer is None:
+        return run(work, lease)
+    if known.state != State.SWITCHING:
         raise UsageError(
             f"The cutover is {known.state}: nobody asks what the hook has done.",
             where=work.pipeline.pipeline,
             code="cutover.no_question",
             remedy="leave --answer out",
         )
-    if answer is None:
-        return run(work, lease)
     return answered(_Moving(work, lease, known), answer)
 
 
@@ -618,10 +626,8 @@ def abort(work: Work, lease: Lease) -> Cutover:
     """Ends the cutover that is open; nothing has happened then. Raises UsageError (cutover.nothing_open), Refused
     (cutover.switched), DataAtRisk (cutover.unknown)."""
     known = work.meta.latest_cutover(work.pipeline.pipeline)
-    if (
-        known is not None and known.state == State.ROLLED_BACK
-    ):  # a process that had lost it may have been at it for a while longer
-        undo(work, known)
+    if known is not None and known.state == State.ROLLED_BACK:
+        undo(work, known)  # a process that had lost it may have been at it for a while longer
         return known
     moving = _Moving(work, lease, _open(work))
     if moving.state is State.SWITCHING:

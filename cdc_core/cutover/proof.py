@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from cdc_core.config import Pipeline
@@ -21,13 +21,13 @@ from cdc_core.meta import BatchRow
 from cdc_core.model.position import Position
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.verify.canonical import has_errors, row_texts
-from cdc_core.verify.changed_keys import changed_keys, has_truncate, key_columns
+from cdc_core.verify.changed_keys import changed_keys, key_columns
 from cdc_core.verify.feeding import feeding_of
 from cdc_core.verify.job import Job, waiting
-from cdc_core.verify.modes import Mode
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.source_rows import SourceTables, open_source
-from cdc_core.verify.verifier import TableKeys, verify
+from cdc_core.verify.target_rows import TargetTables
+from cdc_core.verify.verifier import TableKeys
 
 COUNTED_ROWS = 200_000
 """Tables with more rows, by the source's estimate, are not counted while writes are stopped."""
@@ -55,12 +55,12 @@ class Since:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What was compared. keys: by logical table. moving: keys that the target had not taken yet. counted: tables whose
-    numbers of rows were compared. since: for the next proof."""
+    """What was compared. keys: by logical table. unsettled: keys that no staged change explains yet. counted: tables
+    whose numbers of rows were compared. since: for the next proof."""
 
     since: Since
     keys: Mapping[str, int] = field(default_factory=dict)
-    moving: int = 0
+    unsettled: int = 0
     counted: tuple[str, ...] = ()
 
 
@@ -70,7 +70,8 @@ class Prover:
     def __init__(self, job: Job, sources: Sequence[SourceTables]) -> None:
         self._job = job
         self.feeding = feeding_of(job, sources)
-        self._tables = {name: TableKeys(job, sources, name) for name in self.feeding}
+        self._targets = TargetTables()
+        self._tables = {name: TableKeys(job, sources, name, self._targets) for name in self.feeding}
         for name, table in self._tables.items():
             if not table.shape.key or any(one.type.base not in LOOKED_UP for one in table.shape.key_columns):
                 raise Refused(
@@ -90,21 +91,31 @@ class Prover:
         """
         batches = {source: self._consumed(source, place) for source, place in since.places.items()}
         wanted = self._keys([one for found in batches.values() for one in found])
-        results = [self._tables[name].verify(sorted(keys)) for name, keys in wanted.items() if keys]
-        counted: list[str] = []
-        if still:
-            small = [name for name, feeding in self.feeding.items() if _countable(feeding)]
-            if small:
-                counting = replace(self._job, mode=Mode.COUNT, lease=None)
-                results += verify(counting, small).results
-                counted = small
-        self._require_equal(results, still=still)
+        with self._targets:
+            results = [self._tables[name].verify(sorted(keys)) for name, keys in wanted.items() if keys]
+            self._require_equal(results, still=still)
+            counted = self._require_counts() if still else []
         reached = {source: found[-1].end if found else since.places[source] for source, found in batches.items()}
         # A key that is moving is explained by a change in a later batch, with which it is compared again. One that is
         # unsettled is explained by nothing.
-        proven = since if any(one.unsettled for one in results) else Since(reached, since.tables)
-        compared = {name: len(keys) for name, keys in wanted.items()}
-        return Proof(proven, compared, sum(one.moving for one in results), tuple(counted))
+        unsettled = sum(one.unsettled for one in results)
+        proven = since if unsettled else Since(reached, since.tables)
+        return Proof(proven, {name: len(keys) for name, keys in wanted.items()}, unsettled, tuple(counted))
+
+    def _require_counts(self) -> list[str]:
+        """While nothing is written, and everything is applied; the tables that were counted. Raises DataAtRisk
+        (cutover.differs)."""
+        counts = {name: self._tables[name].counts() for name, feeding in self.feeding.items() if _countable(feeding)}
+        for name, (there, here) in counts.items():
+            if there != here:
+                raise DataAtRisk(
+                    f"{name} has {there:,} rows at the source, and {here:,} in the target, though no row that changed "
+                    "since the last full verification differs.",
+                    where=self._job.target.name,
+                    code="cutover.differs",
+                    remedy="nothing was switched. `lockstep verify` names the rows, `lockstep repair` repairs them",
+                )
+        return list(counts)
 
     def _consumed(self, source: str, place: Position) -> list[BatchRow]:
         """The batches after a place as far as the target has consumed all of them."""
@@ -126,11 +137,10 @@ class Prover:
             schema, shape = schemas[file.schema_id], self._tables[file.table].shape
             keys = found.setdefault(file.table, set())
             columns = key_columns(schema)
+            truncated = _again(file.table, "all of its rows were removed at once")
             if schema.key != shape.key or [one.type for one in columns] != [one.type for one in shape.key_columns]:
                 raise _again(file.table, "its key was redefined")
-            if has_truncate(self._job.store, file):
-                raise _again(file.table, "all of its rows were removed at once")
-            for some in changed_keys(self._job.store, file, schema):
+            for some in changed_keys(self._job.store, file, schema, on_truncate=truncated):
                 keys.update(row_texts(some, columns, shape.errors).to_pylist())
             if any(map(has_errors, keys)):
                 raise _again(file.table, "a key has the error value of an ENUM, by which no row is found")
@@ -161,8 +171,7 @@ class Prover:
 
 def reference_of(pipeline: Pipeline, source: SourceTables, environ: Mapping[str, str] | None) -> str:
     """How the pipeline names the server that is read: of a primary and its standbys, one."""
-    named = pipeline.source(source.name).connections
-    return next((one for one in named if resolve(one, environ) == source.address), named[0])
+    return next(one for one in pipeline.source(source.name).connections if resolve(one, environ) == source.address)
 
 
 def _countable(feeding: Sequence[tuple[SourceTables, Any]]) -> bool:

@@ -5,6 +5,7 @@ what the new tables lack   AUTO_INCREMENT, ON UPDATE, defaults, CHECK constraint
 ids                        counters of AUTO_INCREMENT: the new tables must not give out ids that the old ones gave
 the way back               the same checks as of any pipeline, of the one that would be written
 locks and gates            privileges, and transactions that are open for long, or prepared
+events                     that the old servers run on a schedule
 """
 
 from __future__ import annotations
@@ -18,12 +19,16 @@ import pymysql
 
 from cdc_core.check import check
 from cdc_core.check.findings import Finding, Findings
+from cdc_core.check.sources import EXISTING_ROWS
 from cdc_core.config import Pipeline
-from cdc_core.connections import quote, resolve
+from cdc_core.connections import DENIED, quote, resolve, shown
+from cdc_core.cutover.gates import BINLOG_PRIVILEGE
 from cdc_core.cutover.locks import Places
 from cdc_core.errors import LockstepError, Refused, RetryLater
+from cdc_core.source.facts import replica_channels
 from cdc_core.source.survey import may_lock
 from cdc_core.target.definition import TableDefinition, read_definitions
+from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.load import altering_session
 from cdc_core.words import counted
 
@@ -31,6 +36,7 @@ HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
 LONG_S = 2
 """Transactions that are open for longer are listed: locks wait for them."""
+_NO_TABLE = "lockstep asks for the privilege"
 
 
 Place = tuple[str, str, str]
@@ -63,27 +69,32 @@ def look(
         with altering_session(resolve(reference, environ), reference) as session:
             _primary(session, reference, findings)
             _locks(session, reference, tables, findings)
-            _gates(session, reference, findings)
+            _gates(session, reference, tables, findings)
             _transactions(session, reference, findings)
+            _events(session, reference, tables, findings)
     for pair in pairs:
         findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
     if way_back is not None:
         for one in check(way_back, environ=environ).findings:
-            if one.status != "ok":
+            if one.status != "ok" and not one.subject.endswith(EXISTING_ROWS):  # the old tables have them
                 findings.made.append(Finding(one.status, f"way back: {one.subject}", one.what, one.remedy, one.error))
     return tuple(findings.made)
 
 
 def _primary(session: Any, reference: str, findings: Findings) -> None:
     """Locks stop the writes of the server that takes them."""
-    with session.cursor() as cursor:
-        rows: Sequence[Any] = ()
-        for statement in ("SHOW REPLICA STATUS", "SHOW ALL SLAVES STATUS", "SHOW SLAVE STATUS"):
-            with suppress(pymysql.err.MySQLError):
-                cursor.execute(statement)
-                rows = cursor.fetchall()
-                break
-    if rows:
+    try:
+        channels = replica_channels(session, mariadb="mariadb" in str(session.get_server_info()).lower())
+    except pymysql.err.OperationalError as error:
+        if number_of(error) not in DENIED:
+            raise
+        findings.warn(
+            reference,
+            "the account may not know whether the server is a replica (REPLICATION CLIENT; on MariaDB REPLICA MONITOR)",
+            "grant it, or make sure that the application writes to this server: on another one, no lock stops it",
+        )
+        return
+    if channels:
         findings.fail(
             reference,
             Refused(
@@ -110,26 +121,29 @@ def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> Non
             )
 
 
-def _gates(session: Any, reference: str, findings: Findings) -> None:
-    with session.cursor() as cursor:
-        cursor.execute("SELECT @@log_bin, @@log_bin_trust_function_creators")
-        logs, trusts = cursor.fetchone()
-        cursor.execute("SHOW GRANTS")
-        grants = " ".join(str(row[0]) for row in cursor.fetchall()).upper()
-    everything = "ALL PRIVILEGES ON *.*" in grants
-    if not (everything or " TRIGGER" in grants or "ALL PRIVILEGES" in grants) or (
-        logs and not trusts and not everything and "SUPER" not in grants
-    ):
-        findings.fail(
-            reference,
-            Refused(
-                "The account may not create triggers, by which writes to the old tables are refused afterwards.",
-                where=reference,
-                code="cutover.no_trigger",
-                remedy="GRANT TRIGGER on the tables; where the server writes a binary log, SET GLOBAL "
-                "log_bin_trust_function_creators = ON as well, or grant SUPER",
-            ),
-        )
+def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
+    """Servers look for the privileges before they look for the table: nothing is made."""
+    for database in sorted({database for database, _ in tables}):
+        probe = f"{quote(database, '_lockstep_probe')} BEFORE INSERT ON {quote(database, _NO_TABLE)}"
+        try:
+            with session.cursor() as cursor:
+                cursor.execute(f"CREATE TRIGGER {probe} FOR EACH ROW SET @_lockstep_probe = NULL")
+        except pymysql.err.MySQLError as error:
+            if number_of(error) in NO_TABLE:
+                continue
+            if number_of(error) not in (*DENIED, BINLOG_PRIVILEGE):
+                raise
+            findings.fail(
+                reference,
+                Refused(
+                    "The account may not create triggers, by which writes to the old tables are refused afterwards: "
+                    f"{shown(error)}",
+                    where=f"{reference}, {database}",
+                    code="cutover.no_trigger",
+                    remedy=f"GRANT TRIGGER ON {quote(database)}.* TO the account; where the server writes a binary "
+                    "log, SET GLOBAL log_bin_trust_function_creators = ON as well, or grant SUPER",
+                ),
+            )
 
 
 def _transactions(session: Any, reference: str, findings: Findings) -> None:
@@ -155,6 +169,25 @@ def _transactions(session: Any, reference: str, findings: Findings) -> None:
                     f"the XA transaction {name!r} is prepared",
                     "writes are not stopped before it ends: XA COMMIT or XA ROLLBACK",
                 )
+
+
+def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
+    """Those that the account may see (EVENT)."""
+    databases = sorted({database for database, _ in tables})
+    with session.cursor() as cursor:
+        cursor.execute(
+            "SELECT EVENT_SCHEMA, EVENT_NAME FROM information_schema.EVENTS WHERE STATUS = 'ENABLED' "
+            f"AND EVENT_SCHEMA IN ({', '.join(['%s'] * len(databases))}) ORDER BY 1, 2",
+            databases,
+        )
+        found = [f"{database}.{name}" for database, name in cursor.fetchall()]
+    if found:
+        findings.warn(
+            reference,
+            f"the server runs {counted(len(found), 'scheduled event')}: {', '.join(found)}",
+            "they run there after the switch as well, and get an error where they write to the old tables: make those "
+            "that are needed on the new servers, and disable them here",
+        )
 
 
 def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) -> None:

@@ -43,11 +43,10 @@ class Origin:
 
 @dataclass(frozen=True, slots=True)
 class NewSource:
-    """A server of the target, as a source of the way back. references: how the forward pipeline names it; several may
-    name one server, of which the first is used."""
+    """A server of the target, as a source of the way back. reference: the first by which the pipeline names it."""
 
     name: str
-    references: tuple[str, ...]
+    reference: str
     tables: tuple[str, ...]
 
 
@@ -77,7 +76,7 @@ class Reverse:
             "sources": [
                 {
                     "name": one.name,
-                    "connection": one.references[0],
+                    "connection": one.reference,
                     "server_id": _FIRST_ID + zlib.crc32(one.name.encode()) % _IDS,
                     "start": {"position": {"file": starts[one.name].file, "offset": starts[one.name].offset}},
                 }
@@ -186,11 +185,11 @@ def _new_sources(
     pipeline: Pipeline, target: Target, origins: Sequence[Origin], environ: Mapping[str, str] | None
 ) -> list[NewSource]:
     """One for each server, however many connections lead to it."""
-    references: dict[tuple[str, int], list[str]] = {}
+    references: dict[tuple[str, int], str] = {}
     tables: dict[tuple[str, int], list[str]] = {}
     for reference in target.connections:
         server = resolve(reference, environ)
-        references.setdefault((server.host.lower(), server.port), []).append(reference)
+        references.setdefault((server.host.lower(), server.port), reference)
     for logical in dict.fromkeys(one.logical for one in origins):
         for place in shard_tables(target, logical):
             server = resolve(target.connections[place.connection], environ)
@@ -198,7 +197,7 @@ def _new_sources(
     return [
         NewSource(
             _checked(f"{pipeline.pipeline}{SUFFIX}_{target.name}_{number}", f"target {target.name}"),
-            tuple(dict.fromkeys(named)), tuple(tables[server]),
+            named, tuple(tables[server]),
         )
         for number, (server, named) in enumerate(references.items())
         if server in tables

@@ -101,7 +101,7 @@ class NewWayBack:
         return found
 
     def _text(self, reverse: Reverse) -> str:
-        return reverse.text({one.name: self._end(one.references[0]) for one in reverse.sources})
+        return reverse.text({one.name: self._end(one.reference) for one in reverse.sources})
 
     def _end(self, reference: str) -> Position:
         with connect(resolve(reference, self._job.environ), where=reference) as connection:

@@ -494,7 +494,7 @@ def test_rows_that_differ_stop_a_cutover_before_anything_is_switched(
         execute(mariadb_target, f"UPDATE {made.name}_0.orders_0 SET n = 5 WHERE id = 1000",
                 f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")  # fmt: skip
         stray = made.cutover("run", "shop.yaml", code=4)["error"]
-        assert (stray["code"], "1 rows of items differ" in stray["what"]) == ("cutover.differs", True)
+        assert (stray["code"], stray["what"].startswith("items has ")) == ("cutover.differs", True)
         assert made.cutover("status", "shop.yaml")["state"] == "CHASE"
         execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (7, 7)")  # nothing is locked or gated
 

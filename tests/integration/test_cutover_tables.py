@@ -92,10 +92,17 @@ def test_tables_are_locked_only_after_transactions_that_have_written_to_them(
     else:
         with server.connect(autocommit=False) as session, session.cursor() as cursor:
             cursor.execute(f"INSERT INTO {database}.b VALUES (1, 1)")
-            timer = threading.Timer(3, session.commit)
+            committing = threading.Event()
+
+            def commit() -> None:
+                committing.set()
+                session.commit()
+
+            timer = threading.Timer(3, commit)
             timer.start()
             with locked(places_in(database), patience_s=30, held_s=30):
-                assert not timer.is_alive()
+                assert committing.is_set()  # its answer may be on its way still
+            timer.join()
     with locked(places_in(database), patience_s=1, held_s=30):
         assert execute(server, f"SELECT * FROM {database}.b") == [(1, 1)]
 
@@ -196,10 +203,45 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         monkeypatch.setenv("MOVED", f"mysql://{user}:secret@{host}")
         place = ("env:MOVED", database)
         pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
-        codes = {one.error.code for one in look([pair], None) if one.error is not None}
-        assert codes == {"cutover.grant", "cutover.no_trigger"}
+        found = look([pair], None)
+        assert {one.error.code for one in found if one.error} == {"cutover.grant", "cutover.no_trigger"}
+        assert any("may not know whether the server is a replica" in one.what for one in found)
+        execute(server, f"GRANT TRIGGER ON other.* TO {user}@'%'", f"GRANT LOCK TABLES ON {database}.* TO {user}@'%'")
+        assert {one.error.code for one in look([pair], None) if one.error} == {"cutover.no_trigger"}
+        execute(server, f"GRANT TRIGGER ON {database}.* TO {user}@'%'")
+        trusts = execute(server, "SELECT @@GLOBAL.log_bin_trust_function_creators")[0][0]
+        assert {one.error.code for one in look([pair], None) if one.error} == (
+            set() if trusts else {"cutover.no_trigger"}
+        )
     finally:
         execute(server, f"DROP USER {user}@'%'")
+
+
+def test_scheduled_events_are_named(server: Any, database: str) -> None:
+    place = ("env:MOVED", database)
+    execute(server, f"CREATE EVENT {database}.purge ON SCHEDULE EVERY 1 DAY DO DELETE FROM {database}.a",
+            f"CREATE EVENT {database}.off ON SCHEDULE EVERY 1 DAY DISABLE DO DELETE FROM {database}.a")  # fmt: skip
+    found = [one.what for one in look([Pair("t", ((*place, "a"),), ((*place, "b"),))], None) if "event" in one.what]
+    assert found == [f"the server runs 1 scheduled event: {database}.purge"]
+
+
+def test_a_replica_is_refused(server: Any, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The application may write to its primary, where no lock would stop it."""
+    monkeypatch.setenv("MOVED", server.url)
+    place = ("env:MOVED", database)
+    pair = Pair("t", ((*place, "a"),), ((*place, "b"),))
+    mariadb = "MariaDB" in execute(server, "SELECT VERSION()")[0][0]
+    follow, leave = (
+        ("CHANGE MASTER TO MASTER_HOST = '127.0.0.1', MASTER_PORT = 1", "RESET SLAVE ALL")
+        if mariadb
+        else ("CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1", "RESET REPLICA ALL")
+    )
+    execute(server, follow)
+    try:
+        assert "cutover.replica" in {one.error.code for one in look([pair], None) if one.error}
+    finally:
+        execute(server, leave)
+    assert not [one for one in look([pair], None) if one.error]
 
 
 def wait_until(reached: Callable[[], bool]) -> None:
