@@ -108,12 +108,9 @@ class Prover:
         counts = {name: self._tables[name].counts() for name, feeding in self.feeding.items() if _countable(feeding)}
         for name, (there, here) in counts.items():
             if there != here:
-                raise DataAtRisk(
+                raise self._differs(
                     f"{name} has {there:,} rows at the source, and {here:,} in the target, though no row that changed "
-                    "since the last full verification differs.",
-                    where=self._job.target.name,
-                    code="cutover.differs",
-                    remedy="nothing was switched. `lockstep verify` names the rows, `lockstep repair` repairs them",
+                    "since the last full verification differs."
                 )
         return list(counts)
 
@@ -152,12 +149,9 @@ class Prover:
             raise errors[0]
         different = [one for one in results if one.differences]
         if different:
-            raise DataAtRisk(
+            raise self._differs(
                 f"{sum(one.differences for one in different)} rows of {', '.join(one.table for one in different)} "
-                "differ between source and target.",
-                where=self._job.target.name,
-                code="cutover.differs",
-                remedy="nothing was switched. `lockstep verify` names the rows, `lockstep repair` repairs them",
+                "differ between source and target."
             )
         unclear = sum(one.moving + one.unsettled for one in results) if still else 0
         if unclear:
@@ -167,6 +161,14 @@ class Prover:
                 code="cutover.moving",
                 remedy="nothing was switched. Look for runs of the pipeline that do not end, then begin again",
             )
+
+    def _differs(self, what: str) -> DataAtRisk:
+        return DataAtRisk(
+            what,
+            where=self._job.target.name,
+            code="cutover.differs",
+            remedy="nothing was switched. `lockstep verify` names the rows, `lockstep repair` repairs them",
+        )
 
 
 def reference_of(pipeline: Pipeline, source: SourceTables, environ: Mapping[str, str] | None) -> str:

@@ -26,7 +26,7 @@ from cdc_core.cutover.gates import BINLOG_PRIVILEGE
 from cdc_core.cutover.locks import Places
 from cdc_core.errors import LockstepError, Refused, RetryLater
 from cdc_core.source.facts import replica_channels
-from cdc_core.source.survey import may_lock
+from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.definition import TableDefinition, read_definitions
 from cdc_core.target.faults import NO_TABLE, number_of
 from cdc_core.target.load import altering_session
@@ -36,8 +36,6 @@ HEADROOM = 10_000
 """By how much counters of the new tables are ahead of the old ones when a cutover begins."""
 LONG_S = 2
 """Transactions that are open for longer are listed: locks wait for them."""
-_NO_TABLE = "lockstep asks for the privilege"
-
 
 Place = tuple[str, str, str]
 """A server, as the pipeline file names it, a database, and a table."""
@@ -124,7 +122,7 @@ def _locks(session: Any, reference: str, tables: Any, findings: Findings) -> Non
 def _gates(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
     """Servers look for the privileges before they look for the table: nothing is made."""
     for database in sorted({database for database, _ in tables}):
-        probe = f"{quote(database, '_lockstep_probe')} BEFORE INSERT ON {quote(database, _NO_TABLE)}"
+        probe = f"{quote(database, '_lockstep_probe')} BEFORE INSERT ON {quote(database, NO_SUCH_TABLE)}"
         try:
             with session.cursor() as cursor:
                 cursor.execute(f"CREATE TRIGGER {probe} FOR EACH ROW SET @_lockstep_probe = NULL")

@@ -33,6 +33,7 @@ from cdc_core.verify.job import Job, waiting
 from cdc_core.verify.results import TableResult
 from cdc_core.verify.shape import Shape
 from cdc_core.verify.source_rows import SourceTables, open_source
+from cdc_core.verify.target_rows import TargetTables
 from cdc_core.verify.verifier import TableKeys
 from cdc_core.words import counted
 
@@ -126,10 +127,12 @@ def repair(
         ]
         if apply is not None and not dry_run:
             _resume(job, apply)
-        asked, texts, refused = _asked(job, sources, keys)
+        targets = TargetTables()
+        asked, texts, refused = _asked(job, sources, keys, targets)
         unfound = {name: sum(has_error_value(asked[name].shape, key) for key in keys[name]) for name in asked}
         left_out = {name: count for name, count in unfound.items() if count}
-        before = {name: table.verify(texts[name]) for name, table in asked.items()}
+        with targets:
+            before = {name: table.verify(texts[name]) for name, table in asked.items()}
         wanted = [
             Wanted(
                 table.shape,
@@ -147,9 +150,10 @@ def repair(
         if apply is None:
             return done
         # Opened again: the run may have added what Lockstep needs there.
-        asked = {name: TableKeys(job, sources, name) for name in asked}
+        asked = {name: TableKeys(job, sources, name, targets) for name in asked}
         removed = sum(_remove_misplaced(asked[name].shape, claimed) for name, claimed in done.claimed.items())
-        after = {name: table.verify(texts[name]) for name, table in asked.items()}
+        with targets:
+            after = {name: table.verify(texts[name]) for name, table in asked.items()}
         return replace(done, after=after, removed=removed)
 
 
@@ -220,7 +224,7 @@ def _repaired(
 
 
 def _asked(
-    job: Job, sources: Sequence[SourceTables], keys: Mapping[str, Sequence[Key]]
+    job: Job, sources: Sequence[SourceTables], keys: Mapping[str, Sequence[Key]], targets: TargetTables
 ) -> tuple[dict[str, TableKeys], dict[str, list[str]], dict[str, Refused]]:
     """By logical table: its rows, the texts of the named keys, and why it cannot be repaired. Raises as `repair`."""
     asked: dict[str, TableKeys] = {}
@@ -228,7 +232,7 @@ def _asked(
     refused: dict[str, Refused] = {}
     for name in keys:
         try:
-            table = TableKeys(job, sources, name)
+            table = TableKeys(job, sources, name, targets)
             texts[name] = list(texts_of(table.shape, keys[name]))
             for source, schema in table.feeding:
                 require_ages(job.pipeline, source.capture, schema)

@@ -84,7 +84,8 @@ _ROWS_ELSEWHERE = frozenset({
 """Engines whose rows are kept, and may be changed, outside of the server whose log we read."""
 
 
-_NO_TABLE = "lockstep asks for the privilege"
+NO_SUCH_TABLE = "lockstep asks for the privilege"
+"""A name that no table has."""
 
 
 def is_transactional(engine: str) -> bool:
@@ -108,7 +109,7 @@ def may_lock(connection: pymysql.Connection[Any], database: str) -> bool:
     look for the table."""
     try:
         with connection.cursor() as cursor:
-            cursor.execute(f"LOCK TABLES {quote(database, _NO_TABLE)} READ")
+            cursor.execute(f"LOCK TABLES {quote(database, NO_SUCH_TABLE)} READ")
             cursor.execute("UNLOCK TABLES")
     except pymysql.err.MySQLError as error:
         if error.args[0] == ER.DBACCESS_DENIED_ERROR:

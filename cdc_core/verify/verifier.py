@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack
 
 from cdc_core.errors import LockstepError
 from cdc_core.verify.feeding import Feeding, chosen, feeding_of
@@ -70,16 +70,15 @@ class TableKeys:
     feeding: the source tables that feed it, with their definitions before the pipeline's rules.
     """
 
-    def __init__(
-        self, job: Job, sources: Sequence[SourceTables], table: str, targets: TargetTables | None = None
-    ) -> None:
-        """targets: sessions that several tables share, which the caller opens around each call. Raises UsageError
-        (verify.unknown_table), and what opening the destination raises."""
+    def __init__(self, job: Job, sources: Sequence[SourceTables], table: str, targets: TargetTables) -> None:
+        """targets: the target's sessions, which several tables may share; the caller closes them.
+
+        Raises UsageError (verify.unknown_table), and what opening the destination raises.
+        """
         feeding = feeding_of(job, sources)
         chosen(job, feeding, [table])
         self.feeding: Feeding = feeding[table]
-        self._shared = targets is not None
-        self._targets = targets or TargetTables()
+        self._targets = targets
         self._table = Table(job, table, self.feeding, self._targets)
         self.shape = self._table.shape
 
@@ -88,15 +87,12 @@ class TableKeys:
 
         Raises what verifying a table raises.
         """
-        with nullcontext() if self._shared else self._targets:
-            return self._table.compared(keys)
+        return self._table.compared(keys)
 
     def counts(self) -> tuple[int, int]:
         """How many rows the sources have, and the target: one after the other, so that they are of the same place of
         the log only if nothing is written. Raises what verifying a table raises."""
-        with nullcontext() if self._shared else self._targets:
-            shards = self.shape.destination.shards
-            return (
-                sum(source.count(schema)[0] for source, schema in self.feeding),
-                sum(self._targets.count(self.shape, shard) for shard in shards),
-            )
+        return (
+            sum(source.count(schema)[0] for source, schema in self.feeding),
+            sum(self._targets.count(self.shape, shard) for shard in self.shape.destination.shards),
+        )
