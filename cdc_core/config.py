@@ -27,6 +27,8 @@ from cdc_core.words import counted
 
 MIB = 1 << 20
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
+WAY_BACK_SUFFIX = "_back"
+"""Of the names of a pipeline and its file: the one that carries changes back after a cutover."""
 _URL_LOGIN = re.compile(r"//\S*@")
 _NEVER_SHOWN = ("salt", "s3_endpoint", "url")
 """Keys whose value may be a secret in the wrong form."""

@@ -23,7 +23,7 @@ from cdc_core.cli.options import (
     TargetOption,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, duration, moment, table
+from cdc_core.cli.output import CliOutput, duration, error_document, moment, table
 from cdc_core.cli.run import run_context, run_id
 from cdc_core.cli.verify import extract_on, one_target
 from cdc_core.cutover.hooks import Answer
@@ -98,6 +98,9 @@ def plan(
         (name, sum(map(len, found.values())))
         for name, found in (("leaves", tables.sources), ("comes to", tables.targets))
     ]
+    error = failed(findings)
+    if error is not None:
+        document |= error_document(error)
     output.answer(
         document,
         table(f"cutover: {work.pipeline.pipeline} → {chosen.name}", ("the application", "tables"), rows,
@@ -107,7 +110,6 @@ def plan(
         Text(f"writes are stopped for at most {work.options.budget_s:g} s (cutover.budget_s)"),
         *(Text(f"{one.status}: {one.subject}: {one.what}\n      {one.remedy}") for one in findings),
     )  # fmt: skip
-    error = failed(findings)
     if error is not None:
         raise typer.Exit(error.exit_code)
 
@@ -390,11 +392,11 @@ def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput)
 
 def _forward_of(path: Path, parsed: Pipeline, pipelines: Path) -> Pipeline | None:
     """The pipeline of which this is the way back; None if it is none."""
-    from cdc_core.cutover.reverse import SUFFIX
+    from cdc_core.config import WAY_BACK_SUFFIX
     from cdc_core.meta import Meta
 
-    forward = path.with_name(f"{path.stem.removesuffix(SUFFIX)}{path.suffix}")
-    if not parsed.pipeline.endswith(SUFFIX) or forward == path or not forward.is_file():
+    forward = path.with_name(f"{path.stem.removesuffix(WAY_BACK_SUFFIX)}{path.suffix}")
+    if not parsed.pipeline.endswith(WAY_BACK_SUFFIX) or forward == path or not forward.is_file():
         return None
     _, found = load_pipeline(str(forward), pipelines)
     with Meta.open(found.meta.url) as meta:
@@ -403,9 +405,9 @@ def _forward_of(path: Path, parsed: Pipeline, pipelines: Path) -> Pipeline | Non
 
 
 def _back_file(path: Path) -> Path:
-    from cdc_core.cutover.reverse import SUFFIX
+    from cdc_core.config import WAY_BACK_SUFFIX
 
-    return path.with_name(f"{path.stem}{SUFFIX}{path.suffix}")
+    return path.with_name(f"{path.stem}{WAY_BACK_SUFFIX}{path.suffix}")
 
 
 @dataclass(frozen=True)

@@ -18,14 +18,13 @@ from typing import Any
 
 import yaml
 
-from cdc_core.config import NAME, Pipeline, StageConfig, Target
+from cdc_core.config import NAME, WAY_BACK_SUFFIX, Pipeline, StageConfig, Target
 from cdc_core.connections import resolve
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target.sharding import ShardTable, shard_tables
 
-SUFFIX = "_back"
 _FIRST_ID, _IDS = 1 << 30, 1 << 30
 """server_ids of the sources of a way back: far from the small numbers that people choose by hand."""
 
@@ -61,7 +60,7 @@ class Reverse:
 
     @property
     def name(self) -> str:
-        return self.forward.pipeline + SUFFIX
+        return self.forward.pipeline + WAY_BACK_SUFFIX
 
     def target_of(self, source: str) -> str:
         """The name of the target that is a source of the forward pipeline."""
@@ -196,7 +195,7 @@ def _new_sources(
             tables.setdefault((server.host.lower(), server.port), []).append(place.name)
     return [
         NewSource(
-            _checked(f"{pipeline.pipeline}{SUFFIX}_{target.name}_{number}", f"target {target.name}"),
+            _checked(f"{pipeline.pipeline}{WAY_BACK_SUFFIX}_{target.name}_{number}", f"target {target.name}"),
             named, tuple(tables[server]),
         )
         for number, (server, named) in enumerate(references.items())

@@ -12,7 +12,7 @@ from cdc_core import config
 from cdc_core.config import Pipeline
 from cdc_core.connections import connect, resolve
 from cdc_core.cutover.proof import Prover, prover, reference_of
-from cdc_core.cutover.reverse import SUFFIX, Origin, Reverse, reverse_of
+from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
 from cdc_core.source.facts import end_position
@@ -49,7 +49,7 @@ class NewWayBack:
     """The file of the pipeline that carries rows of a target back."""
 
     def __init__(self, job: Job, file: Path) -> None:
-        self.name = job.pipeline.pipeline + SUFFIX
+        self.name = job.pipeline.pipeline + config.WAY_BACK_SUFFIX
         self._job = job
         self._file = file
         self._reverse: Reverse | None = None

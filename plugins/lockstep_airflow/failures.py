@@ -7,7 +7,7 @@ what to do next; docs/errors.md explains the code at its end.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowRuntimeError
@@ -18,15 +18,19 @@ log = logging.getLogger(__name__)
 
 
 @contextmanager
-def as_airflow_failures(doing: str) -> Iterator[None]:
-    """Turns what the block raises into exceptions by which Airflow retries or fails. Airflow's own ones pass."""
+def as_airflow_failures(doing: str, *, final: Collection[str] = ()) -> Iterator[None]:
+    """Turns what the block raises into exceptions by which Airflow retries or fails. Airflow's own ones pass.
+
+    final: codes of errors that are not tried again, though they may pass by themselves.
+    """
     try:
         yield
     except LockstepError as error:
-        said = _said(doing, error)
+        again = error.retriable and error.code not in final
+        said = _said(doing, error, again=again)
         for line in said:
             log.error("%s", line)
-        kind = AirflowException if error.retriable else AirflowFailException
+        kind = AirflowException if again else AirflowFailException
         raise kind("\n".join(said)) from None
     except (AirflowException, AirflowRuntimeError):
         raise
@@ -38,18 +42,19 @@ def as_airflow_failures(doing: str) -> Iterator[None]:
             remedy="nothing is lost: positions and records move only past durable data. Clear the task; if it fails "
             "again, report the traceback below",
         )
-        for line in _said(doing, unplanned):
+        said = _said(doing, unplanned, again=False)
+        for line in said:
             log.error("%s", line)
-        raise AirflowFailException("\n".join(_said(doing, unplanned))) from error
+        raise AirflowFailException("\n".join(said)) from error
 
 
-def _said(doing: str, error: LockstepError) -> list[str]:
+def _said(doing: str, error: LockstepError, *, again: bool) -> list[str]:
     """What happened, where, what to do, and the code: one line each, so that a narrow log shows all of them."""
     lines = [f"{doing} failed: {error.what}"]
     if error.where:
         lines.append(f"  at   {error.where}")
-    again = "Airflow tries again" if error.retriable else "it is not tried again"
-    return [*lines, f"  fix  {error.remedy}", f"  code {error.code} ({error.exit_class}: {again})"]
+    next_step = "Airflow tries again" if again else "it is not tried again"
+    return [*lines, f"  fix  {error.remedy}", f"  code {error.code} ({error.exit_class}: {next_step})"]
 
 
 def of_spark(failure: Exception, job: str) -> LockstepError:

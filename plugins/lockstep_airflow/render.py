@@ -7,10 +7,13 @@ when it runs.
 from __future__ import annotations
 
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import DAG, AssetAlias, CronDataIntervalTimetable, Param, TaskGroup
 
+from cdc_core.config import WAY_BACK_SUFFIX
 from lockstep_airflow.copying import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
 from lockstep_airflow.operators import (
     CommitOperator,
@@ -22,15 +25,19 @@ from lockstep_airflow.operators import (
     SweepOperator,
 )
 from lockstep_airflow.sensor import ExtractSensor
-from lockstep_airflow.specs import PLAN, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
+from lockstep_airflow.specs import PLAN, SWITCH, DagSpec, TaskKind, TaskSpec, snapshot_dag_id_of
+from lockstep_airflow.specs import REHEARSE as REHEARSE_TASK
 from lockstep_airflow.specs import REPAIR as REPAIR_TASK
+from lockstep_airflow.switching import BACK, THERE, CutoverOperator
 from lockstep_airflow.verifying import RepairSensor, VerifySensor
 from lockstep_airflow.window import (
     ACCEPT,
+    DIRECTION,
     DRY_RUN,
     FIRST_BATCHES,
     LAST_BATCHES,
     MODE,
+    REHEARSE,
     REPAIR,
     REQUEUE,
     RESTART,
@@ -136,6 +143,18 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             return SweepOperator(file=spec.file, **common)
         case TaskKind.READMIT:
             return ReadmitOperator(file=spec.file, **common)
+        case TaskKind.CUTOVER:
+            file = Path(spec.file)
+            return CutoverOperator(
+                file=spec.file,
+                back_file=str(file.with_name(f"{file.stem}{WAY_BACK_SUFFIX}{file.suffix}")),
+                command=task.name,
+                # A task that the form leaves out is skipped, and those after it are not.
+                trigger_rule="none_failed" if task.name == REHEARSE_TASK else "all_success",
+                **common,
+            )
+        case TaskKind.APPROVE:
+            return ApprovalOperator(subject=_SUBJECT, body=_BODY, trigger_rule="none_failed", **common)
         case TaskKind.SPARK:
             return SparkJobOperator(
                 file=spec.file,
@@ -340,7 +359,39 @@ def _verify_params(spec: DagSpec) -> dict[str, Param]:
     }
 
 
+def _cutover_params(spec: DagSpec) -> dict[str, Param]:
+    params = {
+        DIRECTION: Param(
+            THERE,
+            type="string",
+            enum=[THERE, BACK],
+            title="Direction",
+            description="there: from the sources to the target. back: to the old tables, which the way back has kept.",
+        ),
+        REHEARSE: Param(
+            True,
+            type="boolean",
+            title="Rehearse",
+            description="Before anybody is asked, stop writes for some seconds, prove, and let them continue.",
+        ),
+    }
+    if len(spec.targets) > 1:
+        params[TARGET] = Param(type="string", enum=list(spec.targets), title="Target", description="Where to.")
+    return params
+
+
+_SUBJECT = f"Switch the application {{{{ 'back' if params.{DIRECTION} == '{BACK}' else 'to the target' }}}}?"
+_BODY = (
+    f"{{% set rehearsed = ti.xcom_pull(task_ids='{REHEARSE_TASK}') %}}"
+    "{% if rehearsed %}The rehearsal stopped writes for **{{ '%.1f' | format(rehearsed.stopped_s) }} s**, and proved "
+    "that both sides were equal.{% else %}**It was not rehearsed.**{% endif %}\n\n"
+    "*Approve*: writes are stopped again, equality is proved again, and `cutover.switch_with` is called. "
+    f"*Reject*: nothing is switched. The task `{SWITCH}` begins as soon as it has a worker slot."
+)
+
+
 _PARAMS = {
+    TaskKind.CUTOVER: _cutover_params,
     TaskKind.VERIFY: _verify_params,
     TaskKind.EXTRACT: _params,
     TaskKind.COPY_PLAN: _copy_params,
@@ -352,6 +403,14 @@ _PARAMS = {
 
 
 def _about(spec: DagSpec) -> str:
+    if spec.tasks[0].kind is TaskKind.CUTOVER:
+        return (
+            f"Pipeline `{spec.pipeline}`: {spec.description}. Started by hand.\n\n"
+            f"First pause `cdc_{spec.pipeline}`, whose runs would be waited for. Nothing is switched before somebody "
+            "approves, and until then every failure and every kill leaves the application where it is. "
+            "`lockstep cutover status` shows each step; `lockstep cutover complete` ends the time in which the "
+            "application can go back."
+        )
     if spec.tasks[0].kind is TaskKind.PURGE:
         return f"{spec.description}. {spec.tasks[0].doc} Each source keeps its newest batch."
     if spec.tasks[0].kind is TaskKind.READMIT:

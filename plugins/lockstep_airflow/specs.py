@@ -10,6 +10,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
     cdc_<pipeline>_retention purge ─► sweep
     cdc_<pipeline>_readmit   readmit
     cdc_<pipeline>_verify    verify[target] ─► repair[target]
+    cdc_<pipeline>_cutover   plan ─► rehearse ─► approve ─► switch
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from cdc_core.config import Airflow, Pipeline
+from cdc_core.config import WAY_BACK_SUFFIX, Airflow, Pipeline
 from cdc_core.model.tasks import MERGE, TARGET_TASKS
 
 PLAN = "plan"
@@ -31,6 +32,9 @@ COPY = "copy"
 STAGE = "stage"
 VERIFY = "verify"
 REPAIR = "repair"
+REHEARSE = "rehearse"
+APPROVE = "approve"
+SWITCH = "switch"
 
 
 PIPELINE, BY_HAND, HOUSEKEEPING = "lockstep:pipeline", "lockstep:by hand", "lockstep:housekeeping"
@@ -66,6 +70,10 @@ class TaskKind(StrEnum):
     """Compares targets with the sources; a sensor, mapped over the targets."""
     REPAIR = "repair"
     """Repairs what the verification of a target found; a sensor, mapped over the targets."""
+    CUTOVER = "cutover"
+    """Runs a command of a cutover, which its name says."""
+    APPROVE = "approve"
+    """Waits until somebody approves of the switch."""
     COMMIT = "commit"
     """Closes the ledger and moves the consume records of one target."""
 
@@ -148,7 +156,10 @@ def dag_specs(pipeline: Pipeline, file: Path) -> tuple[DagSpec, ...]:
     retention = (retention_spec(pipeline, file, pipeline.retention.schedule),) if pipeline.retention else ()
     readmit = (readmit_spec(pipeline, file),) if pipeline.tables.on_unreadable != "stop" else ()
     verify = (verify_spec(pipeline, file),) if pipeline.targets else ()
-    return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *replay, *retention, *readmit, *verify)
+    # The way back, whose file has the command as well, is led by the DAG of the way there.
+    moves = pipeline.targets and pipeline.cutover.switch_with and not pipeline.pipeline.endswith(WAY_BACK_SUFFIX)
+    cutover = (cutover_spec(pipeline, file),) if moves else ()
+    return (dag_spec(pipeline, file), snapshot_spec(pipeline, file), *replay, *retention, *readmit, *verify, *cutover)
 
 
 def dag_spec(pipeline: Pipeline, file: Path) -> DagSpec:
@@ -261,6 +272,30 @@ def verify_spec(pipeline: Pipeline, file: Path) -> DagSpec:
     dag_id = f"{dag_id_of(pipeline.pipeline)}_verify"
     schedule = pipeline.verify.schedule
     return _spec(pipeline, file, dag_id, description, schedule, targets, tasks, HOUSEKEEPING if schedule else BY_HAND)
+
+
+def cutover_spec(pipeline: Pipeline, file: Path) -> DagSpec:
+    """The DAG `cdc_<pipeline>_cutover`, of a pipeline that has `cutover.switch_with`."""
+    targets = tuple(target.name for target in pipeline.targets)
+    planned = "Shows what would be switched, and fails if something would stop it. Switches nothing."
+    rehearsed = (
+        "Catches up, stops writes for at most cutover.budget_s, proves that both sides are equal, and lets writes "
+        "continue. Switches nothing."
+    )
+    approved = "Waits until somebody has looked at the rehearsal and approves. If it is rejected, nothing is switched."
+    switched = (
+        "Catches up, stops writes, proves that both sides are equal, and leads the application to the other place by "
+        "cutover.switch_with. A failure before that leaves everything as it was, and is not tried again."
+    )
+    tasks = [
+        TaskSpec(TaskKind.CUTOVER, PLAN, (), planned),
+        TaskSpec(TaskKind.CUTOVER, REHEARSE, (PLAN,), rehearsed),
+        TaskSpec(TaskKind.APPROVE, APPROVE, (REHEARSE,), approved),
+        TaskSpec(TaskKind.CUTOVER, SWITCH, (APPROVE,), switched),
+    ]
+    description = f"The application of {pipeline.pipeline} to {' or '.join(targets)}, or back"
+    dag_id = f"{dag_id_of(pipeline.pipeline)}_cutover"
+    return _spec(pipeline, file, dag_id, description, None, targets, tasks, BY_HAND)
 
 
 def _spec(

@@ -34,6 +34,8 @@ TABLE = "table"
 MODE = "mode"
 RESTART = "restart"
 REPAIR = "repair"
+DIRECTION = "direction"
+REHEARSE = "rehearse"
 
 
 @dataclass(frozen=True, slots=True)
