@@ -154,6 +154,13 @@ def _from_fields(fields: Mapping[str, Any]) -> LockstepError:
     return _rebuild(kind, what, where, remedy, code, parts)
 
 
+def from_document(fields: Mapping[str, Any]) -> LockstepError:
+    """The error of a command, from what its JSON document has of it. Raises KeyError for anything else."""
+    kind = {one.exit_class: one for one in SEVERITY}[fields["class"]]
+    what, where, remedy, code = (str(fields[name]) for name in ("what", "where", "remedy", "code"))
+    return _rebuild(kind, what, where, remedy, code, ())
+
+
 _MARK = {False: "LOCKSTEP-ERROR:", True: "LOCKSTEP-ENDED-BY:"}
 _ONE_WORD = str.maketrans({" ": "\\u0020", "=": "\\u003d", "'": "\\u0027"})
 """Of JSON without spaces between its tokens these are in strings only, where the escape is the same character."""

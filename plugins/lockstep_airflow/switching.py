@@ -23,7 +23,7 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from cdc_core import config
-from cdc_core.errors import SEVERITY, LockstepError, RetryLater
+from cdc_core.errors import LockstepError, RetryLater, from_document
 from lockstep_airflow.credentials import environment
 from lockstep_airflow.failures import as_airflow_failures
 from lockstep_airflow.parent_death import die_with_parent
@@ -37,11 +37,10 @@ log = logging.getLogger(__name__)
 THERE, BACK = "there", "back"
 FINAL = frozenset({"cutover.rolled_back"})
 """Codes for what passes by itself, and is not tried again: writes are stopped again only when somebody asks for it."""
-_KINDS = {kind.exit_class: kind for kind in SEVERITY}
 
 
 class CutoverOperator(BaseOperator):
-    """Runs `lockstep cutover COMMAND`. XCom: its document; docs/cli.md has the commands.
+    """Runs one of the commands of `lockstep cutover`. XCom: its document; docs/cli.md has the commands.
 
     command: plan, rehearse or switch. back_file: of the pipeline that carries changes back.
     """
@@ -108,11 +107,8 @@ def _document(text: bytes) -> dict[str, Any]:
 
 def _error(document: Mapping[str, Any], code: int) -> LockstepError | None:
     """What ended a command. RetryLater (cutover.ended) if it could not say."""
-    said = document.get("error")
-    if isinstance(said, Mapping) and said.get("class") in _KINDS:
-        return _KINDS[str(said["class"])](
-            str(said["what"]), where=str(said["where"]), code=str(said["code"]), remedy=str(said["remedy"])
-        )
+    if "error" in document:
+        return from_document(document["error"])
     if not code and document:
         return None
     return RetryLater(

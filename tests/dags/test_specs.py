@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -156,6 +157,35 @@ def test_targets_are_verified_by_a_dag_of_their_own_that_nothing_starts_unless_t
     scheduled = dag_specs(config.load(other), other)[-1]
     assert render(scheduled).params["repair"] is True
     assert (scheduled.schedule, scheduled.tags[1]) == ("0 2 * * 0", "lockstep:housekeeping")
+
+
+def test_an_application_is_switched_by_a_dag_of_its_own_after_somebody_has_approved(
+    write_pipeline: Callable[..., Path],
+) -> None:
+    from jinja2 import Template
+
+    from lockstep_airflow.render import render
+
+    file = write_pipeline("shop", more="cutover: {switch_with: ./switch.sh}\n")
+    spec = dag_specs(config.load(file), file)[-1]
+    assert (spec.dag_id, spec.schedule) == ("cdc_shop_cutover", None)
+    dag = render(spec)
+    assert {task.task_id: task.upstream_task_ids for task in dag.tasks} == {
+        "plan": set(), "rehearse": {"plan"}, "approve": {"rehearse"}, "switch": {"approve"}
+    }  # fmt: skip
+    # A rejection skips what is after it, and only that.
+    assert [task.trigger_rule for task in dag.topological_sort()] == [
+        "all_success", "none_failed", "none_failed", "all_success",
+    ]  # fmt: skip
+    assert dag.get_task("switch").back_file == str(file.with_name("shop_back.yaml"))
+    dag.params.validate()
+    assert (dag.params["direction"], dag.params["rehearse"], "target" in dag.params) == ("there", True, False)
+    for found, said in (({"stopped_s": 1.46}, "for **1.5 s**"), (None, "not rehearsed")):
+        ti = SimpleNamespace(xcom_pull=lambda task_ids, found=found: found)
+        assert said in Template(dag.get_task("approve").body).render(ti=ti)
+    assert "back?" in Template(dag.get_task("approve").subject).render(params={"direction": "back"})
+    back = write_pipeline("shop_back", more="cutover: {switch_with: ./switch.sh}\n")
+    assert not [one for one in dag_specs(config.load(back), back) if one.dag_id.endswith("_cutover")]
 
 
 def test_the_rendered_dag_has_the_order_of_the_specs(spec: Any, dag: Any) -> None:
