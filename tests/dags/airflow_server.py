@@ -141,6 +141,14 @@ class Run:
         self.server._until(lambda: self.server.call("GET", self.path)["state"] in END_STATES, self.run_id)
         return str(self.server.call("GET", self.path)["state"])
 
+    def answer(self, task_id: str, option: str) -> str:
+        """Waits until a task asks somebody, and answers; what it had asked."""
+        path = f"{self.path}/taskInstances/{task_id}/-1/hitlDetails"
+        self.server._until(lambda: self.states()[task_id] == "awaiting_input", f"{task_id} to ask")
+        asked = self.server.call("GET", path)
+        self.server.call("PATCH", path, {"chosen_options": [option]})
+        return f"{asked['subject']} {asked['body']}"
+
     def clear(self, *task_ids: str, downstream: bool = False) -> None:
         """The whole run, or only the tasks named and, if asked, all after them."""
         if not task_ids:

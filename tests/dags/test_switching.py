@@ -1,5 +1,5 @@
-"""When the tasks of the cutover DAG fail, are retried or left out. The commands are the real ones, without servers; with
-servers and an Airflow: test_scheduler."""
+"""When the tasks of the cutover DAG fail, are retried or left out. The commands are the real ones, without servers;
+test_approval has servers and an Airflow."""
 
 from __future__ import annotations
 

@@ -1,0 +1,115 @@
+"""The DAG that switches an application, under Airflow's own scheduler: nothing is switched before somebody approves."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from examples.move.application import NEW, OLD, Application, Layout
+from examples.sandbox.process import free_port
+from examples.shop.airflow_env import airflow_environment
+from examples.shop.standalone import standalone, wait_until_healthy
+from tests.dags.airflow_server import STOP_S, AirflowServer
+
+pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.matrix, pytest.mark.timeout(1800)]
+
+PIPELINE = """
+pipeline: moved
+sources: [{{name: moved, connection: "airflow:old", server_id: 7011, start: latest, heartbeat_s: 1}}]
+tables: {{include: ['moved\\.orders']}}
+routes: [{{match: 'moved\\.(.*)', to: '\\1'}}]
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "sqlite:///{folder}/meta.db"}}
+targets:
+  - name: shards
+    connections: ["airflow:new"]
+    on_missing_table: create
+    tables:
+      '*': {{database: "moved_{{d}}", table: "{{logical}}_{{t}}", sharding: {{key: id, databases: 2, tables: 2}}}}
+snapshot: {{mode: initial}}
+limits: {{lease_s: 5}}
+airflow: {{poke_interval_s: 1, retry_delay_s: 1}}
+cutover: {{switch_with: {folder}/switch.sh, budget_s: 30, max_lag_s: 30}}
+"""
+SWITCH = """#!/bin/sh
+if [ "$LOCKSTEP_CUTOVER_DIRECTION" = there ]; then echo new > {to}.next; else echo old > {to}.next; fi
+mv {to}.next {to}
+"""
+
+
+@dataclass(frozen=True)
+class Moved:
+    airflow: AirflowServer
+    to: Path
+    application: Application
+
+    @property
+    def place(self) -> str:
+        return self.to.read_text().strip()
+
+
+@pytest.fixture
+def moved(mariadb: Any, mariadb_target: Any, tmp_path: Path) -> Iterator[Moved]:
+    folder, to, port = tmp_path / "pipelines", tmp_path / "to", free_port()
+    folder.mkdir()
+    (folder / "moved.yaml").write_text(PIPELINE.format(folder=tmp_path))
+    (tmp_path / "switch.sh").write_text(SWITCH.format(to=to))
+    (tmp_path / "switch.sh").chmod(0o755)
+    to.write_text(OLD)
+    connections = {"old": mariadb.url, "new": mariadb_target.url}
+    environment = {**os.environ, **airflow_environment(tmp_path / "airflow", folder, connections, port=port)}
+    application = Application(
+        {OLD: mariadb, NEW: mariadb_target}, to, Layout("moved"), ["orders"], per_s=50, rest={1000: 1}
+    )
+    execute(
+        mariadb, "CREATE DATABASE moved", "CREATE TABLE moved.orders (id INT PRIMARY KEY, n INT NOT NULL)",
+        "INSERT INTO moved.orders VALUES (1000, 1)",
+    )  # fmt: skip
+    log = tmp_path / "airflow.log"
+    try:
+        with standalone(environment, log, stop_s=STOP_S) as process, application:
+            assert wait_until_healthy(process, port), log.read_text()[-6000:]
+            airflow = AirflowServer(port, tmp_path / "airflow", log, environment)
+            airflow.wait_for_dag("cdc_moved_cutover")
+            for name in ("cdc_moved_cutover", "cdc_moved_snapshot"):
+                airflow.switch_on(name)
+            yield Moved(airflow, to, application)
+    finally:
+        execute(mariadb, "DROP DATABASE moved")
+        execute(mariadb_target, *(f"DROP DATABASE IF EXISTS moved_{number}" for number in range(2)))
+
+
+def execute(server: Any, *statements: str) -> None:
+    with closing(server.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def test_an_application_is_switched_after_somebody_has_approved(moved: Moved) -> None:
+    airflow = moved.airflow
+    rejected = airflow.trigger("cdc_moved_cutover")
+    asked = rejected.answer("approve", "Reject")
+    assert "Switch the application to the target?" in asked
+    assert "The rehearsal stopped writes for **" in asked
+    assert rejected.wait() == "success", rejected.states()
+    assert (rejected.states()["switch"], moved.place) == ("skipped", OLD)
+    assert rejected.xcom("rehearse")["state"] == "ROLLED_BACK"
+
+    approved = airflow.trigger("cdc_moved_cutover", rehearse=False)
+    assert "It was not rehearsed" in approved.answer("approve", "Approve")
+    assert approved.wait() == "success", approved.states()
+    assert (approved.states()["rehearse"], moved.place) == ("skipped", NEW)
+    assert approved.xcom("switch")["state"] == "WATCH"
+    time.sleep(1)
+    moved.application.__exit__()
+    assert (moved.application.errors, moved.application.wrong(NEW)) == ([], {"orders": 0})
+    # Repeated, it finds that it is done.
+    approved.clear("switch")
+    assert (approved.wait(), approved.xcom("switch")["state"], moved.place) == ("success", "WATCH", NEW)
