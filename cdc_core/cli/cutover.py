@@ -34,7 +34,7 @@ from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
-    from cdc_core.cutover.machine import CaughtUp, Work
+    from cdc_core.cutover.work import CaughtUp, Work
     from cdc_core.extract import DrainResult
     from cdc_core.meta import Cutover, Meta
     from cdc_core.run import RunContext
@@ -62,9 +62,10 @@ def plan(
     `lockstep check` says of the way back. Says how old the last full verification is; `lockstep cutover run` makes it
     again if it is older than cutover.evidence. Exit code 3: something would stop it.
     """
-    from cdc_core.cutover.machine import require_hooks, tables_of
+    from cdc_core.cutover.preparing import require_hooks
     from cdc_core.cutover.proof import prover
     from cdc_core.cutover.readiness import failed, look
+    from cdc_core.cutover.work import tables_of
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work:
@@ -133,8 +134,8 @@ def run(
     Pause the pipeline's own DAG before. Exit code 75: rolled back, nothing has happened; 4: the command did not say
     whether it has switched the application.
     """
-    from cdc_core.cutover.machine import cutover_lease
     from cdc_core.cutover.machine import run as begin
+    from cdc_core.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -156,8 +157,8 @@ def rehearse(
     Stops writes (cutover.stop_with, locks) as `lockstep cutover run` does, for at most cutover.budget_s. Nothing is
     fenced, gated or switched. The state afterwards is ROLLED_BACK.
     """
-    from cdc_core.cutover.machine import cutover_lease
     from cdc_core.cutover.machine import run as begin
+    from cdc_core.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -185,8 +186,8 @@ def resume(
     What a killed process had stopped, fenced or gated is freed first, then the cutover begins again. If it had called
     cutover.switch_with, only you know what has happened: look where the application writes, and say so.
     """
-    from cdc_core.cutover.machine import cutover_lease
     from cdc_core.cutover.machine import resume as go_on
+    from cdc_core.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     if answer is Answer.UNKNOWN:
@@ -215,7 +216,7 @@ def abort(
     Safe to repeat. Frees what a killed process had stopped, fenced or gated.
     """
     from cdc_core.cutover.machine import abort as end
-    from cdc_core.cutover.machine import cutover_lease
+    from cdc_core.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -237,7 +238,7 @@ def complete(
     The old tables stay closed; stop PIPELINE_back, and drop them when you no longer need them.
     """
     from cdc_core.cutover.machine import complete as end
-    from cdc_core.cutover.machine import cutover_lease
+    from cdc_core.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     with _work(pipeline, pipelines, target, output) as work, cutover_lease(work) as lease:
@@ -260,8 +261,8 @@ def back(
     target again. Ends and exits as `lockstep cutover run`; what it leaves is that of PIPELINE_back, as in `lockstep
     cutover resume PIPELINE_back`.
     """
-    from cdc_core.cutover.machine import cutover_lease
     from cdc_core.cutover.machine import run as begin
+    from cdc_core.cutover.moving import cutover_lease
 
     output = CliOutput(as_json)
     path, forward = load_pipeline(pipeline, pipelines)
@@ -365,8 +366,8 @@ _LATE_S = 60.0
 @contextmanager
 def _work(pipeline: str, pipelines: Path, target: str | None, output: CliOutput) -> Iterator[Work]:
     """Of a pipeline and one of its targets; of a way back, of all of them."""
-    from cdc_core.cutover.machine import Work
     from cdc_core.cutover.way_back import ExistingWayBack, NewWayBack
+    from cdc_core.cutover.work import Work
     from cdc_core.run import application_of
     from cdc_core.verify.job import Job
 
@@ -420,7 +421,7 @@ class _Hands:
     numbers: Iterator[int]
 
     def catch_up(self) -> CaughtUp:
-        from cdc_core.cutover.machine import CaughtUp
+        from cdc_core.cutover.work import CaughtUp
         from cdc_core.run import apply
 
         began_s = time.monotonic()

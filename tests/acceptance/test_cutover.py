@@ -22,7 +22,8 @@ import pytest
 
 from cdc_core.cli import cutover as cli
 from cdc_core.cli.output import CliOutput
-from cdc_core.cutover import machine
+from cdc_core.cutover import hold, machine
+from cdc_core.cutover.moving import cutover_lease
 from cdc_core.errors import RetryLater
 
 PIPELINE = """
@@ -619,7 +620,7 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
         monkeypatch.setenv("SOURCE", mysql9.url)
         monkeypatch.setenv("TARGET", mariadb_target.url)
         lockstep("run", "shop.yaml")
-        fence = machine.raise_fences
+        fence = hold.raise_fences
 
         def too_late(*arguments: Any) -> None:
             fence(*arguments)
@@ -631,10 +632,10 @@ def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
             execute(mysql9, f"INSERT INTO {made.name}.orders VALUES (8, 8)")
             lockstep("extract", "shop.yaml")
 
-        monkeypatch.setattr(machine, "raise_fences", too_late)
+        monkeypatch.setattr(hold, "raise_fences", too_late)
         with (
             cli._work(str(made.folder / "shop.yaml"), made.folder, None, CliOutput(as_json=True)) as work,
-            machine.cutover_lease(work) as lease,
+            cutover_lease(work) as lease,
             pytest.raises(RetryLater, match="1 changes were made after"),
         ):
             machine.run(work, lease)

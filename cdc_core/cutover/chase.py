@@ -1,0 +1,53 @@
+"""Runs and comparisons while the application writes, until little is left for the time without writes."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping, Sequence
+
+from cdc_core.cutover.moving import Moving
+from cdc_core.cutover.proof import Prover, Since
+from cdc_core.cutover.work import Work
+from cdc_core.errors import RetryLater
+
+QUICK_RUNS = 3
+
+
+_ROUNDS = 5
+"""How often changed keys are compared, at most, until a comparison is quick."""
+
+
+def chase(moving: Moving, provers: Sequence[Prover], since: Mapping[str, Since]) -> dict[str, Since]:
+    """Until runs are quick; then the keys that changed since the verification are compared, so that few are left."""
+    work, quick = moving.work, 0
+    while quick < QUICK_RUNS:
+        quick = quick + 1 if _caught_up(work) <= work.options.max_lag_s else 0
+    found = dict(since)
+    for _ in range(_ROUNDS):
+        began_s = time.monotonic()
+        for target, one in zip(work.targets, provers, strict=True):
+            proof = one.prove(found[target.name], still=False)
+            unclear = f"; {proof.unsettled:,} are not settled" if proof.unsettled else ""
+            work.told(f"{target.name}: {sum(proof.keys.values()):,} keys that changed were compared{unclear}")
+            found[target.name] = proof.since
+        took_s = time.monotonic() - began_s
+        _caught_up(work)  # while keys were compared, others have changed: the stop is to find few of them
+        if took_s <= work.options.max_lag_s:
+            break
+    return found
+
+
+def _caught_up(work: Work) -> float:
+    """A run, tried until it succeeds; the seconds it took, inf for one that had to be tried again."""
+    tried_again = False
+    while True:
+        try:
+            done = work.hands.catch_up()
+        except RetryLater as error:
+            work.told(f"tried again: {error}")
+            time.sleep(1)
+            tried_again = True
+            continue
+        work.told(f"a run of {done.staged:,} changes took {done.took_s:.1f} s")
+        return math.inf if tried_again else done.took_s

@@ -1,0 +1,111 @@
+"""The right to move a cutover, and its moves: each is a compare-and-set in meta under the cutover's lease."""
+
+from __future__ import annotations
+
+import hashlib
+from contextlib import AbstractContextManager
+from typing import Any
+
+from cdc_core.cutover.states import HELD, MOVES, OPEN, State
+from cdc_core.cutover.undoing import undo
+from cdc_core.cutover.work import Work
+from cdc_core.errors import Refused, RetryLater, UsageError, defect
+from cdc_core.extract.extractor import default_holder
+from cdc_core.meta import Cutover, Lease
+from cdc_core.meta.kept_lease import kept_lease
+
+LEASE_S = 10.0
+
+
+def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
+    """The right to move a pipeline's cutover. Raises RetryLater (cutover.running)."""
+    # One for both directions: whoever goes back does not meet one who goes there.
+    name = min(work.pipeline.pipeline, work.way_back.name)
+    taken = RetryLater(
+        f"Another process is at a cutover of {work.pipeline.pipeline!r}.",
+        where=work.pipeline.pipeline,
+        code="cutover.running",
+        remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",
+    )
+    key = "cutover:" + hashlib.sha256(name.encode()).hexdigest()[:16]
+    return kept_lease(work.meta, key, name, default_holder(), LEASE_S, taken=taken)
+
+
+def taken_up(work: Work, lease: Lease) -> Cutover:
+    require_no_other(work)
+    known = work.meta.latest_cutover(work.pipeline.pipeline)
+    if known is not None and known.state in OPEN:
+        return known
+    over = [state for state in State if state not in OPEN]
+    now = work.meta.now_us()
+    identity = hashlib.sha256(f"{work.pipeline.pipeline}/{now}".encode()).hexdigest()[:16]
+    new = Cutover(identity, work.pipeline.pipeline, work.way_back.name, State.PREPARED, details={"back": work.back})
+    return work.meta.begin_cutover(lease, new, over)
+
+
+def require_no_other(work: Work) -> None:
+    """Raises Refused (cutover.other_open)."""
+    other = work.meta.latest_cutover(work.way_back.name)
+    if other is not None and other.state in OPEN and not (work.back and other.state == State.WATCH):
+        raise Refused(
+            f"A cutover of {other.pipeline!r}, in the other direction, is open: it is {other.state}.",
+            where=work.pipeline.pipeline,
+            code="cutover.other_open",
+            remedy=f"end it first: `lockstep cutover status`, `resume` or `abort` with {other.pipeline}",
+        )
+
+
+def open_cutover(work: Work) -> Cutover:
+    known = work.meta.latest_cutover(work.pipeline.pipeline)
+    if known is None or known.state not in OPEN:
+        raise UsageError(
+            f"No cutover of {work.pipeline.pipeline!r} is open.",
+            where=work.pipeline.pipeline,
+            code="cutover.nothing_open",
+            remedy="begin one by `lockstep cutover run`",
+        )
+    return known
+
+
+class Moving:
+    """A cutover and the right to move it. held: what this process keeps while writes are stopped."""
+
+    def __init__(self, work: Work, lease: Lease, cutover: Cutover) -> None:
+        self.work = work
+        self._lease = lease
+        self.cutover = cutover
+
+    @property
+    def state(self) -> State:
+        return State(self.cutover.state)
+
+    def to(self, state: State, *, error: str = "", **details: Any) -> None:
+        """Raises RetryLater (meta.lease_lost, cutover.moved)."""
+        if state is not self.state and state not in MOVES[self.state]:
+            raise defect(f"A cutover does not move from {self.state} to {state}.", code="cutover.move")
+        former = self.state
+        self.cutover = self.work.meta.move_cutover(self._lease, self.cutover, state, details, error)
+        if state is not former:
+            self.work.told(str(state))
+
+    def end_other(self, state: State) -> None:
+        """Ends the cutover by which the application came here. Safe to repeat."""
+        other = self.work.meta.latest_cutover(self.work.way_back.name)
+        if other is not None and other.state == State.WATCH:
+            self.work.meta.move_cutover(self._lease, other, state)
+
+    def undo_held(self, why: str) -> None:
+        """From a state that another process has left: back to CHASE."""
+        if self.state in HELD:
+            self.undo(why)
+
+    def undo(self, why: str) -> None:
+        """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat."""
+        self.require()  # whoever has the lease now may be further
+        undo(self.work, self.cutover)
+        self.to(State.CHASE, error=why, arming=False, opened={})
+
+    def require(self) -> None:
+        """Before a step beside meta: raises RetryLater (meta.lease_lost, cutover.moved) if another process may be at
+        it."""
+        self.to(self.state, error=self.cutover.error)

@@ -1,0 +1,140 @@
+"""What a cutover works with, and the tables that it switches."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from cdc_core import config
+from cdc_core.config import Pipeline, Target
+from cdc_core.cutover.gates import require_few
+from cdc_core.cutover.locks import Places
+from cdc_core.cutover.proof import Prover, reference_of
+from cdc_core.cutover.readiness import Pair, places_of
+from cdc_core.meta import Meta
+from cdc_core.model.position import Position
+from cdc_core.target.sharding import shard_tables
+from cdc_core.verify.job import Job
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class CaughtUp:
+    """A run. staged: changes that it read from the sources. reached: up to where, by source. took_s: from the end of
+    the logs, as it was at the beginning, to the closed ledger."""
+
+    staged: int
+    reached: Mapping[str, Position]
+    took_s: float
+
+
+class Hands(Protocol):
+    """What a cutover has done for it: the same code by which runs and verifications are made otherwise."""
+
+    def catch_up(self) -> CaughtUp:
+        """Reads the sources up to now, and applies all that is staged to the targets."""
+
+    def extract(self) -> None:
+        """Reads the sources up to now."""
+
+    def verify(self, target: str) -> Mapping[str, Any]:
+        """Compares every row; the evidence."""
+
+    def newest_evidence(self, target: str) -> Mapping[str, Any] | None:
+        """Of a full verification of this definition of the pipeline that found all tables equal, and is not older than
+        `cutover.evidence`."""
+
+
+class WayBack(Protocol):
+    """The pipeline in the other direction."""
+
+    @property
+    def name(self) -> str: ...
+
+    def check(self) -> None:
+        """Raises Refused (cutover.no_way_back, cutover.way_back_differs)."""
+
+    def preview(self) -> Pipeline | None:
+        """As `arm` would make it now; None for one that exists already."""
+
+    def arm(self) -> Pipeline:
+        """From now on it reads what is written to the targets. Safe to repeat. Raises as `check`."""
+
+    def disarm(self) -> None:
+        """Takes back what `arm` has made, if nobody has used it. Safe to repeat."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a cutover works with. jobs: by target, what its rows are compared with. told: takes a line for people."""
+
+    pipeline: Pipeline
+    targets: tuple[Target, ...]
+    jobs: Mapping[str, Job]
+    meta: Meta
+    hands: Hands
+    way_back: WayBack
+    back: bool = False
+    environ: Mapping[str, str] | None = None
+    told: Callable[[str], None] = log.info
+
+    @property
+    def options(self) -> config.Cutover:
+        return self.pipeline.cutover
+
+
+@dataclass(frozen=True, slots=True)
+class Tables:
+    """What is switched. pairs: of logical tables. sources, targets: physical tables, by server. logical: names."""
+
+    sources: Places
+    targets: Places
+    logical: tuple[str, ...]
+    pairs: tuple[Pair, ...] = ()
+
+
+def tables_of(work: Work, provers: Sequence[Prover]) -> Tables:
+    """Raises Refused (cutover.too_many_tables)."""
+    pairs = []
+    for target, one in zip(work.targets, provers, strict=True):
+        for name, feeding in one.feeding.items():
+            old = [
+                (reference_of(work.pipeline, source, work.environ), schema.database, schema.table)
+                for source, schema in feeding
+            ]
+            new = [(target.connections[at.connection], at.database, at.table) for at in shard_tables(target, name)]
+            pairs.append(Pair(name, tuple(old), tuple(new)))
+    found = Tables(
+        _unique(places_of(one for pair in pairs for one in pair.old)),
+        _unique(places_of(one for pair in pairs for one in pair.new)),
+        tuple(dict.fromkeys(pair.logical for pair in pairs)),
+        tuple(pairs),
+    )
+    require_few(found.sources)
+    return found
+
+
+def _unique(places: Mapping[str, Sequence[tuple[str, str]]]) -> Places:
+    return {reference: tuple(sorted(set(tables))) for reference, tables in places.items()}
+
+
+def noted(tables: Tables) -> dict[str, Any]:
+    return {
+        "sources": {name: [list(one) for one in found] for name, found in tables.sources.items()},
+        "targets": {name: [list(one) for one in found] for name, found in tables.targets.items()},
+        "logical": list(tables.logical),
+    }
+
+
+def read(noted: Mapping[str, Any]) -> Tables:
+    def places(found: Mapping[str, Any]) -> Places:
+        return {name: tuple((str(database), str(table)) for database, table in some) for name, some in found.items()}
+
+    return Tables(places(noted["sources"]), places(noted["targets"]), tuple(noted["logical"]))
+
+
+def message(work: Work) -> str:
+    return f"moved by Lockstep ({work.pipeline.pipeline}): write to the new tables"
