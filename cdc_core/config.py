@@ -564,10 +564,11 @@ class Spark(_Model):
         description="a run's application ends when its next task has not come for this long",
     )
     master: str = Field("local[*]", description="Spark master for `lockstep run`")
-    driver_rows: int = Field(
-        20_000,
+    driver_mib: int = Field(
+        1024,
         ge=0,
-        description="a job on up to this many changes is done by its driver, in threads; above it, and at 0, by Spark",
+        description="memory for the rows of a job that its driver does itself, in threads; a job that needs more, and "
+        "every job at 0, is done by Spark",
     )
     conf: Annotated[Mapping[str, str], AfterValidator(_no_secrets)] = Field(
         default_factory=dict, description="Spark settings by name, none of them a secret"

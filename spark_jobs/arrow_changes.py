@@ -1,4 +1,4 @@
-"""Staged changes of a small table in memory, for arrow_merge.py: columns, and for each row the numbers that decide.
+"""Staged changes of a table in memory, for arrow_merge.py: columns, and for each row the numbers that decide.
 
 A value is known by its place in `values` of its column: the rows after come first, then, as far away as there are
 changes, the rows before. Exact texts and names of absent values are Python objects, because few rows have them.
@@ -7,7 +7,9 @@ changes, the rows before. Exact texts and names of absent values are Python obje
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,13 +18,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from cdc_core.model.schema import TableSchema
+from cdc_core.model.run import MergeTable
+from cdc_core.model.schema import ColumnType, TableSchema
 from cdc_core.model.staged import (
     ABSENT,
     BEFORE,
     BEFORE_MARK,
+    FILE,
+    GTID,
     LITERAL,
     OP,
+    POS,
     ROW,
     SEQ,
     SOURCE,
@@ -35,13 +41,65 @@ from cdc_core.model.version import origin_name
 Numbers = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
 _NOTES = (OP, TS, SOURCE, SEQ, ROW, LITERAL, ABSENT)
-_BATCH_ROWS = 256
-HELD_BYTES = 64 << 20
-"""Of the rows of a table in memory: a file may hold a long value once for many rows."""
+_UNUSED = frozenset({FILE, POS, GTID})
+_FEWEST_ROWS, _MOST_ROWS, _BATCH_BYTES = 256, 1 << 16, 16 << 20
+"""Of a batch that is read, before what it takes is known: a file may hold a long value once for many rows."""
+_COPIES = 3
+"""How often the values of staged rows are in memory at most: as read, together, and those of the merged rows."""
+ROW_BYTES = 256
+"""What a change takes beside its values: its numbers, and those that the merge derives from them."""
 
 
 class NotSmallError(Exception):
     """The table is not one that is merged in memory. Its message says why."""
+
+
+class Memory:
+    """What the tables that are merged at the same time take, and may take."""
+
+    def __init__(self, limit_bytes: int) -> None:
+        self._limit_bytes = limit_bytes
+        self._taken = 0
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def share(self) -> Iterator[Callable[[int, int], None]]:
+        """For one table. The caller says how many rows it takes, and of how many bytes, before it takes more; given
+        back at the end of the block.
+
+        Raises NotSmallError, as it says, where that is more than there is.
+        """
+        mine = 0
+
+        def take(rows: int, size_bytes: int) -> None:
+            nonlocal mine
+            more = taken_bytes(rows, size_bytes)
+            with self._lock:
+                if self._taken + more > self._limit_bytes:
+                    raise NotSmallError("its rows take too much memory")
+                self._taken += more
+                mine += more
+
+        try:
+            yield take
+        finally:
+            with self._lock:
+                self._taken -= mine
+
+
+def taken_bytes(rows: int, size_bytes: int) -> int:
+    """The memory in which rows are merged whose values take so many bytes."""
+    return size_bytes * _COPIES + rows * ROW_BYTES
+
+
+def expected_bytes(table: MergeTable, schemas: Sequence[TableSchema]) -> int:
+    """About what a merge of the table takes, by its plan alone."""
+    plain = max(sum(_PLAIN_BYTES for column in schema.columns if not _is_long(column.type)) for schema in schemas)
+    return taken_bytes(table.rows, table.rows * plain + table.size_bytes * _DENSITY)
+
+
+_DENSITY = 4
+"""How many times as large as its files a table's long values are in memory, usually."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,20 +111,47 @@ class StagedRows:
     renews: bool | None
 
 
-def read_rows(source: pq.ParquetFile, schema: TableSchema, renews: bool | None, held: int) -> StagedRows:
-    """Raises NotSmallError where the rows take more than HELD_BYTES with the `held` bytes of other files."""
-    if source.schema_arrow.names != staged_schema(schema).names:
+def read_rows(
+    source: pq.ParquetFile, schema: TableSchema, renews: bool | None, take: Callable[[int, int], None]
+) -> StagedRows:
+    """The columns that a merge needs. take: as in Memory.share; what it raises ends the reading."""
+    whole = staged_schema(schema)
+    if source.schema_arrow.names != whole.names:
         raise NotSmallError("a file has other columns than its definition")
+    names = [name for name in whole.names if name not in _UNUSED]
     batches = []
-    for batch in source.iter_batches(_BATCH_ROWS):
-        batches.append(batch)
-        held += batch.nbytes
-        if held > HELD_BYTES:
-            raise NotSmallError("its rows take too much memory")
-    rows = pa.Table.from_batches(batches, schema=source.schema_arrow)
+    for group in range(source.num_row_groups):
+        size = _batch_rows(source.metadata.row_group(group), schema)
+        for batch in source.iter_batches(size, row_groups=[group], columns=names):
+            take(batch.num_rows, batch.nbytes)
+            batches.append(batch)
+    rows = pa.Table.from_batches(batches, schema=pa.schema([source.schema_arrow.field(name) for name in names]))
     if renews is None and TRUNCATE in rows.column(OP).unique().to_pylist():
         raise NotSmallError("a file of copied rows has a truncate among them")
     return StagedRows(rows, schema, renews)
+
+
+def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema) -> int:
+    """How many rows of a row group surely take no more than _BATCH_BYTES, within limits."""
+    longest = sum(_longest_bytes(column.type) for column in schema.columns if column.logged)
+    both = 2 * min(longest, max(group.total_byte_size, 1))
+    return max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // both))
+
+
+def _longest_bytes(kind: ColumnType) -> int:
+    """Of a value in memory, as the type is declared."""
+    if not _is_long(kind):
+        return _PLAIN_BYTES
+    if kind.labels:
+        return sum(len(label.encode()) + 1 for label in kind.labels)
+    return _BATCH_BYTES if kind.length is None else _BYTES_OF_CHARACTER * kind.length
+
+
+def _is_long(kind: ColumnType) -> bool:
+    return bool(pa.types.is_string(kind.arrow) or pa.types.is_binary(kind.arrow) or pa.types.is_nested(kind.arrow))
+
+
+_PLAIN_BYTES, _BYTES_OF_CHARACTER = 16, 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +166,13 @@ class Coded:
         plain = _combined(column.cast(pa.string()))
         texts = sorted({text for text in plain.unique().to_pylist() if text is not None}, key=str.encode)
         return cls(texts, _filled(pc.index_in(plain, pa.array(texts, pa.string()))))
+
+    @classmethod
+    def numbered(cls, given: Sequence[str], codes: Numbers) -> Coded:
+        """From texts in any order, some perhaps twice or unused, and their numbers."""
+        texts = sorted({given[code] for code in np.unique(codes).tolist()}, key=str.encode)
+        number = {text: at for at, text in enumerate(texts)}
+        return cls(texts, np.array([number.get(text, -1) for text in given], np.int64)[codes])
 
 
 @dataclass(slots=True)
@@ -154,16 +246,11 @@ def changes_of(files: Sequence[StagedRows], columns: pa.Schema) -> Changes:
     notes = pa.concat_tables([_plain(one.rows.select(_NOTES)) for one in files])
     count = notes.num_rows
     counts = [one.rows.num_rows for one in files]
-    names = [one.schema.name for one in files]
     source = Coded.of(notes.column(SOURCE))
-    table = Coded.of(pa.chunked_array([pa.array(_repeated(names, counts), pa.string())]))
-    origins = {
-        (at, number): origin_name(text, name)
-        for at, text in enumerate(source.texts)
-        for number, name in enumerate(table.texts)
-    }
-    pairs = zip(source.codes.tolist(), table.codes.tolist(), strict=True)
-    origin = Coded.of(pa.chunked_array([pa.array([origins[pair] for pair in pairs], pa.string())]))
+    names = [one.schema.name for one in files]
+    table = Coded.numbered(names, np.repeat(np.arange(len(files)), counts))
+    origins = [origin_name(text, name) for text in source.texts for name in table.texts]
+    origin = Coded.numbered(origins, source.codes * len(table.texts) + table.codes)
     literal = _combined(notes.column(LITERAL))
     literals = {int(at): dict(literal[int(at)].as_py()) for at in np.flatnonzero(np.asarray(pc.is_valid(literal)))}
     lacking: list[frozenset[str]] = []
@@ -279,8 +366,3 @@ def _combined(column: pa.ChunkedArray) -> pa.Array:
 def _filled(numbers: pa.Array) -> Numbers:
     found: Numbers = np.array(pc.fill_null(numbers.cast(pa.int64()), -1), dtype=np.int64)
     return found
-
-
-def _repeated(names: Sequence[str], counts: Iterable[int]) -> Iterator[str]:
-    for name, count in zip(names, counts, strict=True):
-        yield from [name] * count

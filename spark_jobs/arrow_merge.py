@@ -1,4 +1,4 @@
-"""The merge of a small table in memory: the twin of merge.py, rule by rule, for tables with a key.
+"""The merge of a table in memory: the twin of merge.py, rule by rule, for tables with a key.
 
 Every decision is made on numbers: which change is the last of its key, and at which place each value of the merged row
 is. Values move only at the end. So a table of a few rows costs milliseconds, where a Spark job costs half a second.
@@ -8,7 +8,7 @@ What the rules are, and why: merge.py, key_changes.py and absent.py. tests/spark
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -364,10 +364,12 @@ def _former(changes: Changes, sides: _Sides, runs: _Runs, name: str, place: Numb
         np.where(moved[sides.change], sides.change + changes.count, -1),
     )
     at = np.where((at >= 0) & (codes[at] >= 0), at, -1)[runs.order]
-    return [
-        list({int(codes[one]): one for one in at[start : end + 1].tolist() if one >= 0}.values())
-        for start, end in zip(runs.starts.tolist(), runs.ends.tolist(), strict=True)
-    ]
+    none: list[int] = []
+    found = [none] * len(runs.starts)
+    for group in np.flatnonzero(np.maximum.reduceat(at, runs.starts) >= 0).tolist() if len(at) else ():
+        places = at[runs.starts[group] : runs.ends[group] + 1].tolist()
+        found[group] = list({int(codes[one]): one for one in places if one >= 0}.values())
+    return found
 
 
 def _last_between_sources(changes: Changes, sides: _Sides, rule: ArrowRule, last: _Last) -> _Last:
@@ -416,8 +418,8 @@ def _merged_rows(
     side, count = last.winner, len(last.winner)
     change, old = sides.change[side], sides.old[side]
     columns: dict[str, pa.Array] = {}
-    taken: list[dict[str, str]] = [{} for _ in range(count)]
-    absent: list[list[str]] = [[] for _ in range(count)]
+    taken: dict[int, dict[str, str]] = {}
+    unknown: dict[str, Flags] = {}
     for name in rule.columns.names:
         if name not in place:
             columns[name] = changes.values[name].take(pa.array(sides.place[side]))
@@ -426,24 +428,20 @@ def _merged_rows(
         lacks = np.where(old, changes.lacks(BEFORE_MARK + name)[change], changes.lacks(name)[change])
         at = np.where(lacks, last.filled[name], own)
         columns[name] = changes.values[name].take(pa.array(at, mask=at < 0))
-        for row in np.flatnonzero(lacks & (at < 0)).tolist():
-            absent[row].append(name)
+        unknown[name] = lacks & (at < 0)
         if changes.literals:
             for row in np.flatnonzero((at >= 0) & (at != sides.place[side])).tolist():
                 if (text := changes.literal(int(at[row]), name)) is not None:
-                    taken[row][name] = text
-    literals = [
-        [*_own_literals(changes, int(change[row]), old=bool(old[row])).items(), *taken[row].items()] or None
-        for row in range(count)
-    ]
+                    taken.setdefault(row, {})[name] = text
+    absent, is_absent = _absent(unknown, count)
     columns[OP] = pa.array(
         np.where(sides.delete[side], MergedOp.DELETE.value,
                  np.where(changes.is_op(TRUNCATE)[change], MergedOp.TRUNCATE.value, MergedOp.UPSERT.value)),
         pa.string(),
     )  # fmt: skip
     columns |= _places(changes, change)
-    columns[LITERAL] = pa.array(literals, LITERAL_TYPE)
-    columns[ABSENT] = pa.array([_json(names) for names in absent], pa.string())
+    columns[LITERAL] = _literals(changes, change, old, taken)
+    columns[ABSENT] = absent
     columns[BORN] = pa.array(last.born)
     if rule.moving:
         columns[FORMER_SHARD_KEYS] = pa.StructArray.from_arrays(
@@ -451,10 +449,10 @@ def _merged_rows(
         )
         columns[SHARD_UNKNOWN] = pa.array(last.unknown)
     if chains is not None:
-        nodes = [chain if names else -1 for chain, names in zip(last.chain.tolist(), absent, strict=True)]
+        nodes = np.where(is_absent, last.chain, -1).tolist()
         columns[KEY_CHAIN] = _key_chains(changes, rule, [chains.of(node) if node >= 0 else None for node in nodes])
     if rule.shared:
-        columns[ORIGIN] = pa.array([changes.origin.texts[at] for at in changes.origin.codes[change]], pa.string())
+        columns[ORIGIN] = pa.array(changes.origin.texts, pa.string()).take(pa.array(changes.origin.codes[change]))
         others = [
             [changes.origin.texts[one] for one in ended if one != own]
             for ended, own in zip(last.ended, changes.origin.codes[change].tolist(), strict=True)
@@ -467,8 +465,41 @@ def _merged_rows(
     return pa.Table.from_arrays([columns[name] for name in schema.names], schema=schema)
 
 
-def _json(names: Sequence[str]) -> str | None:
-    return json.dumps(names, ensure_ascii=False, separators=(",", ":")) if names else None
+def _absent(unknown: Mapping[str, Flags], count: int) -> tuple[pa.Array, Flags]:
+    """(the names that each row lacks, as `_cdc_absent` has them; which rows lack any). unknown: which rows, by name."""
+    lacks = np.zeros(count, bool)
+    for flags in unknown.values():
+        lacks |= flags
+    rows = np.flatnonzero(lacks)
+    if not len(rows):
+        return pa.nulls(count, pa.string()), lacks
+    pattern = _numbered([flags[rows].astype(np.int64) for flags in unknown.values()])
+    _, first = np.unique(pattern, return_index=True)
+    texts = [
+        json.dumps([name for name, flags in unknown.items() if flags[row]], ensure_ascii=False, separators=(",", ":"))
+        for row in rows[first].tolist()
+    ]
+    return _sparse(pa.array(texts, pa.string()).take(pa.array(pattern)), rows, count), lacks
+
+
+def _literals(changes: Changes, change: Numbers, old: Flags, taken: Mapping[int, Mapping[str, str]]) -> pa.Array:
+    """By row, the exact texts of its own change, and those taken with values of older ones."""
+    own = np.flatnonzero(np.isin(change, np.fromiter(changes.literals, np.int64, len(changes.literals))))
+    rows = np.array(sorted({*own.tolist(), *taken}), np.int64)
+    entries = [
+        [*_own_literals(changes, int(change[row]), old=bool(old[row])).items(), *taken.get(row, {}).items()] or None
+        for row in rows.tolist()
+    ]
+    return _sparse(pa.array(entries, LITERAL_TYPE), rows, len(change))
+
+
+def _sparse(values: pa.Array, rows: Numbers, count: int) -> pa.Array:
+    """An array with these values in these rows, and nulls elsewhere."""
+    if not len(rows):
+        return pa.nulls(count, values.type)
+    at = np.full(count, -1, np.int64)
+    at[rows] = np.arange(len(rows))
+    return values.take(pa.array(at, mask=at < 0))
 
 
 def _own_literals(changes: Changes, change: int, *, old: bool) -> dict[str, str]:

@@ -30,14 +30,13 @@ from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Survey, open_destination
+from spark_jobs.arrow_changes import expected_bytes
 from spark_jobs.columns import staged_struct
 from spark_jobs.failures import found
 from spark_jobs.session import open_session
 
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
-SMALL_BYTES = 8 << 20
-"""Of a table's staged files: what is merged in memory, and what the driver does itself."""
 Result = TypeVar("Result")
 _OF_LOST_FILES = ("stage.missing", "spark.rows_differ")
 
@@ -60,11 +59,14 @@ class Job:
 
     @cached_property
     def small(self) -> bool:
-        """Whether the driver does the job itself, without Spark, as far as it can."""
-        tables = self.tables()
-        return sum(table.rows for table in tables) <= self.pipeline.spark.driver_rows and all(
-            table.size_bytes <= SMALL_BYTES for table in tables
-        )
+        """Whether the driver does the job itself, without Spark, as far as it can: the changes fit into its memory."""
+        expected = sum(expected_bytes(table, self.schemas(table)) for table in self.tables() if table.files)
+        return expected < self.driver_bytes
+
+    @property
+    def driver_bytes(self) -> int:
+        """What the rows that the driver holds may take."""
+        return self.pipeline.spark.driver_mib << 20
 
     @property
     def target(self) -> Target:

@@ -51,7 +51,7 @@ targets:
 limits: {{lease_s: {lease_s}, batch_rows: 100}}
 # Who finds no bucket says so after a few tries, not minutes.
 spark:
-  driver_rows: {driver_rows}
+  driver_mib: {driver_mib}
   conf: {{spark.hadoop.fs.s3a.attempts.maximum: "2", spark.hadoop.fs.s3a.retry.limit: "2"}}
 """
 
@@ -220,7 +220,7 @@ def line_of(
     by_driver = case.killed in (TASK, DRIVER)  # the others are killed amid the work of Spark's own processes
     line.pipeline.write_text(
         PIPELINE.format(
-            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_rows=20_000 if by_driver else 0
+            database=source.name, meta=meta, stage=stage, lease_s=LEASE_S, driver_mib=1024 if by_driver else 0
         )
     )
     if case.victim == "meta":

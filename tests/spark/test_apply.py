@@ -132,7 +132,7 @@ class Line:
         assert merged.winners == done + filtered.stale
 
 
-@pytest.fixture(params=[0, 20_000], ids=["spark", "driver"])
+@pytest.fixture(params=[0, 1024], ids=["spark", "driver"])
 def line(
     spark: SparkSession,
     mariadb_target: Any,
@@ -146,7 +146,7 @@ def line(
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
-spark: {{driver_rows: {request.param}}}
+spark: {{driver_mib: {request.param}}}
 targets:
   - name: shards
     connections: ["env:TARGET_URL"]

@@ -23,7 +23,6 @@ from cdc_core.model.schema import TableSchema
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.layout import horizon_path
 from cdc_core.stage.stores import open_store
-from spark_jobs import small_tables
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
 from spark_jobs.session import open_session
@@ -36,9 +35,9 @@ pytestmark = [pytest.mark.spark, pytest.mark.filterwarnings("ignore::ResourceWar
 
 @pytest.fixture(params=["in memory", "spark"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """How small tables are merged: both ways keep every rule below."""
+    """How tables are merged: both ways keep every rule below."""
     if request.param == "spark":
-        monkeypatch.setattr(small_tables, "SMALL_ROWS", -1)
+        monkeypatch.setattr("spark_jobs.merge.merge_small", lambda *_: {})
     return str(request.param)
 
 

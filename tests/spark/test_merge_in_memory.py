@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from cdc_core.stage.stores import open_store
 from spark_jobs import small_tables
+from spark_jobs.arrow_changes import Memory
 from spark_jobs.job import Job
 from tests.history_model import COLUMNS, KEY, NAMES, TRUNCATE_KEY, winners
 from tests.spark.staged_changes import Stage, table_schema
@@ -40,7 +41,8 @@ def test_the_merge_in_memory_is_what_the_model_of_history_says(case: str, files:
             assert small is None
             return
         assert small is not None
-        table, counts, undone, _ = small_tables._merged(job.store, small)
+        with Memory(1 << 30).share() as take:
+            table, counts, undone, _ = small_tables.merged_rows(job.store, small, take)
     found = {}
     for row in table.to_pylist():
         key = TRUNCATE_KEY if row["_cdc_op"] == "t" else (row["a"], row["b"])
