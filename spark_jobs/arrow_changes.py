@@ -134,7 +134,7 @@ def read_rows(
 def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema) -> int:
     """How many rows of a row group surely take no more than _BATCH_BYTES, within limits."""
     longest = sum(_longest_bytes(column.type) for column in schema.columns if column.logged)
-    both = 2 * min(longest, max(group.total_byte_size, 1))
+    both = 2 * min(longest, max(int(group.total_byte_size), 1))
     return max(_FEWEST_ROWS, min(_MOST_ROWS, _BATCH_BYTES // both))
 
 

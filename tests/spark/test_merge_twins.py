@@ -227,7 +227,8 @@ def test_tables_whose_rules_arrow_does_not_have_exactly_go_to_spark(
     job = Job(lambda: spark, made, plan, open_store(stage.uri), set_name="0")
     # The estimate of `long` is small, because its file has the long value once; what the rows take is found in time.
     assert job.small is (driver_mib > 0)
-    assert sorted(counted(job, monkeypatch)) == sorted(["shop.float", "shop.long", "shop.nokey", "shop.spelled", *large])
+    by_spark = ["shop.float", "shop.long", "shop.nokey", "shop.spelled", *large]
+    assert sorted(counted(job, monkeypatch)) == sorted(by_spark)
     assert {len(job.files_in(job.merged(table))) >= 1 for table in stage.files} == {True}
     assert job.rows_in(job.merged("shop.float")) == 1
 
