@@ -66,7 +66,7 @@ class _Merged:
 
 
 def merge_small(job: Job, tables: Sequence[MergeTable]) -> dict[str, MergeCounts]:
-    """Writes the winners of those tables that memory has room for; their counts, by table.
+    """Writes the winners of those tables that fit into memory; their counts, by table.
 
     Raises the first error of a table, after all others are done: DataAtRisk (spark.rows_differ, spark.absent_values),
     Refused (spark.truncate).
