@@ -8,6 +8,7 @@ lockstep[polars]        rows as DataFrames of Polars
 lockstep[spark]         the jobs that apply what is staged
 lockstep[quality]       their checks, with Great Expectations
 lockstep[airflow]       the DAGs, the sensor and the page
+lockstep[openlineage]   what they emit for OpenLineage
 """
 
 from __future__ import annotations

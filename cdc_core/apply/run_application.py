@@ -42,7 +42,7 @@ _BUSY_S = 10.0
 """How long to wait for a busy application before another one is started, which takes about as long."""
 _LEAVE_S = 60.0
 """How long an application may take to answer or to end before it is killed."""
-_OF_ONE_TASK = ("AIRFLOW_CTX_", "_AIRFLOW_PARSING_CONTEXT_")
+_OF_ONE_TASK = ("AIRFLOW_CTX_", "_AIRFLOW_", "__AIRFLOW_")
 """Prefixes of the variables that Airflow sets for one task: they do not make an application another one."""
 _KEPT = 256 << 10
 """How much of a job's output is searched for the error that ended it."""

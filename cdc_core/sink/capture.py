@@ -122,6 +122,14 @@ class Capture:
         nothing = pa.RecordBatch.from_pylist([], staged_schema(schema))
         return self._shaped(TableRows(schema, schema.name, nothing, np.zeros(0, np.int32))).schema
 
+    def masks(self, schema: TableSchema, column: str) -> bool:
+        """Whether the value of this column is replaced by a hash."""
+        return self._masking.masks(schema, column)
+
+    def processes(self, schema: TableSchema) -> bool:
+        """Whether a function of the user's makes the columns of this table."""
+        return any(self._matches(rule.match, schema.name) for rule in self.tables.processors)
+
     def apply(self, block: Block) -> Block:
         """The block with the captured rows of each table, under its logical names: once per route.
 

@@ -42,18 +42,22 @@ class Masking:
     def _hasher(self) -> Hasher:
         return Hasher(salt_of(self.columns, self.environ))
 
+    def masks(self, schema: TableSchema, column: str) -> bool:
+        """Whether the value of this column is replaced by a hash."""
+        return self._matches(self.columns.mask, schema, column)
+
     def _shape(self, schema: TableSchema) -> TableSchema:
         """The definition of the remaining columns; the same object if nothing changes."""
         kept = tuple(
-            replace(column, type=HASH) if self._matches(self.columns.mask, schema, column) else column
+            replace(column, type=HASH) if self.masks(schema, column.name) else column
             for column in schema.columns
-            if not self._matches(self.columns.exclude, schema, column)
+            if not self._matches(self.columns.exclude, schema, column.name)
         )
         return schema if kept == schema.columns else replace(schema, columns=_usable(schema, kept))
 
-    def _matches(self, patterns: Sequence[str], schema: TableSchema, column: Column) -> bool:
+    def _matches(self, patterns: Sequence[str], schema: TableSchema, column: str) -> bool:
         flags = re.IGNORECASE if self.lower_case else 0
-        return any(re.fullmatch(pattern, f"{schema.name}.{column.name}", flags) for pattern in patterns)
+        return any(re.fullmatch(pattern, f"{schema.name}.{column}", flags) for pattern in patterns)
 
     def apply(self, part: TableRows) -> TableRows:
         """Raises Refused (sink.columns), UsageError (sink.salt)."""

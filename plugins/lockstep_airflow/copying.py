@@ -37,12 +37,14 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from airflow.sdk import Context
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from cdc_core.config import Pipeline
     from cdc_core.meta import Meta, TableCopy
     from cdc_core.snapshot.pending import PendingTable
     from cdc_core.snapshot.progress import Figures
     from cdc_core.stage.objects import ObjectStore
+    from lockstep_airflow.lineage import Lineage
 
 log = logging.getLogger(__name__)
 
@@ -264,6 +266,12 @@ class StageCopySensor(_CopySensor):
             return PokeReturnValue(False)
         counts = {"tables": len(staged.tables), "rows": rows, "batches": len(staged.batches)}
         return PokeReturnValue(True, {"source": self.source, **counts, "dropped": len(staged.dropped)})
+
+    def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
+        """Airflow's OpenLineage provider asks for it."""
+        from lockstep_airflow import lineage
+
+        return lineage.of_copy(self.file, self.source, task_instance.get_template_context())
 
 
 class StartCopyOperator(BaseOperator):

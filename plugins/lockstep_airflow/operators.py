@@ -38,6 +38,7 @@ from lockstep_airflow.window import RunWindow
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from cdc_core.apply.commit import CommitSummary
     from cdc_core.apply.jobs import SparkJob
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from cdc_core.model.batch import Manifest
     from cdc_core.model.run import RunPlan
     from cdc_core.stage.objects import ObjectStore
+    from lockstep_airflow.lineage import Lineage
 
 log = logging.getLogger(__name__)
 
@@ -369,6 +371,12 @@ class SparkJobOperator(_RunOperator):
             return []
         return [spark_job(self.job, plan.path, file, pipeline, target=self.target, local=local)]
 
+    def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
+        """Airflow's OpenLineage provider asks for it."""
+        from lockstep_airflow import lineage
+
+        return lineage.of_spark_job(self.file, self.job, self.target, task_instance.get_template_context())
+
     def on_kill(self) -> None:
         if self._spark is not None:
             self._spark.on_kill()
@@ -395,6 +403,12 @@ class CommitOperator(_RunOperator):
         log.info("%s: %d batches applied, %d records moved", self.target, summary.batches, summary.moved)
         self._publish(context, summary, positions)
         return summary.to_json()
+
+    def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
+        """Airflow's OpenLineage provider asks for it."""
+        from lockstep_airflow import lineage
+
+        return lineage.of_commit(self.file, self.target, task_instance.get_template_context())
 
     def _publish(self, context: Context, summary: CommitSummary, positions: Mapping[str, list[str]]) -> None:
         events = context["outlet_events"][self.outlets[0]]

@@ -28,9 +28,11 @@ from lockstep_airflow.run_context import accepted_of, holder_name, is_dry_run, w
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
 
     from cdc_core.config import Pipeline
     from cdc_core.extract import DrainResult, Extractor
+    from lockstep_airflow.lineage import Lineage
 
 log = logging.getLogger(__name__)
 
@@ -153,6 +155,12 @@ class ExtractSensor(BaseSensorOperator):
         opened, self._open, self._extractor, self._drained = self._open, None, None, None
         if opened is not None:
             opened.close()
+
+    def get_openlineage_facets_on_complete(self, task_instance: RuntimeTaskInstance) -> Lineage:
+        """Airflow's OpenLineage provider asks for it."""
+        from lockstep_airflow import lineage
+
+        return lineage.of_extract(self.file, self.source, task_instance.get_template_context())
 
     def on_kill(self) -> None:
         """Airflow calls this from its signal handler and then lets the task continue: exit, releasing the lease.

@@ -11,11 +11,13 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from examples.shop.airflow_env import REPOSITORY, airflow_environment
 from tests.dags import made_pipelines
+from tests.dags.airflow_line import PIPELINE, Line
 
 _HOME = Path(tempfile.mkdtemp(prefix="lockstep-airflow-"))
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
@@ -69,3 +71,29 @@ def python(airflow_home: Path) -> Run:
         )
 
     return run
+
+
+@pytest.fixture
+def line(
+    request: pytest.FixtureRequest, airflow_home: Path, source_database: Any, pipelines: Path, tmp_path: Path
+) -> Callable[..., Line]:
+    def make(name: str, *, mode: str = "poke", batch_rows: int = 1_000_000, more: str = "") -> Line:
+        with source_database.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW MASTER STATUS")
+            file, offset = cursor.fetchone()[:2]
+        (pipelines / f"{name}.yaml").write_text(
+            PIPELINE.format(
+                name=name,
+                server_id=6000 + len(name),
+                start=f"{{position: {{file: {file}, offset: {offset}}}}}",
+                database=source_database.name,
+                folder=tmp_path,
+                batch_rows=batch_rows,
+                mode=mode,
+                more=more,
+            )
+        )
+        environ = {**os.environ, f"AIRFLOW_CONN_{name.upper()}": source_database.server.url}
+        return Line(name, airflow_home, tmp_path, environ)
+
+    return make

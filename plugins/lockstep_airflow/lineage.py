@@ -1,0 +1,276 @@
+"""What the tasks read and wrote, for OpenLineage: datasets, schemas, columns, counts, and the results of suites.
+
+Airflow's OpenLineage provider asks an operator for it once a task has succeeded, and this module is imported only then.
+Nothing is kept for it while a task works: all of it is looked up by the run, in meta and on the stage.
+
+    extract, stage of a copy   tables of a source ─► staged tables
+    quality                    what the suites found of staged rows and of the target's
+    commit                     staged tables ─► tables of the target, as the ledger counts them
+
+Names follow https://openlineage.io/docs/spec/naming: `mysql://host:port` and `database.table` (MariaDB, too), the
+bucket or `file` and the folder of a staged table. A sharded table is one dataset, `lockstep://<pipeline>` and
+`<target>.<table>`, with its shards as symlinks: a graph with a node for each shard would show nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+from airflow.providers.openlineage.extractors import OperatorLineage
+from openlineage.client.event_v2 import InputDataset, OutputDataset
+from openlineage.client.facet_v2 import (
+    DatasetFacet,
+    InputDatasetFacet,
+    column_lineage_dataset,
+    data_quality_assertions_dataset,
+    output_statistics_output_dataset,
+    schema_dataset,
+    symlinks_dataset,
+)
+
+from cdc_core import config
+from cdc_core.apply.plan import load
+from cdc_core.config import Pipeline, Target
+from cdc_core.connections import resolve
+from cdc_core.meta import BatchRow, Meta
+from cdc_core.model.run import LedgerEntry, RunPlan
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.tasks import QUALITY
+from cdc_core.sink import Capture
+from cdc_core.sink.columns import HASH
+from cdc_core.stage.layout import table_prefix
+from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.stores import open_stage
+from cdc_core.target.sharding import shard_tables
+from cdc_core.windows import to_us
+from lockstep_airflow.credentials import environment
+from lockstep_airflow.run_context import asked_at, is_dry_run, run_name, window_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+Lineage = OperatorLineage[Any, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Name:
+    """Of a dataset. shards: the physical tables of a sharded one."""
+
+    namespace: str
+    name: str
+    shards: tuple[Name, ...] = ()
+
+
+@dataclass(slots=True)
+class _Written:
+    """Of one staged table, in some batches. schemas: of the source tables that feed it, by name; the newest."""
+
+    rows: int = 0
+    size_bytes: int = 0
+    files: int = 0
+    schemas: dict[str, tuple[int, TableSchema]] = field(default_factory=dict)
+
+
+def of_extract(file: str, source: str, context: Context) -> Lineage:
+    """What is staged of the run's window, by this task or an earlier one; of a run up to now, what was staged since it
+    was triggered. Nothing of a dry run."""
+    if is_dry_run(context):
+        return OperatorLineage()
+    with _opened(file) as (pipeline, meta, _):
+        window, asked_us = window_of(context, pipeline), to_us(asked_at(context))
+        batches = [
+            one
+            for one in meta.batches(source)
+            if not one.copied
+            and (one.created_us >= asked_us if window.open else window.start_us <= one.window_start_us < window.end_us)
+        ]
+        return _staged(pipeline, source, meta, batches, environment(pipeline))
+
+
+def of_copy(file: str, source: str, context: Context) -> Lineage:
+    """What was copied and staged since the run was triggered. Nothing of a dry run."""
+    if is_dry_run(context):
+        return OperatorLineage()
+    with _opened(file) as (pipeline, meta, _):
+        asked_us = to_us(asked_at(context))
+        batches = [one for one in meta.batches(source) if one.copied and one.created_us >= asked_us]
+        return _staged(pipeline, source, meta, batches, environment(pipeline))
+
+
+def of_spark_job(file: str, job: str, target: str, context: Context) -> Lineage:
+    """Of quality: what the suites of the run have found. Of the others nothing: what they wrote counts once it is
+    committed."""
+    if job != QUALITY.name:
+        return OperatorLineage()
+    with _opened(file) as (pipeline, meta, store):
+        plan = load(meta, store, run_name(context, pipeline))
+        return _checked(pipeline, plan, target, store, environment(pipeline))
+
+
+def of_commit(file: str, target: str, context: Context) -> Lineage:
+    """What the closed ledger of the run says."""
+    with _opened(file) as (pipeline, meta, store):
+        plan = load(meta, store, run_name(context, pipeline))
+        ledger = [row.entry for row in meta.ledger(plan.run_id, target)]
+        return _committed(pipeline, plan, target, ledger, environment(pipeline))
+
+
+@contextmanager
+def _opened(file: str) -> Iterator[tuple[Pipeline, Meta, ObjectStore]]:
+    pipeline = config.load(Path(file))
+    with Meta.open(pipeline.meta.url) as meta:
+        yield pipeline, meta, open_stage(pipeline.stage)
+
+
+def _staged(
+    pipeline: Pipeline, source: str, meta: Meta, batches: Sequence[BatchRow], environ: Mapping[str, str]
+) -> Lineage:
+    # Whether the source compares names in lower case is not asked for here: rather a column too many counts as masked.
+    capture = Capture(pipeline.tables, pipeline.routes, environ, lower_case=True)
+    files = meta.files([one.batch_id for one in batches])
+    schemas = meta.schemas(sorted({one.schema_id for of_batch in files.values() for one in of_batch}))
+    written: dict[str, _Written] = {}
+    for of_batch in files.values():
+        for one in of_batch:
+            table = written.setdefault(one.table, _Written())
+            table.rows += one.rows
+            table.size_bytes += one.size_bytes
+            table.files += 1
+            schema = schemas.get(one.schema_id)
+            if schema is not None and table.schemas.get(schema.name, (-1, schema))[0] <= one.max_seq:
+                table.schemas[schema.name] = one.max_seq, schema
+    server = _server(pipeline.source(source).connections[0], environ)
+    inputs: dict[str, InputDataset] = {}
+    outputs = []
+    for logical, table in sorted(written.items()):
+        feeding = [schema for _, schema in table.schemas.values()]
+        columns: dict[str, list[column_lineage_dataset.InputField]] = {}
+        for schema in feeding:
+            origin = Name(server, schema.name)
+            inputs.setdefault(schema.name, InputDataset(server, schema.name))
+            if capture.processes(schema):  # a function of the user's: which column came of which, only it knows
+                continue
+            for column in schema.columns:
+                masked = column.type == HASH and capture.masks(schema, column.name)
+                columns.setdefault(column.name, []).append(_field(origin, column.name, masked=masked))
+        outputs.append(
+            _output(
+                staged_name(pipeline, logical),
+                feeding,
+                columns,
+                output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(
+                    rowCount=table.rows, size=table.size_bytes, fileCount=table.files
+                ),
+            )
+        )
+    return OperatorLineage(inputs=[inputs[name] for name in sorted(inputs)], outputs=outputs)
+
+
+def _committed(
+    pipeline: Pipeline, plan: RunPlan, target: str, ledger: Iterable[LedgerEntry], environ: Mapping[str, str]
+) -> Lineage:
+    inputs, outputs = [], []
+    by_name = {one.table: one for one in plan.merge_set(plan.target(target).merge_set).tables}
+    for entry in sorted(ledger, key=lambda one: one.table):
+        schemas = plan.current_schemas(by_name[entry.table])
+        staged = staged_name(pipeline, entry.table)
+        columns = {
+            column.name: [_field(staged, column.name, masked=False)] for schema in schemas for column in schema.columns
+        }
+        inputs.append(InputDataset(staged.namespace, staged.name))
+        statistics = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=entry.written)
+        outputs.append(
+            _output(target_name(pipeline, pipeline.target(target), entry.table, environ), schemas, columns, statistics)
+        )
+    return OperatorLineage(inputs=inputs, outputs=outputs)
+
+
+def _checked(pipeline: Pipeline, plan: RunPlan, target: str, store: ObjectStore, environ: Mapping[str, str]) -> Lineage:
+    found: dict[str, list[Mapping[str, Any]]] = {"staged": [], "merged": [], "target": []}
+    own: list[Mapping[str, Any]] = []
+    for path in [one.path for one in store.list(f"{plan.quality_folder(target)}/") if one.path.endswith(".json")]:
+        verdict = json.loads(store.get(path))
+        if "table" in verdict:
+            own.append(verdict)
+        else:
+            found[path.rpartition("/")[2].removesuffix(".json")].append(verdict)
+    inputs = []
+    for table in sorted(one.table for one in plan.merge_set(plan.target(target).merge_set).tables):
+        before = [*found["staged"], *found["merged"], *(one for one in own if one["table"] == table)]
+        there = target_name(pipeline, pipeline.target(target), table, environ)
+        for name, verdicts in ((staged_name(pipeline, table), before), (there, found["target"])):
+            if verdicts:
+                inputs.append(InputDataset(name.namespace, name.name, inputFacets=_assertions(verdicts)))
+    return OperatorLineage(inputs=inputs)
+
+
+def staged_name(pipeline: Pipeline, logical: str) -> Name:
+    """Of the folder of a staged table."""
+    parts = urlsplit(pipeline.stage.uri)
+    folder = f"{parts.path.rstrip('/')}/{table_prefix(logical).rstrip('/')}"
+    return Name("file", folder) if parts.scheme == "file" else Name(f"s3://{parts.netloc}", folder.lstrip("/"))
+
+
+def target_name(pipeline: Pipeline, target: Target, logical: str, environ: Mapping[str, str]) -> Name:
+    """Of a table of a target. Raises UsageError (connection.unset, target.template, target.connections)."""
+    places = [
+        Name(_server(target.connections[one.connection], environ), one.name) for one in shard_tables(target, logical)
+    ]
+    if len(places) == 1:
+        return places[0]
+    return Name(f"lockstep://{pipeline.pipeline}", f"{target.name}.{logical}", tuple(places))
+
+
+def _server(reference: str, environ: Mapping[str, str]) -> str:
+    server = resolve(reference, environ)
+    return f"mysql://{server.host}:{server.port}"
+
+
+def _field(origin: Name, column: str, *, masked: bool) -> column_lineage_dataset.InputField:
+    how = column_lineage_dataset.Transformation("DIRECT", "TRANSFORMATION" if masked else "IDENTITY", masking=masked)
+    return column_lineage_dataset.InputField(origin.namespace, origin.name, column, [how])
+
+
+def _output(
+    name: Name,
+    schemas: Sequence[TableSchema],
+    columns: Mapping[str, list[column_lineage_dataset.InputField]],
+    statistics: output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
+) -> OutputDataset:
+    types = {column.name: str(column.type) for schema in schemas for column in schema.columns}
+    facets: dict[str, DatasetFacet] = {
+        "schema": schema_dataset.SchemaDatasetFacet(
+            [schema_dataset.SchemaDatasetFacetFields(one, kind) for one, kind in types.items()]
+        ),
+        "columnLineage": column_lineage_dataset.ColumnLineageDatasetFacet(
+            {one: column_lineage_dataset.Fields(origins) for one, origins in columns.items()}
+        ),
+    }
+    if name.shards:
+        facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(
+            [symlinks_dataset.Identifier(one.namespace, one.name, "TABLE") for one in name.shards]
+        )
+    return OutputDataset(name.namespace, name.name, facets=facets, outputFacets={"outputStatistics": statistics})
+
+
+def _assertions(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, InputDatasetFacet]:
+    """Columns are named only of suites of the pipeline's own: Lockstep's own judge a frame about the rows."""
+    assertions = [
+        data_quality_assertions_dataset.Assertion(
+            one["expectation"],
+            one["success"],
+            column=one["arguments"].get("column") if "table" in verdict else None,
+            severity="error" if one["severity"] == "critical" else "warn",
+            name=verdict["suite"],
+        )
+        for verdict in verdicts
+        for one in verdict["expectations"]
+    ]
+    return {"dataQualityAssertions": data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet(assertions)}

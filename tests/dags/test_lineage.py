@@ -1,0 +1,188 @@
+"""What Airflow's OpenLineage provider emits about a run: from its own file transport, after a run on real servers."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from openlineage.client import facet_v2
+
+from cdc_core import config
+from lockstep_airflow.lineage import Name, staged_name
+from tests.dags.airflow_line import Line, ended, fill, now
+
+COMMIT = "cdc_lineage.to_main.commit"
+_SUITE = """\
+{"expectations": [{"type": "expect_column_values_to_not_be_null", "kwargs": {"column": "v"}}]}
+"""
+
+
+def facet_classes() -> dict[str, type[Any]]:
+    """The classes that the client generates from the published schemas, by the URL that a facet names."""
+    found = {}
+    for _, module in inspect.getmembers(facet_v2, inspect.ismodule):
+        for _, kind in inspect.getmembers(module, inspect.isclass):
+            if issubclass(kind, facet_v2.BaseFacet):
+                found[kind._get_schema()] = kind
+    return found
+
+
+def published(facets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Each facet has the fields of the schema that it names, and no others."""
+    known = facet_classes()
+    for name, one in facets.items():
+        kind = known[one["_schemaURL"]]
+        fields = {field.name for field in kind.__attrs_attrs__ if not field.name.startswith("_")}
+        assert one.keys() - {"_producer", "_schemaURL"} <= fields, (name, one)
+
+
+def emitting(file: Path) -> dict[str, str]:
+    """Variables by which Airflow's provider writes its events to a file.
+
+    `airflow dags test` has Airflow's API in the same process, whose threads a fork of the provider's may hang on. For
+    the event of the whole DAG the provider forks anyway: the tests do not wait for that one.
+    """
+    transport = {"type": "file", "log_file_path": str(file), "append": True}
+    return {
+        "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(transport),
+        "AIRFLOW__OPENLINEAGE__EXECUTE_IN_THREAD": "True",
+    }
+
+
+def completed(file: Path) -> dict[str, Any]:
+    """The events of tasks that have succeeded, by job."""
+    found = {}
+    for text in file.read_text().splitlines(keepends=True) if file.exists() else ():
+        if not text.endswith("\n"):
+            break  # it is being written
+        event = json.loads(text)
+        for dataset in (*event.get("inputs", ()), *event.get("outputs", ())):
+            for facets in ("facets", "inputFacets", "outputFacets"):
+                published(dataset.get(facets) or {})
+        if event["eventType"] == "COMPLETE":
+            found[event["job"]["name"]] = event
+    return found
+
+
+def test_a_run_says_from_which_tables_and_columns_its_rows_came_how_many_and_what_the_suites_found(
+    line: Callable[..., Line], source_database: Any, mariadb_target: Any, tmp_path: Path
+) -> None:
+    place = f"{source_database.name}_to"
+    suite = tmp_path / "suite.json"
+    suite.write_text(_SUITE)
+    sharded = f"{{database: '{place}', table: 't_{{t}}', sharding: {{key: id, databases: 1, tables: 2}}}}"
+    run = line(
+        "lineage",
+        more=f"targets:\n  - name: main\n    connections: ['airflow:lineage_to']\n    on_missing_table: create\n"
+        f"    tables:\n      '{source_database.name}.t': {sharded}\n      '*': {{database: '{place}'}}\n"
+        f"quality: {{suites: [{{table: '{source_database.name}.t', stage: merged, path: '{suite}'}}]}}\n"
+        "spark: {connection: spark_default}",
+    )
+    file = Path(run.environ["LOCKSTEP_PIPELINES"]) / "lineage.yaml"
+    include = f"include: ['{source_database.name}\\..*']"
+    columns = f"columns: {{mask: ['{source_database.name}\\.t\\.mail'], salt: 'env:SALT'}}"
+    file.write_text(file.read_text().replace(include, f"{include}, {columns}"))
+    events_file = tmp_path / "events.json"
+    run.environ |= emitting(events_file) | {"AIRFLOW_CONN_LINEAGE_TO": mariadb_target.url, "SALT": "grain"}
+    source_database.execute(
+        "CREATE TABLE t (id BIGINT PRIMARY KEY, v INT, mail VARCHAR(50))",
+        "CREATE TABLE other (id INT PRIMARY KEY)",
+        *(f"INSERT INTO t VALUES ({n}, {n}, 'a@b')" for n in range(5)),
+        "INSERT INTO other VALUES (1), (2)",
+        "DELETE FROM t WHERE id = 4",
+    )
+    with closing(mariadb_target.connect(autocommit=True)) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {place}")
+        try:
+            with ended(run.start(now())) as process:
+                run.wait_for(lambda: COMMIT in completed(events_file), process)
+        finally:
+            cursor.execute(f"DROP DATABASE {place}")
+
+    complete = completed(events_file)
+    assert source_database.server.password not in events_file.read_text()
+    assert "settings, logins or code are not those it began with" not in run.output, "the run's Spark was started again"
+    server = f"mysql://{source_database.server.host}:{source_database.server.port}"
+    target = f"mysql://{mariadb_target.host}:{mariadb_target.port}"
+    table, other = f"{source_database.name}.t", f"{source_database.name}.other"
+
+    def named(datasets: list[Any]) -> dict[tuple[str, str], Any]:
+        return {(one["namespace"], one["name"]): one for one in datasets}
+
+    extract = complete["cdc_lineage.extract"]
+    assert set(named(extract["inputs"])) == {(server, table), (server, other)}
+    staged = named(extract["outputs"])
+    folder = {name: ("file", f"{tmp_path}/stage/changes/cdc_table={name}") for name in (table, other)}
+    assert set(staged) == set(folder.values())
+    assert staged[folder[table]]["outputFacets"]["outputStatistics"]["rowCount"] == 6
+    origins = staged[folder[table]]["facets"]["columnLineage"]["fields"]
+
+    def origin(fields: Mapping[str, Any], column: str) -> tuple[str, str, str, bool]:
+        ((one,),) = (fields[column]["inputFields"],)
+        (how,) = one["transformations"]
+        return one["name"], one["field"], how["subtype"], how["masking"]
+
+    assert origin(origins, "v") == (table, "v", "IDENTITY", False)
+    assert origin(origins, "mail") == (table, "mail", "TRANSFORMATION", True)
+
+    committed = named(complete[COMMIT]["outputs"])
+    logical = ("lockstep://lineage", f"main.{table}")
+    assert set(committed) == {logical, (target, f"{place}.other")}
+    shards = committed[logical]["facets"]["symlinks"]["identifiers"]
+    assert [(one["namespace"], one["name"]) for one in shards] == [(target, f"{place}.t_{n}") for n in range(2)]
+    assert committed[logical]["outputFacets"]["outputStatistics"]["rowCount"] == 4
+    assert committed[target, f"{place}.other"]["outputFacets"]["outputStatistics"]["rowCount"] == 2
+    (one,) = committed[logical]["facets"]["columnLineage"]["fields"]["v"]["inputFields"]
+    assert (one["namespace"], one["name"]) == folder[table]
+
+    judged = named(complete["cdc_lineage.to_main.quality"]["inputs"])
+    assert all(one["success"] for one in judged[logical]["inputFacets"]["dataQualityAssertions"]["assertions"])
+    found = judged[folder[table]]["inputFacets"]["dataQualityAssertions"]["assertions"]
+    own = [one for one in found if one.get("column") == "v"]
+    assert [(one["assertion"], one["success"]) for one in own] == [("expect_column_values_to_not_be_null", True)]
+    assert len(judged[folder[other]]["inputFacets"]["dataQualityAssertions"]["assertions"]) == len(found) - 1
+
+
+@pytest.mark.matrix
+@pytest.mark.slow
+def test_a_copy_says_from_which_table_its_rows_came(
+    line: Callable[..., Line], source_database: Any, tmp_path: Path
+) -> None:
+    fill(source_database, 30)
+    run = replace(line("older_lineage", more="snapshot: {mode: initial}"), suffix="_snapshot")
+    run.environ |= emitting(tmp_path / "events.json")
+    stage = f"{run.dag_id}.stage"
+    with ended(run.start(None)) as process:
+        run.wait_for(lambda: stage in completed(tmp_path / "events.json"), process)
+    event = completed(tmp_path / "events.json")[stage]
+    assert [one["name"] for one in event["inputs"]] == [f"{source_database.name}.t"]
+    assert [one["outputFacets"]["outputStatistics"]["rowCount"] for one in event["outputs"]] == [30]
+
+
+@pytest.mark.parametrize(
+    ("uri", "name"),
+    [
+        ("file:///data/stage", Name("file", "/data/stage/changes/cdc_table=shop.orders")),
+        ("s3://lake", Name("s3://lake", "changes/cdc_table=shop.orders")),
+        ("s3://lake/cdc/", Name("s3://lake", "cdc/changes/cdc_table=shop.orders")),
+    ],
+)
+def test_a_staged_table_is_named_by_its_folder(uri: str, name: Name, write_pipeline: Any) -> None:
+    pipeline = config.load(write_pipeline("named"))
+    stage = pipeline.stage.model_copy(update={"uri": uri})
+    assert staged_name(pipeline.model_copy(update={"stage": stage}), "shop.orders") == name
+
+
+def test_while_dags_are_parsed_nothing_of_openlineage_is_imported_by_lockstep(python: Any) -> None:
+    code = (
+        "import sys, lockstep_airflow.render\n"
+        "print([name for name in sys.modules if name.startswith(('openlineage', 'lockstep_airflow.lineage'))])"
+    )
+    done = python(code, AIRFLOW__OPENLINEAGE__DISABLED="True")
+    assert done.stdout.splitlines()[-1] == "[]", done.stdout + done.stderr
