@@ -29,6 +29,8 @@ MIB = 1 << 20
 NAME = re.compile(r"^[a-z][a-z0-9_]{0,47}$")
 WAY_BACK_SUFFIX = "_back"
 """Of the names of a pipeline and its file: the one that carries changes back after a cutover."""
+ONE_TABLE = "one table"
+"""The layout of a table that is not sharded."""
 _URL_LOGIN = re.compile(r"//\S*@")
 _NEVER_SHOWN = ("salt", "s3_endpoint", "url")
 """Keys whose value may be a secret in the wrong form."""
@@ -384,6 +386,13 @@ class MetaConfig(_Model):
     )
 
 
+class FormerShard(_Model):
+    """A shard of a former layout, whose key and function the new one has."""
+
+    shard: int = Field(ge=0, description="its number")
+    of: int = Field(ge=1, description="how many shards there were")
+
+
 class Sharding(_Model):
     """How a logical table's rows are distributed: shard = function(key) in 0..databases*tables-1, database-major."""
 
@@ -406,6 +415,12 @@ class Sharding(_Model):
     )
     databases: int = Field(1, ge=1, le=1024, description="number of databases")
     tables: int = Field(1, ge=1, le=1024, description="number of tables in each")
+    former: FormerShard | None = Field(
+        None,
+        description="only rows of one shard of a former layout, for mod and hash: they are in shards `shard`, "
+        "`shard + of`, `shard + 2 of`, ..., and the rule names only these tables; a row of another shard stops the "
+        "run. `lockstep reshard` writes it",
+    )
 
     @model_validator(mode="after")
     def _function_has_its_argument(self) -> Sharding:
@@ -420,11 +435,39 @@ class Sharding(_Model):
             raise ValueError("bounds must ascend, each above the one before")
         return self
 
+    @model_validator(mode="after")
+    def _former_shard_has_successors(self) -> Sharding:
+        if self.former is None:
+            return self
+        count = self.databases * self.tables
+        if self.function not in ("mod", "hash"):
+            raise ValueError(f"former needs function mod or hash: with {self.function}, shards have no successors")
+        if self.former.shard >= self.former.of or count % self.former.of:
+            raise ValueError(
+                f"former: shard {self.former.shard} of {self.former.of} has no successors among {count} shards: give a "
+                "shard below `of`, and a multiple of `of` shards"
+            )
+        return self
+
     @property
     def layout(self) -> str:
-        """What decides which rows are in which shard, on one line."""
+        """What decides which rows are in which physical table, on one line."""
+        own = "" if self.former is None else f", of shard {self.former.shard} of {self.former.of}"
+        return f"{self._function} over {self.databases} x {self.tables}{own}"
+
+    @property
+    def whole_count(self) -> int:
+        """Of shards, with those that are not successors of `former`."""
+        return self.databases * self.tables
+
+    def placement(self, number: int) -> str:
+        """Which rows are in a shard of the whole layout, on one line, however the shards are called."""
+        return f"shard {number} of {self.whole_count} by {self._function}"
+
+    @property
+    def _function(self) -> str:
         argument = {"range": f" by {list(self.bounds)}", "python": f" by {self.python}"}.get(self.function, "")
-        return f"{self.function}({self.key.lower()}){argument} over {self.databases} x {self.tables}"
+        return f"{self.function}({self.key.lower()}){argument}"
 
 
 class Guard(_Model):
@@ -483,7 +526,7 @@ class TargetTable(_Model):
     @property
     def layout(self) -> str:
         """What decides which rows are in which physical table, on one line."""
-        return "one table" if self.sharding is None else self.sharding.layout
+        return ONE_TABLE if self.sharding is None else self.sharding.layout
 
     @model_validator(mode="after")
     def _truncates_by_the_rows_own_versions(self) -> TargetTable:
@@ -500,8 +543,8 @@ class TargetTable(_Model):
 
     @model_validator(mode="after")
     def _shards_have_names_of_their_own(self) -> TargetTable:
-        if self.sharding is None:
-            return self
+        if self.sharding is None or self.sharding.former is not None:
+            return self  # successors: target.sharding compares the names themselves
         for what, template, mark, count in (
             ("table", self.table, "t", self.sharding.tables),
             ("database", self.database, "d", self.sharding.databases),

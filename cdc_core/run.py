@@ -79,11 +79,17 @@ class RunContext:
     application: Callable[[RunPlan], AbstractContextManager[Application]] | None = None
 
 
-def apply(context: RunContext, run_id: str, *, targets: Sequence[str] | None = None) -> RunResult:
-    """Apply everything staged that the targets have not committed yet. Raises what `carry_out` and the plan raise."""
+def apply(
+    context: RunContext, run_id: str, *, targets: Sequence[str] | None = None, most_rows: int | None = None
+) -> RunResult:
+    """Apply everything staged that the targets have not committed yet. most_rows: as in the plan. Raises what
+    `carry_out` and the plan raise."""
     context.began("plan")
     try:
-        plan = planning.plan(context.meta, context.store, context.pipeline, window=None, run_id=run_id, targets=targets)
+        plan = planning.plan(
+            context.meta, context.store, context.pipeline, window=None, run_id=run_id, targets=targets,
+            most_rows=most_rows,
+        )  # fmt: skip
     except LockstepError as error:
         _keep(context, "plan", "", error)
         raise

@@ -20,6 +20,7 @@ from typing import TypeVar
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 
+from cdc_core.apply.layouts import require_planned
 from cdc_core.apply.plan import keys_apart
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target, load
@@ -142,7 +143,8 @@ class Job:
 
     def destinations(self, tables: Sequence[MergeTable], *, writing: bool = True) -> list[Destination]:
         """Those of several tables. Each database of the target is asked once for all of them. writing: as in
-        open_destination."""
+        open_destination. Raises Refused (plan.layout)."""
+        require_planned(self.target, self.plan)
         with Survey(self.target, [table.table for table in tables]) as survey:
             return [self.destination(table, survey, writing=writing) for table in tables]
 
@@ -156,6 +158,7 @@ class Job:
             writing=writing,
             partial=table.absent_rows > 0,
             shared=self.shared(table),
+            pipeline=self.pipeline.pipeline,
             survey=survey,
         )
 

@@ -126,6 +126,8 @@ def _write_shards(stage: StageConfig, run_id: str, destination: Destination, sha
                     destination.rule.freshness,
                     ledger=shards.arrivals,
                     quarantine=destination.quarantine,
+                    placement=shard.table.placement,
+                    pipeline=shard.writer,
                 )
                 yield write_shard(shard.server, write, file, transact=transact)
 

@@ -1,30 +1,47 @@
-"""The layouts that a run writes under, compared with those that its targets' rows were written under."""
+"""The layouts that a run writes under: those of its plan, of the pipeline file, and of its targets' rows are the same.
+
+Each plan records them. A pipeline file may change between two tasks of a run: filter sorts the rows by shard, and write
+puts them there, so that a task under another layout is refused. Meta has the layouts under which rows were written.
+"""
 
 from __future__ import annotations
 
-from cdc_core.config import Pipeline
+from collections.abc import Mapping
+
+from cdc_core.config import Pipeline, Target
+from cdc_core.errors import Refused
 from cdc_core.meta import Meta
 from cdc_core.model.run import RunPlan
 
 
-def layouts_of(pipeline: Pipeline, plan: RunPlan) -> dict[str, dict[str, str]]:
-    """By target and logical table, of what the plan writes."""
-    found: dict[str, dict[str, str]] = {}
-    for one in plan.targets:
-        target = pipeline.target(one.target)
-        for table in plan.merge_set(one.merge_set).tables:
-            rule = target.table(table.table)
-            if rule is not None and table.files:
-                found.setdefault(target.name, {})[table.table] = rule.layout
-    return found
+def planned_layouts(plan: RunPlan) -> dict[str, Mapping[str, str]]:
+    """By target and logical table."""
+    return {one.target: one.layouts for one in plan.targets}
+
+
+def require_planned(target: Target, plan: RunPlan) -> None:
+    """Raises Refused (plan.layout) where the rules of a target are not those that the run was planned by."""
+    for table, planned in sorted(plan.target(target.name).layouts.items()):
+        rule = target.table(table)
+        if rule is None or rule.layout != planned:
+            raise Refused(
+                f"The run was planned for {table!r} as {planned}; the pipeline file now says "
+                f"{rule.layout if rule is not None else 'nothing of it'}.",
+                where=f"targets.{target.name}.tables.{table}.sharding",
+                code="plan.layout",
+                remedy="restore the pipeline file; or clear the run from its plan task on; without Airflow, start "
+                "another run, which takes its batches",
+            )
 
 
 def require_layouts(meta: Meta, pipeline: Pipeline, plan: RunPlan) -> None:
-    """A pipeline file may change between a run's plan and its other tasks. Raises DataAtRisk (target.layout)."""
-    for target, layouts in layouts_of(pipeline, plan).items():
-        meta.require_layouts(target, layouts)
+    """Raises DataAtRisk (target.layout), and what require_planned raises."""
+    for name, layouts in planned_layouts(plan).items():
+        require_planned(pipeline.target(name), plan)
+        meta.require_layouts(name, layouts)
 
 
 def note_layouts(meta: Meta, pipeline: Pipeline, plan: RunPlan, target: str) -> None:
-    """Before the first row of a run is written to a target. Raises DataAtRisk (target.layout)."""
-    meta.note_layouts(target, layouts_of(pipeline, plan).get(target, {}))
+    """Before the first row of a run is written to a target. Raises as require_layouts."""
+    require_planned(pipeline.target(target), plan)
+    meta.note_layouts(target, plan.target(target).layouts)

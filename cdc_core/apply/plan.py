@@ -22,7 +22,7 @@ import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 
-from cdc_core.apply.layouts import layouts_of
+from cdc_core.apply.layouts import planned_layouts
 from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.retention import require_seeded, require_unpurged
 from cdc_core.apply.suites import require_suites
@@ -51,11 +51,13 @@ def plan(
     run_id: str,
     targets: Sequence[str] | None = None,
     airflow_run_id: str | None = None,
+    most_rows: int | None = None,
 ) -> RunPlan:
     """Choose the batches, claim them in meta, write plan.json; returns the plan.
 
-    window:  [start, end) in µs UTC; None takes everything staged.
-    targets: names; None for all of the pipeline's.
+    window:    [start, end) in µs UTC; None takes everything staged.
+    targets:   names; None for all of the pipeline's.
+    most_rows: of the batches, the oldest ones that have so many rows together, and at least one; None takes all.
 
     Raises RetryLater (plan.not_staged, meta.consumed), DataAtRisk (plan.gap, stage.missing, stage.start), Refused
     (plan.no_key, plan.key_column, plan.key_differs, plan.absent_values, plan.overlap, plan.purged, meta.run_differs),
@@ -65,7 +67,7 @@ def plan(
     chosen = _checked(pipeline, window, run_id, targets)
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            return _plan(meta, store, pipeline, window, run_id, chosen, airflow_run_id)
+            return _plan(meta, store, pipeline, window, run_id, chosen, airflow_run_id, most_rows)
         except RetryLater as error:
             # Another run committed between our read and our claim: read again.
             if error.code != "meta.consumed" or attempt == _ATTEMPTS:
@@ -143,6 +145,7 @@ def _plan(
     run_id: str,
     targets: Sequence[Target],
     airflow_run_id: str | None,
+    most_rows: int | None,
 ) -> RunPlan:
     known = meta.run(run_id)
     sources = [source.name for source in pipeline.sources]
@@ -159,11 +162,13 @@ def _plan(
         plan = composed(pipeline, window, run_id, targets, view, view.own, schemas)
     if plan is None or known is None or plan.digest != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
+        if most_rows is not None:
+            open_ = {name: _oldest(view, ids, most_rows) for name, ids in open_.items()}
         plan = composed(pipeline, window, run_id, targets, view, open_, schemas)
     require_counted_once(meta, store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
     store.put(plan.path, plan.to_bytes())
-    layouts = layouts_of(pipeline, plan)
+    layouts = planned_layouts(plan)
     meta.claim(
         PlannedRun(run_id, pipeline.pipeline, window, plan.path, plan.digest, airflow_run_id, layouts=layouts), claims
     )
@@ -171,6 +176,20 @@ def _plan(
         skipped = f", skipped as consumed: {', '.join(one.skipped)}" if one.skipped else ""
         log.info("run %s: target %s takes %d batches%s", run_id, one.target, len(one.batches), skipped)
     return plan
+
+
+def _oldest(view: PlanView, ids: frozenset[str], most_rows: int) -> frozenset[str]:
+    """Of each source the first batches, whole: a prefix of what is open, in the order of their windows."""
+    batches = [batch for chain in view.chain.values() for batch in chain if batch.batch_id in ids]
+    batches.sort(key=lambda batch: batch.window_start_us)  # stable: within a source, the order of the stream stays
+    taken: set[str] = set()
+    rows = 0
+    for batch in batches:
+        rows += sum(file.rows for file in view.files[batch.batch_id])
+        if taken and rows > most_rows:
+            break
+        taken.add(batch.batch_id)
+    return frozenset(taken)
 
 
 def require_staged(view: PlanView, sources: Sequence[str], window: tuple[int, int] | None, *, now_us: int) -> None:
@@ -239,7 +258,8 @@ def composed(
         tables = _merge_tables(pipeline, target, batches, view, schemas)
         merge_set = sets.setdefault(tables, MergeSet(str(len(sets)), tables))
         ids = tuple(batch.batch_id for batch in batches)
-        runs.append(TargetRun(target.name, merge_set.name, ids, view.consumed[target.name]))
+        layouts = {one.table: rule.layout for one in tables if (rule := target.table(one.table)) is not None}
+        runs.append(TargetRun(target.name, merge_set.name, ids, view.consumed[target.name], layouts))
         taken += batches
     start_us, end_us = window or (
         min((batch.window_start_us for batch in taken), default=0),

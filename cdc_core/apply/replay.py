@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from cdc_core.apply import lost_writes
-from cdc_core.apply.layouts import layouts_of
+from cdc_core.apply.layouts import planned_layouts
 from cdc_core.apply.overlap import require_counted_once
 from cdc_core.apply.plan import check_run_id, composed, load, require_chain, require_staged, schemas_of
 from cdc_core.apply.retention import require_unpurged
@@ -180,7 +180,7 @@ def plan(
             made.digest,
             airflow_run_id,
             replays=replays,
-            layouts=layouts_of(pipeline, made),
+            layouts=planned_layouts(made),
         ),
         (),
     )

@@ -96,6 +96,7 @@ def require_target(
                     ready=False,
                     partial=table.absent_rows > 0,
                     shared=keys_apart(pipeline, table.table, table.key, table.shared_keys, schemas),
+                    pipeline=pipeline.pipeline,
                     environ=environ,
                     survey=survey,
                 )
@@ -184,8 +185,9 @@ def _logical_table(
         shared = policy is not None and keys_apart(pipeline, name, key, policy.shared_keys, schemas)
         try:
             destination = open_destination(
-                target, name, schemas, key=key, ready=False, shared=shared, environ=environ, survey=survey
-            )
+                target, name, schemas, key=key, ready=False, shared=shared, pipeline=pipeline.pipeline,
+                environ=environ, survey=survey,
+            )  # fmt: skip
         except LockstepError as error:
             for place in shard_tables(target, name):
                 if place.connection in looped:

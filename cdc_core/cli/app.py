@@ -23,6 +23,7 @@ from cdc_core.cli import (
     init,
     meta,
     repair,
+    reshard,
     run,
     snapshot,
     spark,
@@ -46,7 +47,7 @@ app = typer.Typer(
 )
 for module in (init, check, extract, snapshot, run, verify, repair, status):
     module.register(app)
-for module in (stage, target, ddl, cutover, meta, airflow, spark, config):
+for module in (stage, target, ddl, reshard, cutover, meta, airflow, spark, config):
     app.add_typer(module.app)
 
 
@@ -56,7 +57,18 @@ def unwrapped(text: str) -> str:
     return "\n\n".join(part if part.startswith("\b") else " ".join(part.split()) for part in paragraphs)
 
 
-for typed in (app, stage.app, target.app, ddl.app, cutover.app, meta.app, airflow.app, spark.app, config.app):
+for typed in (
+    app,
+    stage.app,
+    target.app,
+    ddl.app,
+    reshard.app,
+    cutover.app,
+    meta.app,
+    airflow.app,
+    spark.app,
+    config.app,
+):
     lighten_help(typed)
     for command in typed.registered_commands:
         command.help = unwrapped((command.callback and command.callback.__doc__) or "")

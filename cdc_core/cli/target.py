@@ -20,7 +20,7 @@ from cdc_core.cli.options import (
     load_pipeline,
 )
 from cdc_core.cli.output import CliOutput, error_document, print_error, table
-from cdc_core.errors import LockstepError, Refused, UsageError, combined
+from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError, combined
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -119,20 +119,37 @@ def layout(
 
     Where the two differ, runs are refused (target.layout): rows that now belong to another shard would stay where they
     are, beside their newer versions. --accept is for tables whose rows were moved, or are none, and for a shard key
-    that got another name.
+    that got another name. Each table of a target says itself which rows it has, so that a meta database that was lost
+    and rebuilt changes nothing; --accept tells the tables, too.
     """
     from cdc_core.meta import Meta
+    from cdc_core.target.placement import accept_placements, placements
 
     output = CliOutput(as_json)
     _, parsed = load_pipeline(pipeline, pipelines)
     names = choose([one.name for one in parsed.targets], target, "target")
     rows: list[tuple[str, str, str, str]] = []
     with Meta.open(parsed.meta.url) as meta:
+        # A meta database that was rebuilt knows what is staged, and not what was written.
+        covered = [one for source in parsed.sources for one in meta.coverage(source.name).tables.values()]
+        fed = {logical for one in covered for logical in one.feeds}
         for name in names:
             rules, known = parsed.target(name), meta.layouts(name)
-            now = {one: rule.layout for one in known if (rule := rules.table(one)) is not None}
-            meta.accept_layouts(name, {one: now[one] for one in choose(sorted(now), accept, "table")} if accept else {})
-            rows += [(name, one, written, now.get(one, "")) for one, written in meta.layouts(name).items()]
+            tables = [one for one in {*known, *fed, *rules.tables} - {"*"} if rules.table(one) is not None]
+            found = placements(rules, sorted(tables))
+            there = {*known, *(one.logical for one in found if one.noted is not None)}
+            now = {one: rule.layout for one in there if (rule := rules.table(one)) is not None}
+            if accept:
+                accepted = choose(sorted(now), accept, "table")
+                accept_placements(rules, accepted, lambda one: output.note(f"accepted {one}"))
+                meta.accept_layouts(name, {one: now[one] for one in accepted})
+                found, known = placements(rules, sorted(tables)), meta.layouts(name)
+            rows += [(name, one, known.get(one, ""), now.get(one, "")) for one in sorted(there)]
+            rows += [
+                (name, one.name, one.noted, one.wanted)
+                for one in found
+                if one.noted is not None and one.noted != one.wanted
+            ]
     columns = ("target", "table", "written by", "the pipeline says")
     document = {"layouts": [dict(zip(("target", "table", "written", "now"), row, strict=True)) for row in rows]}
     output.answer(document, table(f"layouts: {parsed.pipeline}", columns, rows))
@@ -206,6 +223,89 @@ def fence(
         {"fences": [dict(zip(columns, row, strict=True)) for row in shown]},
         table(f"fences: {parsed.pipeline}", columns, [(*place, why or "") for *place, why in shown]),
     )
+
+
+@app.command("check-ids")
+def check_ids(
+    pipeline: PipelineArgument,
+    target: TargetsOption = None,
+    table_names: Annotated[
+        list[str] | None, typer.Option("--table", metavar="NAME", help="Only this logical table; may be repeated.")
+    ] = None,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Look for values of unique keys that two shards have, and for counters that give out equal ids.
+
+    \b
+      lockstep target check-ids shop
+      lockstep target check-ids shop --target shards --table orders
+
+    A UNIQUE key holds within one table. Where it does not contain the shard key, two shards can have the same value,
+    and rows could not be carried back to one table. Every shard is read once for each such key. The tables are those
+    that runs of the pipeline have written. The exit code is 4 if a value is in two shards (target.shared_ids).
+    Counters (AUTO_INCREMENT) that meet are only reported, because an application may set their steps itself.
+    """
+    from cdc_core.meta import Meta
+    from cdc_core.target.ids import check_ids as checked
+    from cdc_core.target.ids import meeting_counters
+    from cdc_core.target.sharding import shard_tables
+
+    output = CliOutput(as_json)
+    _, parsed = load_pipeline(pipeline, pipelines)
+    rows: list[dict[str, Any]] = []
+    counters: list[dict[str, Any]] = []
+    for name in choose([one.name for one in parsed.targets], target, "target"):
+        chosen = parsed.target(name)
+        with Meta.open(parsed.meta.url) as meta:
+            written = [one for one in meta.layouts(name) if chosen.table(one) is not None]
+        for logical in choose(written, table_names, "table"):
+            output.note(f"{name}: {logical}")
+            rows += [
+                {
+                    "target": name,
+                    "table": logical,
+                    "key": list(one.key),
+                    "rows": one.rows,
+                    "shared": one.found,
+                    "values": [{"value": list(value.value), "tables": list(value.tables)} for value in one.shown],
+                }
+                for one in checked(chosen, logical, os.environ)
+            ]
+            places = [
+                (chosen.connections[at.connection], at.database, at.table) for at in shard_tables(chosen, logical)
+            ]
+            if meeting := meeting_counters(places, os.environ):
+                counters.append({"target": name, "table": logical, "tables": list(meeting)})
+    columns = ("target", "table", "key", "rows", "in two shards")
+    shown = [(one["target"], one["table"], ", ".join(one["key"]), f"{one['rows']:,}", one["shared"]) for one in rows]
+    output.answer(
+        {"keys": rows, "counters": counters},
+        table(f"unique keys without the shard key: {parsed.pipeline}", columns, shown),
+        *(
+            Text(f"{one['table']}: {', '.join(value['value'])} is in {' and '.join(value['tables'])}")
+            for one in rows
+            for value in one["values"]
+        ),
+        *(
+            Text(f"{one['table']}: AUTO_INCREMENT of {counted(len(one['tables']), 'table')} gives out equal ids")
+            for one in counters
+        ),
+    )
+    shared = [one for one in rows if one["shared"]]
+    if shared:
+        first = shared[0]
+        error = DataAtRisk(
+            f"{counted(first['shared'], 'value')} of the key ({', '.join(first['key'])}) of {first['table']!r} "
+            f"{'is' if first['shared'] == 1 else 'are'} in two shards.",
+            where=f"targets.{first['target']}.tables.{first['table']}",
+            code="target.shared_ids",
+            remedy="give one of the two rows another id; let ids come from the application (a sequence, a snowflake, a "
+            "range for each shard)",
+        )
+        if not as_json:
+            print_error(error, as_json=False)
+        raise typer.Exit(error.exit_code)
 
 
 def _count(target: Target, tables: SourceTables) -> int:

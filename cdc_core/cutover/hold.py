@@ -137,6 +137,7 @@ def _arm(moving: Moving, tables: Tables) -> None:
     moving.to(State.PROVED, arming=True)
     note = f"switched by the cutover {moving.cutover.cutover_id}"
     for target in work.targets:
-        raise_fences(target, [name for name in tables.logical if target.table(name) is not None], note)
+        names = [name for name in tables.logical if target.table(name) is not None]
+        raise_fences(target, names, note, owner=work.pair)
     work.way_back.arm()
     moving.require()

@@ -32,7 +32,7 @@ from cdc_core.cutover.undoing import told, undo
 from cdc_core.cutover.work import Tables, Work, noted, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, Lease
-from cdc_core.target.fence import lower_fences
+from cdc_core.target.fence import admit
 
 
 def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
@@ -147,7 +147,7 @@ def _finished(moving: Moving) -> Cutover:
         pipeline = work.way_back.arm()
         logical = moving.cutover.details["tables"]["logical"]
         for target in pipeline.targets:
-            lower_fences(target, [name for name in logical if target.table(name) is not None])
+            admit(target, [name for name in logical if target.table(name) is not None], pipeline.pipeline, work.pair)
         if work.back:
             moving.end_other(State.BACK)
         moving.to(State.WATCH)

@@ -20,7 +20,7 @@ LEASE_S = 10.0
 def cutover_lease(work: Work) -> AbstractContextManager[Lease]:
     """The right to move a pipeline's cutover. Raises RetryLater (cutover.running)."""
     # One for both directions: whoever goes back does not meet one who goes there.
-    name = min(work.pipeline.pipeline, work.way_back.name)
+    name = work.pair
     taken = RetryLater(
         f"Another process is at a cutover of {work.pipeline.pipeline!r}.",
         where=work.pipeline.pipeline,

@@ -29,6 +29,7 @@ from cdc_core.source.facts import replica_channels
 from cdc_core.source.survey import NO_SUCH_TABLE, may_lock
 from cdc_core.target.definition import TableDefinition, read_definitions
 from cdc_core.target.faults import NO_TABLE, number_of
+from cdc_core.target.ids import meeting_counters
 from cdc_core.target.load import altering_session
 from cdc_core.words import counted
 
@@ -72,6 +73,15 @@ def look(
             _events(session, reference, tables, findings)
     for pair in pairs:
         findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
+        meeting = meeting_counters(pair.new, environ) if len(pair.new) > 1 else ()
+        if meeting:
+            findings.warn(
+                f"table {pair.logical}",
+                f"AUTO_INCREMENT of {counted(len(meeting), 'new table')} gives out ids that another one gives out too: "
+                f"{', '.join(meeting[:3])}{', ...' if len(meeting) > 3 else ''}",
+                "let the application make its ids, or set auto_increment_increment and auto_increment_offset so that "
+                "the shards have ids of their own (`lockstep target check-ids` looks for equal ones)",
+            )
     if way_back is not None:
         for one in check(way_back, environ=environ).findings:
             if one.status != "ok" and not one.subject.endswith(EXISTING_ROWS):  # the old tables have them

@@ -22,7 +22,7 @@ from cdc_core.config import NAME, WAY_BACK_SUFFIX, Pipeline, StageConfig, Target
 from cdc_core.connections import resolve
 from cdc_core.errors import Refused
 from cdc_core.model.position import Position
-from cdc_core.model.version import VERSION_COLUMN
+from cdc_core.model.version import VERSION_PATTERN
 from cdc_core.target.sharding import ShardTable, shard_tables
 
 _FIRST_ID, _IDS = 1 << 30, 1 << 30
@@ -83,7 +83,7 @@ class Reverse:
             ],
             "tables": {
                 "include": [re.escape(table) for one in self.sources for table in one.tables],
-                "columns": {"exclude": [rf".*\.{VERSION_COLUMN}"]},
+                "columns": {"exclude": [VERSION_PATTERN]},
             },
             "routes": [{"match": _any_of(self._places(origin)), "to": origin.logical} for origin in self.origins],
             "stage": _sibling(forward.stage).model_dump(mode="json", exclude_none=True),
@@ -98,6 +98,7 @@ class Reverse:
                             "table": _literal(one.table),
                             "guard": {"store": "table"},
                         }
+                        | self._former(one.logical)
                         for one in self.origins
                         if one.source == source
                     },
@@ -109,6 +110,16 @@ class Reverse:
             "cutover": forward.cutover.model_dump(mode="json", exclude_none=True),
             "airflow": forward.airflow.model_dump(mode="json", exclude_none=True),
         }
+
+    def _former(self, logical: str) -> dict[str, Any]:
+        """Of a table that was a shard: it takes the rows of this shard alone."""
+        rule = self.target.table(logical)
+        sharding = rule.sharding if rule is not None else None
+        if sharding is None or sharding.former is None:
+            return {}
+        former = sharding.former
+        own = {"databases": 1, "tables": former.of, "former": former.model_dump(mode="json")}
+        return {"sharding": {"key": sharding.key, "function": sharding.function} | own}
 
     def text(self, starts: Mapping[str, Position]) -> str:
         """The pipeline file."""
@@ -146,7 +157,7 @@ def _changed(pipeline: Pipeline) -> list[str]:
     found = []
     if tables.columns.mask:
         found.append("columns are masked (tables.columns.mask)")
-    if tables.columns.exclude:
+    if set(tables.columns.exclude) - {VERSION_PATTERN}:
         found.append("columns are left out (tables.columns.exclude)")
     if tables.rows:
         found.append("rows are left out (tables.rows)")

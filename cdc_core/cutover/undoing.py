@@ -7,7 +7,7 @@ from cdc_core.cutover.gates import closing, open_gates
 from cdc_core.cutover.locks import Places
 from cdc_core.cutover.work import Work, message, read
 from cdc_core.meta import Cutover
-from cdc_core.target.fence import lower_fences
+from cdc_core.target.fence import admit
 
 
 def undo(work: Work, cutover: Cutover) -> None:
@@ -19,7 +19,8 @@ def undo(work: Work, cutover: Cutover) -> None:
         open_gates(tables.sources, work.environ)
         work.way_back.disarm()
         for target in work.targets:
-            lower_fences(target, [name for name in tables.logical if target.table(name) is not None])
+            names = [name for name in tables.logical if target.table(name) is not None]
+            admit(target, names, work.pipeline.pipeline, work.pair)
     if work.options.stop_with is not None:
         hooks.stop(work.options.stop_with, told(work, cutover, hooks.RELEASE), work.options.hook_s, work.environ)
 

@@ -82,6 +82,11 @@ class Work:
     told: Callable[[str], None] = log.info
 
     @property
+    def pair(self) -> str:
+        """Names the cutovers between the two pipelines, in both directions."""
+        return min(self.pipeline.pipeline, self.way_back.name)
+
+    @property
     def options(self) -> config.Cutover:
         return self.pipeline.cutover
 

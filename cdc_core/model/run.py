@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -79,12 +79,14 @@ class MergeSet:
 
 @dataclass(frozen=True, slots=True)
 class TargetRun:
-    """What one target takes in this run: `batches` in stream order; `skipped` were consumed by it before."""
+    """What one target takes in this run: `batches` in stream order; `skipped` were consumed by it before; `layouts`, by
+    table: which rows go to which shard (config.TargetTable.layout)."""
 
     target: str
     merge_set: str
     batches: tuple[str, ...]
     skipped: tuple[str, ...] = ()
+    layouts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +101,7 @@ class Restored:
 
 
 RUNS, PLAN = "runs/", "plan.json"
-PLAN_VERSION = 2
+PLAN_VERSION = 3
 """Of plan.json. It grows with each change of its fields and of what the tasks leave for one another, so that no task
 continues what another version of Lockstep began."""
 _DIGEST_CHARS = 16

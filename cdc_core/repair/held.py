@@ -125,7 +125,7 @@ def _changed(shard: Shard, sql: str) -> bool:
         connection.select_db(shard.facts.database)  # MySQL wants one for a DELETE with an alias
         lock_table(cursor, shard.facts.name)  # until the connection closes
         connection.begin()
-        require_no_fence(cursor, shard.facts)
+        require_no_fence(cursor, shard.facts, shard.writer)
         cursor.execute(sql)
         count = cursor.rowcount
         connection.commit()

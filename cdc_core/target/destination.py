@@ -20,6 +20,7 @@ from cdc_core.config import Sharding, Target, TargetTable
 from cdc_core.connections import SafeConnection, Server, connect, resolve, sensible
 from cdc_core.errors import LockstepError, Refused, UsageError, combined
 from cdc_core.model.schema import TableSchema
+from cdc_core.model.version import VERSION_COLUMN
 from cdc_core.target.facts import (
     TableFacts,
     database_lacks,
@@ -30,10 +31,11 @@ from cdc_core.target.facts import (
     table_problems,
 )
 from cdc_core.target.faults import translating
-from cdc_core.target.fence import fenced, fences_in
+from cdc_core.target.fence import Fence, fenced, fences_in
 from cdc_core.target.keys import coarser_columns
 from cdc_core.target.limits import Engine, engines_of, require_engine, require_room
 from cdc_core.target.load import Layout, altering_session, documents_of, open_session, set_session
+from cdc_core.target.placement import misplaced, placements_in
 from cdc_core.target.prepare import Ours, ours_beside, prepare, require_store
 from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, shards_of
 
@@ -41,12 +43,13 @@ from cdc_core.target.sharding import ShardTable, shard_function, shard_tables, s
 @dataclass(frozen=True, slots=True)
 class Shard:
     """One physical table on its server. columns: whose values go to it. The shards of a table may differ in the columns
-    that are generated, missing there if they are generated on the source, or JSON."""
+    that are generated, missing there if they are generated on the source, or JSON. writer: the pipeline that writes."""
 
     table: ShardTable
     server: Server
     facts: TableFacts
     columns: tuple[str, ...]
+    writer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +98,7 @@ def open_destination(
     writing: bool = True,
     partial: bool = False,
     shared: bool = False,
+    pipeline: str = "",
     environ: Mapping[str, str] | None = None,
     survey: Survey | None = None,
 ) -> Destination:
@@ -104,8 +108,9 @@ def open_destination(
     the Spark jobs with ready=True. Everything that is wrong is raised as one error (errors.combined).
 
     schemas: the current definitions of the source tables that are routed here. key: default, the rule's or the
-    first schema's. writing: rows are to be written, which a fence refuses. partial: row images leave columns out.
-    shared: as in Destination. survey: of this and other tables of the target, where several are opened. Raises what
+    first schema's. writing: rows are to be written, which a fence refuses, and a table that has the rows of another
+    layout. partial: row images leave columns out. shared: as in Destination. pipeline: the one that writes, which a
+    fence may let through. survey: of this and other tables of the target, where several are opened. Raises what
     sharding, facts.*, limits.* and prepare raise, and what target.faults makes of the servers' errors.
     """
     places = shard_tables(target, logical)
@@ -114,7 +119,7 @@ def open_destination(
     key = tuple(key or rule.key or schemas[0].key)
     if rule.sharding is not None:
         _require_shard_key(rule.sharding, target.name, logical, schemas)
-    demands = _Demands(tuple(schemas), key, rule, ready, writing, partial, shared)
+    demands = _Demands(tuple(schemas), key, rule, ready, writing, partial, shared, pipeline)
     shards: list[Shard] = []
     problems: list[LockstepError] = []
     with ExitStack() as stack:
@@ -127,7 +132,7 @@ def open_destination(
             try:
                 with survey.asking(number) as server:
                     found = _inspect(survey, mine, demands, reference, problems)
-                    shards += [Shard(place, server, facts, _loaded(facts, schemas)) for place, facts in found]
+                    shards += [Shard(place, server, facts, _loaded(facts, schemas), pipeline) for place, facts in found]
             except LockstepError as error:
                 problems.append(error)
     if problems:
@@ -189,6 +194,7 @@ class _Demands:
     writing: bool
     partial: bool
     shared: bool
+    pipeline: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +204,8 @@ class _Database:
     facts: Mapping[str, TableFacts]
     engines: Mapping[str, Engine]
     ours: Ours
-    fences: Mapping[str, str]
+    fences: Mapping[str, Fence]
+    placements: Mapping[str, str]
 
 
 class Survey:
@@ -263,12 +270,13 @@ class Survey:
         if at not in self._databases:
             connection, tables = self._connections[number], list(self._tables[at])
             with connection.cursor() as cursor:
-                fences = fences_in(cursor, name)
+                fences, noted = fences_in(cursor, name), placements_in(cursor, name)
             self._databases[at] = _Database(
                 table_facts(connection, name, tables),
                 engines_of(connection, name, tables),
                 ours_beside(connection, name, tables),
                 fences,
+                noted,
             )
         return self._databases[at]
 
@@ -298,8 +306,12 @@ def _inspect(
         found = {place.table: known.facts[place.table] for place in here if place.table in known.facts}
         for place in here:
             facts = found.get(place.table)
-            if demands.writing and place.table in known.fences:
-                problems.append(fenced(place.name, known.fences[place.table]))
+            fence = known.fences.get(place.table)
+            if demands.writing and fence is not None and fence.keeps_out(demands.pipeline):
+                problems.append(fenced(place.name, fence.note))
+            noted = known.placements.get(place.table, place.placement)
+            if demands.writing and noted != place.placement:
+                problems.append(misplaced(place.name, noted, place.placement))
             for schema in demands.schemas[: None if facts else 1]:
                 problems += table_problems(
                     facts,
@@ -318,6 +330,8 @@ def _inspect(
                     keyless=not demands.key,
                     beside=bool(demands.key) and demands.rule.guard.store == "table",
                 )
+                if facts.beside and fence is not None and not fence.keeps_out(demands.pipeline):
+                    facts = _without_versions(facts)
                 found[place.table] = replace(facts, coarser=bool(coarser_columns(facts, demands.schemas)))
         sound = [one for one in found.values() if _collect(problems, require_engine, one, known.engines.get(one.table))]
         granted = _collect(problems, _require_grants, survey, number, database, sound, where)
@@ -331,6 +345,12 @@ def _inspect(
                     problems, require_room, connection, facts, _loaded(facts, demands.schemas), shared=demands.shared
                 )
             yield place, facts
+
+
+def _without_versions(facts: TableFacts) -> TableFacts:
+    """Versions in the rows are from before the fence, and so older than all that the pipeline writes that it lets
+    through: they need not be compared, and the pipeline may keep its own beside the table."""
+    return replace(facts, columns=tuple(one for one in facts.columns if one.name.lower() != VERSION_COLUMN))
 
 
 def _require_grants(survey: Survey, number: int, database: str, tables: Sequence[TableFacts], where: str) -> None:

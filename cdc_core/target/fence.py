@@ -5,12 +5,16 @@ the lock by which the writers of a table take turns (prepare.lock_table). The ro
 too. So once a fence is raised, no write is under way, and none begins. The first fence of a database makes
 `_lockstep_fence`: without it there has been none.
 
+A fence has an owner: the cutovers between two pipelines, or nobody. Tables to which an application was led by one
+cutover, and which it leaves by another, keep the fence of the first, so that what fed them before is still kept out. It
+lets one pipeline through: the way back to them.
+
 Reading the table, verifying it and altering it are not writes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,13 +32,32 @@ from cdc_core.target.sharding import ShardTable, shard_tables
 FENCES = "_lockstep_fence"
 MAX_NOTE = 200
 
+_ADDED = {
+    name: f"{name} VARCHAR(48) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL DEFAULT ''"
+    for name in ("owner", "passes")
+}
+"""Columns that an earlier version has not made."""
 _CREATE = f"""
 CREATE TABLE IF NOT EXISTS {{database}}.{FENCES} (
   table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
   note VARCHAR({MAX_NOTE}) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL,
-  at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP
+  at TIMESTAMP NOT NULL DEFAULT CURRENT_TIMESTAMP,
+  {", ".join(_ADDED.values())}
 ) ENGINE=InnoDB COMMENT='Lockstep: tables that it does not write to'
 """
+
+
+@dataclass(frozen=True, slots=True)
+class Fence:
+    """note: why it is there. owner: whose it is; "" for nobody's. passes: the pipeline that it lets through; "" for
+    none."""
+
+    note: str
+    owner: str
+    passes: str
+
+    def keeps_out(self, pipeline: str) -> bool:
+        return not self.passes or self.passes != pipeline
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +72,11 @@ class FencedTable:
 Told = Callable[[FencedTable], None]
 
 
-def require_no_fence(cursor: Any, facts: TableFacts) -> None:
-    """In a transaction that writes to the table, under its lock. Raises Refused (target.fenced)."""
-    note = fences_in(cursor, facts.database).get(facts.table)
-    if note is not None:
-        raise fenced(facts.name, note)
+def require_no_fence(cursor: Any, facts: TableFacts, pipeline: str) -> None:
+    """In a transaction in which the pipeline writes to the table, under its lock. Raises Refused (target.fenced)."""
+    fence = fences_in(cursor, facts.database).get(facts.table)
+    if fence is not None and fence.keeps_out(pipeline):
+        raise fenced(facts.name, fence.note)
 
 
 def fenced(table: str, note: str) -> Refused:
@@ -66,15 +89,21 @@ def fenced(table: str, note: str) -> Refused:
     )
 
 
-def fences_in(cursor: Any, database: str) -> dict[str, str]:
-    """The notes of the fences in a database, by table."""
+def fences_in(cursor: Any, database: str) -> dict[str, Fence]:
+    """The fences in a database, by table."""
     try:
-        cursor.execute(f"SELECT table_name, note FROM {quote(database, FENCES)}")
+        # Of an earlier version, the table lacks the last columns.
+        cursor.execute(f"SELECT * FROM {quote(database, FENCES)}")
     except pymysql.err.MySQLError as error:
         if number_of(error) not in NO_TABLE:
             raise
         return {}
-    return {str(table): str(note) for table, note in cursor.fetchall()}
+    names = [str(one[0]) for one in cursor.description]
+    rows = [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
+    return {
+        str(row["table_name"]): Fence(str(row["note"]), str(row.get("owner", "")), str(row.get("passes", "")))
+        for row in rows
+    }
 
 
 def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
@@ -83,28 +112,32 @@ def fences(target: Target, logical: Sequence[str]) -> list[FencedTable]:
     found: list[FencedTable] = []
     for connection, tables in _by_server(target, logical):
         with connection.cursor() as cursor:
-            notes = {name: fences_in(cursor, name) for name in {place.database for _, place in tables}}
-        found += [FencedTable(name, place.name, notes[place.database].get(place.table)) for name, place in tables]
+            here = {name: fences_in(cursor, name) for name in {place.database for _, place in tables}}
+        found += [FencedTable(name, place.name, _note(here[place.database], place)) for name, place in tables]
     return found
 
 
-def raise_fences(target: Target, logical: Sequence[str], note: str, told: Told = lambda one: None) -> None:
+def raise_fences(
+    target: Target, logical: Sequence[str], note: str, told: Told = lambda one: None, *, owner: str = ""
+) -> None:
     """Keeps Lockstep's writes out of all physical tables of the logical ones, from the return on. Safe to repeat, also
-    after half of it was done; a fence that is up keeps its note.
+    after half of it was done; a fence that is up keeps its note and its owner, and lets nobody through.
 
     note: why, in up to MAX_NOTE characters. told: receives each table as it is fenced. Raises RetryLater (target.busy)
     when a write to a table does not end, and what `fences` raises.
     """
     for cursor, database, tables in _alone(target, logical):
         cursor.execute(_CREATE.format(database=quote(database)))
+        _complete(cursor, database)
         cursor.execute(
-            f"INSERT IGNORE INTO {quote(database, FENCES)} (table_name, note) VALUES "
-            + ", ".join(["(%s, %s)"] * len(tables)),
-            [value for _, place in tables for value in (place.table, note[:MAX_NOTE])],
+            f"INSERT INTO {quote(database, FENCES)} (table_name, note, owner) VALUES "
+            + ", ".join(["(%s, %s, %s)"] * len(tables))
+            + " ON DUPLICATE KEY UPDATE passes = ''",
+            [value for _, place in tables for value in (place.table, note[:MAX_NOTE], owner)],
         )
-        notes = fences_in(cursor, database)
+        here = fences_in(cursor, database)
         for name, place in tables:
-            told(FencedTable(name, place.name, notes.get(place.table)))
+            told(FencedTable(name, place.name, _note(here, place)))
 
 
 def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one: None) -> None:
@@ -116,6 +149,51 @@ def lower_fences(target: Target, logical: Sequence[str], told: Told = lambda one
             cursor.execute(f"DELETE FROM {quote(database, FENCES)} WHERE table_name IN ({marks})", up)
         for name, place in tables:
             told(FencedTable(name, place.name, None))
+
+
+def let_through(target: Target, logical: Sequence[str], pipeline: str, owner: str) -> None:
+    """Fences let a pipeline through, and no other. owner: of those that are nobody's. Safe to repeat. Raises as
+    raise_fences."""
+    for cursor, database, tables in _alone(target, logical):
+        here = fences_in(cursor, database)
+        up = [place.table for _, place in tables if place.table in here]
+        if up:
+            _complete(cursor, database)
+            marks = ", ".join(["%s"] * len(up))
+            cursor.execute(
+                f"UPDATE {quote(database, FENCES)} SET passes = %s, owner = IF(owner = '', %s, owner) "
+                f"WHERE table_name IN ({marks})",
+                [pipeline, owner, *up],
+            )
+
+
+def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str) -> None:
+    """Lets a pipeline write to the tables again: fences that have this owner, or none, are lowered; the others let it
+    through. Safe to repeat. Raises as raise_fences."""
+    for cursor, database, tables in _alone(target, logical):
+        here = fences_in(cursor, database)
+        for _, place in tables:
+            fence = here.get(place.table)
+            if fence is not None and fence.owner in ("", owner):
+                cursor.execute(f"DELETE FROM {quote(database, FENCES)} WHERE table_name = %s", (place.table,))
+            elif fence is not None:
+                cursor.execute(
+                    f"UPDATE {quote(database, FENCES)} SET passes = %s WHERE table_name = %s", (pipeline, place.table)
+                )
+
+
+def _complete(cursor: Any, database: str) -> None:
+    """Adds columns that an earlier version has not made."""
+    cursor.execute(f"SHOW COLUMNS FROM {quote(database, FENCES)}")
+    there = {str(row[0]) for row in cursor.fetchall()}
+    lacking = [f"ADD COLUMN {column}" for name, column in _ADDED.items() if name not in there]
+    if lacking:
+        cursor.execute(f"ALTER TABLE {quote(database, FENCES)} {', '.join(lacking)}")
+
+
+def _note(fences: Mapping[str, Fence], place: ShardTable) -> str | None:
+    fence = fences.get(place.table)
+    return None if fence is None else fence.note
 
 
 _AT_ONCE = 100

@@ -9,6 +9,7 @@
                                      have the changes
     <database>._lockstep_ledger      one row per run and table, written in the transaction of the rows; `number` counts
                                      the transactions that have written the table
+    <database>._lockstep_layout      one row per table: which rows it is for (placement.py)
     <database>._lockstep_fence       one row per table that nothing is to be written to (fence.py)
 
 Versions and tombstones are found by typed copies of the table's own key columns, so that the server decides which keys
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 TRUNCATES = "_lockstep_truncate"
 LEDGER = "_lockstep_ledger"
 MARKS = "_lockstep_mark"
+LAYOUTS = "_lockstep_layout"
 KEY_BYTES = 512
 """Longest key text kept as it is; a longer one is kept as its SHA-256 (target.text)."""
 LOCK_WAIT_S = 600
@@ -82,6 +84,12 @@ CREATE TABLE IF NOT EXISTS {{database}}.{MARKS} (
   seq BIGINT NOT NULL,
   PRIMARY KEY (table_name, source)
 ) ENGINE=InnoDB COMMENT='Lockstep: the last batch that is in tables without a key, by where it begins'
+"""
+_CREATE_LAYOUTS = f"""
+CREATE TABLE IF NOT EXISTS {{database}}.{LAYOUTS} (
+  table_name VARCHAR(64) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL PRIMARY KEY,
+  placement MEDIUMTEXT CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL
+) ENGINE=InnoDB COMMENT='Lockstep: which rows each table is for'
 """
 
 
@@ -195,7 +203,7 @@ def ours_beside(connection: pymysql.Connection[Any], database: str, tables: Coll
 
 
 def _ours(cursor: Any, database: str, tables: Collection[str]) -> Ours:
-    names = [TRUNCATES, LEDGER, MARKS]
+    names = [TRUNCATES, LEDGER, MARKS, LAYOUTS]
     names += [beside(table) for table in tables for beside in (tombstones_table, versions_table)]
     cursor.execute(
         "SELECT TABLE_NAME, COLUMN_NAME, COLUMN_TYPE, CHARACTER_SET_NAME, COLLATION_NAME "
@@ -212,6 +220,8 @@ def _create_missing(cursor: Any, facts: TableFacts, there: Ours) -> None:
     database = quote(facts.database)
     if LEDGER not in there:
         cursor.execute(_CREATE_LEDGER.format(database=database))
+    if LAYOUTS not in there:
+        cursor.execute(_CREATE_LAYOUTS.format(database=database))
     if facts.keyless:
         if MARKS not in there:
             cursor.execute(_CREATE_MARKS.format(database=database))

@@ -10,6 +10,10 @@ Shards are numbered 0 .. databases * tables - 1, database-major: shard s is tabl
     range  the number of bounds that the key is not below: integers, text in the order of its UTF-8 bytes, dates, times.
     python a user's function; each shard that it gives is checked to exist.
 
+With `former`, the table has the rows of one shard of a former layout alone. Where mod and hash count to a multiple of
+the former number, the rows of former shard s are in shards s, s + of, s + 2 of, ...: its successors, which are counted
+from 0 then. A row that belongs elsewhere is refused.
+
 A change of this arithmetic would send rows to shards other than those that hold them: the tests pin values.
 """
 
@@ -28,20 +32,23 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from cdc_core.config import Sharding, Target, TargetTable
-from cdc_core.errors import Refused, UsageError
+from cdc_core.config import ONE_TABLE, Sharding, Target, TargetTable
+from cdc_core.errors import DataAtRisk, Refused, UsageError
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class ShardTable:
-    """One physical table. `connection` indexes the target's connections."""
+    """One physical table. `connection` indexes the target's connections. number: of the shard in the whole layout.
+    placement: which rows the table is for."""
 
     shard: int
     database: str
     table: str
     connection: int
+    number: int = 0
+    placement: str = ONE_TABLE
 
     @property
     def name(self) -> str:
@@ -49,7 +56,9 @@ class ShardTable:
 
 
 def shard_count(sharding: Sharding | None) -> int:
-    return 1 if sharding is None else sharding.databases * sharding.tables
+    if sharding is None:
+        return 1
+    return sharding.whole_count if sharding.former is None else sharding.whole_count // sharding.former.of
 
 
 def shard_of(value: int | str | bytes, sharding: Sharding) -> int:
@@ -58,12 +67,32 @@ def shard_of(value: int | str | bytes, sharding: Sharding) -> int:
 
 
 def shards_of(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
-    """The shard of each value of a column. Raises Refused for nulls and for types that the function does not take."""
+    """The shard of each value of a column. Raises Refused for nulls and for types that the function does not take, and
+    DataAtRisk (target.foreign_row)."""
     if isinstance(values, pa.ChunkedArray):
         values = values.combine_chunks()
     if values.null_count:
         raise _refused(sharding, "is null in a row")
-    count = shard_count(sharding)
+    shards = _in_whole_layout(values, sharding)
+    former = sharding.former
+    if former is None:
+        return shards
+    elsewhere = np.flatnonzero(shards % former.of != former.shard)
+    if len(elsewhere):
+        first = elsewhere[0]
+        raise DataAtRisk(
+            f"The row with {sharding.key} = {values[first]} belongs to shard {shards[first] % former.of} of "
+            f"{former.of}, and was in shard {former.shard}.",
+            where=f"sharding of {sharding.key}",
+            code="target.foreign_row",
+            remedy="nothing of it was written. Find out who put the row there: move it to its own shard, or delete it, "
+            "then copy the table again (`lockstep snapshot`)",
+        )
+    return (shards - former.shard) // former.of
+
+
+def _in_whole_layout(values: pa.Array, sharding: Sharding) -> npt.NDArray[np.int64]:
+    count = sharding.whole_count
     kind = values.type
     integer = pa.types.is_integer(kind) or (pa.types.is_decimal(kind) and kind.scale == 0)
     if sharding.function == "mod":
@@ -196,10 +225,11 @@ def shard_tables(target: Target, logical: str) -> tuple[ShardTable, ...]:
 
 
 def _named(target: Target, logical: str, rule: TargetTable) -> Iterator[ShardTable]:
-    tables = rule.sharding.tables if rule.sharding else 1
+    tables, former = (rule.sharding.tables, rule.sharding.former) if rule.sharding else (1, None)
     first, dot, rest = logical.partition(".")
     for shard in range(shard_count(rule.sharding)):
-        d, t = divmod(shard, tables)
+        number = shard if former is None else shard * former.of + former.shard
+        d, t = divmod(number, tables)
         words: dict[str, object] = {"logical": logical, "table": rest if dot else logical, "d": d, "t": t}
         if dot:
             words["database"] = first
@@ -213,4 +243,5 @@ def _named(target: Target, logical: str, rule: TargetTable) -> Iterator[ShardTab
                 remedy="use {logical}, {table}, {d} and {t}; {database} exists only where the logical name is "
                 "'database.table'",
             ) from None
-        yield ShardTable(shard, database, table, d if len(target.connections) > 1 else 0)
+        placement = rule.sharding.placement(number) if rule.sharding else ONE_TABLE
+        yield ShardTable(shard, database, table, d if len(target.connections) > 1 else 0, number, placement)

@@ -3,6 +3,7 @@
     load     the rows into a temporary table (outside the transaction)
     lock     a named lock per table, so that two runs take turns; in the transaction the rows' own locks
     fence    where one is raised (target.fence), nothing is written
+    layout   of a table that has the rows of another shard or layout (target.placement), nothing is written
     twins    among rows whose keys are equal in the table, the newest counts (target.keys)
     complete values that the log did not carry are taken from the target's own row
     guard    rows older than the target's row or tombstone are marked stale and not written
@@ -35,6 +36,7 @@ from typing import Any
 
 import pymysql
 
+from cdc_core.config import ONE_TABLE
 from cdc_core.connections import Server, sensible
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import MergedOp
@@ -63,6 +65,7 @@ from cdc_core.target.load import (
     shown_key,
     target_name,
 )
+from cdc_core.target.placement import keep_placement
 from cdc_core.target.prepare import LEDGER, lock_table
 from cdc_core.target.server_words import reason
 from cdc_core.target.truncates import Truncates, keep_truncates, loaded_truncates, truncates_of
@@ -102,8 +105,8 @@ class _UnfitRows(Exception):
 @dataclass(frozen=True, slots=True)
 class ShardWrite:
     """What is written where. freshness: as in config.TargetTable. ledger: note the counts (a second pass notes only
-    that it was).
-    quarantine: rows that the table rejects are left out, instead of an error."""
+    that it was). quarantine: rows that the table rejects are left out, instead of an error. placement: which rows the
+    table is for (ShardTable.placement). pipeline: the one that writes, which a fence may let through."""
 
     run_id: str
     logical: str
@@ -111,6 +114,8 @@ class ShardWrite:
     freshness: str | None = None
     ledger: bool = True
     quarantine: bool = False
+    placement: str = ONE_TABLE
+    pipeline: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +144,10 @@ def write_shard(
 ) -> ShardResult:
     """Writes a load file to its table; safe to repeat. transact: what is done in the transaction; None: as above.
 
-    Raises Refused (target.fenced), DataAtRisk (target.row_error, target.unique_conflict, target.absent_values,
-    target.key_collapse), and what target.faults makes of the server's errors. Whatever is raised, nothing was written,
-    unless the connection broke during the commit: then the rows may have been written, and a repeated call finds them.
+    Raises Refused (target.fenced), DataAtRisk (target.layout, target.row_error, target.unique_conflict,
+    target.absent_values, target.key_collapse), and what target.faults makes of the server's errors. Whatever is raised,
+    nothing was written, unless the connection broke during the commit: then the rows may have been written, and a
+    repeated call finds them.
     """
     for attempt in range(1, ATTEMPTS + 1):
         try:
@@ -166,7 +172,8 @@ def _attempt(server: Server, write: ShardWrite, file: LoadFile, transact: Transa
             while True:
                 try:
                     connection.begin()
-                    require_no_fence(cursor, write.facts)
+                    require_no_fence(cursor, write.facts, write.pipeline)
+                    keep_placement(cursor, write.facts.database, write.facts.table, write.placement)
                     counts = transact(cursor, write, file, careful=careful, quarantined=len(unfit))
                     connection.commit()
                     break

@@ -96,8 +96,9 @@ class Table:
         key = key_of(job.target, name, schemas)
         shared = keys_apart(job.pipeline, name, key, rule.shared_keys, schemas)
         destination = open_destination(
-            job.target, name, schemas, key=key, ready=False, writing=False, shared=shared, environ=job.environ
-        )
+            job.target, name, schemas, key=key, ready=False, writing=False, shared=shared,
+            pipeline=job.pipeline.pipeline, environ=job.environ,
+        )  # fmt: skip
         self._shape = shape_of(destination, schemas, [schema for _, schema in feeding])
         self._whole = why_whole(self._shape, [schema for _, schema in feeding])
         self._batches = StagedBatches(job, name, [source.name for source, _ in feeding])

@@ -41,8 +41,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ddl": JOINED | {"target_tables"},
     "cutover": JOINED | {"check", "repair", "verify"},
     "run": JOINED | {"check", "target_tables"},
+    "reshard": JOINED | {"check", "run", "target_tables"},
     "cli": JOINED
-    | {"check", "cutover", "ddl", "init", "repair", "run", "snapshot", "staged", "target_tables", "verify"},
+    | {"check", "cutover", "ddl", "init", "repair", "reshard", "run", "snapshot", "staged", "target_tables", "verify"},
 }
 """Package of cdc_core -> packages it may import, besides itself."""
 

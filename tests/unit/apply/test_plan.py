@@ -503,7 +503,8 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
     after.plan("r")
     first = before.plan("r")  # nothing was written under the other one: a mistake that was corrected in time
     note_layouts(line.meta, before.pipeline, first, "t")
-    assert refusal(lambda: require_layouts(line.meta, after.pipeline, first)).code == "target.layout"
+    assert refusal(lambda: require_layouts(line.meta, after.pipeline, first)).code == "plan.layout"
+    assert refusal(lambda: note_layouts(line.meta, after.pipeline, first, "t")).code == "plan.layout"
     require_layouts(line.meta, before.pipeline, first)
     error = refusal(lambda: after.plan("r"))
     assert (type(error), error.code, error.where) == (

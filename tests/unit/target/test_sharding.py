@@ -12,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from cdc_core.config import Sharding, Target
-from cdc_core.errors import Refused, UsageError
+from cdc_core.errors import DataAtRisk, Refused, UsageError
 from cdc_core.target.sharding import shard_of, shard_tables, shards_of
 
 MOD = Sharding(key="id", databases=2, tables=4)
@@ -188,3 +188,47 @@ def test_a_logical_name_without_database_needs_one_in_the_template() -> None:
         shard_tables(_target(), "orders")
     assert caught.value.code == "target.template"
     assert [one.name for one in shard_tables(_target(database="shop"), "orders")] == ["shop.orders"]
+
+
+FORMER = Sharding.model_validate(
+    {"key": "id", "databases": 2, "tables": 4, "former": {"shard": 3, "of": 4}},
+)
+
+
+@pytest.mark.parametrize("function", ["mod", "hash"])
+def test_rows_of_a_former_shard_go_to_its_successors_alone(function: str) -> None:
+    whole = Sharding(key="id", function=function, databases=2, tables=4)  # type: ignore[arg-type]
+    few = Sharding(key="id", function=function, databases=2, tables=2)  # type: ignore[arg-type]
+    keys = pa.array(range(-40, 40), pa.int64())
+    for shard in range(4):
+        mine = keys.filter(pa.array(shards_of(keys, few) == shard))
+        own = whole.model_copy(update={"former": FORMER.former.model_copy(update={"shard": shard})})  # type: ignore[union-attr]
+        numbers = shards_of(mine, own)
+        assert set(numbers) <= {0, 1}
+        assert (numbers * 4 + shard).tolist() == shards_of(mine, whole).tolist()
+
+
+def test_a_row_that_is_in_the_wrong_former_shard_is_named() -> None:
+    assert shards_of(pa.array([3, 7, 11, -1]), FORMER).tolist() == [0, 1, 0, 1]
+    with pytest.raises(DataAtRisk) as caught:
+        shards_of(pa.array([3, 6]), FORMER)
+    assert caught.value.code == "target.foreign_row"
+    assert caught.value.what == "The row with id = 6 belongs to shard 2 of 4, and was in shard 3."
+
+
+def test_the_tables_of_a_former_shard_are_its_successors() -> None:
+    rule = {"database": "d{d}", "table": "t{t}", "sharding": FORMER.model_dump()}
+    target = Target.model_validate({"name": "t", "connections": ["env:T"], "tables": {"o": rule}})
+    found = [(one.shard, one.name, one.placement) for one in shard_tables(target, "o")]
+    assert found == [(0, "d0.t3", "shard 3 of 8 by mod(id)"), (1, "d1.t3", "shard 7 of 8 by mod(id)")]
+    whole = Target.model_validate({
+        "name": "t", "connections": ["env:T"], "tables": {"o": {**rule, "sharding": MOD.model_dump()}}
+    })  # fmt: skip
+    assert {(one.name, one.placement) for one in shard_tables(whole, "o")} >= {(name, said) for _, name, said in found}
+
+
+@pytest.mark.parametrize("changed", [{"function": "range", "bounds": [1, 2, 3, 4, 5, 6, 7]}, {"tables": 3},
+                                     {"former": {"shard": 4, "of": 4}}])  # fmt: skip
+def test_a_former_shard_without_successors_is_refused(changed: dict[str, Any]) -> None:
+    with pytest.raises(ValidationError, match="former"):
+        Sharding.model_validate(FORMER.model_dump() | changed)

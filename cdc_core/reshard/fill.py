@@ -1,0 +1,102 @@
+"""Applies the staged history to a new target, some batches at a time, until it has everything that is staged.
+
+Each time is an ordinary run: it claims batches, its ledger must add up, and its commit moves the consume records. So a
+kill loses at most the run under way, and the next one continues where records say that the target is. Scheduled runs
+leave the target alone until it is filled (replay_only). No source is read, and no other target.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
+
+from cdc_core.apply import retention
+from cdc_core.config import Pipeline
+from cdc_core.errors import RetryLater
+from cdc_core.extract.extractor import default_holder
+from cdc_core.meta import Meta
+from cdc_core.meta.kept_lease import kept_lease
+from cdc_core.run import RunContext, application_of, apply
+from cdc_core.stage import horizon as horizons
+
+LEASE_S = 10.0
+
+
+@dataclass(frozen=True, slots=True)
+class Filled:
+    """How much of what is staged a target has. rows: changes and copied rows of batches that it lacks."""
+
+    batches: int
+    pending: int
+    rows: int
+
+    @property
+    def done(self) -> int:
+        return self.batches - self.pending
+
+
+def filled(meta: Meta, pipeline: Pipeline, target: str) -> Filled:
+    sources = [source.name for source in pipeline.sources]
+    view = meta.plan_view("", sources, [target], None)
+    pending = view.pending[target]
+    rows = sum(file.rows for batch in pending for file in view.files[batch])
+    return Filled(sum(len(meta.batches(source)) for source in sources), len(pending), rows)
+
+
+@contextmanager
+def filling(meta: Meta, pipeline: Pipeline, target: str) -> Iterator[None]:
+    """The right to fill a target. Raises RetryLater (reshard.running)."""
+    taken = RetryLater(
+        f"Another process fills the target {target!r}.",
+        where=f"targets.{target}",
+        code="reshard.running",
+        remedy=f"wait until it has ended or, if it is dead, {LEASE_S:g} s for its lease to expire",
+    )
+    key = "reshard:" + hashlib.sha256(f"{pipeline.pipeline}/{target}".encode()).hexdigest()[:16]
+    with kept_lease(meta, key, pipeline.pipeline, default_holder(), LEASE_S, taken=taken):
+        yield
+
+
+def fill(context: RunContext, target: str, name: str, most_rows: int, told: Callable[[Filled], None]) -> Filled:
+    """Until the target has everything that is staged. The stage is known to be whole (base.require_base).
+
+    name: of its runs, which get numbers. told: receives how far it is, before each run and in the end. Raises what runs
+    raise.
+    """
+    taking = _fed(context.pipeline, target)
+    _count_from_the_horizon(context, taking, target)
+    with application_of(context) as application:
+        once = replace(context, pipeline=taking, application=lambda plan: nullcontext(application))
+        for number in itertools.count(1):
+            now = filled(context.meta, taking, target)
+            told(now)
+            if not now.pending:
+                return now
+            done = apply(once, f"{name}-{number}", targets=[target], most_rows=most_rows)
+            if not done.summaries and filled(context.meta, taking, target) == now:
+                raise RetryLater(
+                    f"The run {done.run_id} has not moved the target {target!r}: "
+                    f"{'; '.join(done.lost) or 'its batches are held back, by a copy that is under way for instance'}.",
+                    where=f"targets.{target}",
+                    code="reshard.held",
+                    remedy="let copies and other runs of the target end, then run the same command again",
+                )
+    raise AssertionError("unreachable")
+
+
+def _fed(pipeline: Pipeline, target: str) -> Pipeline:
+    """As if scheduled runs fed the target."""
+    targets = tuple(
+        one.model_copy(update={"replay_only": False}) if one.name == target else one for one in pipeline.targets
+    )
+    return pipeline.model_copy(update={"targets": targets})
+
+
+def _count_from_the_horizon(context: RunContext, pipeline: Pipeline, target: str) -> None:
+    """What was purged is not lacking: the base has it."""
+    found = [horizons.read(context.store, source.name) for source in pipeline.sources]
+    if any(one is not None and target not in one.targets for one in found):
+        retention.seeded(context.meta, context.store, pipeline, target)
