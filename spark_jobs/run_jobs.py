@@ -3,6 +3,9 @@
 Arguments: the path of the Unix socket from which orders come, and of the file for this driver's output. An order is a
 line of JSON with the name of a job and its arguments; the answer is a line with the job's exit status. No more orders:
 the application ends.
+
+The libraries of quality take seconds to load. They are loaded beside the earlier jobs, which mostly wait: for Arrow's
+own threads, and for the target.
 """
 
 from __future__ import annotations
@@ -11,9 +14,9 @@ import json
 import os
 import socket
 import sys
+import threading
 from collections.abc import Sequence
-
-from spark_jobs.job import leave
+from contextlib import suppress
 
 
 def host(argv: Sequence[str]) -> int:
@@ -22,13 +25,47 @@ def host(argv: Sequence[str]) -> int:
     with socket.socket(socket.AF_UNIX) as channel:
         channel.connect(address)
         with channel.makefile("rb") as orders:
-            for line in orders:
+            for number, line in enumerate(orders):
+                if not number:
+                    import_beside()
                 order = json.loads(line)
                 status = run_job(order["job"], order["arguments"])
                 sys.stdout.flush()
                 sys.stderr.flush()
                 channel.sendall(b"%d\n" % status)
+        end_spark()
     return 0
+
+
+def import_beside() -> None:
+    """Loads the libraries of quality in a thread. pyspark is loaded first: two threads that load modules which need
+    each other may get half of one."""
+    import_jobs()
+    threading.Thread(target=_import_suites, daemon=True).start()
+
+
+def import_jobs() -> None:
+    import spark_jobs.filter
+    import spark_jobs.merge
+    import spark_jobs.quality
+    import spark_jobs.write  # noqa: F401
+
+
+def _import_suites() -> None:
+    with suppress(Exception):  # quality itself reports it
+        import spark_jobs.suite_runner  # noqa: F401
+
+
+def end_spark() -> None:
+    """Ends the JVM that this driver has started, if it has, so that nothing of the application outlives it."""
+    from pyspark import SparkContext
+
+    if SparkContext._active_spark_context is not None:
+        SparkContext._active_spark_context.stop()
+    jvm = getattr(SparkContext._gateway, "proc", None)
+    if jvm is not None:
+        jvm.stdin.close()
+        jvm.wait()
 
 
 def print_to(output: str) -> None:
@@ -55,4 +92,7 @@ def run_job(job: str, arguments: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    leave(host(sys.argv[1:]))
+    status = host(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)  # Python would spend most of a second on the modules, which nothing needs any more

@@ -23,7 +23,7 @@ from typing import Any
 
 from cdc_core.apply.run_application import BEGUN, OTHER
 from cdc_core.apply.run_slots import IDENTITY, Slot, peer_is_this_user
-from spark_jobs.run_jobs import print_to, run_job
+from spark_jobs.run_jobs import import_jobs, print_to, run_job
 
 _LOOK_S = 0.5
 _LEAVE_S = 20.0
@@ -129,10 +129,8 @@ def _removed(slot: Slot, jvm: int) -> bool:
 def _import_jobs() -> None:
     """While Airflow starts the next task: the libraries of quality take seconds to load."""
     with suppress(Exception):  # the job itself reports it
-        import spark_jobs.filter
-        import spark_jobs.quality
-        import spark_jobs.suite_runner
-        import spark_jobs.write  # noqa: F401
+        import_jobs()
+        import spark_jobs.suite_runner  # noqa: F401
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import os
+import shlex
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
@@ -111,6 +112,15 @@ class SparkJob:
 
     def command(self, master: str, *, spark_submit: str = "spark-submit") -> list[str]:
         """Its command line."""
+        return [spark_submit, *self._options(master), self.application, *self.arguments]
+
+    def driver(self, master: str) -> tuple[list[str], dict[str, str]]:
+        """(command line, variables) of the driver alone: pyspark starts spark-submit, with the same options, when the
+        driver opens a session."""
+        submit = shlex.join([*self._options(master), "pyspark-shell"])
+        return [sys.executable, self.application, *self.arguments], {"PYSPARK_SUBMIT_ARGS": submit}
+
+    def _options(self, master: str) -> list[str]:
         options = ["--master", master, "--name", self.name]
         for key, value in self.conf.items():
             options += ["--conf", f"{key}={value}"]
@@ -118,7 +128,7 @@ class SparkJob:
             options += ["--jars", ",".join(self.jars)]
         if self.packages:
             options += ["--packages", ",".join(self.packages), "--exclude-packages", ",".join(self.excluded)]
-        return [spark_submit, *options, self.application, *self.arguments]
+        return options
 
     def hosted_by(self, application: str, name: str, *arguments: str) -> SparkJob:
         """Another application with the settings of this job."""

@@ -1,8 +1,11 @@
 """One Spark application for all jobs of a run: Spark starts once, instead of once for each job.
 
-spark-submit starts spark_jobs/run_jobs.py. Its driver connects to a Unix socket of this process, is sent one job at a
+The application is spark_jobs/run_jobs.py. Its driver connects to a Unix socket of this process, is sent one job at a
 time, and answers each with the job's exit status. It ends when this process closes the socket, or ends itself. After a
 job that failed, the application ends: the next job gets a new one.
+
+spark-submit starts a JVM, and the JVM the driver. A driver that may do all jobs itself (spark.driver_mib) is started
+alone: the JVM comes with the first job that needs Spark, below the driver, and ends with it.
 """
 
 from __future__ import annotations
@@ -38,15 +41,18 @@ _LEAVE_S = 60.0
 class SparkApplication:
     """Runs Spark jobs one after the other, in one application as long as their settings are the same.
 
-    name: of the application. output: the file that receives its output. environ: of its driver. A context manager:
-    leaving it ends the application.
+    name: of the application. output: the file that receives its output. environ: of its driver. driver_first: the JVM
+    is started when it is needed. A context manager: leaving it ends the application.
     """
 
     local: bool = True
     """Its jobs have the settings of a driver on this machine."""
 
-    def __init__(self, name: str, *, master: str, output: Path, environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, name: str, *, master: str, output: Path, environ: Mapping[str, str], driver_first: bool = False
+    ) -> None:
         self._name = name
+        self._driver_first = driver_first
         self._master = master
         self._output = output
         # spark-submit finds its home only when it is called by name, with the environment's bin on the path.
@@ -108,11 +114,14 @@ class SparkApplication:
             listener.listen(1)
             listener.settimeout(_LOOK_S)
             host = job.hosted_by(application_of("run_jobs"), self._name, address, str(self._output))
+            command, variables = (
+                host.driver(self._master) if self._driver_first else (host.command(self._master), dict[str, str]())
+            )
             with self._output.open("ab") as file:
                 try:
                     process = subprocess.Popen(
-                        host.command(self._master),
-                        env=self._environ,
+                        command,
+                        env=self._environ | variables,
                         stdout=file,
                         stderr=subprocess.STDOUT,
                         start_new_session=True,  # Ctrl-C is for the command, which ends its application itself

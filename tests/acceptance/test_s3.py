@@ -44,7 +44,8 @@ def bucket(s3_server: Any, source_database: Any, mariadb_target: Any, lockstep: 
             "init", "shop", "--source", "env:SHOP", "--include", rf"{database}\..*", "--target", "env:COPY", *stage
         )
         file = lockstep.directory / "shop.yaml"
-        file.write_text(file.read_text().replace("stage:\n", f"stage:\n  s3_endpoint: {s3_server.endpoint}\n"))
+        text = file.read_text().replace("stage:\n", f"stage:\n  s3_endpoint: {s3_server.endpoint}\n")
+        file.write_text(text + "\nspark: {driver_mib: 0}\n")
         yield cursor
         connection.ping()
         cursor.execute(f"DROP DATABASE `{database}`")

@@ -39,7 +39,7 @@ def run_job(job, arguments):
         status = eval(arguments[0])
         print(os.getppid(), "ends", job, file=file, flush=True)
     return status or 0
-jobs.print_to, jobs.run_job = print_to, run_job
+jobs.print_to, jobs.run_job, jobs.import_jobs = print_to, run_job, lambda: None
 sys.modules["spark_jobs.run_jobs"] = jobs
 from spark_jobs import serve_run
 serve_run._import_jobs = lambda: None

@@ -80,6 +80,26 @@ def test_the_error_of_a_job_comes_back_and_the_next_job_gets_an_application_of_i
     assert (tmp_path / "spark.log").read_text().splitlines().count("started") == 2
 
 
+def test_a_driver_that_may_do_all_jobs_itself_is_started_without_spark_submit(tmp_path: Path) -> None:
+    """Before Spark starts: the job cannot read its pipeline."""
+    missing = str(tmp_path / "merge.yaml")
+    made = SparkJob("merge", "merge.py", ("--plan", "plan.json", "--pipeline", missing), {"spark.x": "a b"},
+                    jars=(), packages=(), excluded=(), environment=())  # fmt: skip
+    environ = {"PATH": "/nowhere"}  # where spark-submit would not find bash
+    output = tmp_path / "spark.log"
+    with (
+        SparkApplication(
+            "lockstep-shop", master="local[2]", output=output, environ=environ, driver_first=True
+        ) as spark,
+        pytest.raises(LockstepError) as caught,
+    ):
+        spark.submit(made)
+    assert (caught.value.code, caught.value.where) == ("config.unreadable", missing)
+    assert made.driver("local[2]")[1] == {
+        "PYSPARK_SUBMIT_ARGS": "--master 'local[2]' --name merge --conf 'spark.x=a b' pyspark-shell"
+    }
+
+
 def test_a_driver_that_dies_amid_a_job_is_missed(tmp_path: Path) -> None:
     dying = f"""exec {sys.executable} -c 'import socket, sys
 channel = socket.socket(socket.AF_UNIX)
