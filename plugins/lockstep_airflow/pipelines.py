@@ -36,9 +36,9 @@ class Folder:
         )
 
 
-def pipelines_folder(dag_file: str) -> Path:
-    """$LOCKSTEP_PIPELINES, or `pipelines` next to the DAG file."""
-    return Path(os.environ.get(VARIABLE) or Path(dag_file).parent / "pipelines").absolute()
+def pipelines_folder(dag_file: str, in_bundle: str | None = None) -> Path:
+    """$LOCKSTEP_PIPELINES, or the folder of a DAG bundle, or `pipelines` next to the DAG file."""
+    return Path(os.environ.get(VARIABLE) or in_bundle or Path(dag_file).parent / "pipelines").absolute()
 
 
 def read_folder(folder: Path) -> Folder:

@@ -24,6 +24,7 @@ from fastapi.responses import FileResponse, HTMLResponse
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from cdc_core.cli.output import duration, shown, size
+from lockstep_airflow.bundle import configured_pipelines
 from lockstep_airflow.page import figures
 from lockstep_airflow.page.glossary import TERMS
 from lockstep_airflow.pipelines import pipelines_folder
@@ -95,7 +96,8 @@ def _require(method: ResourceMethod, dag_id: str, request: Request, user: Any) -
 
 
 def _folder() -> Path:
-    return pipelines_folder(str(Path(conf.get("core", "dags_folder")) / "any.py"))
+    in_bundle = configured_pipelines(conf.getjson("dag_processor", "dag_bundle_config_list", fallback=[]))
+    return pipelines_folder(str(Path(conf.get("core", "dags_folder")) / "any.py"), in_bundle)
 
 
 def _figures(request: Request, user: Any) -> dict[str, Any]:
