@@ -2,7 +2,7 @@
 shows them in an Airflow that has this package.
 
 The bundle's own folder holds two small DAG files, which Airflow parses; they name the folder of pipeline files. Every
-process that uses the bundle writes them if they are not there, each whole, and all the same.
+process that uses the bundle writes them where they are missing or differ, each in one step.
 """
 
 from __future__ import annotations
