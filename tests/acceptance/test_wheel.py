@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,18 +21,34 @@ pytestmark = pytest.mark.matrix
 
 def installed(folder: Path, extras: str) -> Path:
     """The `lockstep` of an environment with the wheel and these extras, in the versions of requirements.lock."""
+    wheel = empty_environment(folder)
+    install(folder, f"lockstep{extras} @ {wheel.as_uri()}")
+    return folder / "venv/bin/lockstep"
+
+
+def empty_environment(folder: Path) -> Path:
+    """Makes one, and constraints of the versions of requirements.lock; the built wheel."""
     subprocess.run([UV, "build", "--quiet", "--wheel", "--out-dir", folder, ROOT], check=True)
     (wheel,) = folder.glob("*.whl")
     lines = (ROOT / "requirements.lock").read_text().splitlines()
     (folder / "constraints.txt").write_text("\n".join(line.rstrip(" \\") for line in lines if not line.startswith(" ")))
     (folder / "without.txt").write_text("pyspark-client; python_version < '0'\n")
     subprocess.run([UV, "venv", "--quiet", "--python", sys.executable, folder / "venv"], check=True)
+    return wheel
+
+
+def install(folder: Path, *packages: str) -> None:
     subprocess.run(
         [UV, "pip", "install", "--quiet", "--python", folder / "venv/bin/python", "-c", folder / "constraints.txt",
-         "--override", folder / "without.txt", f"lockstep{extras} @ {wheel.as_uri()}"],
+         "--override", folder / "without.txt", *packages],
         check=True,
     )  # fmt: skip
-    return folder / "venv/bin/lockstep"
+
+
+def versions(folder: Path) -> dict[str, str]:
+    command = [UV, "pip", "list", "--format", "json", "--python", folder / "venv/bin/python"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return {one["name"]: one["version"] for one in json.loads(done.stdout)}
 
 
 @pytest.mark.parametrize("extras", ["", "[spark,quality]"])
@@ -71,3 +88,41 @@ def test_the_wheel_runs_a_pipeline_from_an_existing_database(
         run("snapshot", "shop.yaml")
         found = run("stage", "sql", "shop.yaml", f'SELECT id, v FROM "{name}.orders" ORDER BY id')
         assert found["rows"] == [[1, 11], [2, 20], [3, 30]]
+
+
+def test_the_wheel_goes_into_an_airflow_that_exists_changes_nothing_of_it_and_shows_dags_with_one_setting(
+    tmp_path: Path,
+) -> None:
+    wheel = empty_environment(tmp_path)
+    install(tmp_path, "apache-airflow==3.3.2", "apache-airflow-providers-apache-spark==6.3.4")
+    before = versions(tmp_path)
+    assert "lockstep" not in before
+    install(tmp_path, f"lockstep @ {wheel.as_uri()}")
+    after = versions(tmp_path)
+    assert {name: after.get(name) for name in before} == before
+    pipelines = tmp_path / "pipelines"
+    pipelines.mkdir()
+    shutil.copy(ROOT / "docker/shop/shop.yaml", pipelines)
+    bundle = {
+        "name": "lockstep", "classpath": "lockstep_airflow.bundle.PipelinesBundle",
+        "kwargs": {"pipelines": str(pipelines)},
+    }  # fmt: skip
+    environ = {
+        "PATH": f"{tmp_path / 'venv/bin'}:{os.environ['PATH']}",
+        "HOME": str(tmp_path / "home"),
+        "AIRFLOW_HOME": str(tmp_path / "airflow"),
+        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+        "AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST": json.dumps([bundle]),
+    }
+
+    def airflow(*arguments: str) -> str:
+        command = [tmp_path / "venv/bin/airflow", *arguments]
+        done = subprocess.run(command, capture_output=True, text=True, env=environ, cwd=tmp_path, check=False)
+        assert done.returncode == 0, f"{arguments}: {done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+        return done.stdout
+
+    airflow("db", "migrate")
+    airflow("dags", "reserialize")
+    text = airflow("dags", "list", "--output", "json")
+    shown = {one["dag_id"] for one in json.loads(text[text.index("[{") :])}
+    assert {"cdc_shop", "cdc_shop_snapshot", "cdc_shop_replay"} <= shown
