@@ -21,6 +21,7 @@ from cdc_core.meta import Meta
 from cdc_core.meta.kept_lease import kept_lease
 from cdc_core.run import RunContext, application_of, apply
 from cdc_core.stage import horizon as horizons
+from cdc_core.stage.objects import ObjectStore
 
 LEASE_S = 10.0
 
@@ -67,7 +68,7 @@ def fill(context: RunContext, target: str, name: str, most_rows: int, told: Call
     raise.
     """
     taking = _fed(context.pipeline, target)
-    _count_from_the_horizon(context, taking, target)
+    count_from_the_horizon(context.meta, context.store, taking, target)
     with application_of(context) as application:
         once = replace(context, pipeline=taking, application=lambda plan: nullcontext(application))
         for number in itertools.count(1):
@@ -95,8 +96,8 @@ def _fed(pipeline: Pipeline, target: str) -> Pipeline:
     return pipeline.model_copy(update={"targets": targets})
 
 
-def _count_from_the_horizon(context: RunContext, pipeline: Pipeline, target: str) -> None:
-    """What was purged is not lacking: the base has it."""
-    found = [horizons.read(context.store, source.name) for source in pipeline.sources]
+def count_from_the_horizon(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> None:
+    """What was purged is not lacking: the base has it (base.require_base). Safe to repeat."""
+    found = [horizons.read(store, source.name) for source in pipeline.sources]
     if any(one is not None and target not in one.targets for one in found):
-        retention.seeded(context.meta, context.store, pipeline, target)
+        retention.seeded(meta, store, pipeline, target)

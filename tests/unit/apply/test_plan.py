@@ -521,3 +521,29 @@ def test_a_run_under_another_layout_than_rows_were_written_under_is_refused(
     line.meta.accept_layouts("t", {"shop.orders": after.pipeline.target("t").tables["*"].layout})
     after.plan("r")
     assert refusal(lambda: before.plan("r")).code == "target.layout"
+
+
+def test_a_plan_with_a_limit_takes_the_oldest_batches_and_at_least_one(tmp_path: Path) -> None:
+    two = [
+        {"name": name, "connection": f"env:{name.upper()}", "server_id": at}
+        for at, name in enumerate(("shop", "west"), 7)
+    ]
+    line = Line.open(tmp_path, sources=two)
+    west = [manifest(number, source="west", window=number) for number in range(2)]
+    shop = [manifest(number, window=number) for number in range(3)]
+    with line.meta:
+        line.stage(*shop, *west)
+        found = []
+        for turn in range(4):
+            run = line.plan(f"r{turn}", most_rows=25)
+            found.append(taken(run))
+            line.apply(run)
+            line.commit(run)
+    first = (shop[0].batch_id, west[0].batch_id)
+    assert found == [first, (shop[1].batch_id, west[1].batch_id), (shop[2].batch_id,), ()]
+
+
+def test_one_batch_that_is_larger_than_the_limit_is_taken_alone(line: Line) -> None:
+    line.stage(B[0], B[1])
+    assert taken(line.plan("r", most_rows=1)) == IDS[:1]
+    assert taken(line.plan("r", most_rows=1)) == IDS[:1], "planned again, it is the same"
