@@ -817,7 +817,23 @@ class Retention(_Model):
         description="age, `keep` or more, at which purged batches and committed runs with their ledgers are deleted "
         "from the meta database; default: never",
     )
+    compact: Literal["day", "window"] | None = Field(
+        None,
+        description="joins the staged batches of a whole day (UTC), or of a whole window, into one file per table; "
+        "default: never",
+    )
+    remove_originals: bool = Field(
+        False,
+        description="removes the files that compacted ones replace, a day after the compaction or later; default: they "
+        "stay until their batches are purged",
+    )
     schedule: Annotated[str, AfterValidator(_cron)] = Field("30 3 * * *", description="cron expression (UTC)")
+
+    @model_validator(mode="after")
+    def _compacted_first(self) -> Retention:
+        if self.remove_originals and self.compact is None:
+            raise ValueError("remove_originals: nothing is compacted; set compact to day or window")
+        return self
 
     @model_validator(mode="after")
     def _purged_first(self) -> Retention:

@@ -28,8 +28,9 @@ from cdc_core.errors import LockstepError, Refused, UsageError
 from cdc_core.extras import require
 from cdc_core.model.batch import Manifest
 from cdc_core.model.position import Checkpoint, Position
-from cdc_core.stage import coverage, reader, start
+from cdc_core.stage import compaction, coverage, reader, start
 from cdc_core.stage.as_of import AsOf, parse_position
+from cdc_core.stage.compaction import NO_COMPACTIONS, Compactions
 from cdc_core.stage.manifest import chain, require_reached
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage, open_store
@@ -80,11 +81,13 @@ def open(stage: str | Path, *, s3_endpoint: str | None = None, s3_region: str = 
 @dataclass(frozen=True, slots=True)
 class Chains:
     """Batches by source, each source's in stream order. reached: up to where each source is staged, by meta where it
-    answered. compared: the end was compared with what the meta database has recorded."""
+    answered. ranges: those of the batches that are compacted: each of their files is in the manifest of the batch with
+    its first row. compared: the end was compared with what the meta database has recorded."""
 
     by_source: dict[str, list[Manifest]]
     reached: dict[str, Checkpoint | None]
     compared: bool
+    ranges: Compactions = NO_COMPACTIONS
 
     @property
     def all(self) -> list[Manifest]:
@@ -104,7 +107,8 @@ def read_chains(
             start.require_own(store, name, pipeline.pipeline)
     # Meta first: what is recorded is staged, and the stage only grows meanwhile.
     recorded = None if pipeline is None else recorded_ends(pipeline, sources, note)
-    found = {name: list(chain(store, name)) for name in sources}
+    ranges = compaction.read(store, sources)
+    found = {name: list(chain(store, name, known=ranges.known(name))) for name in sources}
     reached: dict[str, Checkpoint | None] = {}
     for name, batches in found.items():
         last = batches[-1] if batches else None
@@ -113,7 +117,7 @@ def read_chains(
             checkpoint = recorded[name]
             require_reached(store, name, last, None if checkpoint is None else checkpoint.position)
             reached[name] = checkpoint or reached[name]
-    return Chains(found, reached, recorded is not None)
+    return Chains(found, reached, recorded is not None, ranges)
 
 
 def recorded_ends(

@@ -112,9 +112,14 @@ class StagedRows:
 
 
 def read_rows(
-    source: pq.ParquetFile, schema: TableSchema, renews: bool | None, take: Callable[[int, int], None]
+    source: pq.ParquetFile,
+    schema: TableSchema,
+    renews: bool | None,
+    take: Callable[[int, int], None],
+    seqs: Sequence[tuple[int, int]] = (),
 ) -> StagedRows:
-    """The columns that a merge needs. take: as in Memory.share; what it raises ends the reading."""
+    """The columns that a merge needs. take: as in Memory.share; what it raises ends the reading. seqs: as in
+    FileToRead."""
     whole = staged_schema(schema)
     if source.schema_arrow.names != whole.names:
         raise NotSmallError("a file has other columns than its definition")
@@ -123,12 +128,22 @@ def read_rows(
     for group in range(source.num_row_groups):
         size = _batch_rows(source.metadata.row_group(group), schema)
         for batch in source.iter_batches(size, row_groups=[group], columns=names):
+            if seqs:
+                batch = batch.filter(pa.array(in_ranges(batch.column(SEQ).to_numpy(), seqs)))
             take(batch.num_rows, batch.nbytes)
             batches.append(batch)
     rows = pa.Table.from_batches(batches, schema=pa.schema([source.schema_arrow.field(name) for name in names]))
     if renews is None and TRUNCATE in rows.column(OP).unique().to_pylist():
         raise NotSmallError("a file of copied rows has a truncate among them")
     return StagedRows(rows, schema, renews)
+
+
+def in_ranges(seqs: Numbers, ranges: Sequence[tuple[int, int]]) -> Flags:
+    """Which order keys are in one of the ranges (FileToRead.seqs)."""
+    firsts, lasts = (np.array(side, np.int64) for side in zip(*ranges, strict=True))
+    at = np.searchsorted(firsts, seqs, "right") - 1
+    found: Flags = (at >= 0) & (seqs <= lasts[at])
+    return found
 
 
 def _batch_rows(group: pq.RowGroupMetaData, schema: TableSchema) -> int:

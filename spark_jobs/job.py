@@ -19,20 +19,22 @@ from typing import TypeVar
 
 import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.apply.layouts import require_planned
 from cdc_core.apply.plan import keys_apart
 from cdc_core.apply.retention import require_unpurged
 from cdc_core.config import Pipeline, Target, load
 from cdc_core.errors import DataAtRisk, LockstepError, UsageError, to_line
-from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, table_folder
+from cdc_core.model.run import MergeSet, MergeTable, RunPlan, TargetRun, files_to_read, table_folder
 from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import SEQ
 from cdc_core.stage.intact import damage
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.destination import Destination, Survey, open_destination
 from spark_jobs.arrow_changes import expected_bytes
-from spark_jobs.columns import staged_struct
+from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import found
 from spark_jobs.session import open_session
 
@@ -114,10 +116,16 @@ class Job:
         return [self.plan.schemas[schema_id] for schema_id in dict.fromkeys(file.schema_id for file in table.files)]
 
     def staged(self, table: MergeTable) -> Iterator[tuple[TableSchema, DataFrame]]:
-        """A table's staged rows, separately for each definition."""
+        """A table's staged rows, separately for each definition, and for each file of which only some rows count."""
         for schema in self.schemas(table):
-            paths = [self.store.spark_uri(file.path) for file in table.files if file.schema_id == schema.id]
-            yield schema, self.spark.read.schema(staged_struct(schema)).parquet(*paths)
+            files = [file for file in files_to_read(table.files) if file.schema_id == schema.id]
+            whole = [self.store.spark_uri(file.path) for file in files if not file.seqs]
+            read = self.spark.read.schema(staged_struct(schema))
+            if whole:
+                yield schema, read.parquet(*whole)
+            for file in files:
+                if file.seqs:
+                    yield schema, _within(read.parquet(self.store.spark_uri(file.path)), file.seqs)
 
     @contextmanager
     def reading_staged(self) -> Iterator[None]:
@@ -185,6 +193,13 @@ class Job:
 
     def read(self, folder: str) -> DataFrame:
         return self.spark.read.parquet(self.store.spark_uri(folder))
+
+
+def _within(rows: DataFrame, ranges: Sequence[tuple[int, int]]) -> DataFrame:
+    """The staged rows whose order keys are in one of the ranges (FileToRead.seqs)."""
+    firsts, lasts = ([F.lit(seq).cast("bigint") for seq in side] for side in zip(*ranges, strict=True))
+    last = F.get(F.array(*lasts), F.size(F.filter(F.array(*firsts), lambda first: first <= c(SEQ))) - 1)
+    return rows.where(c(SEQ).between(ranges[0][0], ranges[-1][1]) & (c(SEQ) <= last))
 
 
 def each_table(work: Callable[[MergeTable], Result], tables: Iterable[MergeTable]) -> list[Result]:

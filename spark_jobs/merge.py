@@ -58,7 +58,7 @@ from spark_jobs.columns import c
 from spark_jobs.job import Job, each_table, leave, log, run
 from spark_jobs.key_changes import ARRIVED, COUNTS, LACKS, LOST, SIDE, key_names, keys, lacks, split
 from spark_jobs.merge_rules import checked, fillable, moving_keys, row_columns, source_names, truncate_rule
-from spark_jobs.multiset import NET, batch_of_file, each_copy, nets
+from spark_jobs.multiset import NET, batch_of_row, each_copy, nets
 from spark_jobs.session import size_shuffles
 from spark_jobs.small_tables import merge_small
 from spark_jobs.truncates import Truncate, may_have
@@ -222,7 +222,7 @@ def read_changes(job: Job, table: MergeTable, columns: T.StructType) -> DataFram
             F.when(c(BEFORE).isNotNull(), was).alias(BEFORE),
             *[c(name) for name in (OP, TS, SOURCE, SEQ, ROW, LITERAL)],
             _lacking(columns, schema),
-            *([] if table.key else [batch_of_file()]),
+            *([] if table.key else [batch_of_row(table)]),
             *([_origin(schema).alias(ORIGIN)] if job.shared(table) else []),
         )
         found = part if found is None else found.unionByName(part)

@@ -23,13 +23,26 @@ from spark_jobs.key_changes import COUNTS, LACKS, SIDE, lacks, new_literal, old_
 
 BATCH, NET = "_cdc_batch", "_cdc_net"
 _TRUNCATE = "_cdc_truncate"
+_OF_A_BATCH, _OF_SEVERAL = 5, 6
+"""Pieces of the names of part files, and of compacted files."""
 
 
-def batch_of_file() -> Column:
-    """Where the batch of a staged row begins, from the name of its file (stage.layout). Copied rows are between the
-    batches of the log that end and begin at their place: that is the order key that they have."""
+def batch_of_row(table: MergeTable) -> Column:
+    """Where the batch of a staged row begins: as the name of its file says (stage.layout), or, in a file with rows of
+    several batches, where the last of them begins that is not after the row. Copied rows are between the batches of
+    the log that end and begin at their place: that is the order key that they have."""
     parts = F.split(F.col("_metadata.file_name"), "-")
-    return F.when(F.size(parts) == 5, parts[2].cast("bigint")).otherwise(c(SEQ)).alias(BATCH)
+    begins: dict[str, set[int]] = {}
+    for file in table.files:
+        if file.of_rows:
+            source, _, place = file.batch_id.rpartition("/")
+            begins.setdefault(source, set()).add(seq_of_name(place))
+    found = F.when(F.size(parts) == _OF_A_BATCH, parts[2].cast("bigint"))
+    for source, places in begins.items():
+        known = F.array(*[F.lit(place).cast("bigint") for place in sorted(places)])
+        last = F.array_max(F.filter(known, lambda place: place <= c(SEQ)))
+        found = found.when((F.size(parts) == _OF_SEVERAL) & (c(SOURCE) == source), last)
+    return found.otherwise(c(SEQ)).alias(BATCH)
 
 
 def last_batches(table: MergeTable) -> dict[str, int]:

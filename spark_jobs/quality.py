@@ -28,13 +28,21 @@ from pyspark.sql import types as T  # noqa: N812
 
 from cdc_core.errors import DataAtRisk
 from cdc_core.model.merged import KEY_CHAIN, ORIGIN, SHARD, MergedOp
-from cdc_core.model.run import MergeCounts, MergeTable, counts_from_bytes, counts_path, quality_report
+from cdc_core.model.run import (
+    MergeCounts,
+    MergeTable,
+    counts_from_bytes,
+    counts_path,
+    files_to_read,
+    quality_report,
+)
 from cdc_core.model.staged import FILE, LITERAL, OP, POS, ROW, SEQ, SOURCE, TS
 from cdc_core.stage.stores import open_stage
 from cdc_core.target.compare import outcomes
 from cdc_core.target.destination import Destination, Sessions
 from cdc_core.target.text import empty_literals, row_keys
 from spark_jobs import table_tasks
+from spark_jobs.arrow_changes import in_ranges
 from spark_jobs.columns import Work, c, map_in_arrow
 from spark_jobs.failures import carried
 from spark_jobs.job import Job, each_table, leave, log, run
@@ -96,9 +104,11 @@ def staged_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
     """staged_frame, in memory."""
     parts = []
     for table in tables:
-        for file in table.files:
+        for file in files_to_read(table.files):
             with job.store.open_input(file.path) as source:
                 rows = pq.read_table(source, columns=list(_STAGED))
+            if file.seqs:
+                rows = rows.filter(pa.array(in_ranges(rows.column(SEQ).to_numpy(), file.seqs)))
             parts.append(_coded(pa.table({_TABLE: _repeated(table.table, rows.num_rows)} | _columns(rows, _STAGED))))
     return pa.concat_tables(parts).unify_dictionaries() if tables else None
 

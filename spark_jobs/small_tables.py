@@ -21,7 +21,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from cdc_core.errors import LockstepError
 from cdc_core.model.merged import merged_schema
-from cdc_core.model.run import MergeCounts, MergeTable, PlannedFile
+from cdc_core.model.run import FileToRead, MergeCounts, MergeTable, files_to_read
 from cdc_core.model.schema import TableSchema
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.objects import ObjectStore
@@ -47,7 +47,7 @@ class _SmallTable:
 
     table: str
     folder: str
-    files: tuple[tuple[PlannedFile, TableSchema], ...]
+    files: tuple[tuple[FileToRead, TableSchema], ...]
     rule: ArrowRule
     truncates: TruncateRule
     rows: int
@@ -131,7 +131,7 @@ def _small(job: Job, table: MergeTable) -> _SmallTable | None:
         tuple(fillable(job, table, columns.names)),
         job.shared(table),
     )
-    files = tuple((file, job.plan.schemas[file.schema_id]) for file in table.files)
+    files = tuple((file, job.plan.schemas[file.schema_id]) for file in files_to_read(table.files))
     folder = job.merged(table.table)
     return _SmallTable(table.table, folder, files, rule, truncate_rule(job, table), table.rows)
 
@@ -179,7 +179,7 @@ def merged_rows(
         copied = parse_copied(file.path) is not None
         renews = copied if may_have(file, renews=copied) else None
         with store.open_input(file.path) as source, pq.ParquetFile(source) as parquet:
-            staged.append(read_rows(parquet, schema, renews, take))
+            staged.append(read_rows(parquet, schema, renews, take, file.seqs))
     every = changes_of(staged, table.rule.columns)
     kept, last = without_undone(every, table.truncates)
     removing = tuple(table.truncates.version(one) for one in last)

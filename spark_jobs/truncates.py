@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc_core.errors import Refused
-from cdc_core.model.run import PlannedFile
+from cdc_core.model.run import FileToRead, PlannedFile
 from cdc_core.model.version import Version, encode, origin_name
 from cdc_core.stage.layout import parse_copied
 
@@ -94,7 +94,7 @@ class TruncateRule:
         return encode(Version(one.commit_ts_us, one.seq, one.row, one.source, self.origin(one))).hex()
 
 
-def may_have(file: PlannedFile, *, renews: bool) -> bool:
+def may_have(file: PlannedFile | FileToRead, *, renews: bool) -> bool:
     """Whether a file may have a `t` of this kind."""
     # What begins a table again is alone in its file (cdc_core/snapshot/renewal.py).
     return renews == (parse_copied(file.path) is not None) and (not renews or file.rows == 1)

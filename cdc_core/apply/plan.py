@@ -31,6 +31,8 @@ from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import BatchRow, Claim, FileRow, Meta, PlannedRun, PlanView, RunRow
 from cdc_core.model.run import MergeSet, MergeTable, PlannedFile, RunPlan, TargetRun
 from cdc_core.model.schema import TableSchema
+from cdc_core.stage import compaction
+from cdc_core.stage.compaction import Compactions
 from cdc_core.stage.layout import parse_copied
 from cdc_core.stage.manifest import parse, require_listed
 from cdc_core.stage.objects import ObjectStore
@@ -151,6 +153,7 @@ def _plan(
     sources = [source.name for source in pipeline.sources]
     view = meta.plan_view(run_id, sources, [target.name for target in targets], window)
     require_staged(view, sources, window, now_us=meta.now_us())
+    ranges = compaction.read(store, sources)
     for source in sources:
         require_chain(view, source)
         require_listed(store, source, [batch.manifest for batch in meta.batches(source)])
@@ -159,12 +162,12 @@ def _plan(
     schemas = schemas_of(view, store)
     plan: RunPlan | None = None
     if known is not None and any(view.own.values()):
-        plan = composed(pipeline, window, run_id, targets, view, view.own, schemas)
+        plan = composed(pipeline, window, run_id, targets, view, view.own, schemas, ranges)
     if plan is None or known is None or plan.digest != known.plan_sha256:
         open_ = {name: ids if name not in view.closed else frozenset() for name, ids in view.pending.items()}
         if most_rows is not None:
             open_ = {name: _oldest(view, ids, most_rows) for name, ids in open_.items()}
-        plan = composed(pipeline, window, run_id, targets, view, open_, schemas)
+        plan = composed(pipeline, window, run_id, targets, view, open_, schemas, ranges)
     require_counted_once(meta, store, view, plan)
     claims = [claim for target in targets for claim in _claims(target, plan.target(target.name).batches, view)]
     store.put(plan.path, plan.to_bytes())
@@ -249,13 +252,14 @@ def composed(
     view: PlanView,
     chosen: Mapping[str, frozenset[str]],
     schemas: Mapping[str, TableSchema],
+    ranges: Compactions,
 ) -> RunPlan:
     """A pure function of its arguments: equal claims under an equal configuration make equal plans."""
     sets: dict[tuple[MergeTable, ...], MergeSet] = {}
     runs, taken = [], []
     for target in targets:
         batches = [batch for chain in view.chain.values() for batch in chain if batch.batch_id in chosen[target.name]]
-        tables = _merge_tables(pipeline, target, batches, view, schemas)
+        tables = _merge_tables(pipeline, target, batches, view, schemas, ranges)
         merge_set = sets.setdefault(tables, MergeSet(str(len(sets)), tables))
         ids = tuple(batch.batch_id for batch in batches)
         layouts = {one.table: rule.layout for one in tables if (rule := target.table(one.table)) is not None}
@@ -284,6 +288,7 @@ def _merge_tables(
     batches: Sequence[BatchRow],
     view: PlanView,
     schemas: Mapping[str, TableSchema],
+    ranges: Compactions,
 ) -> tuple[MergeTable, ...]:
     """The tables that the target takes, by name; files in stream order within each source.
 
@@ -293,19 +298,25 @@ def _merge_tables(
     for batch in batches:
         for file in view.files[batch.batch_id]:
             if target.table(file.table) is not None:
-                files[file.table].append(
-                    PlannedFile(
-                        path=file.path,
-                        rows=file.rows,
-                        schema_id=file.schema_id,
-                        batch_id=batch.batch_id,
-                        size_bytes=file.size_bytes,
-                        sha256=file.sha256,
-                        max_seq=file.max_seq,
-                        absent_rows=file.absent_rows,
-                    )
-                )
+                files[file.table].append(_planned(file, batch.batch_id, ranges))
     return tuple(_merge_table(pipeline, target, table, tuple(files[table]), schemas) for table in sorted(files))
+
+
+def _planned(file: FileRow, batch_id: str, ranges: Compactions) -> PlannedFile:
+    other = ranges.instead_of(file.path, file.table, file.schema_id, file.max_seq)
+    read = file if other is None else other
+    return PlannedFile(
+        path=read.path,
+        rows=file.rows,
+        schema_id=file.schema_id,
+        batch_id=batch_id,
+        size_bytes=read.size_bytes,
+        sha256=read.sha256,
+        max_seq=file.max_seq,
+        absent_rows=file.absent_rows,
+        min_seq=file.min_seq,
+        of_rows=0 if other is None else other.rows,
+    )
 
 
 def _merge_table(

@@ -31,6 +31,7 @@ from cdc_core.errors import Refused, UsageError
 from cdc_core.meta import BatchRow, Meta, PlannedRun, PlanView, RunState
 from cdc_core.model.position import order_key
 from cdc_core.model.run import RunPlan
+from cdc_core.stage import compaction
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage.horizon import Horizon
 from cdc_core.stage.manifest import require_listed
@@ -162,7 +163,8 @@ def plan(
     purged = [horizon.last_batch for horizon in known_horizons if selection.takes_before(horizon)]
     require_unpurged(store, sorted(selection.batches) if selection.batches is not None else purged)
     target = _target(pipeline, selection)
-    made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas_of(view, store))
+    schemas, ranges = schemas_of(view, store), compaction.read(store, view.chain)
+    made = composed(pipeline, selection.window, run_id, [target], view, view.pending, schemas, ranges)
     made = replace(made, replay=True)
     lost = lost_writes.find(meta, target, environ)
     made = replace(made, restores=lost_writes.restored_by(meta, store, pipeline, made, lost))

@@ -8,6 +8,7 @@ The order of the steps ensures that a crash between any two of them loses nothin
     the horizon                   the commit point: from now on no reader looks before it
     rows of old purged batches    in meta, where the pipeline wants that: no reader asks for what is before a horizon
     parts, then their manifest    batch by batch: what a manifest names can be found until it is gone
+    compacted files, their record a compacted range is purged as a whole
     files of old runs             and then the rows of older ones, by which their files are found
 
 The next purge finishes one that was killed. Two at once take turns, and so do purges and sweeps. A sweep removes
@@ -19,8 +20,6 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import os
-import socket
 import time
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
@@ -28,13 +27,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
+from cdc_core.apply.consumed import committed
+from cdc_core.apply.turn import Turn, turn_of
 from cdc_core.config import Pipeline
 from cdc_core.errors import DataAtRisk, LockstepError, Refused, UsageError
-from cdc_core.meta import Lease, Meta, RunState, copier_of
+from cdc_core.meta import Meta, RunState, copier_of
 from cdc_core.model.batch import Manifest
 from cdc_core.model.coverage import settled
 from cdc_core.model.position import Position
 from cdc_core.model.run import PLAN, RUNS, run_root
+from cdc_core.stage import compaction
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
 from cdc_core.stage.horizon import Horizon
@@ -44,8 +46,6 @@ from cdc_core.stage.manifest import sweep as clear_orphans
 from cdc_core.stage.objects import ObjectInfo, ObjectStore, check_writable, find
 
 log = logging.getLogger(__name__)
-
-_LEASE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +102,7 @@ def purge(
         batches = meta.forget_batches(_positions(found), before_us, dry_run=True)
     else:
         check_writable(store)  # if it deletes nothing, nothing must be recorded as purged
-        with _Turn(meta, pipeline) as turn:
+        with Turn(meta, pipeline) as turn:
             found = [_move_horizon(meta, store, pipeline, source.name, cutoff_us, turn) for source in pipeline.sources]
             batches = meta.forget_batches(_positions(found), before_us)
         for one in found:
@@ -136,12 +136,19 @@ def sweep(
 
     def swept(name: str) -> Swept:
         starts.require_own(store, name, pipeline.pipeline)
-        epoch, copies = meta.live_epoch(name), _copies(meta, name)
-        return clear_orphans(store, name, live_epoch=epoch, copies=copies, older_than_s=older_than_s, dry_run=dry_run)
+        return clear_orphans(
+            store,
+            name,
+            live_epoch=meta.live_epoch(name),
+            compactor_epoch=meta.live_epoch(turn_of(pipeline)),
+            copies=_copies(meta, name),
+            older_than_s=older_than_s,
+            dry_run=dry_run,
+        )
 
     if dry_run:
         return {name: swept(name) for name in names}
-    with _Turn(meta, pipeline) as turn:
+    with Turn(meta, pipeline) as turn:
         done = {}
         for name in names:
             turn.renew()
@@ -166,7 +173,7 @@ def sweep_plans(
     """
     if dry_run:
         return _dead_plans(meta, store, pipeline, older_than_s)
-    with _Turn(meta, pipeline):
+    with Turn(meta, pipeline):
         dead = _dead_plans(meta, store, pipeline, older_than_s)
         for done, files in enumerate(dead.values()):
             # The plan goes last: by it the next sweep knows whose the other files are.
@@ -233,7 +240,7 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
             code="plan.unknown_target",
             remedy=f"choose one of: {', '.join(one.name for one in pipeline.scheduled_targets) or '(it has none)'}",
         )
-    with _Turn(meta, pipeline):
+    with Turn(meta, pipeline):
         added = 0
         for source in pipeline.sources:
             starts.require_own(store, source.name, pipeline.pipeline)
@@ -248,30 +255,6 @@ def seeded(meta: Meta, store: ObjectStore, pipeline: Pipeline, target: str) -> i
     return added
 
 
-class _Turn:
-    """The right to move horizons of a pipeline: a lease whose name no source can have."""
-
-    def __init__(self, meta: Meta, pipeline: Pipeline) -> None:
-        self._meta = meta
-        self._name = f"purge:{pipeline.pipeline}"
-        self._pipeline = pipeline.pipeline
-        self._lease: Lease | None = None
-
-    def __enter__(self) -> _Turn:
-        holder = f"{socket.gethostname()}:{os.getpid()}"
-        self._lease = self._meta.acquire_lease(self._name, self._pipeline, holder, _LEASE_S)
-        return self
-
-    def renew(self) -> None:
-        """Raises RetryLater (meta.lease_lost) for a purge that was paused too long."""
-        assert self._lease is not None
-        self._lease = self._meta.renew_lease(self._lease, _LEASE_S)
-
-    def __exit__(self, *_: object) -> None:
-        assert self._lease is not None
-        self._meta.release_lease(self._lease)
-
-
 def _look(
     meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int
 ) -> tuple[PurgedSource, list[Manifest]]:
@@ -283,7 +266,8 @@ def _look(
         if manifest.window_end_us > cutoff_us:
             break
         old.append(manifest)
-    ready, held_by = _committed(meta, pipeline, old)
+    ready, held_by = committed(meta, pipeline, old)
+    held_by = _whole_ranges(store, source, ready) or held_by
     while ready and ready[-1].copied:
         ready.pop()  # a place is purged as a whole: copied rows go with the batch of the log that begins there
     horizon = horizons.read(store, source)
@@ -301,23 +285,19 @@ def _look(
     return PurgedSource(source, len(ready), rows, size, horizon, held_by), ready
 
 
-def _committed(meta: Meta, pipeline: Pipeline, old: Sequence[Manifest]) -> tuple[list[Manifest], str]:
-    """The first of them that every scheduled target has committed, and why the next one stays."""
-    ids = [manifest.batch_id for manifest in old]
-    end, why = len(old), ""
-    for target in pipeline.scheduled_targets:
-        states: dict[str, list[bool]] = {}
-        for record in meta.records(target.name, ids):
-            states.setdefault(record.batch_id, []).append(record.state.consumed)
-        for number, batch_id in enumerate(ids[:end]):
-            if not all(states.get(batch_id, [False])):
-                end, why = number, f"{target.name} has not committed {batch_id}"
-                break
-    return list(old[:end]), why
+def _whole_ranges(store: ObjectStore, source: str, ready: list[Manifest]) -> str:
+    """Leaves out what is part of a compacted range that is not ready as a whole; why the next batch stays then."""
+    if ready:
+        end = ready[-1].end.position
+        for one in compaction.read(store, [source]):
+            if one.begin < end < one.end:
+                ready[:] = [manifest for manifest in ready if manifest.begin.position < one.begin]
+                return f"the compacted range {one} is purged as a whole"
+    return ""
 
 
 def _move_horizon(
-    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int, turn: _Turn
+    meta: Meta, store: ObjectStore, pipeline: Pipeline, source: str, cutoff_us: int, turn: Turn
 ) -> PurgedSource:
     found, ready = _look(meta, store, pipeline, source, cutoff_us)
     if ready:
@@ -345,6 +325,10 @@ def _delete_before(store: ObjectStore, horizon: Horizon) -> None:
             for part in parts:
                 store.delete(part.path)
             store.delete(info.path)
+    for one in compaction.records(store, horizon.source):
+        if one.begin < horizon.position:
+            for path in compaction.files_of(one):
+                store.delete(path)
 
 
 @contextmanager

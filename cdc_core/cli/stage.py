@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -33,9 +35,12 @@ if TYPE_CHECKING:
     from cdc_core.config import Pipeline
     from cdc_core.model.batch import Manifest
     from cdc_core.stage.as_of import AsOf
+    from cdc_core.stage.compaction import Compactions
     from cdc_core.staged import Chains
 
 app = typer.Typer(name="stage", help="Inspect and maintain the staged files.", no_args_is_help=True)
+
+_SAID_S = 2.0
 
 SourceOption = Annotated[
     list[str] | None, typer.Option("--source", metavar="NAME", help="Only this source; may be repeated.")
@@ -78,7 +83,7 @@ def ls(
         "pipeline": parsed.pipeline,
         "stage": store.uri,
         "tables": _by_table(found),
-        "batches": [_batch(manifest) for manifest in found],
+        "batches": [_batch(manifest, checked.ranges) for manifest in found],
         "compared_with_meta": checked.compared,
     }
     if files:
@@ -124,15 +129,18 @@ def _by_table(found: Iterable[Manifest]) -> list[dict[str, Any]]:
     return [tables[name] for name in sorted(tables)]
 
 
-def _batch(manifest: Manifest) -> dict[str, Any]:
+def _batch(manifest: Manifest, ranges: Compactions) -> dict[str, Any]:
+    from cdc_core.model.compaction import BatchCounts
+
+    counts = ranges.counts_of(manifest) or BatchCounts.of(manifest)
     return {
         "batch": manifest.batch_id,
         "window": moment(manifest.window_start_us),
-        "rows": manifest.rows,
+        "rows": counts.rows,
         "transactions": manifest.transactions,
         "events": manifest.events,
-        "files": len(manifest.parts),
-        "size_bytes": manifest.size_bytes,
+        "files": counts.files,
+        "size_bytes": counts.size_bytes,
         "begin": str(manifest.begin.position),
         "end": str(manifest.end.position),
         "epoch": manifest.epoch,
@@ -154,11 +162,13 @@ def show(
       lockstep stage show shop shop/0000-0000042-0000015823 --json
     """
     from cdc_core.model.batch import Manifest  # noqa: F401 - loads Arrow, which the types below need
+    from cdc_core.stage.manifest import read
 
     _, parsed = load_pipeline(pipeline, pipelines)
     store = open_stage(parsed.stage)
     output = CliOutput(as_json)
-    found = chains(parsed, store, output).all
+    checked = chains(parsed, store, output)
+    found = checked.all
     chosen = found[-1:] if batch == "last" else [one for one in found if one.batch_id == batch]
     if not chosen:
         raise UsageError(
@@ -168,14 +178,22 @@ def show(
             remedy="`lockstep stage ls` lists all batches",
         )
     (manifest,) = chosen
+    compacted = checked.ranges.counts_of(manifest) is not None
+    if compacted:
+        manifest = read(store, manifest.source, manifest.begin.position)
+    paths = {part.path: store.location(checked.ranges.path_of(part)) for part in manifest.parts}
     parts = [
-        {"table": part.table, "path": store.location(part.path), "rows": part.rows, "ops": dict(part.ops),
+        {"table": part.table, "path": paths[part.path], "rows": part.rows, "ops": dict(part.ops),
          "key_changes": part.key_changes, "size_bytes": part.size_bytes, "sha256": part.sha256,
          "schema_id": part.schema_id}
         for part in manifest.parts
     ]  # fmt: skip
     schemas = {key: schema.to_json() for key, schema in manifest.schemas.items()}
-    document = _batch(manifest) | {"parts": parts, "left_out": dict(manifest.left_out), "schemas": schemas}
+    document = _batch(manifest, checked.ranges) | {
+        "parts": parts,
+        "left_out": dict(manifest.left_out),
+        "schemas": schemas,
+    }
     shown: list[RenderableType] = [
         f"{manifest.batch_id}: {manifest.begin.position} to {manifest.end.position}, {manifest.events:,} events, "
         f"{manifest.transactions:,} transactions, window {moment(manifest.window_start_us)}",
@@ -184,7 +202,7 @@ def show(
             ("table", "rows", "changes", "size", "definition", "file"),
             [
                 (one.table, one.rows, " ".join(f"{op}:{count}" for op, count in one.ops.items()),
-                 size(one.size_bytes), one.schema_id, one.path)
+                 size(one.size_bytes), one.schema_id, checked.ranges.path_of(one))
                 for one in manifest.parts
             ],
             numbers=("rows", "size"),
@@ -200,6 +218,8 @@ def show(
     ]
     shown += [f"left out: {counted(count, 'row')}, {rule}" for rule, count in manifest.left_out.items()]
     shown += [f"note: {note}" for note in manifest.notes]
+    if compacted:
+        shown.append("The batch is compacted: the files named above have rows of other batches too.")
     output.answer(document, *shown)
 
 
@@ -365,6 +385,109 @@ def purge(
         f"{counted(found.forgotten_runs, 'run')} "
         "in the meta database",
     )
+
+
+@app.command()
+def compact(
+    pipeline: PipelineArgument,
+    source: SourceOption = None,
+    by: Annotated[
+        str | None, typer.Option("--by", metavar="day|window", help="What becomes one file per table.")
+    ] = None,
+    remove_originals: Annotated[
+        bool, typer.Option("--remove-originals", help="Also remove the files that earlier compactions replaced.")
+    ] = False,
+    older_than: Annotated[
+        str,
+        typer.Option("--older-than", metavar="AGE", help="With --remove-originals: age of the compaction, such as 1d."),
+    ] = "1d",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show what would be done.")] = False,
+    pipelines: PipelinesOption = DEFAULT_PIPELINES,
+    as_json: JsonOption = False,
+) -> None:
+    """Join the staged files of whole days, or windows, into one file per table.
+
+    \b
+      lockstep stage compact shop --dry-run
+      lockstep stage compact shop
+      lockstep stage compact shop --by window --remove-originals
+
+    Only what is closed is joined: a later batch is staged, and every target has committed all of it. The rows and their
+    order stay the same; each new file is read back and compared before anything uses it. From then on, queries,
+    exports, `stage ls --files`, replays and new targets read the new files. The originals stay until they are purged.
+    With --remove-originals, those that were replaced a day ago are removed, unless a run that is not finished needs
+    them.
+    Default of --by: `retention.compact` in the pipeline, else day.
+    """
+    from cdc_core.apply import compaction
+    from cdc_core.meta import Meta
+
+    _, parsed = load_pipeline(pipeline, pipelines)
+    names = choose([one.name for one in parsed.sources], source, "source")
+    chosen = by or (parsed.retention.compact if parsed.retention is not None else None) or "day"
+    if chosen not in list(compaction.By):
+        raise UsageError(
+            f"{chosen!r} is not a range.", where="--by", code="cli.usage", remedy="write --by day or --by window"
+        )
+    age = age_us(older_than, "--older-than", "1d") if remove_originals else None
+    output = CliOutput(as_json)
+    with Meta.open(parsed.meta.url) as meta:
+        found = compaction.compact(
+            meta,
+            open_stage(parsed.stage),
+            parsed,
+            by=compaction.By(chosen),
+            sources=names,
+            older_than_us=age,
+            dry_run=dry_run,
+            progressed=_watch(output),
+        )
+    output.answer(
+        {
+            "pipeline": parsed.pipeline,
+            "dry_run": dry_run,
+            "by": chosen,
+            "ranges": [asdict(one) for one in found.ranges],
+            "removed": [asdict(one) for one in found.removed],
+            "held_by": found.held_by,
+        },
+        table(
+            "would be compacted" if dry_run else "compacted",
+            ("source", chosen, "batches", "rows", "files", "size", "files after", "size after"),
+            [
+                (one.source, one.label, one.batches, one.rows, one.files_before, size(one.size_before_bytes), one.files,
+                 "" if dry_run else size(one.size_bytes))
+                for one in found.ranges
+            ],
+            numbers=("batches", "rows", "files", "size", "files after", "size after"),
+        ),
+        *(f"{name}: the next batches stay as they are: {why}" for name, why in found.held_by.items() if why),
+        *(
+            [
+                table(
+                    "originals that would be removed" if dry_run else "removed originals",
+                    ("source", "from", "files", "size", "held"),
+                    [(one.source, one.begin, one.files, size(one.size_bytes), one.held_by) for one in found.removed],
+                    numbers=("files", "size"),
+                )
+            ]
+            if remove_originals
+            else []
+        ),
+    )  # fmt: skip
+
+
+def _watch(output: CliOutput) -> Callable[[str, str, int, int], None]:
+    """Says now and then how far a compaction is."""
+    said_s = time.monotonic()
+
+    def progressed(source: str, label: str, done: int, files: int) -> None:
+        nonlocal said_s
+        if not output.as_json and time.monotonic() - said_s >= _SAID_S:
+            output.note(f"{source} {label}: {done} of {files} files")
+            said_s = time.monotonic()
+
+    return progressed
 
 
 @app.command()

@@ -21,7 +21,7 @@ from cdc_core.meta import BatchRow
 from cdc_core.model.position import Position
 from cdc_core.repair.findings import LOOKED_UP
 from cdc_core.verify.canonical import has_errors, row_texts
-from cdc_core.verify.changed_keys import changed_keys, key_columns
+from cdc_core.verify.changed_keys import as_read, changed_keys, key_columns
 from cdc_core.verify.feeding import feeding_of
 from cdc_core.verify.job import Job, waiting
 from cdc_core.verify.results import TableResult
@@ -130,7 +130,7 @@ class Prover:
         listed = [file for of_batch in files.values() for file in of_batch if file.table in self._tables]
         schemas = self._job.meta.schemas(sorted({file.schema_id for file in listed}))
         found: dict[str, set[str]] = {}
-        for file in listed:
+        for file in as_read(self._job.store, listed):
             schema, shape = schemas[file.schema_id], self._tables[file.table].shape
             keys = found.setdefault(file.table, set())
             columns = key_columns(schema)

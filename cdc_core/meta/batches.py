@@ -172,6 +172,7 @@ def files(connection: Connection, batch_ids: Sequence[str]) -> Mapping[str, tupl
                     row.key_changes,
                     row.size_bytes,
                     row.sha256,
+                    row.min_seq,
                     row.max_seq,
                     row.absent_rows,
                 )

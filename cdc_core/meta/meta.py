@@ -428,6 +428,18 @@ class Meta:
         """Runs that were committed before a time."""
         return self._database.read(lambda c: runs.finished(c, pipeline, before_us))
 
+    def unfinished_runs(self, pipeline: str, since_us: int) -> tuple[RunRow, ...]:
+        """Runs that are not committed and were planned, or failed, since a time."""
+        return self._database.read(lambda c: runs.unfinished(c, pipeline, since_us))
+
+    def holder(self, batch_ids: Sequence[str]) -> tuple[str, str] | None:
+        """A target and its run that hold one of these batches and have not committed it; None if there is none."""
+        return self._database.read(lambda c: runs.holder(c, batch_ids))
+
+    def first_lacking(self, source: str, target: str) -> str | None:
+        """The id of the source's first batch that the target has not consumed."""
+        return self._database.read(lambda c: views.first_lacking(c, source, target))
+
     def forget_batches(self, horizons: Mapping[str, Position], before_us: int, *, dry_run: bool = False) -> int:
         """Drop what is known of the first batches of each source, those before its horizon whose windows ended by
         `before_us`, with their files and records; how many batches."""

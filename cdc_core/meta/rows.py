@@ -68,6 +68,7 @@ class FileRow:
     key_changes: int
     size_bytes: int
     sha256: str
+    min_seq: int
     max_seq: int
     absent_rows: int = 0
 

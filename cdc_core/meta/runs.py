@@ -300,6 +300,23 @@ def finished(connection: Connection, pipeline: str, before_us: int) -> tuple[str
     return tuple(connection.execute(select(_run.c.run_id).where(old).order_by(_run.c.run_id)).scalars())
 
 
+def unfinished(connection: Connection, pipeline: str, since_us: int) -> tuple[RunRow, ...]:
+    """See Meta.unfinished_runs."""
+    still = (_run.c.pipeline == pipeline) & (_run.c.state != RunState.COMMITTED) & (_run.c.updated_us >= since_us)
+    return tuple(run_of(row) for row in connection.execute(select(_run).where(still).order_by(_run.c.run_id)))
+
+
+def holder(connection: Connection, batch_ids: Sequence[str]) -> tuple[str, str] | None:
+    """See Meta.holder."""
+    for start in range(0, len(batch_ids), _CHUNK):
+        some = _record.c.batch_id.in_(batch_ids[start : start + _CHUNK])
+        query = select(_record.c.target, _record.c.run_id).where(some, _record.c.state.in_(UNCONSUMED))
+        row = connection.execute(query.limit(1)).one_or_none()
+        if row is not None:
+            return row.target, row.run_id
+    return None
+
+
 def record_failure(connection: Connection, run_id: str, target: str | None, error: str) -> None:
     """See Meta.record_failure."""
     known = find(connection, run_id, lock=True)

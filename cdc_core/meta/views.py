@@ -104,6 +104,12 @@ def _lacks(target: str) -> ColumnElement[bool]:
     return or_(~exists().where(mine), exists().where(mine, _record.c.state.in_(runs.UNCONSUMED)))
 
 
+def first_lacking(connection: Connection, source: str, target: str) -> str | None:
+    """See Meta.first_lacking."""
+    query = select(_batch.c.batch_id).where(_batch.c.source == source, _lacks(target))
+    return connection.execute(query.order_by(*batches.IN_ORDER).limit(1)).scalar_one_or_none()
+
+
 def _own(connection: Connection, run_id: str, target: str) -> frozenset[str]:
     mine = and_(_record.c.run_id == run_id, _record.c.target == target, _record.c.state.in_(runs.UNCONSUMED))
     return frozenset(connection.execute(select(_record.c.batch_id).where(mine)).scalars())

@@ -184,8 +184,11 @@ class Manifest:
         return sum(part.size_bytes for part in self.parts)
 
     def to_bytes(self) -> bytes:
-        data = {
-            "version": MANIFEST_VERSION,
+        return json.dumps({"version": MANIFEST_VERSION, **self.to_json()}, indent=1, ensure_ascii=False).encode()
+
+    def to_json(self) -> dict[str, Any]:
+        """Without the version of the format."""
+        return {
             **{name: getattr(self, name) for name in _PLAIN},
             "begin": self.begin.to_json(),
             "end": self.end.to_json(),
@@ -200,14 +203,19 @@ class Manifest:
             "parts": [{**asdict(part), "ops": dict(part.ops)} for part in self.parts],
             "schemas": {key: schema.to_json() for key, schema in self.schemas.items()},
         }
-        return json.dumps(data, indent=1, ensure_ascii=False).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> Manifest:
         """Raises UnknownVersion, and ValueError, KeyError, TypeError, AttributeError or LockstepError for anything
         that is not a manifest, or whose fields do not have the types above."""
-        data = versioned(raw)
-        found = cls(
+        found = cls.from_json(versioned(raw))
+        require_types(found)
+        return found
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Manifest:
+        """The opposite of `to_json`; the types are not checked."""
+        return cls(
             **{name: data[name] for name in _PLAIN},
             begin=Checkpoint.from_json(data["begin"]),
             end=Checkpoint.from_json(data["end"]),
@@ -222,8 +230,6 @@ class Manifest:
             parts=tuple(Part(**part) for part in data["parts"]),
             schemas={key: TableSchema.from_json(schema) for key, schema in data["schemas"].items()},
         )
-        require_types(found)
-        return found
 
 
 _PLAIN = (

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, TypeVar
@@ -31,7 +31,12 @@ from cdc_core.model.schema import TableSchema
 
 @dataclass(frozen=True, slots=True)
 class PlannedFile:
-    """A part that the run reads. `path` is relative to the stage's root. The others are as in Part."""
+    """A part that the run reads. The others are as in Part.
+
+    path, size_bytes, sha256: of the file, relative to the stage's root.
+    of_rows: of a file that has rows of other batches too, how many it has: this batch's are those from min_seq to
+             max_seq. 0: the file has this batch's rows alone.
+    """
 
     path: str
     rows: int
@@ -41,6 +46,38 @@ class PlannedFile:
     sha256: str
     max_seq: int
     absent_rows: int = 0
+    min_seq: int = 0
+    of_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class FileToRead:
+    """A file of a run with the rows of one or more of its batches.
+
+    rows: those that count. seqs: the ranges of their order keys, from and with the first to and with the last, in
+    order; () for all rows of the file.
+    """
+
+    path: str
+    schema_id: str
+    rows: int
+    size_bytes: int
+    sha256: str
+    seqs: tuple[tuple[int, int], ...] = ()
+
+
+def files_to_read(files: Iterable[PlannedFile]) -> list[FileToRead]:
+    """Each file once, in the order in which they first come."""
+    mine: dict[str, list[PlannedFile]] = {}
+    for file in files:
+        mine.setdefault(file.path, []).append(file)
+    found = []
+    for path, some in mine.items():
+        rows, first = sum(one.rows for one in some), some[0]
+        whole = not first.of_rows or first.of_rows == rows
+        seqs = () if whole else tuple(sorted((one.min_seq, one.max_seq) for one in some))
+        found.append(FileToRead(path, first.schema_id, rows, first.size_bytes, first.sha256, seqs))
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +99,7 @@ class MergeTable:
 
     @property
     def size_bytes(self) -> int:
-        return sum(file.size_bytes for file in self.files)
+        return sum({file.path: file.size_bytes for file in self.files}.values())
 
     @property
     def absent_rows(self) -> int:
@@ -101,7 +138,7 @@ class Restored:
 
 
 RUNS, PLAN = "runs/", "plan.json"
-PLAN_VERSION = 3
+PLAN_VERSION = 4
 """Of plan.json. It grows with each change of its fields and of what the tasks leave for one another, so that no task
 continues what another version of Lockstep began."""
 _DIGEST_CHARS = 16

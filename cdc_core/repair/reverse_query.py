@@ -39,7 +39,7 @@ from cdc_core.stage.layout import batch_path, parse_copied
 from cdc_core.stage.manifest import parse
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.verify.canonical import has_errors, row_texts
-from cdc_core.verify.changed_keys import changed_keys, key_columns
+from cdc_core.verify.changed_keys import as_read, changed_keys, key_columns
 from cdc_core.verify.job import Job
 from cdc_core.verify.source_rows import SourceTables, open_source
 from cdc_core.windows import age_us
@@ -198,36 +198,36 @@ def _old_changes(
     pending = sorted(set().union(*view.pending.values()))
     asked = _asked(store, view, pending)
     keys = left = 0
-    for batch in pending:
-        for file in view.files.get(batch, ()):
-            if parse_copied(file.path) or file.table in left_out:
-                continue
-            schema = view.schemas[file.schema_id]
-            why = _unfit(pipeline, file.table, schema, found.get(file.table))
-            if why:
-                left_out[file.table] = why
-                keys -= len(found.pop(file.table).seqs) if file.table in found else 0
-                continue
-            of_table = found.setdefault(file.table, _Changed(file.table, schema.key, schema))
-            known = asked.get(file.table, {})
-            for some in changed_keys(store, file, schema, before_us=before_us):
-                texts = row_texts(some, key_columns(schema), of_table.errors)
-                seqs = some.column(SEQ).to_pylist()
-                kept = []
-                for place, (text, seq) in enumerate(zip(texts.to_pylist(), seqs, strict=True)):
-                    if known.get(text, -1) >= seq or has_errors(text):
-                        continue
-                    if text in of_table.seqs:
-                        of_table.seqs[text] = max(of_table.seqs[text], seq)
-                    elif keys < most:
-                        of_table.seqs[text] = seq
-                        kept.append(place)
-                        keys += 1
-                    else:
-                        left += 1
-                if kept:
-                    at = pa.array(kept)
-                    of_table.batches.append((some.drop_columns([SEQ]).take(at), texts.take(at)))
+    listed = [file for batch in pending for file in view.files.get(batch, ()) if not parse_copied(file.path)]
+    for file in as_read(store, listed):
+        if file.table in left_out:
+            continue
+        schema = view.schemas[file.schema_id]
+        why = _unfit(pipeline, file.table, schema, found.get(file.table))
+        if why:
+            left_out[file.table] = why
+            keys -= len(found.pop(file.table).seqs) if file.table in found else 0
+            continue
+        of_table = found.setdefault(file.table, _Changed(file.table, schema.key, schema))
+        known = asked.get(file.table, {})
+        for some in changed_keys(store, file, schema, before_us=before_us):
+            texts = row_texts(some, key_columns(schema), of_table.errors)
+            seqs = some.column(SEQ).to_pylist()
+            kept = []
+            for place, (text, seq) in enumerate(zip(texts.to_pylist(), seqs, strict=True)):
+                if known.get(text, -1) >= seq or has_errors(text):
+                    continue
+                if text in of_table.seqs:
+                    of_table.seqs[text] = max(of_table.seqs[text], seq)
+                elif keys < most:
+                    of_table.seqs[text] = seq
+                    kept.append(place)
+                    keys += 1
+                else:
+                    left += 1
+            if kept:
+                at = pa.array(kept)
+                of_table.batches.append((some.drop_columns([SEQ]).take(at), texts.take(at)))
     return {name: one for name, one in found.items() if one.seqs}, left_out, left
 
 

@@ -7,7 +7,7 @@ Keeps true: a moment that is not staged completely is refused, because its answe
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -44,6 +44,23 @@ class AsOf:
             return pc.field(SEQ) < self.position.seq
         assert self.time_us is not None
         return pc.field(TS) <= pa.scalar(self.time_us, pa.timestamp("us", tz="UTC"))
+
+    def later(self, manifests: Iterable[Manifest]) -> dict[str, list[int]]:
+        """By source, the order keys where batches begin whose windows begin after the time, in order: what they have
+        came later, whatever its own time is. Readers of files with rows of several batches leave it out."""
+        found: dict[str, list[int]] = {}
+        for one in manifests:
+            if self.time_us is not None and one.window_start_us > self.time_us and not one.copied:
+                found.setdefault(one.source, []).append(one.begin.position.seq)
+        return {source: sorted(places) for source, places in found.items()}
+
+    def condition_of(self, end_seq: int | None) -> str:
+        """`condition`, of a file whose rows from an order key on are in later batches."""
+        return self.condition if end_seq is None else f"{self.condition} AND _cdc_seq < {end_seq}"
+
+    def expression_of(self, end_seq: int | None) -> pc.Expression:
+        """The same for Arrow."""
+        return self.expression if end_seq is None else self.expression & (pc.field(SEQ) < end_seq)
 
     def includes(self, seq: int, ts_us: int) -> bool:
         """Whether what happened at an order key, at a time, had happened by then."""

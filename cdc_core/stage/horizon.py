@@ -8,8 +8,7 @@ refuse, and name the horizon: nothing is ever silently incomplete.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from cdc_core.errors import DataAtRisk, LockstepError, RetryLater
@@ -85,25 +84,6 @@ def read(store: ObjectStore, source: str) -> Horizon | None:
             code="stage.horizon",
             remedy="restore the file from a backup of the stage, or read it with the version that wrote it",
         ) from None
-
-
-@contextmanager
-def unless_purged(store: ObjectStore, begins: Mapping[str, Position]) -> Iterator[None]:
-    """Around reads of staged files. begins: by source, where the first batch begins that is read.
-
-    Raises RetryLater (stage.removed) in place of DataAtRisk (stage.missing) if a purge has moved a horizon past these
-    batches meanwhile.
-    """
-    try:
-        yield
-    except DataAtRisk as error:
-        if error.code != "stage.missing":
-            raise
-        for source, begin in begins.items():
-            horizon = read(store, source)
-            if horizon is not None and begin < horizon.position:
-                raise removed(error.what, where=error.where) from None
-        raise
 
 
 def removed(what: str, *, where: str) -> RetryLater:

@@ -13,6 +13,8 @@ CHANGES = "changes/"
 MANIFESTS = "manifests/"
 STARTS = "starts/"
 SNAPSHOT = "snapshot/"
+COMPACTED = "compacted/"
+COMPACTIONS = "compactions/"
 _PART = re.compile(
     r"changes/cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
     r"\1\2\3T\d{6}Z-([a-z][a-z0-9_]*)-(\d{19})-(\d{1,19})-(\d{4,9})\.parquet",
@@ -23,6 +25,51 @@ _PART = re.compile(
 _COPIED = re.compile(
     r"snapshot/cdc_table=[A-Za-z0-9_.@~-]+/([a-z][a-z0-9_]*)-(\d{12})-(\d{1,19})-(\d{4})\.parquet", re.ASCII
 )
+
+
+_COMPACTED = re.compile(
+    r"compacted/cdc_table=[A-Za-z0-9_.@~-]+/cdc_date=(\d{4})-(\d\d)-(\d\d)/"
+    r"\1\2\3T\d{6}Z-([a-z][a-z0-9_]*)-(\d{19})-(\d{19})-(\d{1,19})-(\d{4,9})\.parquet",
+    re.ASCII,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class CompactedName:
+    """What the name of a compacted file says: its source, where its range begins and ends, under which epoch."""
+
+    source: str
+    begin_seq: int
+    end_seq: int
+    epoch: int
+    part: int
+
+
+def compacted_path(table: str, window_start_us: int, name: CompactedName) -> str:
+    """A file with the rows of a table from several batches, under the UTC date on which their first window starts."""
+    label = window_label(window_start_us)
+    file = f"{label}-{name.source}-{name.begin_seq:019d}-{name.end_seq:019d}-{name.epoch}-{name.part:04d}.parquet"
+    return f"{COMPACTED}cdc_table={segment(table)}/cdc_date={label[:4]}-{label[4:6]}-{label[6:8]}/{file}"
+
+
+def parse_compacted(path: str) -> CompactedName | None:
+    """The name in the path of a compacted file; None for any other."""
+    match = _COMPACTED.fullmatch(path)
+    return CompactedName(match[4], *(int(match[group]) for group in (5, 6, 7, 8))) if match else None
+
+
+def compactions_prefix(source: str) -> str:
+    return f"{COMPACTIONS}{segment(source)}/"
+
+
+def compaction_path(source: str, begin: Position) -> str:
+    """The record of the compacted range that begins there."""
+    return f"{compactions_prefix(source)}{begin.name}.json"
+
+
+def originals_removed_path(source: str, begin: Position) -> str:
+    """Says that the parts of a compacted range that its files replace are removed."""
+    return f"{compactions_prefix(source)}{begin.name}.removed"
 
 
 @dataclass(frozen=True, slots=True)

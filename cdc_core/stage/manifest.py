@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -25,17 +26,23 @@ import pyarrow.parquet as pq
 
 from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.batch import Manifest, Part, UnknownVersion
+from cdc_core.model.compaction import Compaction
 from cdc_core.model.position import Position
+from cdc_core.stage import compaction as compactions
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
 from cdc_core.stage.intact import damage
 from cdc_core.stage.layout import (
     CHANGES,
+    COMPACTED,
     SNAPSHOT,
+    compaction_path,
+    compactions_prefix,
     copied_prefix,
     first_at,
     manifest_path,
     manifests_prefix,
+    parse_compacted,
     parse_copied,
     parse_part,
     start_path,
@@ -115,18 +122,26 @@ def parse(data: bytes, path: str, where: str) -> Manifest:
         ) from None
 
 
-def chain(store: ObjectStore, source: str, after: Position | None = None) -> Iterator[Manifest]:
+def chain(
+    store: ObjectStore, source: str, after: Position | None = None, *, known: Sequence[Mapping[str, Manifest]] = ()
+) -> Iterator[Manifest]:
     """A source's manifests in stream order, each verified to begin where the one before ended.
 
     after: the end of the last batch that is known already; the first batch must begin there. By default it begins at
            the horizon, or at the start.
+    known: manifests by their paths, which are not read again. Those of one mapping are taken together or not at all.
     Raises DataAtRisk (stage.gap, stage.fork, stage.manifest, stage.start, stage.horizon), Refused (stage.version),
     RetryLater (stage.removed: by a purge meanwhile).
     """
     infos, end, problems = _extent(store, source) if after is None else (list(_from(store, source, after)), after, [])
     for lost in problems:
         raise _refusal(store, lost)
-    for path, manifest in _manifests(store, source, infos):
+    listed = {info.path for info in infos}
+    at_hand: dict[str, Manifest] = {}
+    for some in known:
+        if some.keys() <= listed:  # a purge may have taken the first of them meanwhile
+            at_hand |= some
+    for path, manifest in _manifests(store, source, infos, at_hand):
         problem = _link(end, path, manifest)
         if problem is not None:
             raise _refusal(store, problem)
@@ -225,30 +240,83 @@ def verify(
 def _problems(store: ObjectStore, source: str, *, deep: bool, recorded: Position | None) -> list[ChainProblem]:
     """See `verify`."""
     infos, end, problems = _extent(store, source)
+    files = _Files(store, deep)
+    ranges, broken = _ranges(store, source)
+    problems += broken
+    rows: dict[str, Counter[str]] = defaultdict(Counter)
     last: Manifest | None = None
     whole = True
-    for info in infos:
-        try:
-            manifest = parse(store.get(info.path), info.path, store.uri)
-        except (DataAtRisk, Refused) as error:
-            problems.append(ChainProblem(error.code, info.path, error.what))
+    for path, found in _read(store, [info.path for info in infos]):
+        if isinstance(found, LockstepError):
+            problems.append(ChainProblem(found.code, path, found.what))
             whole = False
             continue
-        last = manifest
-        problem = _link(end, info.path, manifest)
+        last = manifest = found
+        problem = _link(end, path, manifest)
         if problem is not None:
             problems.append(problem)
         end = manifest.end.position
         for key, schema in manifest.schemas.items():
             if schema.id != key:
                 what = f"The definition {key} of {schema.name} does not match its id."
-                problems.append(ChainProblem("stage.manifest", info.path, what))
+                problems.append(ChainProblem("stage.manifest", path, what))
+        range_ = None if manifest.copied else ranges.at(source, manifest.begin.position.seq)
+        if range_ is not None:
+            rows[range_.begin.name].update({path: 1} | _rows_of(manifest.parts))
         for part in manifest.parts:
-            problems += _check_part(store, manifest, part, deep=deep)
+            replaced = range_ is not None and range_.replaces(part)
+            problems += files.problems(part, f"batch {manifest.batch_id}", may_be_gone=replaced)
+    for one in ranges:
+        problems += _range_problems(store, files, one, rows[one.begin.name])
     if whole and (problem := lost_end(store, source, last, recorded)) not in (None, *problems):
         assert problem is not None
         problems.append(problem)
     return problems
+
+
+def _ranges(store: ObjectStore, source: str) -> tuple[compactions.Compactions, list[ChainProblem]]:
+    try:
+        return compactions.read(store, [source]), []
+    except (DataAtRisk, Refused) as error:
+        return compactions.NO_COMPACTIONS, [ChainProblem(error.code, compactions_prefix(source), error.what)]
+
+
+def _rows_of(parts: Iterable[Part]) -> Counter[str]:
+    rows: Counter[str] = Counter()
+    for part in parts:
+        rows[part.table] += part.rows
+    return rows
+
+
+def _range_problems(store: ObjectStore, files: _Files, one: Compaction, found: Counter[str]) -> list[ChainProblem]:
+    """found: rows by table in the manifests of the range, and these by their paths."""
+    path = compaction_path(one.source, one.begin)
+    wanted = Counter({batch.path: 1 for batch in one.batches}) + _rows_of(one.parts)
+    problems = []
+    if found and found != wanted:  # without any, all of its batches are before the horizon
+        what = f"The compacted range {one} does not have the batches or the numbers of rows of its manifests."
+        problems.append(ChainProblem("stage.compaction", path, what))
+    for part in one.parts:
+        if found and parse_compacted(part.path):
+            problems += files.problems(part, f"the compacted range {one}")
+    return problems
+
+
+def _read(store: ObjectStore, paths: Sequence[str]) -> Iterator[tuple[str, Manifest | LockstepError]]:
+    def one(path: str) -> bytes | LockstepError:
+        try:
+            return store.get(path)
+        except (DataAtRisk, Refused) as error:
+            return error
+
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for start in range(0, len(paths), _AT_ONCE):
+            some = paths[start : start + _AT_ONCE]
+            for path, data in zip(some, pool.map(one, some), strict=True):
+                try:
+                    yield path, data if isinstance(data, LockstepError) else parse(data, path, store.uri)
+                except (DataAtRisk, Refused) as error:
+                    yield path, error
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +340,7 @@ def sweep(
     source: str,
     *,
     live_epoch: int,
+    compactor_epoch: int = 0,
     copies: Copies = Copies(),
     older_than_s: float = SWEPT_AFTER_S,
     dry_run: bool = False,
@@ -283,7 +352,8 @@ def sweep(
     the chain's end. Letter case does not count: where the file system ignores it, the folder of a table may be listed
     under the name of another. Uploads of this source by the same rule, regardless of the chain if their epoch has
     ended: nothing names an upload before it is finished, and finishing a removed one fails. Copied rows: files of ended
-    epochs that no manifest names and that none waits for, and uploads of ended epochs. Temporary files, which the
+    epochs that no manifest names and that none waits for, and uploads of ended epochs. Compacted files of epochs before
+    `compactor_epoch`, that of the caller, that no record names. Temporary files, which the
     stage's writers hold for moments, and uploads of other files, by their age alone.
 
     Raises what `chain` does; then nothing is removed.
@@ -299,12 +369,18 @@ def sweep(
         ended = copied is not None and copied.source == source and copied.epoch < copies.live_epoch
         if ended and info.path not in copies.kept and info.modified <= old:
             candidates.append((info, -1))
+    for info in store.list(COMPACTED):
+        made = parse_compacted(info.path)
+        if made is not None and made.source == source and made.epoch < compactor_epoch and info.modified <= old:
+            candidates.append((info, -1))
     unfinished = [one for one in store.leftovers() if one.modified <= old]
     listed: set[str] = set()
     end = -1
     for manifest in chain(store, source):
         listed.update(part.path.casefold() for part in manifest.parts)
         end = manifest.end.position.seq
+    for record in compactions.records(store, source):
+        listed.update(part.path.casefold() for part in record.parts)
     parts = tuple(info for info, seq in candidates if info.path.casefold() not in listed and seq < end)
     leftovers = tuple(one for one in unfinished if _is_left(one, source, live_epoch, copies.live_epoch))
     if not dry_run:
@@ -379,14 +455,27 @@ def _is_copied(manifest: Manifest, part: Part, chunks: Mapping[str, int]) -> boo
     return name is not None and (name.source, name.chunk) == own and part.path.startswith(copied_prefix(part.table))
 
 
-def _manifests(store: ObjectStore, source: str, infos: Sequence[ObjectInfo]) -> Iterator[tuple[str, Manifest]]:
-    paths = [info.path for info in infos]
+def _manifests(
+    store: ObjectStore, source: str, infos: Sequence[ObjectInfo], at_hand: Mapping[str, Manifest]
+) -> Iterator[tuple[str, Manifest]]:
+    waiting: list[str] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
-        for start in range(0, len(paths), _AT_ONCE):
-            some = paths[start : start + _AT_ONCE]
-            found = _fetched(store, source, some, pool)
-            for path, data in zip(some, found, strict=True):
+
+        def fetched() -> Iterator[tuple[str, Manifest]]:
+            found = _fetched(store, source, waiting, pool) if waiting else []
+            for path, data in zip(waiting, found, strict=True):
                 yield path, parse(data, path, store.uri)
+            waiting.clear()
+
+        for info in infos:
+            if info.path in at_hand:
+                yield from fetched()
+                yield info.path, at_hand[info.path]
+                continue
+            waiting.append(info.path)
+            if len(waiting) == _AT_ONCE:
+                yield from fetched()
+        yield from fetched()
 
 
 def _fetched(store: ObjectStore, source: str, paths: Sequence[str], pool: ThreadPoolExecutor) -> list[bytes]:
@@ -420,18 +509,34 @@ def _link(end: Position | None, path: str, manifest: Manifest) -> ChainProblem |
     return ChainProblem("stage.gap", path, f"Nothing is staged from {end} to {begin}.")
 
 
-def _check_part(store: ObjectStore, manifest: Manifest, part: Part, *, deep: bool) -> list[ChainProblem]:
-    error = damage(store, part, deep=deep)
-    if error is not None or not deep:
-        return [] if error is None else [ChainProblem(error.code, part.path, error.what)]
-    try:
-        with store.open_input(part.path) as file:
-            rows = pq.ParquetFile(file).metadata.num_rows
-    except pa_lib.ArrowException as unreadable:
-        return [ChainProblem("stage.damaged", part.path, f"The part is not a Parquet file: {unreadable}")]
-    except DataAtRisk as gone:  # by a purge, since its bytes were read
-        return [ChainProblem(gone.code, part.path, gone.what)]
-    if rows != part.rows:
-        what = f"The part has {rows} rows; batch {manifest.batch_id} says {part.rows}."
-        return [ChainProblem("stage.damaged", part.path, what)]
-    return []
+class _Files:
+    """The files of a stage, in few requests: from a listing of each folder, unless their bytes are read anyway."""
+
+    def __init__(self, store: ObjectStore, deep: bool) -> None:
+        self._store = store
+        self._deep = deep
+        self._sizes: dict[str, dict[str, int]] = {}
+
+    def problems(self, part: Part, of: str, *, may_be_gone: bool = False) -> list[ChainProblem]:
+        """What is wrong with a file. of: who says so. may_be_gone: its rows are in a compacted file."""
+        folder = part.path.partition("/")[0] + "/"
+        if folder not in self._sizes:
+            self._sizes[folder] = {info.path: info.size_bytes for info in self._store.list(folder)}
+        size_bytes = self._sizes[folder].get(part.path)
+        if may_be_gone and size_bytes is None:
+            return []
+        if not self._deep and size_bytes == part.size_bytes:
+            return []
+        error = damage(self._store, part, deep=self._deep)
+        if error is not None or not self._deep:
+            return [] if error is None else [ChainProblem(error.code, part.path, error.what)]
+        try:
+            with self._store.open_input(part.path) as file:
+                rows = pq.ParquetFile(file).metadata.num_rows
+        except pa_lib.ArrowException as unreadable:
+            return [ChainProblem("stage.damaged", part.path, f"The part is not a Parquet file: {unreadable}")]
+        except DataAtRisk as gone:  # by a purge, since its bytes were read
+            return [ChainProblem(gone.code, part.path, gone.what)]
+        if rows != part.rows:
+            return [ChainProblem("stage.damaged", part.path, f"The part has {rows} rows; {of} says {part.rows}.")]
+        return []

@@ -11,7 +11,8 @@ import os
 import re
 import tempfile
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -28,9 +29,11 @@ from cdc_core.stage.as_of import AsOf
 from cdc_core.stage.by_key_sql import by_key_sql
 from cdc_core.stage.changes_sql import FileGroup, TableFiles, changes_sql, check_key, key_of, quoted, text
 from cdc_core.stage.fold import state_schema, state_sql
-from cdc_core.stage.horizon import removed, unless_purged
+from cdc_core.stage.horizon import removed
 from cdc_core.stage.intact import fetch, open_intact, require_intact
+from cdc_core.stage.layout import parse_compacted
 from cdc_core.stage.objects import ObjectStore
+from cdc_core.stage.removed import unless_removed
 from cdc_core.stage.unify import (
     StagedPart,
     align,
@@ -63,7 +66,7 @@ def changes(store: ObjectStore, manifests: Sequence[Manifest], table: str) -> pa
     schema = unified_schema(table, _definitions(parts))
     tables, begins = [], _begins(manifests)
     for one in parts:
-        with unless_purged(store, begins), open_intact(store, one.part) as file:
+        with unless_removed(store, begins, [one.part.path]), open_intact(store, one.part) as file:
             tables.append(align(pq.ParquetFile(file).read(), schema))
     return pa.concat_tables(tables)
 
@@ -161,18 +164,34 @@ def change_batches(
     parts = parts_of(manifests, table)
     schema = unified_schema(table, _definitions(parts))
     before, up_to = _paths(manifests, since), _paths(manifests, until)
+    after_first, after_last = _later(manifests, since), _later(manifests, until)
     begins = _begins(manifests)
     for one in parts:
         if until is not None and one.part.path not in up_to:
             continue
-        with unless_purged(store, begins), open_intact(store, one.part) as file:
+        with unless_removed(store, begins, [one.part.path]), open_intact(store, one.part) as file:
             for batch in pq.ParquetFile(file).iter_batches(rows):
                 aligned = align(pa.Table.from_batches([batch]), schema)
                 if until is not None:
-                    aligned = aligned.filter(until.expression)
+                    aligned = aligned.filter(until.expression_of(_end_seq(one, after_last)))
                 if since is not None and one.part.path in before:
-                    aligned = aligned.filter(~since.expression)
+                    aligned = aligned.filter(~since.expression_of(_end_seq(one, after_first)))
                 yield from aligned.to_batches()
+
+
+def _later(manifests: Sequence[Manifest], moment: AsOf | None) -> Mapping[str, Sequence[int]]:
+    return {} if moment is None else moment.later(manifests)
+
+
+def _end_seq(part: StagedPart, later: Mapping[str, Sequence[int]]) -> int | None:
+    """From where on the rows of a compacted file are in batches after the moment; None if none of them is.
+
+    later: from AsOf. The windows of the batches in one file follow one another (`apply.compaction`).
+    """
+    name = parse_compacted(part.part.path)
+    places = later.get(part.source, ())
+    at = len(places) if name is None else bisect_left(places, name.begin_seq)
+    return places[at] if name is not None and at < len(places) and places[at] < name.end_seq else None
 
 
 def _begins(manifests: Sequence[Manifest]) -> dict[str, Position]:
@@ -476,14 +495,18 @@ def _table_files(
 ) -> Iterator[TableFiles]:
     """Those of the moment. They are local as long as the context lasts."""
     parts, described = _parts_by(manifests, table, as_of)
+    later = _later(manifests, as_of)
     if as_of is not None:
         manifests = as_of.cut(manifests)
     definitions = latest_definitions(described)
     every = _definitions(described)
-    condition = "true" if as_of is None else as_of.condition
     emptied = emptied_columns(manifests, as_of)
+
+    def condition(part: StagedPart) -> str:
+        return "true" if as_of is None else as_of.condition_of(_end_seq(part, later))
+
     with ExitStack() as stack:
-        with unless_purged(store, _begins(manifests)):
+        with unless_removed(store, _begins(manifests), [one.part.path for one in parts]):
             groups = stack.enter_context(_local_files(store, parts, condition, emptied))
         if key is None:
             chosen = key_of(table, definitions, groups)
@@ -518,11 +541,12 @@ def _has_literals(connection: duckdb.DuckDBPyConnection, groups: Sequence[FileGr
 def _local_files(
     store: ObjectStore,
     parts: Sequence[StagedPart],
-    condition: str,
+    condition: Callable[[StagedPart], str],
     emptied: Mapping[tuple[str, str], Mapping[str, int]],
 ) -> Iterator[tuple[FileGroup, ...]]:
+    """condition: on the changes of a part that count."""
     with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
-        groups: dict[tuple[str, str], tuple[TableSchema, list[str]]] = {}
+        groups: dict[tuple[str, str, str], tuple[TableSchema, list[str]]] = {}
         in_place: list[Part] = []
         for number, one in enumerate(parts):
             local = store.local_path(one.part.path)
@@ -533,12 +557,12 @@ def _local_files(
                 in_place.append(one.part)
             # Two sources may have tables of one definition, and order keys of their own.
             of = one.source if (one.source, one.schema.name) in emptied else ""
-            groups.setdefault((one.schema.id, of), (one.schema, []))[1].append(str(local))
+            groups.setdefault((one.schema.id, of, condition(one)), (one.schema, []))[1].append(str(local))
         require_intact(store, in_place)
         try:
             yield tuple(
-                FileGroup(schema, tuple(files), condition, emptied.get((source, schema.name), {}))
-                for (_, source), (schema, files) in groups.items()
+                FileGroup(schema, tuple(files), counting, emptied.get((source, schema.name), {}))
+                for (_, source, counting), (schema, files) in groups.items()
             )
         except duckdb.Error:
             _require_there([file for _, files in groups.values() for file in files])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -28,6 +28,7 @@ from cdc_core.model.staged import (
     LiteralEntries,
     lacking,
 )
+from cdc_core.stage import compaction
 from cdc_core.stage.intact import open_intact
 from cdc_core.stage.objects import ObjectStore
 from cdc_core.stage.unify import StagedPart, parts_of
@@ -41,12 +42,21 @@ _ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Event:
-    """Of all events of a part. consumed: as in EVENT_COLUMNS. high_seq: of a batch of copied rows, the highest of its
-    chunks; else -1."""
+    """Of all events of a part. high_seq: of a batch of copied rows, the highest of its chunks; else -1.
+
+    batches: by the order key of the batch's first row in the part, in order: whether the batch was consumed.
+    """
 
     part: StagedPart
-    consumed: bool
     high_seq: int
+    batches: dict[int, bool]
+
+    def consumed(self, seqs: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+        """As in EVENT_COLUMNS, for the rows with these order keys."""
+        firsts = np.array(list(self.batches), np.int64)
+        at = np.maximum(np.searchsorted(firsts, seqs, "right") - 1, 0)
+        found: npt.NDArray[np.bool_] = np.array(list(self.batches.values()))[at]
+        return found
 
 
 def events(
@@ -65,14 +75,21 @@ def events(
     order key cannot say more about the wanted keys, if one source table has fed the table. None while they may.
     Raises DataAtRisk (stage.missing, stage.damaged).
     """
-    found: list[_Event] = []
+    ranges = compaction.read(store, sorted({manifest.source for manifest in manifests}))
+    by_path: dict[str, _Event] = {}
     for manifest in manifests:
         if not any(part.table == shape.logical for part in manifest.parts):
             continue
         # A copy counts as a whole: what makes older rows go may be in a file of its first chunk.
         high_seq = max((chunk.high.seq for chunk in manifest.chunks), default=-1)
         in_it = manifest.batch_id in consumed
-        found += [_Event(part, in_it, high_seq) for part in parts_of([manifest], shape.logical)]
+        for staged in parts_of([manifest], shape.logical):
+            part = staged.part
+            other = ranges.instead_of(part.path, part.table, part.schema_id, part.max_seq)
+            read = staged if other is None else replace(staged, part=other)
+            event = by_path.setdefault(read.part.path, _Event(read, high_seq, {}))
+            event.batches[part.min_seq] = in_it
+    found = list(by_path.values())
     # A TRUNCATE takes the rows of its own table: of several, the earlier changes say which rows those are.
     alone = bool(shape.key) and len({(one.part.source, one.part.schema.name) for one in found}) == 1
     for event in sorted(found, key=lambda one: one.part.part.max_seq, reverse=True):
@@ -141,7 +158,7 @@ def _table(rows: pa.RecordBatch, shape: Shape, event: _Event, *, gone: bool, key
         "seq": seq,
         "ordinal": rows.column(ROW).cast(pa.int64()),
         "sure_seq": sure,
-        "consumed": pa.array(np.full(n, event.consumed)),
+        "consumed": pa.array(event.consumed(np.asarray(seq))),
     }
     return pa.table(columns_, schema=EVENT_COLUMNS)
 

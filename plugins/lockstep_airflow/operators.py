@@ -245,6 +245,33 @@ class PurgeOperator(_PipelineOperator):
         return found.to_json() | {"runs": len(found.runs)}
 
 
+class CompactOperator(_PipelineOperator):
+    """Compacts as `retention` says. XCom: counts by range, and what was removed."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        from cdc_core.apply.compaction import REMOVED_AFTER_US, By, compact
+
+        with as_airflow_failures("compact"), self.open_pipeline() as (pipeline, meta, store):
+            assert pipeline.retention is not None  # the renderer makes this task for such pipelines only
+            found = compact(
+                meta,
+                store,
+                pipeline,
+                by=By(pipeline.retention.compact or By.DAY),
+                older_than_us=REMOVED_AFTER_US if pipeline.retention.remove_originals else None,
+                dry_run=is_dry_run(context),
+            )
+        for one in (*found.ranges, *found.removed):
+            log.info("%s", one)
+        return {
+            "ranges": len(found.ranges),
+            "files_before": sum(one.files_before for one in found.ranges),
+            "files": sum(one.files for one in found.ranges),
+            "removed": sum(one.files for one in found.removed if not one.held_by),
+            "held_by": {name: why for name, why in found.held_by.items() if why},
+        }
+
+
 class SweepOperator(_PipelineOperator):
     """Removes what killed extractions left on the stage. XCom: counts by source."""
 

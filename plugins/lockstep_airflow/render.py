@@ -17,6 +17,7 @@ from cdc_core.config import WAY_BACK_SUFFIX
 from lockstep_airflow.copying import CopyPlanOperator, CopySensor, StageCopySensor, StartCopyOperator
 from lockstep_airflow.operators import (
     CommitOperator,
+    CompactOperator,
     PlanOperator,
     PurgeOperator,
     ReadmitOperator,
@@ -139,6 +140,8 @@ def _operator(spec: DagSpec, task: TaskSpec, place: dict[str, Any]) -> Any:
             ).expand(target=list(task.sources))
         case TaskKind.PURGE:
             return PurgeOperator(file=spec.file, **common)
+        case TaskKind.COMPACT:
+            return CompactOperator(file=spec.file, **common)
         case TaskKind.SWEEP:
             return SweepOperator(file=spec.file, **common)
         case TaskKind.READMIT:
@@ -301,7 +304,7 @@ def _copy_params(spec: DagSpec) -> dict[str, Param]:
 def _purge_params(spec: DagSpec) -> dict[str, Param]:
     return {
         DRY_RUN: Param(
-            False, type="boolean", title="Dry run", description="List what would be purged. Deletes nothing."
+            False, type="boolean", title="Dry run", description="List what would be done. Writes and deletes nothing."
         )
     }
 

@@ -7,7 +7,7 @@ a new version of a DAG for each difference). render.py turns the values into ope
                                              └► snapshot, which starts the next one (Pipeline.copies_by_itself)
     cdc_<pipeline>_snapshot  plan ─► copy[source] ─► stage[source]
     cdc_<pipeline>_replay                       plan ─► merge ─► to_<target>: ... of the one target that a run names
-    cdc_<pipeline>_retention purge ─► sweep
+    cdc_<pipeline>_retention purge ─► [compact] ─► sweep
     cdc_<pipeline>_readmit   readmit
     cdc_<pipeline>_verify    verify[target] ─► repair[target]
     cdc_<pipeline>_cutover   plan ─► rehearse ─► approve ─► switch
@@ -25,6 +25,7 @@ from cdc_core.model.tasks import MERGE, TARGET_TASKS
 PLAN = "plan"
 EXTRACT = "extract"
 PURGE = "purge"
+COMPACT = "compact"
 SWEEP = "sweep"
 READMIT = "readmit"
 SNAPSHOT = "snapshot"
@@ -54,6 +55,8 @@ class TaskKind(StrEnum):
     """Runs one Spark application, `job`."""
     PURGE = "purge"
     """Removes batches that are old and committed by every target."""
+    COMPACT = "compact"
+    """Joins the staged files of closed days or windows into one file per table."""
     SWEEP = "sweep"
     """Removes what killed extractions left on the stage."""
     READMIT = "readmit"
@@ -236,7 +239,14 @@ def retention_spec(pipeline: Pipeline, file: Path, schedule: str) -> DagSpec:
     doc = "Removes staged batches that are older than retention.keep and that every target has committed."
     dag_id = f"{dag_id_of(pipeline.pipeline)}_retention"
     swept = "Removes files that killed extractions left on the stage and that no batch lists."
-    tasks = [TaskSpec(TaskKind.PURGE, PURGE, (), doc), TaskSpec(TaskKind.SWEEP, SWEEP, (PURGE,), swept)]
+    tasks = [TaskSpec(TaskKind.PURGE, PURGE, (), doc)]
+    if pipeline.retention is not None and pipeline.retention.compact is not None:
+        joined = (
+            f"Joins the staged files of each closed {pipeline.retention.compact} into one file per table. The rows and "
+            "their order stay the same."
+        )
+        tasks.append(TaskSpec(TaskKind.COMPACT, COMPACT, (PURGE,), joined))
+    tasks.append(TaskSpec(TaskKind.SWEEP, SWEEP, (tasks[-1].name,), swept))
     return _spec(
         pipeline, file, dag_id, f"Purge of {pipeline.pipeline}'s staged history", schedule, (), tasks, HOUSEKEEPING
     )

@@ -1,0 +1,195 @@
+"""The parts of a closed range of batches, written as few files: the same rows in the same order.
+
+The rows of one table that its source table had under one definition come into one file, in stream order; it ends where
+another definition takes effect, or when it is large. Parts that are large, or alone, are left as they are. A file
+counts only after it was read back from the stage and has the rows of its parts, by their number, their counts and
+their digest; until the record of the range names it (`stage.compaction`), nobody reads it.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from cdc_core.errors import DataAtRisk
+from cdc_core.model.batch import Manifest, Part
+from cdc_core.model.compaction import BatchCounts, Compaction, bare
+from cdc_core.model.schema import TableSchema
+from cdc_core.model.staged import staged_schema
+from cdc_core.stage.intact import open_intact
+from cdc_core.stage.layout import CompactedName, compacted_path
+from cdc_core.stage.objects import ObjectStore, PartOutput
+from cdc_core.stage.open_part import OpenPart
+from cdc_core.stage.parquet import PartFile
+from cdc_core.stage.row_digest import RowDigest
+
+log = logging.getLogger(__name__)
+
+LARGE_BYTES = 32 << 20
+"""Parts of this size or more are left as they are: readers gain nothing by a copy."""
+FULL_BYTES = 256 << 20
+"""Size of the parts of a file at which the next file begins."""
+_ROWS = 32_768
+_NUMBERS = 10_000
+"""Step between the numbers that one file tries, where an earlier attempt of this epoch left one."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileOf:
+    """Parts that become one file; one that stays as it is, if there is only one."""
+
+    table: str
+    schema: TableSchema
+    parts: tuple[Part, ...]
+
+    @property
+    def rows(self) -> int:
+        return sum(part.rows for part in self.parts)
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(part.size_bytes for part in self.parts)
+
+
+def files_of(batches: Sequence[Manifest]) -> list[FileOf]:
+    """What the parts of a range become; in the order of their tables, those of a source table in stream order."""
+    by_table: dict[tuple[str, str], list[tuple[Part, TableSchema]]] = defaultdict(list)
+    for batch in batches:
+        for part in sorted(batch.parts, key=lambda one: one.max_seq):
+            schema = batch.schemas[part.schema_id]
+            by_table[part.table, schema.name].append((part, schema))
+    found = []
+    for (table, _), parts in sorted(by_table.items()):
+        some: list[Part] = []
+        for number, (part, schema) in enumerate(parts):
+            some.append(part)
+            after = parts[number + 1] if number + 1 < len(parts) else None
+            if after is None or after[1].id != schema.id or _full(some, after[0]):
+                found.append(FileOf(table, schema, tuple(some)))
+                some = []
+    return found
+
+
+def _full(some: Sequence[Part], after: Part) -> bool:
+    large = max(some[-1].size_bytes, after.size_bytes) >= LARGE_BYTES
+    return large or sum(part.size_bytes for part in some) >= FULL_BYTES
+
+
+def compact(
+    store: ObjectStore,
+    batches: Sequence[Manifest],
+    *,
+    epoch: int,
+    created_us: int,
+    level: int,
+    progressed: Callable[[int, int], None] = lambda done, all_: None,
+) -> Compaction:
+    """Writes the files of a range, durably and proven; the record to put.
+
+    batches: of the log, one after the other. epoch: of the right to compact. progressed: told how many of the range's
+    files are done.
+    Raises DataAtRisk (stage.missing, stage.damaged, stage.compacted_differs); what was written then is not named by
+    any record, and a sweep removes it.
+    """
+    wanted = files_of(batches)
+    begin, end = batches[0].begin.position.seq, batches[-1].end.position.seq
+    parts, digests = [], []
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as scratch:
+        for number, one in enumerate(wanted):
+            if len(one.parts) == 1:
+                parts.append(one.parts[0])
+                digests.append(one.parts[0].sha256)
+            else:
+                names = _names(batches[0], CompactedName(batches[0].source, begin, end, epoch, number), one.table)
+                part, digest = _written(store, one, names, level, Path(scratch))
+                parts.append(part)
+                digests.append(digest)
+            progressed(number + 1, len(wanted))
+    return Compaction(
+        epoch=epoch,
+        created_us=created_us,
+        batches=tuple(bare(one) for one in batches),
+        counts=tuple(BatchCounts.of(one) for one in batches),
+        parts=tuple(parts),
+        schemas={one.schema.id: one.schema for one in wanted},
+        rows_sha256=tuple(digests),
+    )
+
+
+def _names(first: Manifest, name: CompactedName, table: str) -> Iterator[str]:
+    for attempt in count():
+        yield compacted_path(table, first.window_start_us, replace(name, part=name.part + attempt * _NUMBERS))
+
+
+def _written(store: ObjectStore, one: FileOf, names: Iterator[str], level: int, scratch: Path) -> tuple[Part, str]:
+    """The file, durable and proven, and the digest of its rows."""
+    arrow = staged_schema(one.schema)
+
+    def open_output() -> PartOutput:
+        return store.open_output(names, scratch)
+
+    made = OpenPart(one.table, one.schema, PartFile(arrow, one.schema.key, open_output, level), arrow)
+    staged = RowDigest()
+    try:
+        for part in one.parts:
+            for batch in rows_of(store, part):
+                rows = batch.cast(arrow)
+                made.add(rows)
+                staged.add(rows)
+        made.file.close()
+        path = made.file.publish()
+    except BaseException:
+        made.file.discard()
+        raise
+    written = made.listed(path)
+    _require_sums(one, written)
+    found = RowDigest()
+    for batch in rows_of(store, written):
+        found.add(batch.cast(arrow))
+    digest = staged.hexdigest()
+    if (found.rows, found.hexdigest()) != (one.rows, digest):
+        raise differs(path, f"{found.rows} rows were read back; its {len(one.parts)} parts have {one.rows} others")
+    return written, digest
+
+
+def rows_of(store: ObjectStore, part: Part) -> Iterator[pa.RecordBatch]:
+    """The rows of a file as they are on the stage. Raises DataAtRisk (stage.missing, stage.damaged)."""
+    with open_intact(store, part) as file:
+        yield from pq.ParquetFile(file).iter_batches(_ROWS)
+
+
+def _require_sums(one: FileOf, written: Part) -> None:
+    """What was counted again is what the manifests say."""
+    sums = {
+        "rows": one.rows,
+        "key_changes": sum(part.key_changes for part in one.parts),
+        "absent_rows": sum(part.absent_rows for part in one.parts),
+        "min_seq": one.parts[0].min_seq,
+        "max_seq": one.parts[-1].max_seq,
+    }
+    ops: dict[str, int] = defaultdict(int)
+    for part in one.parts:
+        for op, number in part.ops.items():
+            ops[op] += number
+    wrong = {name: value for name, value in sums.items() if getattr(written, name) != value}
+    if wrong or dict(ops) != dict(written.ops):
+        raise differs(written.path, f"{written} was written, of which the manifests say {sums | {'ops': dict(ops)}}")
+
+
+def differs(path: str, what: str) -> DataAtRisk:
+    """The error for a compacted file that has not the rows of its parts."""
+    return DataAtRisk(
+        f"The compacted file {path} does not have the rows of its parts: {what}.",
+        where=path,
+        code="stage.compacted_differs",
+        remedy="nothing refers to the file, and all parts are as they were: run `lockstep stage verify --deep`; if it "
+        "finds nothing, report this",
+    )
