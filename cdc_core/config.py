@@ -139,10 +139,15 @@ def _endpoint(value: str) -> str:
 _SECRET_SETTING = re.compile(r"(?i)(secret|secret[._]?key|access[._]?key|password|token|passphrase)$|account[._]key")
 
 
+_SECRET_OF_CLUSTER = re.compile(r"spark\.kubernetes\.(driver|executor)\.secretKeyRef\.")
+"""Names a secret of the cluster and its key: the value is in the cluster alone."""
+
+
 def _no_secrets(settings: Mapping[str, str]) -> Mapping[str, str]:
     """Settings become arguments of spark-submit, which every account of the host can list."""
     for name, value in settings.items():
-        if _SECRET_SETTING.search(name) or _URL_LOGIN.search(value):
+        named = _SECRET_SETTING.search(name) and not _SECRET_OF_CLUSTER.match(name)
+        if named or _URL_LOGIN.search(value):
             raise ValueError(
                 f"{name} holds a secret, and settings are arguments of spark-submit, which everybody on the host can "
                 "read: put it into spark-defaults.conf, or into the environment of the tasks"
@@ -595,10 +600,10 @@ class Spark(_Model):
     """How the Spark applications are submitted."""
 
     connection: str = Field("spark_default", description="Airflow connection ID of the Spark cluster")
-    session: Literal["run", "task"] = Field(
+    session: Literal["run", "task", "remote"] = Field(
         "run",
         description="under Airflow. run: the Spark tasks of a run on one machine share an application; task: each has "
-        "its own. `lockstep run` always uses one",
+        "its own; remote: they go to a Spark Connect endpoint. `lockstep run` always uses one application",
     )
     idle_s: float = Field(
         60.0,
@@ -606,7 +611,11 @@ class Spark(_Model):
         le=600,
         description="a run's application ends when its next task has not come for this long",
     )
-    master: str = Field("local[*]", description="Spark master for `lockstep run`")
+    master: str = Field(
+        "local[*]",
+        description="for `lockstep run`: local[*], the URL of a Spark master, yarn, k8s://https://…, or "
+        "sc://host:15002, a Spark Connect endpoint, with session: remote",
+    )
     driver_mib: int = Field(
         1024,
         ge=0,
@@ -616,6 +625,29 @@ class Spark(_Model):
     conf: Annotated[Mapping[str, str], AfterValidator(_no_secrets)] = Field(
         default_factory=dict, description="Spark settings by name, none of them a secret"
     )
+
+    @model_validator(mode="after")
+    def _client_mode(self) -> Spark:
+        if self.conf.get("spark.submit.deployMode", "client") != "client":
+            raise ValueError(
+                "conf sets spark.submit.deployMode: leave it out, so that the driver runs and ends with the task, with "
+                "the logins of its environment; docs/spark.md says why"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint(self) -> Spark:
+        endpoint = self.master.startswith("sc://")
+        if endpoint and self.session != "remote":
+            raise ValueError("master is a Spark Connect endpoint: set session: remote, or another master")
+        if self.session == "remote" and not endpoint and self.master != "local[*]":
+            raise ValueError("session is remote: set master: sc://host:15002, an endpoint of Spark Connect")
+        if endpoint and "token" in self.master.lower():
+            raise ValueError(
+                "master holds a token: put it into the variable SPARK_CONNECT_AUTHENTICATE_TOKEN of whoever runs "
+                "`lockstep run`, or into the password of the Airflow connection"
+            )
+        return self
 
 
 class Limits(_Model):

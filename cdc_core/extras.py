@@ -6,6 +6,7 @@ lockstep[postgres]      a meta database on PostgreSQL
 lockstep[pandas]        rows as DataFrames of pandas
 lockstep[polars]        rows as DataFrames of Polars
 lockstep[spark]         the jobs that apply what is staged
+lockstep[connect]       the same at a Spark Connect endpoint
 lockstep[quality]       their checks, with Great Expectations
 lockstep[airflow]       the DAGs, the sensor and the page
 lockstep[openlineage]   what they emit for OpenLineage
@@ -19,6 +20,7 @@ from cdc_core.errors import UsageError
 
 _MODULES = {
     "airflow": "airflow",
+    "connect": "grpc_status",
     "pandas": "pandas",
     "polars": "polars",
     "quality": "great_expectations",

@@ -18,14 +18,15 @@ from typing import Protocol
 from cdc_core.apply import plan as planning
 from cdc_core.apply import replay as replaying
 from cdc_core.apply.commit import CommitSummary, commit, mark_applied, taken_over
-from cdc_core.apply.jobs import SparkJob, environ_for, spark_job
+from cdc_core.apply.jobs import SparkJob, environ_for, is_remote, spark_job
 from cdc_core.apply.layouts import note_layouts
 from cdc_core.apply.replay import Selection
 from cdc_core.apply.spark_application import SparkApplication
 from cdc_core.check.loops import require_no_loops
 from cdc_core.config import Pipeline
 from cdc_core.connections import variable_of
-from cdc_core.errors import LockstepError
+from cdc_core.errors import LockstepError, UsageError
+from cdc_core.extras import require
 from cdc_core.meta import LedgerRow, Meta
 from cdc_core.model.run import RunPlan
 from cdc_core.model.tasks import COMMIT, MERGE, TARGET_TASKS, WRITE
@@ -157,12 +158,25 @@ def _application(context: RunContext, plan: RunPlan) -> AbstractContextManager[A
 
 
 def application_of(context: RunContext) -> SparkApplication:
-    """On the pipeline's spark.master. Its driver starts with the first job, and stays until the end of the block."""
+    """On the pipeline's spark.master. Its driver starts with the first job, and stays until the end of the block.
+
+    Raises UsageError (spark.no_endpoint, install.missing_extra).
+    """
+    spark = context.pipeline.spark
+    if spark.session == "remote":
+        require("connect", by="spark.session: remote")
+        if not is_remote(spark.master):
+            raise UsageError(
+                "The pipeline's spark.session is remote, and its spark.master is not a Spark Connect endpoint.",
+                where="spark.master",
+                code="spark.no_endpoint",
+                remedy="set spark.master: sc://host:15002; a token is in SPARK_CONNECT_AUTHENTICATE_TOKEN",
+            )
     name = f"lockstep-{context.pipeline.pipeline}"
     references = [one for target in context.pipeline.targets for one in target.connections]
     return SparkApplication(
         name,
-        master=context.pipeline.spark.master,
+        master=spark.master,
         output=context.logs / f"{name}.log",
         environ=environ_for(context.pipeline, context.environ, {variable_of(one) for one in references}),
         driver_first=context.pipeline.spark.driver_mib > 0,

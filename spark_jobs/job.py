@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import logging
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -36,7 +37,7 @@ from cdc_core.target.destination import Destination, Survey, open_destination
 from spark_jobs.arrow_changes import expected_bytes
 from spark_jobs.columns import c, staged_struct
 from spark_jobs.failures import found
-from spark_jobs.session import open_session
+from spark_jobs.session import is_remote, open_session
 
 log = logging.getLogger(__name__)
 TABLES_AT_ONCE = 4
@@ -220,6 +221,9 @@ def run(name: str, work: Callable[[Job], None], argv: Sequence[str] | None = Non
     parser.add_argument("--set", dest="set_name")
     parser.add_argument("--target", dest="target_name")
     arguments = parser.parse_args(argv)
+    if is_remote():
+        # At an endpoint, what runs for this process would go on without it: `exit` ends the session there.
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         perform(name, work, arguments)
     except Exception as error:
@@ -246,7 +250,7 @@ def perform(name: str, work: Callable[[Job], None], arguments: argparse.Namespac
             remedy="nothing was read or written by it; find out who changes files of the stage, then clear the run "
             "from its plan task on",
         )
-    spark = partial(open_session, f"lockstep {name} {plan.run_id}")
+    spark = partial(open_session, f"lockstep {name} {plan.run_id}", pipeline.spark.conf)
     job = Job(spark, pipeline, plan, store, arguments.set_name, arguments.target_name)
     try:
         work(job)

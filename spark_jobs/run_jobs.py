@@ -86,8 +86,10 @@ def run_job(job: str, arguments: Sequence[str]) -> int:
             from spark_jobs.write import main
         case "quality":
             from spark_jobs.quality import main
+        case "probe":
+            from spark_jobs.probe import main
         case _:
-            raise ValueError(f"Spark has jobs for merge, filter, write and quality; this one is {job!r}.")
+            raise ValueError(f"Spark has jobs for merge, filter, write, quality and probe; this one is {job!r}.")
     return main(arguments)
 
 

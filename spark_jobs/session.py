@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 from collections.abc import Mapping
+from typing import cast
+from urllib.parse import urlsplit
 
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F  # noqa: N812
+
+from cdc_core.apply.jobs import REMOTE, is_local
+from cdc_core.errors import Refused
+from spark_jobs.shipped_code import code_archive
 
 EXACT: Mapping[str, str] = {
     "spark.sql.session.timeZone": "UTC",
@@ -25,19 +35,77 @@ EXACT: Mapping[str, str] = {
     "spark.hadoop.mapreduce.fileoutputcommitter.algorithm.version": "2",
 }
 ROWS_PER_PARTITION = 400_000
+_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_READY = "spark.lockstep.ready"
+_HADOOP = "spark.hadoop."
 
 
-def open_session(name: str) -> SparkSession:
-    """The session that spark-submit, a test or `lockstep run` prepared, or a new one, with our settings."""
+def is_remote() -> bool:
+    """Whether the jobs of this process go to a Spark Connect endpoint, where there is no SparkContext."""
+    return REMOTE in os.environ
+
+
+def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSession:
+    """The session that spark-submit, a test or `lockstep run` prepared, or a new one, with our settings.
+
+    conf: of the pipeline. It counts at a Connect endpoint only; elsewhere spark-submit was given it.
+    Raises Refused (spark.remote_setting, spark.endpoint).
+    """
+    if is_remote():
+        return _remote_session(conf or {})
     builder = SparkSession.builder.appName(name)
     for key, value in EXACT.items():
         builder = builder.config(key, value)
     spark = builder.getOrCreate()
     spark.sparkContext.setLogLevel("WARN")
+    if not is_local(spark.sparkContext.master or ""):
+        spark.sparkContext.addPyFile(str(code_archive()))
     return spark
+
+
+def _remote_session(conf: Mapping[str, str]) -> SparkSession:
+    """A session of its own at the endpoint: nothing of another run is in it. The jobs of a process share it."""
+    from pyspark.sql.connect.session import SparkSession as RemoteSession
+
+    os.environ[_CONNECT_MODE] = "1"  # pyspark's functions make expressions for one of both kinds of sessions
+    try:
+        made = cast(SparkSession, RemoteSession.builder.remote(os.environ[REMOTE]).getOrCreate())
+        ready = made.conf.get(_READY, "")
+    except PySparkException as error:
+        raise Refused(
+            f"The Spark Connect endpoint refuses the session: {str(error).strip().splitlines()[0][:300]}",
+            where=urlsplit(os.environ[REMOTE]).netloc.rpartition("@")[2],
+            code="spark.endpoint",
+            remedy="check spark.master, and the token in SPARK_CONNECT_AUTHENTICATE_TOKEN or in the Airflow connection",
+        ) from None
+    if ready:
+        return made
+    for key, value in {**conf, **EXACT}.items():
+        try:
+            # A session's settings reach Hadoop under Hadoop's own names.
+            made.conf.set(key.removeprefix(_HADOOP), value)
+        except PySparkException as error:
+            raise Refused(
+                f"A session of Spark Connect does not take the setting {key}.",
+                where="spark.conf",
+                code="spark.remote_setting",
+                remedy="give it to the Connect server when it starts, and remove it from the pipeline's spark.conf",
+            ) from error
+    made.addArtifacts(str(code_archive()), pyfile=True)
+    made.conf.set(_READY, "true")
+    atexit.register(made.stop)  # it ends what the endpoint still does for it
+    return made
+
+
+def parallelism(spark: SparkSession) -> int:
+    """How many tasks the executors do at once."""
+    if is_remote():
+        # As many partitions as a range has by default; the endpoint has no other way to say so.
+        return spark.range(1 << 16).select(F.spark_partition_id()).distinct().count()
+    return spark.sparkContext.defaultParallelism
 
 
 def size_shuffles(spark: SparkSession, rows: int) -> None:
     """Shuffle partitions for this many rows: the default, 200, would cost a small run seconds."""
-    wanted = max(spark.sparkContext.defaultParallelism, -(-rows // ROWS_PER_PARTITION))
+    wanted = max(parallelism(spark), -(-rows // ROWS_PER_PARTITION))
     spark.conf.set("spark.sql.shuffle.partitions", str(min(wanted, 2000)))

@@ -19,8 +19,10 @@ from typing import Any, Generic, Protocol, TypeVar
 from cdc_core.connections import Server
 from cdc_core.errors import LockstepError
 from cdc_core.target.destination import Destination, Sessions
+from spark_jobs.executors import on_executors
 from spark_jobs.failures import CarriedError, carried, found
 from spark_jobs.job import Job
+from spark_jobs.session import parallelism
 
 TASKS_PER_CORE = 4
 THREADS = 4
@@ -114,7 +116,7 @@ def in_tasks(
         with ThreadPoolExecutor(len(tasks), thread_name_prefix="task") as pool:
             outcomes = [one for ended in pool.map(lambda mine: list(task(mine)), tasks) for one in ended]
     else:
-        outcomes = job.spark.sparkContext.parallelize(tasks, len(tasks)).flatMap(task).collect()
+        outcomes = on_executors(job.spark, tasks, task)
     results: list[list[Result] | LockstepError] = [[] for _ in pieces]
     for outcome in outcomes:
         so_far = results[outcome.piece]
@@ -129,7 +131,7 @@ def in_tasks(
 
 def most_tasks(job: Job) -> int:
     """How many tasks at most a job's work is cut into."""
-    return THREADS if job.small else job.spark.sparkContext.defaultParallelism * TASKS_PER_CORE
+    return THREADS if job.small else parallelism(job.spark) * TASKS_PER_CORE
 
 
 def together(results: Iterable[list[Result] | LockstepError]) -> tuple[list[Result], LockstepError | None]:

@@ -11,7 +11,7 @@ import importlib.util
 import os
 import shlex
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -75,6 +75,21 @@ def _cache() -> Path:
     return Path(os.environ.get("LOCKSTEP_CACHE") or Path.home() / ".cache" / "lockstep")
 
 
+REMOTE = "SPARK_REMOTE"
+"""pyspark's variable with the endpoint of Spark Connect, which may hold a token: the jobs of a process that has it go
+there, and the process needs no spark-submit."""
+
+
+def is_remote(master: str) -> bool:
+    """Whether a master's URL is the endpoint of a Spark Connect server."""
+    return master.startswith("sc://")
+
+
+def is_local(master: str) -> bool:
+    """Whether a master's URL means this machine: the executors then are this process's own, with its environment."""
+    return master.startswith("local")
+
+
 def local_conf() -> dict[str, str]:
     """Spark settings of jobs whose driver runs on this machine."""
     # The workers need the packages of the interpreter that submits.
@@ -90,6 +105,7 @@ def environ_for(pipeline: Pipeline, environ: Mapping[str, str], needed: Collecti
     named = {variable_of(reference) for reference in pipeline.references}
     if pipeline.meta.url.startswith("env:"):
         named.add(variable_of(pipeline.meta.url))
+    named.add(REMOTE)  # one of the user's own must not turn an application into another
     return {name: value for name, value in environ.items() if name not in named or name in needed}
 
 
@@ -111,12 +127,16 @@ class SparkJob:
     environment: tuple[str, ...]
 
     def command(self, master: str, *, spark_submit: str = "spark-submit") -> list[str]:
-        """Its command line."""
+        """Its command line; at a Spark Connect endpoint, which is in REMOTE, an ordinary process."""
+        if is_remote(master):
+            return [sys.executable, self.application, *self.arguments]
         return [spark_submit, *self._options(master), self.application, *self.arguments]
 
     def driver(self, master: str) -> tuple[list[str], dict[str, str]]:
         """(command line, variables) of the driver alone: pyspark starts spark-submit, with the same options, when the
         driver opens a session."""
+        if is_remote(master):
+            return self.command(master), {}
         submit = shlex.join([*self._options(master), "pyspark-shell"])
         return [sys.executable, self.application, *self.arguments], {"PYSPARK_SUBMIT_ARGS": submit}
 
@@ -160,14 +180,24 @@ def spark_job(
         arguments += ["--set", merge_set]
     if target is not None:
         arguments += ["--target", target]
+    references = pipeline.target(target).connections if target is not None else ()
+    return job_of(name, arguments, pipeline, references, local=local)
+
+
+def job_of(
+    name: str, arguments: Sequence[str], pipeline: Pipeline, references: Sequence[str], *, local: bool
+) -> SparkJob:
+    """The job spark_jobs/<name>.py with the settings of a pipeline. references: the connections that it needs."""
     in_bucket = pipeline.stage.uri.startswith("s3://")
     conf: dict[str, str] = dict(ANYWHERE)
     if local:
         conf |= local_conf()
+    else:
+        # spark.pyspark.python is that of the executors.
+        conf["spark.pyspark.driver.python"] = sys.executable
     if in_bucket:
-        conf |= _s3_conf(pipeline)
+        conf |= _s3_conf(pipeline, local=local)
     conf |= pipeline.spark.conf
-    references = pipeline.target(target).connections if target is not None else ()
     environment = tuple(dict.fromkeys(variable_of(reference) for reference in references))
     if in_bucket:
         environment += tuple(name for name in _AWS_VARIABLES if name in os.environ)
@@ -193,7 +223,7 @@ def spark_job(
 _AWS_VARIABLES = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_PROFILE")
 
 
-def _s3_conf(pipeline: Pipeline) -> dict[str, str]:
+def _s3_conf(pipeline: Pipeline, *, local: bool) -> dict[str, str]:
     conf = {"spark.hadoop.fs.s3a.endpoint.region": pipeline.stage.s3_region}
     endpoint = pipeline.stage.s3_endpoint
     if endpoint:
@@ -202,8 +232,9 @@ def _s3_conf(pipeline: Pipeline) -> dict[str, str]:
             "spark.hadoop.fs.s3a.path.style.access": "true",
             "spark.hadoop.fs.s3a.connection.ssl.enabled": "true" if urlsplit(endpoint).scheme == "https" else "false",
         }
-    if "AWS_ACCESS_KEY_ID" in os.environ:
-        # Keys stay in the environment; this only names the provider that reads them there.
+    if local and "AWS_ACCESS_KEY_ID" in os.environ:
+        # Keys stay in the environment; this only names the provider that reads them there. Executors elsewhere have
+        # credentials of their own: Hadoop's chain looks in the environment, too, and at the instance's role.
         conf["spark.hadoop.fs.s3a.aws.credentials.provider"] = (
             "software.amazon.awssdk.auth.credentials.EnvironmentVariableCredentialsProvider"
         )

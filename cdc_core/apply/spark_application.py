@@ -5,7 +5,8 @@ time, and answers each with the job's exit status. It ends when this process clo
 job that failed, the application ends: the next job gets a new one.
 
 spark-submit starts a JVM, and the JVM the driver. A driver that may do all jobs itself (spark.driver_mib) is started
-alone: the JVM comes with the first job that needs Spark, below the driver, and ends with it.
+alone: the JVM comes with the first job that needs Spark, below the driver, and ends with it. For a Spark Connect
+endpoint there is no JVM at all.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from types import TracebackType
 from typing import Self
 
 from cdc_core.apply.job_errors import error_of
-from cdc_core.apply.jobs import SparkJob, application_of
+from cdc_core.apply.jobs import REMOTE, SparkJob, application_of, is_local, is_remote
 from cdc_core.errors import Refused
 
 _LOOK_S = 0.1
@@ -42,11 +43,9 @@ class SparkApplication:
     """Runs Spark jobs one after the other, in one application as long as their settings are the same.
 
     name: of the application. output: the file that receives its output. environ: of its driver. driver_first: the JVM
-    is started when it is needed. A context manager: leaving it ends the application.
+    is started when it is needed. local: whether its executors are on this machine. A context manager: leaving it ends
+    the application.
     """
-
-    local: bool = True
-    """Its jobs have the settings of a driver on this machine."""
 
     def __init__(
         self, name: str, *, master: str, output: Path, environ: Mapping[str, str], driver_first: bool = False
@@ -54,10 +53,13 @@ class SparkApplication:
         self._name = name
         self._driver_first = driver_first
         self._master = master
+        self.local = is_local(master)
         self._output = output
         # spark-submit finds its home only when it is called by name, with the environment's bin on the path.
         self._bin = str(Path(sys.executable).parent)
         self._environ = {**environ, "PATH": f"{self._bin}{os.pathsep}{environ.get('PATH', '')}"}
+        if is_remote(master):
+            self._environ[REMOTE] = master
         self._driver: _Driver | None = None
         self._settings: object = None
 

@@ -8,6 +8,8 @@ does not compile under it. `error_model`: division by zero yields what NumPy yie
 What is on disk outlives an upgrade of Lockstep. Numba reads it again as long as the kernel's own file is unchanged,
 although the code of other modules is compiled into it; and it cannot even read its index when a named tuple in it has
 another name now. So the files of a kernel are named after every source that its module imports from its package.
+On an executor of Spark this code is in a zip, at another path for each application: there the files are named after
+the zip's content, in one folder of the user, where the next application finds them.
 
 Before it loads a kernel from disk, Numba would import all that it can compile (random numbers, linear algebra, and
 SciPy where that is installed): half a second of each process, and machine code needs none of it. `_load` leaves it out.
@@ -18,6 +20,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import os
 import re
 from collections.abc import Callable, Iterator
 from functools import cache, partial
@@ -25,8 +28,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba as nb
+from numba.core import config
 from numba.core.caching import IndexDataCacheFile
 from numba.core.runtime.nrt import rtsys
+from numba.misc.appdirs import AppDirs
 
 _Result = TypeVar("_Result")
 _OPTIONS: dict[str, Any] = {"nogil": True, "cache": True, "error_model": "numpy"}
@@ -50,12 +55,20 @@ def allocating(function: Callable[..., _Result]) -> Callable[..., _Result]:
 
 
 def _compiled(function: Callable[..., _Result], options: dict[str, Any]) -> Callable[..., _Result]:
+    file = Path(inspect.getfile(function))
+    archive = _archive_of(file)
+    if archive is not None and not _writable(_archive_cache()):
+        options = {**options, "cache": False}
     made: Any = nb.njit(**options)(function)
     # Numba has no public way to name the files of its cache (numba/core/caching.py, 0.68). Where it compiles nothing
     # (NUMBA_DISABLE_JIT), it returns the function.
     kept = getattr(made, "_cache", None)
-    if kept is not None:
-        stamp = _stamp(Path(inspect.getfile(function)), function.__module__)
+    if kept is not None and options["cache"]:
+        if archive is None:
+            stamp = _stamp(file, function.__module__)
+        else:
+            stamp = hashlib.sha256(_read(archive) + function.__module__.encode()).hexdigest()
+            kept._cache_path = kept._impl.locator._cache_path = str(_archive_cache())
         base = f"{kept._impl.filename_base}-{stamp[:16]}"
         kept._cache_file = IndexDataCacheFile(kept.cache_path, base, stamp)  # type: ignore[no-untyped-call]
         kept.load_overload = partial(_load, kept)
@@ -67,6 +80,24 @@ def _load(kept: Any, signature: Any, target: Any) -> Any:
     `target.refresh()`, except for the first line of that, which allocating kernels need."""
     rtsys.initialize(target)
     return kept._load_overload(signature, target)
+
+
+def _archive_of(file: Path) -> Path | None:
+    """The zip that holds a source file; None for a file of its own."""
+    return None if file.exists() else next((one for one in file.parents if one.is_file()), None)
+
+
+def _archive_cache() -> Path:
+    return Path(config.CACHE_DIR or AppDirs("numba", False).user_cache_dir) / "lockstep"  # type: ignore[no-untyped-call,attr-defined]
+
+
+@cache
+def _writable(folder: Path) -> bool:
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError:
+        return False
+    return os.access(folder, os.W_OK)
 
 
 @cache

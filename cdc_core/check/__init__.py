@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from cdc_core.apply.lost_writes import require_kept
 from cdc_core.apply.suites import read_suite
 from cdc_core.check.findings import Finding, Findings, Report, connected
 from cdc_core.check.sources import check_server, check_standby, check_tables
+from cdc_core.check.spark import check_spark
 from cdc_core.check.targets import check_target, identity
 from cdc_core.config import Pipeline, Source
 from cdc_core.connections import answers, is_loopback, resolve
@@ -33,8 +35,18 @@ from cdc_core.words import counted
 __all__ = ["Finding", "Report", "check"]
 
 
-def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Report:
-    """Check everything that the pipeline needs. `environ` replaces the process environment."""
+def check(
+    pipeline: Pipeline,
+    *,
+    environ: Mapping[str, str] | None = None,
+    file: Path | None = None,
+    spark_master: str | None = None,
+) -> Report:
+    """Check everything that the pipeline needs. `environ` replaces the process environment.
+
+    file: of the pipeline; with it, Spark's executors are asked, too, unless they are on this machine. spark_master:
+    instead of the pipeline's.
+    """
     findings = Findings()
     known_to_meta, covered = _meta(pipeline, findings)
     _stage(pipeline, known_to_meta, findings)
@@ -77,6 +89,8 @@ def check(pipeline: Pipeline, *, environ: Mapping[str, str] | None = None) -> Re
         findings.attempt(
             f"suite of {suite.table}", partial(read_suite, suite), lambda found: counted(len(found), "expectation")
         )
+    if file is not None:
+        check_spark(pipeline, file, findings, master=spark_master, environ=environ)
     return Report(pipeline.pipeline, tuple(findings.made))
 
 

@@ -11,6 +11,7 @@ from rich.text import Text
 
 from cdc_core.cli.options import DEFAULT_PIPELINES, JsonOption, PipelineArgument, PipelinesOption, load_pipeline
 from cdc_core.cli.output import CliOutput
+from cdc_core.extras import require
 from cdc_core.words import counted
 
 if TYPE_CHECKING:
@@ -28,6 +29,11 @@ def register(app: typer.Typer) -> None:
 def check(
     pipeline: PipelineArgument,
     show_all: Annotated[bool, typer.Option("--verbose", "-v", help="Also show what is in order.")] = False,
+    spark: Annotated[bool, typer.Option(help="Ask the executors of a Spark that is not on this machine.")] = True,
+    spark_master: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="Ask those of this master, instead of the pipeline's spark.master."),
+    ] = None,
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
@@ -37,17 +43,25 @@ def check(
       lockstep check shop
       lockstep check shop -v
       lockstep check ./shop.yaml --json
+      lockstep check shop --spark-master spark://spark.example:7077
 
     Checks connections, grants, binlog_format, row image and row metadata, whether the server still has the position
     where reading would start, server_id, the stage (with a conditional write), meta, whether the two agree, and the
     target's tables and keys. These are the same checks that extract and run make. Problems come first. The exit code is
     that of the worst finding.
+
+    Where spark.master is not this machine, a tiny Spark job asks the executors whether they have Lockstep's code and
+    the packages that it imports, and reach stage and targets. --no-spark leaves it out. --spark-master asks a cluster
+    that only an Airflow connection names.
     """
+    from cdc_core.apply.jobs import is_local
     from cdc_core.check import check as preflight
 
     output = CliOutput(as_json)
-    _, parsed = load_pipeline(pipeline, pipelines)
-    report = preflight(parsed)
+    path, parsed = load_pipeline(pipeline, pipelines)
+    if spark and not is_local(spark_master or parsed.spark.master):
+        require("spark", by="lockstep check of a Spark cluster")
+    report = preflight(parsed, file=path if spark else None, spark_master=spark_master)
     worst = report.worst
     document = {
         "pipeline": parsed.pipeline,

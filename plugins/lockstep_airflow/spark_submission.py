@@ -6,6 +6,8 @@ Both go through the Airflow connection of the Spark cluster, and write what Spar
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,13 +28,16 @@ if TYPE_CHECKING:
     from cdc_core.model.run import RunPlan
 
 log = logging.getLogger(__name__)
+_KEPT = 256 << 10
+"""How much of a job's output is searched for the error that ended it."""
 
 
 class SparkSubmission:
     """Submits the jobs of one task.
 
-    connection: Airflow's, of the Spark cluster. environ: with all logins of the pipeline. local: whether the master is
-    on this machine. Raises UsageError (airflow.spark_connection), Refused (airflow.deploy_mode).
+    connection: Airflow's, of the Spark cluster, or of a Spark Connect endpoint. environ: with all logins of the
+    pipeline. local: whether the master is on this machine. Raises UsageError (airflow.spark_connection,
+    install.missing_extra), Refused (airflow.deploy_mode).
     """
 
     def __init__(
@@ -45,13 +50,17 @@ class SparkSubmission:
         self._file = file
         self._hook: Any = None
         self._application: RunApplication | None = None
-        self.local = _is_local(connection)
+        self._process: subprocess.Popen[bytes] | None = None
+        self.local = _is_local(connection, remote=pipeline.spark.session == "remote")
 
     def submit(self, job: SparkJob, task: str) -> None:
         """Run a job to its end. task: its name in the run. Raises the error that ended it."""
         from cdc_core.apply.run_application import Unreachable
         from cdc_core.apply.run_slots import NotPrivate
 
+        if self._pipeline.spark.session == "remote":
+            self._to_the_endpoint(job)
+            return
         if self._pipeline.spark.session == "run":
             try:
                 self._to_the_run(job, last=task == QUALITY.name and len(_targets(self._plan)) == 1)
@@ -66,6 +75,8 @@ class SparkSubmission:
             self._application.cancel()
         if self._hook is not None:
             self._hook.on_kill()
+        if self._process is not None:
+            self._process.terminate()  # it ends its session at the endpoint, and with it what runs there
 
     def _to_the_run(self, job: SparkJob, *, last: bool) -> None:
         """Like `lockstep run`, which also has one application for all jobs: it has the logins of all targets."""
@@ -83,6 +94,32 @@ class SparkSubmission:
             show=_show,
         )
         self._application.submit(job, f"lockstep-{self._pipeline.pipeline}", last=last)
+
+    def _to_the_endpoint(self, job: SparkJob) -> None:
+        """A process of its own, without a JVM: Spark is warm at the endpoint."""
+        from airflow.providers.apache.spark.hooks.spark_connect import SparkConnectHook
+
+        from cdc_core.apply.job_errors import error_of
+        from cdc_core.apply.jobs import REMOTE, environ_for
+
+        environ = environ_for(self._pipeline, self._environ, job.environment)
+        self._process = subprocess.Popen(
+            [sys.executable, job.application, *job.arguments],
+            env={**environ, REMOTE: SparkConnectHook(self._connection).get_connection_url()},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdout is not None
+        said = ""
+        for line in self._process.stdout:
+            _show(line.decode(errors="replace").rstrip())
+            said = (said + line.decode(errors="replace"))[-_KEPT:]
+        status = self._process.wait()
+        self._process = None
+        if status != 0:
+            raise error_of(said, job=job.name, status=status, seen="the job's output above")
 
     def _alone(self, job: SparkJob, task: str) -> None:
         """spark-submit of a job, with an environment that only it and its children have."""
@@ -153,8 +190,15 @@ def _show(line: str) -> None:
     log.info("%s", line)
 
 
-def _is_local(connection_id: str) -> bool:
+def _is_local(connection_id: str, *, remote: bool) -> bool:
     """Whether the master is on this machine. Without the connection, the hook would silently use YARN."""
+    from cdc_core.apply.jobs import is_local
+    from cdc_core.extras import require
+
+    kind, host, other = (
+        ("spark_connect", "sc://spark.example", "endpoint") if remote else ("spark", "local[*]", "cluster's master")
+    )
+    add = f"airflow connections add {connection_id} --conn-type {kind} --conn-host '{host}'"
     try:
         connection = BaseHook.get_connection(connection_id)
     except AirflowNotFoundException:
@@ -162,14 +206,25 @@ def _is_local(connection_id: str) -> bool:
             f"Airflow has no connection {connection_id!r}.",
             where="spark.connection",
             code="airflow.spark_connection",
-            remedy=f"add it: airflow connections add {connection_id} --conn-type spark --conn-host 'local[*]', "
-            "or the URL of your cluster's master",
+            remedy=f"add it: {add}, or the URL of your {other}",
         ) from None
+    if remote != (connection.conn_type == "spark_connect"):
+        raise UsageError(
+            f"The connection {connection_id!r} has type {connection.conn_type}, and spark.session is "
+            f"{'' if remote else 'not '}remote.",
+            where="spark.connection",
+            code="airflow.spark_connection",
+            remedy="session: remote needs a connection of type spark_connect, the other sessions one of type spark",
+        )
+    if remote:
+        require("connect", by="spark.session: remote")
+        return False
     if connection.extra_dejson.get("deploy-mode") == "cluster":
         raise Refused(
             f"The Spark connection {connection_id!r} has deploy-mode cluster.",
             where="spark.connection",
             code="airflow.deploy_mode",
-            remedy="set deploy-mode to client: the driver then runs on the task's host, with its environment",
+            remedy="set deploy-mode to client: the driver then runs on the task's host, with the logins of its "
+            "environment, and ends with the task; its executors are the cluster's anyway (docs/spark.md)",
         )
-    return (connection.host or "").startswith("local")
+    return is_local(connection.host or "")

@@ -132,21 +132,28 @@ class Line:
         assert merged.winners == done + filtered.stale
 
 
-@pytest.fixture(params=[0, 1024], ids=["spark", "driver"])
+@pytest.fixture(
+    params=[
+        pytest.param((0, "spark"), id="spark"),
+        pytest.param((1024, "spark"), id="driver"),
+        pytest.param((0, "remote"), id="remote", marks=pytest.mark.matrix),
+    ]
+)
 def line(
-    spark: SparkSession,
     mariadb_target: Any,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> Iterator[Line]:
-    """By Spark's jobs, and by the driver alone as far as it goes."""
+    """By Spark's jobs, by the driver alone as far as it goes, and at a Spark Connect endpoint."""
+    driver_mib, session = request.param
+    spark = request.getfixturevalue(session)
     prefix = f"s{uuid.uuid4().hex[:8]}"
     monkeypatch.setenv("TARGET_URL", mariadb_target.url)
     pipeline = parse(
         PIPELINE.format(folder=tmp_path)
         + f"""\
-spark: {{driver_mib: {request.param}}}
+spark: {{driver_mib: {driver_mib}}}
 targets:
   - name: shards
     connections: ["env:TARGET_URL"]
@@ -200,7 +207,7 @@ def test_a_run_writes_each_shard_again_changes_nothing_and_meets_the_expectation
     line.adds_up(plan)
 
 
-@pytest.mark.parametrize("line", [20_000], indirect=True, ids=["driver"])
+@pytest.mark.parametrize("line", [(1024, "spark")], indirect=True, ids=["driver"])
 def test_a_small_run_starts_no_spark(line: Line, monkeypatch: pytest.MonkeyPatch) -> None:
     def no_spark(job: Job) -> SparkSession:
         raise AssertionError("the driver does all of this itself")

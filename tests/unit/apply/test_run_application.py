@@ -14,6 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -255,6 +256,30 @@ def test_other_logins_get_another_application_and_the_first_one_ends(run: Run) -
     assert not _alive(jvm)
     run.do("0", "write", LOCKSTEP_CONN_TARGET="second")
     assert run.started() == 2
+
+
+def test_settings_environment_and_code_are_each_part_of_what_an_application_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("cdc_core", "spark_jobs", "lockstep_expectations"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text("1")
+    monkeypatch.setattr(
+        run_application.importlib.util,
+        "find_spec",
+        lambda name: SimpleNamespace(submodule_search_locations=[str(tmp_path / name)]),
+    )
+    command, environ = ["spark-submit", "--conf", "spark.executor.memory=1g"], {"COPY": "mysql://a"}
+    first = run_application.identity_of(command, environ)
+    assert run_application.identity_of(list(command), dict(environ)) == first
+    others = [
+        run_application.identity_of(["spark-submit", "--conf", "spark.executor.memory=2g"], environ),
+        run_application.identity_of(command, {"COPY": "mysql://b"}),
+        run_application.identity_of(command, {**environ, "AWS_PROFILE": "other"}),
+    ]
+    (tmp_path / "cdc_core" / "__init__.py").write_text("22")
+    others.append(run_application.identity_of(command, environ))
+    assert len({first, *others}) == 5
 
 
 def test_a_login_is_neither_in_arguments_nor_in_a_file_that_others_can_read(run: Run) -> None:

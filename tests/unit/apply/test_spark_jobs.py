@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
-from cdc_core.apply.jobs import class_archive, environ_for, s3_jars, spark_job
+from cdc_core.apply.jobs import class_archive, environ_for, is_local, s3_jars, spark_job
 from cdc_core.config import MetaConfig, Pipeline, parse
 from cdc_core.errors import UsageError
 from cdc_core.model.tasks import SPARK_JOBS
 
+YAML = """
+pipeline: shop
+sources: [{name: one, connection: "env:SHOP", server_id: 9}]
+tables: {include: ['shop\\..*']}
+stage: {uri: "file:///stage"}
+meta: {url: "sqlite:////m.db"}
+spark: {conf: {spark.driver.memory: 3g}}
+targets: [{name: shards, connections: ["env:T0", "airflow:t1"], tables: {"*": {database: "db"}}}]
+"""
+
 
 def pipeline(uri: str = "file:///stage", extra: str = "") -> Pipeline:
-    return parse(
-        f"""
-pipeline: shop
-sources: [{{name: one, connection: "env:SHOP", server_id: 9}}]
-tables: {{include: ['shop\\..*']}}
-stage: {{uri: "{uri}"{extra}}}
-meta: {{url: "sqlite:////m.db"}}
-spark: {{conf: {{spark.driver.memory: 3g}}}}
-targets: [{{name: shards, connections: ["env:T0", "airflow:t1"], tables: {{"*": {{database: "db"}}}}}}]
-""",
-        where="test",
-    )
+    return parse(YAML.replace('"file:///stage"', f'"{uri}"{extra}'), where="test")
 
 
 @pytest.mark.parametrize("name", SPARK_JOBS)
@@ -94,3 +96,57 @@ def test_the_class_archive_is_used_only_where_it_is_and_only_locally(
     class_archive().touch()
     assert f"-XX:SharedArchiveFile={class_archive()}" in options(local=True)
     assert options(local=False) == ""
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "spark.md"
+EXAMPLES = [yaml.safe_load(one)["spark"] for one in re.findall(r"```yaml\n(.*?)```", DOCUMENT.read_text(), re.DOTALL)]
+
+
+@pytest.mark.parametrize("spark", EXAMPLES, ids=lambda one: one["master"].partition(":")[0])
+def test_spark_submit_is_given_what_the_document_of_each_spark_says(spark: dict[str, object]) -> None:
+    made = parse(yaml.safe_dump({**yaml.safe_load(YAML), "spark": spark}), where="docs/spark.md")
+    master = made.spark.master
+    job = spark_job("merge", "p", Path("p.yaml"), made, merge_set="0", local=is_local(master))
+    command = job.command(master)
+    if master.startswith("sc://"):
+        assert command == [sys.executable, job.application, *job.arguments]
+        return
+    assert command[:3] == ["spark-submit", "--master", master]
+    settings = dict(one.split("=", 1) for one in command if "=" in one)
+    assert settings.items() >= dict(made.spark.conf).items()
+    assert settings["spark.pyspark.driver.python"] == sys.executable
+    # What holds on this machine alone must not keep executors elsewhere from the driver.
+    assert (settings.get("spark.driver.host") == "127.0.0.1") == is_local(master)
+    assert ("spark.driver.bindAddress" in settings) == is_local(master)
+
+
+def test_the_document_has_an_example_for_each_kind_of_master() -> None:
+    masters = {str(one["master"]).partition(":")[0] for one in EXAMPLES}
+    assert masters == {"local[*]", "spark", "yarn", "k8s", "sc"}
+
+
+def test_executors_elsewhere_find_credentials_of_a_bucket_by_themselves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "x")
+    provider = "spark.hadoop.fs.s3a.aws.credentials.provider"
+    made = pipeline("s3://bucket/stage")
+    assert provider in spark_job("merge", "p", Path("p.yaml"), made, merge_set="0").conf
+    assert provider not in spark_job("merge", "p", Path("p.yaml"), made, merge_set="0", local=False).conf
+
+
+def test_an_endpoint_of_whoever_submits_reaches_no_application() -> None:
+    assert environ_for(pipeline(), {"SPARK_REMOTE": "sc://other", "HOME": "/"}, ()) == {"HOME": "/"}
+
+
+@pytest.mark.parametrize(
+    ("spark", "said"),
+    [
+        ("{conf: {spark.submit.deployMode: cluster}}", "deployMode"),
+        ("{master: 'sc://h:1'}", "session: remote"),
+        ("{session: remote, master: 'spark://h:1'}", "sc://host:15002"),
+        ("{session: remote, master: 'sc://h:1/;token=t0p'}", "SPARK_CONNECT_AUTHENTICATE_TOKEN"),
+    ],
+)
+def test_a_spark_that_cannot_be_meant_is_refused(spark: str, said: str) -> None:
+    with pytest.raises(UsageError, match=said) as caught:
+        parse(YAML.replace("spark: {conf: {spark.driver.memory: 3g}}", f"spark: {spark}"), where="test")
+    assert "t0p" not in str(caught.value)

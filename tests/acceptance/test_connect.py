@@ -1,0 +1,73 @@
+"""A pipeline at a Spark Connect endpoint: the driver is a process without a JVM, and its code travels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import pytest
+
+from examples.sandbox.spark import ConnectServer
+from tests.acceptance.test_s3 import command_lines
+from tests.acceptance.test_standalone import CHANGES, ROWS, TABLE, problems, rows_of, texts_below
+from tests.foreign_python import foreign_python, install_what_jobs_import
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+TOKEN = "t0ken-0f-the-endp0int"
+
+
+@pytest.fixture(scope="module")
+def endpoint(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ConnectServer]:
+    """With a token; its executors have nothing of Lockstep."""
+    home = tmp_path_factory.mktemp("connect")
+    python = foreign_python(home / "python")
+    install_what_jobs_import(home / "python")
+    environ = {"HOME": str(home), "SPARK_CONNECT_AUTHENTICATE_TOKEN": TOKEN}
+    with ConnectServer.start(python=str(python), environ=environ) as server:
+        yield server
+
+
+def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_unseen(
+    endpoint: ConnectServer, source_database: Any, mariadb_target: Any, lockstep: Any, tmp_path: Path
+) -> None:
+    name = source_database.name
+    source_database.execute(TABLE, "INSERT INTO orders VALUES (100, 'old', 7, NULL)")
+    lockstep.environ |= {
+        "SHOP": source_database.server.url, "COPY": mariadb_target.url, "SPARK_CONNECT_AUTHENTICATE_TOKEN": TOKEN,
+    }  # fmt: skip
+    with mariadb_target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{name}`")
+        cursor.execute(f"USE `{name}`")
+        cursor.execute(TABLE)
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*", "--target", "env:COPY",
+                 "--stage", (tmp_path / "stage").as_uri())  # fmt: skip
+        file = lockstep.directory / "shop.yaml"
+        base = file.read_text()
+        spark: dict[str, Any] = {"session": "remote", "master": endpoint.url, "driver_mib": 0}
+        file.write_text(f"{base}\nspark: {json.dumps(spark | {'conf': {'spark.executor.memory': '1g'}})}\n")
+        assert set(problems(lockstep)) == {"spark.remote_setting"}
+        file.write_text(f"{base}\nspark: {json.dumps(spark | {'conf': {'spark.sql.ansi.enabled': 'true'}})}\n")
+        source_database.execute(*CHANGES)
+        with command_lines() as seen:
+            ran = lockstep("-v", "run", "shop.yaml", "--until", "now")
+            assert problems(lockstep) == {}
+        (entry,) = ran.document["ledgers"]
+        assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6 + 3, 1, [])
+        cursor.execute(ROWS)
+        assert cursor.fetchall() == rows_of(source_database)
+        cursor.execute(f"DROP DATABASE `{name}`")
+    assert not any("SparkSubmit" in line and "lockstep-shop" in line for line in seen), "the driver has no JVM"
+    printed = dict(texts_below(endpoint.directory))
+    assert any("SparkListenerStageCompleted" in text for text in printed.values())
+    for secret in (mariadb_target.password, source_database.server.password, TOKEN):
+        for form in (secret, quote(secret, safe="")):
+            assert [line for line in seen if form in line] == []
+            assert [str(path) for path, text in printed.items() if form in text] == []
+            assert form not in ran.out + ran.err
+    lockstep.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = "another"
+    assert set(problems(lockstep)) == {"spark.endpoint"}
+    file.write_text(file.read_text().replace(endpoint.url, "sc://127.0.0.1:1"))
+    assert set(problems(lockstep)) == {"spark.endpoint"}

@@ -1,0 +1,149 @@
+"""A pipeline on a standalone cluster of Spark whose executors have nothing of Lockstep: its code travels."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+from urllib.request import urlopen
+
+import pytest
+
+from examples.sandbox.spark import Standalone
+from tests.acceptance.test_s3 import command_lines
+from tests.foreign_python import foreign_python, install_what_jobs_import
+
+pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(600)]
+TABLE = "CREATE TABLE orders (id INT PRIMARY KEY, status VARCHAR(20) NOT NULL, amount DECIMAL(12,2), at DATETIME)"
+CHANGES = (
+    "INSERT INTO orders VALUES (1,'new',9.99,'2026-01-01 10:00:00'), (2,'new',NULL,NULL), (3,'gone',1,NULL)",
+    "UPDATE orders SET status='paid', amount=12.50 WHERE id=1",
+    "DELETE FROM orders WHERE id=3",
+    "UPDATE orders SET id=20 WHERE id=2",
+)
+ROWS = "SELECT * FROM orders ORDER BY id"
+AUTH = "0nly-sp4rk-kn0ws"
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """python: of its executors. conf: spark-defaults.conf of those who submit, with what is secret."""
+
+    spark: Standalone
+    python: Path
+    conf: Path
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """With authentication and encryption, as docs/spark.md has it."""
+    home = tmp_path_factory.mktemp("executors")
+    python = foreign_python(home / "python")
+    install_what_jobs_import(home / "python")
+    (home / "home").mkdir()
+    secure = {
+        "spark.authenticate": "true", "spark.authenticate.secret": AUTH, "spark.network.crypto.enabled": "true",
+    }  # fmt: skip
+    conf = home / "conf"
+    conf.mkdir()
+    (conf / "spark-defaults.conf").write_text("".join(f"{name} {value}\n" for name, value in secure.items()))
+    with Standalone.start(environ={"HOME": str(home / "home")}, conf=secure) as spark:
+        yield Cluster(spark, python, conf)
+
+
+@contextmanager
+def pipeline(
+    cluster: Cluster, source_database: Any, target: Any, lockstep: Any, stage: str, **conf: str
+) -> Iterator[Any]:
+    """`shop.yaml` from a table to its copy, on the cluster; a cursor at the target."""
+    name = source_database.name
+    source_database.execute(TABLE, "INSERT INTO orders VALUES (100, 'old', 7, NULL)")
+    lockstep.environ |= {
+        "SHOP": source_database.server.url, "COPY": target.url, "SPARK_CONF_DIR": str(cluster.conf),
+    }  # fmt: skip
+    with target.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE `{name}`")
+        cursor.execute(f"USE `{name}`")
+        cursor.execute(TABLE)
+        lockstep("init", "shop", "--source", "env:SHOP", "--include", rf"{name}\..*", "--target", "env:COPY",
+                 "--stage", stage)  # fmt: skip
+        file = lockstep.directory / "shop.yaml"
+        settings = {
+            "spark.pyspark.python": str(cluster.python), "spark.executor.memory": "512m",
+            "spark.driver.host": "127.0.0.1", "spark.ui.enabled": "false", **conf,
+        }  # fmt: skip
+        spark = {"master": cluster.spark.master, "driver_mib": 0, "conf": settings}
+        file.write_text(f"{file.read_text()}\nspark: {json.dumps(spark)}\n")
+        yield cursor
+        connection.ping()
+        cursor.execute(f"DROP DATABASE `{name}`")
+
+
+def rows_of(source_database: Any) -> Any:
+    with source_database.server.connect(source_database.name) as connection, connection.cursor() as cursor:
+        cursor.execute(ROWS)
+        return cursor.fetchall()
+
+
+def texts_below(folder: Path) -> Iterator[tuple[Path, str]]:
+    for path in folder.rglob("*"):
+        if path.is_file() and path.suffix != ".jar" and path.stat().st_size < 1 << 20:
+            yield path, path.read_bytes().decode(errors="replace")
+
+
+def test_a_run_on_a_cluster_without_our_environment_ends_with_the_target_equal_and_its_logins_unseen(
+    cluster: Cluster, source_database: Any, mariadb_target: Any, lockstep: Any, tmp_path: Path
+) -> None:
+    events = tmp_path / "events"
+    events.mkdir()
+    logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
+    stage = (tmp_path / "stage").as_uri()
+    with pipeline(cluster, source_database, mariadb_target, lockstep, stage, **logged) as copy:
+        source_database.execute(*CHANGES)
+        with command_lines() as seen:
+            ran = lockstep("-v", "run", "shop.yaml", "--until", "now")
+            with urlopen(f"{cluster.spark.ui}/json/") as page:
+                state = page.read().decode()
+        (entry,) = ran.document["ledgers"]
+        assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6 + 3, 1, [])
+        copy.execute(ROWS)
+        assert copy.fetchall() == rows_of(source_database)
+    assert [one["name"] for one in json.loads(state)["completedapps"]] == ["lockstep-shop"]
+    assert list(cluster.spark.directory.glob("worker*/app-*/*/lockstep-*.zip")), "executors were given the code"
+    assert any(str(cluster.spark.workers[0]) in line for line in seen), "the executors' command lines were seen"
+    printed = {**dict(texts_below(events)), **dict(texts_below(cluster.spark.directory))}
+    assert any("SparkListenerStageCompleted" in text for text in printed.values())
+    kept = [cluster.spark.directory / "spark-defaults.conf"]
+    for secret in (mariadb_target.password, source_database.server.password, AUTH):
+        for form in (secret, quote(secret, safe="")):
+            assert [line for line in seen if form in line] == []
+            assert [str(path) for path, text in printed.items() if form in text and path not in kept] == []
+            assert form not in state + ran.out + ran.err
+
+
+def problems(lockstep: Any, *options: str) -> dict[str, str]:
+    """What `check` finds wrong with Spark: code, and what to do."""
+    done = lockstep("check", "shop.yaml", *options, code=None)
+    return {one["code"]: one["remedy"] for one in done.document["findings"] if one["status"] == "fail"}
+
+
+def test_check_names_what_executors_lack_and_its_remedies_help(
+    cluster: Cluster, source_database: Any, mariadb_target: Any, lockstep: Any, tmp_path: Path
+) -> None:
+    bare = tmp_path / "bare"
+    python = foreign_python(bare)
+    install_what_jobs_import(bare, without=("PyYAML", "cryptography"))
+    with pipeline(cluster, source_database, mariadb_target, lockstep, (tmp_path / "stage").as_uri()) as _:
+        file = lockstep.directory / "shop.yaml"
+        fit = file.read_text()
+        file.write_text(fit.replace(str(cluster.python), str(python)))
+        assert problems(lockstep, "--no-spark") == {}
+        found = problems(lockstep)
+        assert set(found) == {"spark.executor_packages"}
+        assert "pip install PyYAML" in found["spark.executor_packages"].replace("cryptography ", "")
+        file.write_text(fit)
+        assert problems(lockstep) == {}
