@@ -12,6 +12,7 @@ import argparse
 import json
 import logging
 import os
+import re
 import socket
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,7 +28,7 @@ from cdc_core.apply.jobs import REMOTE, is_local
 from cdc_core.apply.spark_packages import BUCKET_MODULES, MODULES
 from cdc_core.config import Pipeline, StageConfig, load
 from cdc_core.connections import Server, connect, is_loopback, resolve
-from cdc_core.errors import LockstepError, Refused, RetryLater, from_text, to_line
+from cdc_core.errors import LockstepError, Refused, from_text, to_line
 from cdc_core.stage.objects import ObjectStore, check_writable
 from cdc_core.stage.stores import open_stage
 from cdc_core.words import counted
@@ -41,9 +42,8 @@ from spark_jobs.shipped_code import code_archive, digest_in
 log = logging.getLogger(__name__)
 _OTHER_PYTHON = "PYTHON_VERSION_MISMATCH"
 """Spark's condition for executors with another minor version of Python."""
-_CONNECT_PORT = 15002
-"""Of Spark Connect, where the endpoint names none."""
-_PATIENCE_S = 10.0
+_RAISED = re.compile(r"(?!org\.|java|py4j)[\w.]+(Error|Exception): ")
+"""How Python prints an exception; the rest of the text is Spark's."""
 _ASKED_TWICE = 2
 """Tasks for each core: so that, if none is slow, all executors are asked."""
 
@@ -66,8 +66,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     errors: list[LockstepError] = []
     said, unencrypted = "", False
     try:
-        if is_remote():
-            _require_answer(os.environ[REMOTE])
         spark = open_session("lockstep check", pipeline.spark.conf)
         unencrypted = _unencrypted(spark)
         said = _probe(spark, pipeline, errors)
@@ -79,20 +77,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     answer = {"executors": said, "errors": [to_line(one) for one in errors], "unencrypted": unencrypted}
     arguments.answer.write_text(json.dumps(answer))
     return 0
-
-
-def _require_answer(endpoint: str) -> None:
-    """pyspark would try for ten minutes. Raises RetryLater (spark.endpoint)."""
-    address = urlsplit(endpoint)
-    try:
-        socket.create_connection((address.hostname or "", address.port or _CONNECT_PORT), _PATIENCE_S).close()
-    except OSError as error:
-        raise RetryLater(
-            f"The Spark Connect endpoint cannot be reached: {error.strerror or error}.",
-            where=f"{address.hostname}:{address.port or _CONNECT_PORT}",
-            code="spark.endpoint",
-            remedy="start the server, or correct spark.master",
-        ) from None
 
 
 def _probe(spark: SparkSession, pipeline: Pipeline, errors: list[LockstepError]) -> str:
@@ -152,9 +136,9 @@ def _meant(error: Exception) -> LockstepError:
             "executors; at a Connect endpoint, PYSPARK_PYTHON of the server",
         )
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    names = [line for line in lines if "Error" in line.partition(":")[0]]
+    raised = [line for line in lines if _RAISED.match(line)]
     return Refused(
-        f"Spark's executors cannot do a job of Lockstep: {(names or lines or [type(error).__name__])[-1][:400]}",
+        f"Spark's executors cannot do a job of Lockstep: {(raised or lines or [type(error).__name__])[-1][:400]}",
         code="spark.executor",
         remedy="docs/spark.md says what executors need; the output of the application has the whole error",
     )
@@ -278,7 +262,7 @@ def _unencrypted(spark: SparkSession) -> bool:
     if is_remote():
         address = urlsplit(os.environ[REMOTE])
         options = address.path.lower()
-        secure = "use_ssl=true" in options or "token=" in options
+        secure = "use_ssl=true" in options or "token=" in options or _TOKEN in os.environ
         return not secure and not is_loopback(address.hostname or "")
     conf = spark.sparkContext.getConf()
     master = conf.get("spark.master") or ""
@@ -288,6 +272,8 @@ def _unencrypted(spark: SparkSession) -> bool:
     return not any(_is_true(dict(conf.getAll()), name) for name in _ENCRYPTING)
 
 
+_TOKEN = "SPARK_CONNECT_AUTHENTICATE_TOKEN"  # noqa: S105  the name of a variable
+"""With a token pyspark speaks TLS."""
 _ENCRYPTING = ("spark.network.crypto.enabled", "spark.ssl.rpc.enabled", "spark.authenticate.enableSaslEncryption")
 
 

@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
 from cdc_core.apply.jobs import REMOTE, is_local
-from cdc_core.errors import Refused
+from cdc_core.errors import Refused, RetryLater
 from spark_jobs.shipped_code import code_archive
 
 EXACT: Mapping[str, str] = {
@@ -36,6 +36,8 @@ EXACT: Mapping[str, str] = {
 }
 ROWS_PER_PARTITION = 400_000
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_FIRST_TRIES = 5
+"""Of the first call: about 20 s. Later ones are tried for ten minutes, pyspark's default."""
 _READY = "spark.lockstep.ready"
 _HADOOP = "spark.hadoop."
 
@@ -49,7 +51,7 @@ def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSessi
     """The session that spark-submit, a test or `lockstep run` prepared, or a new one, with our settings.
 
     conf: of the pipeline. It counts at a Connect endpoint only; elsewhere spark-submit was given it.
-    Raises Refused (spark.remote_setting, spark.endpoint).
+    Raises Refused (spark.remote_setting), RetryLater (spark.endpoint).
     """
     if is_remote():
         return _remote_session(conf or {})
@@ -65,18 +67,24 @@ def open_session(name: str, conf: Mapping[str, str] | None = None) -> SparkSessi
 
 def _remote_session(conf: Mapping[str, str]) -> SparkSession:
     """A session of its own at the endpoint: nothing of another run is in it. The jobs of a process share it."""
+    from pyspark.sql.connect.client.retries import DefaultPolicy
     from pyspark.sql.connect.session import SparkSession as RemoteSession
 
     os.environ[_CONNECT_MODE] = "1"  # pyspark's functions make expressions for one of both kinds of sessions
     try:
-        made = cast(SparkSession, RemoteSession.builder.remote(os.environ[REMOTE]).getOrCreate())
+        session = RemoteSession.builder.remote(os.environ[REMOTE]).getOrCreate()
+        session.client.set_retry_policies([DefaultPolicy(max_retries=_FIRST_TRIES)])
+        made = cast(SparkSession, session)
         ready = made.conf.get(_READY, "")
+        session.client.set_retry_policies([DefaultPolicy()])
     except PySparkException as error:
-        raise Refused(
-            f"The Spark Connect endpoint refuses the session: {str(error).strip().splitlines()[0][:300]}",
+        said = str(error.__cause__ or error).strip() or type(error).__name__
+        raise RetryLater(
+            f"The Spark Connect endpoint gives no session: {said.splitlines()[0][:300]}",
             where=urlsplit(os.environ[REMOTE]).netloc.rpartition("@")[2],
             code="spark.endpoint",
-            remedy="check spark.master, and the token in SPARK_CONNECT_AUTHENTICATE_TOKEN or in the Airflow connection",
+            remedy="check spark.master, whether the server runs, and the token in SPARK_CONNECT_AUTHENTICATE_TOKEN or "
+            "in the Airflow connection; with a token the endpoint must have TLS, unless it is localhost",
         ) from None
     if ready:
         return made

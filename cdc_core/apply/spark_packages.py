@@ -13,9 +13,6 @@ from collections.abc import Iterator
 from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path, PurePosixPath
 
-from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
-
 from cdc_core.errors import Refused
 
 MODULES = {
@@ -35,6 +32,9 @@ BUCKET_MODULES = {"boto3": "boto3"}
 
 def required() -> list[Distribution]:
     """The installed packages that executors need, with what these require; boto3's only if it is installed here."""
+    from packaging.requirements import Requirement  # not on executors, which read MODULES
+    from packaging.utils import canonicalize_name
+
     found: dict[str, Distribution] = {}
     pending = [*MODULES.values(), *BUCKET_MODULES.values()]
     while pending:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,18 +36,19 @@ def check_spark(
 
 def _ask(pipeline: Pipeline, file: Path, findings: Findings, master: str, environ: Mapping[str, str]) -> None:
     references = [one for target in pipeline.targets for one in target.connections]
-    with tempfile.TemporaryDirectory(prefix="lockstep-check-") as scratch:
-        answer = Path(scratch) / "answer"
-        application = SparkApplication(
-            f"lockstep-{pipeline.pipeline}-check",
-            master=master,
-            output=Path(scratch) / "output",
-            environ=environ_for(pipeline, environ, {variable_of(one) for one in references}),
-        )
-        arguments = ("--pipeline", str(file), "--answer", str(answer))
-        with application:
-            application.submit(job_of("probe", arguments, pipeline, references, local=False))
-        said = json.loads(answer.read_text())
+    scratch = Path(tempfile.mkdtemp(prefix="lockstep-check-"))  # kept where Spark fails: the error names the output
+    application = SparkApplication(
+        f"lockstep-{pipeline.pipeline}-check",
+        master=master,
+        output=scratch / "output",
+        environ=environ_for(pipeline, environ, {variable_of(one) for one in references}),
+    )
+    arguments = ("--pipeline", str(file), "--answer", str(scratch / "answer"))
+    with application:
+        application.submit(job_of("probe", arguments, pipeline, references, local=False))
+    said = json.loads((scratch / "answer").read_text())
+    if not said["errors"]:
+        shutil.rmtree(scratch, ignore_errors=True)
     for line in said["errors"]:
         error = from_text(line)
         assert error is not None

@@ -159,7 +159,8 @@ class ConnectServer:
         except BaseException:
             stack.close()
             raise
-        return cls(url=f"sc://{HOST}:{port}", directory=place.path, events=events, _stack=stack)
+        # By this name alone pyspark's client sends a token without TLS.
+        return cls(url=f"sc://localhost:{port}", directory=place.path, events=events, _stack=stack)
 
     def __enter__(self) -> Self:
         return self

@@ -113,9 +113,10 @@ class SparkSubmission:
         )
         assert self._process.stdout is not None
         said = ""
-        for line in self._process.stdout:
-            _show(line.decode(errors="replace").rstrip())
-            said = (said + line.decode(errors="replace"))[-_KEPT:]
+        with self._process.stdout as lines:
+            for line in lines:
+                _show(line.decode(errors="replace").rstrip())
+                said = (said + line.decode(errors="replace"))[-_KEPT:]
         status = self._process.wait()
         self._process = None
         if status != 0:

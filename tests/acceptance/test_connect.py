@@ -69,5 +69,5 @@ def test_a_run_at_a_connect_endpoint_ends_with_the_target_equal_and_its_logins_u
             assert form not in ran.out + ran.err
     lockstep.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] = "another"
     assert set(problems(lockstep)) == {"spark.endpoint"}
-    file.write_text(file.read_text().replace(endpoint.url, "sc://127.0.0.1:1"))
+    file.write_text(file.read_text().replace(endpoint.url, "sc://localhost:1"))
     assert set(problems(lockstep)) == {"spark.endpoint"}

@@ -112,7 +112,8 @@ def test_a_run_on_a_cluster_without_our_environment_ends_with_the_target_equal_a
         assert (entry["staged_rows"], entry["key_changes"], entry["problems"]) == (6 + 3, 1, [])
         copy.execute(ROWS)
         assert copy.fetchall() == rows_of(source_database)
-    assert [one["name"] for one in json.loads(state)["completedapps"]] == ["lockstep-shop"]
+    (application,) = json.loads(state)["completedapps"]
+    assert application["name"].startswith("lockstep "), "one application for all jobs"
     assert list(cluster.spark.directory.glob("worker*/app-*/*/lockstep-*.zip")), "executors were given the code"
     assert any(str(cluster.spark.workers[0]) in line for line in seen), "the executors' command lines were seen"
     printed = {**dict(texts_below(events)), **dict(texts_below(cluster.spark.directory))}
@@ -131,6 +132,7 @@ def problems(lockstep: Any, *options: str) -> dict[str, str]:
     return {one["code"]: one["remedy"] for one in done.document["findings"] if one["status"] == "fail"}
 
 
+@pytest.mark.matrix
 def test_check_names_what_executors_lack_and_its_remedies_help(
     cluster: Cluster, source_database: Any, mariadb_target: Any, lockstep: Any, tmp_path: Path
 ) -> None:
@@ -147,3 +149,45 @@ def test_check_names_what_executors_lack_and_its_remedies_help(
         assert "pip install PyYAML" in found["spark.executor_packages"].replace("cryptography ", "")
         file.write_text(fit)
         assert problems(lockstep) == {}
+
+
+@pytest.mark.matrix
+def test_executors_reach_a_bucket_with_credentials_of_their_own(
+    source_database: Any, mariadb_target: Any, s3_server: Any, lockstep: Any, tmp_path: Path
+) -> None:
+    """As operators set them: in the environment of the workers, and other ones than the driver's."""
+    python = foreign_python(tmp_path / "python")
+    install_what_jobs_import(tmp_path / "python")
+    conf = tmp_path / "conf"
+    conf.mkdir()
+    bucket = s3_server.create_bucket(source_database.name.replace("_", "-"))
+    keys = {"AWS_ACCESS_KEY_ID": s3_server.access_key, "AWS_SECRET_ACCESS_KEY": s3_server.secret_key}
+    lockstep.environ |= keys
+    stage = f"s3://{bucket}/stage"
+    with Standalone.start(environ={"HOME": str(tmp_path)}) as bare:
+        at = Cluster(bare, python, conf)
+        with pipeline(at, source_database, mariadb_target, lockstep, stage) as _:
+            use_bucket(lockstep.directory / "shop.yaml", s3_server)
+            found = problems(lockstep)
+            assert set(found) <= {"stage.denied", "stage.credentials"}, found
+            assert found, "the keys of whoever submits are not those of the executors"
+    source_database.execute("DROP TABLE orders")
+    with Standalone.start(environ={"HOME": str(tmp_path), **keys}) as spark:
+        at = Cluster(spark, python, conf)
+        (lockstep.directory / "shop.yaml").unlink()
+        with pipeline(at, source_database, mariadb_target, lockstep, stage) as copy:
+            use_bucket(lockstep.directory / "shop.yaml", s3_server)
+            assert problems(lockstep) == {}
+            source_database.execute(*CHANGES)
+            with command_lines() as seen:
+                ran = lockstep("-v", "run", "shop.yaml", "--until", "now")
+            assert [one["problems"] for one in ran.document["ledgers"]] == [[]]
+            copy.execute(ROWS)
+            assert copy.fetchall() == rows_of(source_database)
+        printed = dict(texts_below(spark.directory))
+        assert [line for line in seen if s3_server.secret_key in line] == []
+        assert [str(path) for path, text in printed.items() if s3_server.secret_key in text] == []
+
+
+def use_bucket(file: Path, s3_server: Any) -> None:
+    file.write_text(file.read_text().replace("stage:\n", f"stage:\n  s3_endpoint: {s3_server.endpoint}\n"))

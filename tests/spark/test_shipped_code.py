@@ -9,6 +9,8 @@ import sysconfig
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from spark_jobs.shipped_code import code_archive, digest_in
 
 IMPORTS = (
@@ -41,6 +43,7 @@ def test_the_zip_has_the_code_and_its_data_and_is_imported_from(tmp_path: Path) 
     assert digest_in(__file__) == ""
 
 
+@pytest.mark.matrix
 def test_kernels_in_the_zip_are_kept_for_the_next_application_wherever_that_has_the_zip(tmp_path: Path) -> None:
     """A kernel takes seconds to compile, and each application has the zip at another path."""
     home = tmp_path / "home"

@@ -71,6 +71,5 @@ def test_the_list_names_every_package_that_the_code_of_executors_imports_at_once
                     pending += [one for one in (found.with_suffix(".py"), found / "__init__.py") if one.is_file()]
                 elif top not in sys.stdlib_module_names:
                     others.add(top)
-    # packaging is imported by the driver's own command alone.
-    assert others - set(MODULES) - {"pyspark", "py4j"} <= {"packaging"}, others
+    assert others - set(MODULES) == {"pyspark"}
     assert all(importlib.util.find_spec(name) for name in MODULES)
