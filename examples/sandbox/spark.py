@@ -140,6 +140,7 @@ class ConnectServer:
                 "spark.connect.grpc.binding.address": HOST, "spark.connect.grpc.binding.port": str(port),
                 "spark.driver.host": HOST, "spark.driver.bindAddress": HOST, "spark.ui.enabled": "false",
                 "spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(),
+                "spark.eventLog.compress": "false", "spark.eventLog.rolling.enabled": "false",
                 "spark.sql.catalogImplementation": "in-memory",
                 "spark.sql.warehouse.dir": str(place.path / "warehouse"),
                 **(conf or {}),

@@ -91,7 +91,7 @@ def rows_of(source_database: Any) -> Any:
 
 def texts_below(folder: Path) -> Iterator[tuple[Path, str]]:
     for path in folder.rglob("*"):
-        if path.is_file() and path.suffix != ".jar" and path.stat().st_size < 1 << 20:
+        if path.is_file() and path.suffix != ".jar" and path.stat().st_size < 1 << 26:
             yield path, path.read_bytes().decode(errors="replace")
 
 
@@ -100,7 +100,9 @@ def test_a_run_on_a_cluster_without_our_environment_ends_with_the_target_equal_a
 ) -> None:
     events = tmp_path / "events"
     events.mkdir()
-    logged = {"spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri()}
+    logged = {
+        "spark.eventLog.enabled": "true", "spark.eventLog.dir": events.as_uri(), "spark.eventLog.compress": "false",
+    }  # fmt: skip
     stage = (tmp_path / "stage").as_uri()
     with pipeline(cluster, source_database, mariadb_target, lockstep, stage, **logged) as copy:
         source_database.execute(*CHANGES)
