@@ -54,13 +54,14 @@ def check(
     the packages that it imports, and reach stage and targets. --no-spark leaves it out. --spark-master asks a cluster
     that only an Airflow connection names.
     """
-    from cdc_core.apply.jobs import is_local
+    from cdc_core.apply.jobs import is_local, is_remote
     from cdc_core.check import check as preflight
 
     output = CliOutput(as_json)
     path, parsed = load_pipeline(pipeline, pipelines)
-    if spark and not is_local(spark_master or parsed.spark.master):
-        require("spark", by="lockstep check of a Spark cluster")
+    master = spark_master or parsed.spark.master
+    if spark and not is_local(master):
+        require("connect" if is_remote(master) else "spark", by="lockstep check of a Spark cluster")
     report = preflight(parsed, file=path if spark else None, spark_master=spark_master)
     worst = report.worst
     document = {
