@@ -20,7 +20,7 @@ from cdc_core.errors import UsageError
 
 _MODULES = {
     "airflow": "airflow",
-    "connect": "grpc_status",
+    "connect": "zstandard",
     "pandas": "pandas",
     "polars": "polars",
     "quality": "great_expectations",
