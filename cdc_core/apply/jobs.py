@@ -138,7 +138,11 @@ class SparkJob:
         if is_remote(master):
             return self.command(master), {}
         submit = shlex.join([*self._options(master), "pyspark-shell"])
-        return [sys.executable, self.application, *self.arguments], {"PYSPARK_SUBMIT_ARGS": submit}
+        variables = {"PYSPARK_SUBMIT_ARGS": submit}
+        if "spark.pyspark.python" in self.conf:
+            # Which spark-submit would have set, and a driver that is there before it does not read the setting.
+            variables["PYSPARK_PYTHON"] = self.conf["spark.pyspark.python"]
+        return [sys.executable, self.application, *self.arguments], variables
 
     def _options(self, master: str) -> list[str]:
         options = ["--master", master, "--name", self.name]

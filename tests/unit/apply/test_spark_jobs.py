@@ -120,6 +120,15 @@ def test_spark_submit_is_given_what_the_document_of_each_spark_says(spark: dict[
     assert ("spark.driver.bindAddress" in settings) == is_local(master)
 
 
+def test_a_driver_without_spark_submit_asks_for_the_same_python_of_executors() -> None:
+    made = parse(YAML.replace("spark.driver.memory: 3g", "spark.pyspark.python: /opt/python"), where="test")
+    command, variables = spark_job("merge", "p", Path("p.yaml"), made, merge_set="0", local=False).driver("spark://h:1")
+    assert command[0] == sys.executable
+    assert variables["PYSPARK_PYTHON"] == "/opt/python"
+    assert "--master spark://h:1" in variables["PYSPARK_SUBMIT_ARGS"]
+    assert spark_job("merge", "p", Path("p.yaml"), made, merge_set="0", local=False).driver("sc://h:1")[1] == {}
+
+
 def test_the_document_has_an_example_for_each_kind_of_master() -> None:
     masters = {str(one["master"]).partition(":")[0] for one in EXAMPLES}
     assert masters == {"local[*]", "spark", "yarn", "k8s", "sc"}
