@@ -124,6 +124,9 @@ bench-start: setup ## a start on 5 M rows in 20 tables while an application writ
 bench-chain: setup ## plans, status and verification over a chain of 10,000 batches: time and memory (BENCH_ARGS="--batches 1440")
 	@$(PY) -m benchmarks.chain $(BENCH_ARGS)
 
+bench-scale: setup ## what thousands of tables cost a day: a real run, with its requests and bytes counted (BENCH_ARGS="--tables 300")
+	@$(PY) -m benchmarks.scale $(BENCH_ARGS)
+
 bench-cutover: setup ## for how long an application cannot write while it is switched to shards (BENCH_ARGS="--tables 4")
 	@$(PY) -m examples.sandbox fetch mariadb
 	@$(PY) -m examples.sandbox.setup_mysql --if-possible
@@ -174,6 +177,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-line bench-start bench-verify lint \
+.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-line bench-scale bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -179,6 +179,11 @@ def table_folder(folder: str, table: str) -> str:
     return f"{folder}/cdc_table={segment(table)}"
 
 
+def _fields(one: Any) -> dict[str, Any]:
+    """Of a dataclass, as they are: a plan may have a hundred thousand files, of which no copies are made."""
+    return {each.name: getattr(one, each.name) for each in fields(one)}
+
+
 @dataclass(frozen=True)
 class RunPlan:
     """See the module's docstring. Times in µs UTC; the window is [start, end).
@@ -261,9 +266,9 @@ class RunPlan:
         return () if self.replay else self.target(target).batches
 
     def to_bytes(self) -> bytes:
-        fields = {"version": PLAN_VERSION} | asdict(self)
-        data = fields | {"schemas": {key: schema.to_json() for key, schema in self.schemas.items()}}
-        return json.dumps(data, indent=1, ensure_ascii=False).encode()
+        schemas = {key: schema.to_json() for key, schema in self.schemas.items()}
+        data = {"version": PLAN_VERSION} | _fields(self) | {"schemas": schemas}
+        return json.dumps(data, ensure_ascii=False, default=_fields).encode()
 
     @classmethod
     def from_bytes(cls, raw: bytes) -> RunPlan:

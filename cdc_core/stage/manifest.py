@@ -19,7 +19,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow.lib as pa_lib
 import pyarrow.parquet as pq
@@ -28,6 +28,7 @@ from cdc_core.errors import DataAtRisk, LockstepError, Refused
 from cdc_core.model.batch import Manifest, Part, UnknownVersion
 from cdc_core.model.compaction import Compaction
 from cdc_core.model.position import Position
+from cdc_core.model.schema import TableSchema
 from cdc_core.stage import compaction as compactions
 from cdc_core.stage import horizon as horizons
 from cdc_core.stage import start as starts
@@ -138,6 +139,7 @@ def chain(
         raise _refusal(store, lost)
     listed = {info.path for info in infos}
     at_hand: dict[str, Manifest] = {}
+    definitions: dict[str, TableSchema] = {}
     for some in known:
         if some.keys() <= listed:  # a purge may have taken the first of them meanwhile
             at_hand |= some
@@ -145,8 +147,16 @@ def chain(
         problem = _link(end, path, manifest)
         if problem is not None:
             raise _refusal(store, problem)
-        yield manifest
+        yield _sharing(manifest, definitions)
         end = manifest.end.position
+
+
+def _sharing(manifest: Manifest, definitions: dict[str, TableSchema]) -> Manifest:
+    """The manifest with equal definitions of earlier ones in place of its own: a reader of the whole chain has each
+    definition in memory once, and not once for each batch. definitions: by id; new ones are added."""
+    own = manifest.schemas
+    shared = {key: definitions.setdefault(key, schema) for key, schema in own.items()}
+    return replace(manifest, schemas=shared) if shared == own else manifest
 
 
 def newest(store: ObjectStore, source: str) -> Manifest | None:

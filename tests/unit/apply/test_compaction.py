@@ -114,6 +114,10 @@ def delete(number: int) -> Change:
     return Change(ORDERS, "d", {"id": number, "note": "u"})
 
 
+def table_named(number: int) -> TableSchema:
+    return TableSchema("shop", f"t{number}", (KEY, NOTE))
+
+
 @pytest.fixture
 def staged(tmp_path: Path) -> Iterator[Staged]:
     """Two days: four batches and three, in several hours, with an update of a key, late data, and another table."""
