@@ -823,6 +823,13 @@ class Quality(_Model):
     """Checks of each run, in addition to the built-in ones."""
 
     suites: tuple[Suite, ...] = Field((), description="suites of your own")
+    sample_rows: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        description="of a run that wrote more rows than this, about so many, evenly spaced, are read back from the "
+        "target; default: all rows of every run are",
+    )
 
 
 class Airflow(_Model):

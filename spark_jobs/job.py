@@ -181,11 +181,13 @@ class Job:
 
     def rows_in(self, folder: str) -> int:
         """The number of rows in a folder's Parquet files, from their footers."""
-        count = 0
-        for path in self.files_in(folder):
+        return sum(self.rows_of(self.files_in(folder)))
+
+    def rows_of(self, paths: Iterable[str]) -> Iterator[int]:
+        """The number of rows in each Parquet file, from its footer."""
+        for path in paths:
             with self.store.open_input(path) as file:
-                count += pq.ParquetFile(file).metadata.num_rows
-        return count
+                yield pq.ParquetFile(file).metadata.num_rows
 
     def files_in(self, folder: str) -> list[str]:
         """The Parquet files directly in a folder; not those below it, where Spark keeps uncommitted files."""

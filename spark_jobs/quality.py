@@ -1,6 +1,7 @@
 """Quality: the suites of expectations/ over the run's staged and merged rows, and over what the target now has.
 
 The workers read the touched keys back from the target and compare values in the server; the suites judge the frames.
+Above `quality.sample_rows` evenly spaced rows are read back, and the verdict says of how many.
 Great Expectations takes seconds to import, which it does here while Spark starts and the frames are gathered.
 Results are kept in quality/target=<t>/: <stage>.json, own-<n>.json for suites of the pipeline's own, and report.html.
 A critical expectation that fails is DataAtRisk.
@@ -14,9 +15,11 @@ import logging
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import reduce
+from dataclasses import dataclass
+from functools import partial, reduce
 from pathlib import Path
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import pyarrow as pa
@@ -150,8 +153,39 @@ def _merged_keys(rows: pa.RecordBatch, key: Sequence[str]) -> pa.Array:
     return keys
 
 
-def target_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
-    """target_frame, in memory: one job of Spark for all tables; tables with rows that were set aside have their own."""
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Which rows of each file of filtered/ are read back: each `every`-th, from `first` on, which differs by run. Their
+    order is that of shard and key, so that they are spread over both."""
+
+    every: int = 1
+    first: int = 0
+
+    @classmethod
+    def of(cls, run_id: str, rows: int, most: int | None) -> Sample:
+        """About `most` of so many rows; None: all of them."""
+        every = 1 if most is None else max(-(-rows // most), 1)
+        return cls(every, crc32(run_id.encode()) % every)
+
+    def count(self, rows: int) -> int:
+        """How many rows of a file are taken."""
+        return len(range(self.first, rows, self.every))
+
+    def taken(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Those of a file's batches."""
+        if self.every == 1:
+            yield from batches
+            return
+        at = self.first
+        for batch in batches:
+            rows = np.arange(at, batch.num_rows, self.every)
+            at += len(rows) * self.every - batch.num_rows
+            yield batch.take(pa.array(rows))
+
+
+def target_rows(job: Job, tables: Sequence[MergeTable], sample: Sample) -> pa.Table | None:
+    """target_frame, in memory: one job of Spark for all tables; tables with rows that were set aside have their own,
+    and are compared as a whole."""
     aside = [table for table in tables if job.rows_in(job.quarantine(table.table))]
     plain = [table for table in tables if table not in aside]
     pieces = []
@@ -162,7 +196,7 @@ def target_rows(job: Job, tables: Sequence[MergeTable]) -> pa.Table | None:
 
     def work(destination: Destination, path: str, sessions: Sessions) -> Iterator[bytes]:
         with open_stage(stage).open_input(path) as source:
-            batches = pq.ParquetFile(source).iter_batches(COMPARED_ROWS)
+            batches = sample.taken(pq.ParquetFile(source).iter_batches(COMPARED_ROWS))
             found = pa.Table.from_batches(list(_compared(destination, batches, sessions)), _compared_schema())
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, found.schema) as stream:
@@ -222,10 +256,11 @@ def _coded(rows: pa.Table) -> pa.Table:
     return rows
 
 
-def _to_compare(job: Job, table: MergeTable) -> int:
+def _to_compare(job: Job, table: MergeTable, sample: Sample) -> int:
     if job.rows_in(job.quarantine(table.table)):
         return accepted(job, table, job.read(job.filtered(table.table))).count()
-    return job.rows_in(job.filtered(table.table))
+    paths = job.files_in(job.filtered(table.table))
+    return sum(sample.count(rows) for rows in job.rows_of(paths))
 
 
 def _comparer(destination: Destination) -> Work:
@@ -287,15 +322,21 @@ def _check(job: Job) -> None:
     rows = {
         "staged": sum(table.rows for table in tables),
         "merged": sum(winners[table.table] for table in tables),
-        "target": sum(_to_compare(job, table) for table in tables),
+        "target": sum(_to_compare(job, table, Sample()) for table in tables),
     }
-    in_memory: dict[str, Rows] = {"staged": staged_rows, "merged": merged_rows, "target": target_rows}
+    written = rows["target"]
+    sample = Sample.of(job.plan.run_id, written, job.pipeline.quality.sample_rows)
+    if sample.every > 1:
+        rows["target"] = sum(_to_compare(job, table, sample) for table in tables)
+    in_memory: dict[str, Rows] = {
+        "staged": staged_rows, "merged": merged_rows, "target": partial(target_rows, sample=sample)
+    }  # fmt: skip
     by_spark: dict[str, Frame] = {"staged": staged_frame, "merged": merged_frame, "target": target_frame}
     with ThreadPoolExecutor(len(rows), thread_name_prefix="gather") as pool:
         gathered = {
             stage: pool.submit(gather, job, tables)
             for stage, gather in in_memory.items()
-            if rows[stage] <= GATHERED_ROWS
+            if rows[stage] <= GATHERED_ROWS or (stage == "target" and sample.every > 1)
         }
         from spark_jobs.suite_runner import GOOD, SUITES, judge
 
@@ -309,6 +350,8 @@ def _check(job: Job) -> None:
             verdicts[stage] = judge(data, SUITES[stage](rows[stage]), rows[stage])
             if not verdicts[stage]["success"] and stage == "target":
                 verdicts[stage]["examples"] = _examples(frame, GOOD)
+        if stage == "target":
+            verdicts[stage]["of"] = written
         _keep(job, folder, stage, verdicts[stage])
     for name, verdict in _own_verdicts(job, tables, winners):
         verdicts[name] = verdict

@@ -18,7 +18,7 @@ def summary(name: str, verdict: Mapping[str, Any]) -> str:
     """Readable lines: what was met, and each failure with examples."""
     bad = [one for one in verdict["expectations"] if not one["success"]]
     total = len(verdict["expectations"])
-    lines = [f"{_title(name, verdict)}: {verdict['rows']} rows, {total - len(bad)} of {total} expectations met"]
+    lines = [f"{_title(name, verdict)}: {_rows(verdict)}, {total - len(bad)} of {total} expectations met"]
     lines += [f"  {one['severity']}: {_call(one)}: {json.dumps(_shown(one))[:600]}" for one in bad]
     return "\n".join(lines)
 
@@ -44,10 +44,18 @@ def _section(name: str, verdict: Mapping[str, Any]) -> str:
     )
     examples = "".join(f"<li><code>{escape(json.dumps(one))}</code>" for one in verdict.get("examples", ()))
     return (
-        f"<h2>{escape(_title(name, verdict))}</h2><p>{verdict['rows']:,} rows</p>"
+        f"<h2>{escape(_title(name, verdict))}</h2><p>{escape(_rows(verdict))}</p>"
         f"<table><tr><th>result<th>severity<th>expectation<th>found{rows}</table>"
         + (f"<p>Rows, for example:</p><ul>{examples}</ul>" if examples else "")
     )
+
+
+def _rows(verdict: Mapping[str, Any]) -> str:
+    """How many rows were judged. of: how many there are, where a sample may have been taken."""
+    rows, of = verdict["rows"], verdict.get("of")
+    if of is None:
+        return f"{rows:,} rows"
+    return f"all {rows:,} rows" if rows == of else f"a sample of {rows:,} of {of:,} rows"
 
 
 def _title(name: str, verdict: Mapping[str, Any]) -> str:

@@ -10,10 +10,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pymysql
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 
 from cdc_core.config import Pipeline, Quality, parse
@@ -27,7 +30,7 @@ from spark_jobs import failures
 from spark_jobs.filter import apply_filter
 from spark_jobs.job import Job
 from spark_jobs.merge import merge
-from spark_jobs.quality import check
+from spark_jobs.quality import Sample, check
 from spark_jobs.table_tasks import together
 from spark_jobs.write import shard_pieces, write, write_pieces
 from tests.history_model import Change
@@ -352,6 +355,38 @@ def test_quality_fails_on_a_tampered_row_and_says_which(line: Line) -> None:
         ("8", "left behind"),
     }
     assert json.loads((line.stage.root / plan.quality_folder("shards") / "merged.json").read_text())["success"] is True
+
+
+def test_quality_reads_a_sample_back_where_the_pipeline_says_so_and_says_which_it_was(line: Line) -> None:
+    plan = line.run(*FIRST, quality=True)
+    folder = line.stage.root / plan.quality_folder("shards")
+    verdict = json.loads((folder / "target.json").read_text())
+    assert (verdict["rows"], verdict["of"]) == (8, 8)
+    assert "<p>all 8 rows</p>" in (folder / "report.html").read_text()
+
+    line.pipeline = line.pipeline.model_copy(update={"quality": Quality(sample_rows=3)})
+    line.again(plan, quality=True)
+    verdict = json.loads((folder / "target.json").read_text())
+    assert verdict["success"], verdict
+    assert (verdict["rows"] < 8, verdict["of"]) == (True, 8)
+    assert f"<p>a sample of {verdict['rows']} of 8 rows</p>" in (folder / "report.html").read_text()
+
+    for d in (0, 1):
+        for t in (0, 1):
+            line.query(f"UPDATE {line.prefix}_{d}.orders_{t} SET code = CONCAT('x', id)")
+    with pytest.raises(LockstepError) as caught:
+        check(line.job(plan))
+    assert caught.value.code == "quality.failed"
+
+
+@given(rows=st.lists(st.integers(0, 9), max_size=5), every=st.integers(1, 12), first=st.integers(0, 11))
+def test_a_sample_takes_the_same_rows_however_a_file_is_cut(rows: list[int], every: int, first: int) -> None:
+    sample = Sample(every, first % every)
+    numbers = iter(range(sum(rows)))
+    batches = [pa.record_batch({"n": pa.array([next(numbers) for _ in range(count)], pa.int64())}) for count in rows]
+    taken = [number for batch in sample.taken(batches) for number in batch.column(0).to_pylist()]
+    assert taken == list(range(sum(rows)))[sample.first :: every]
+    assert len(taken) == sample.count(sum(rows))
 
 
 def test_quality_fails_when_a_staged_order_key_stands_twice(line: Line) -> None:
