@@ -32,7 +32,7 @@ from cdc_core.target.definition_sql import Dialect, Origin, PlannedTable, planne
 from cdc_core.target.facts import table_facts
 from cdc_core.target.faults import ALTERED, denied, is_row_error, known, number_of, translated, translating
 from cdc_core.target.load import altering_session
-from cdc_core.target.prepare import LEDGER, MARKS, prepare, tables_locked, versions_table
+from cdc_core.target.prepare import LAYOUTS, LEDGER, MARKS, prepare, tables_locked, versions_table
 from cdc_core.target.server_words import reason
 from cdc_core.target.sharding import ShardTable, shard_tables
 
@@ -255,12 +255,13 @@ def _create(
 
 
 def _forget(cursor: Any, place: ShardTable) -> None:
-    """Removes what is noted beside a table that was dropped: which runs wrote to it, and its rows' versions.
+    """Removes what is noted beside a table that was dropped: which runs wrote to it, for which rows, and its rows'
+    versions.
 
     A new table has none of these rows. Without the notes, every run finds that committed writes are lost
     (apply.lost_writes), and only a replay ends that; with them, it would continue with new changes alone.
     """
-    for name in (LEDGER, MARKS):
+    for name in (LEDGER, MARKS, LAYOUTS):
         _delete(cursor, f"DELETE FROM {quote(place.database, name)} WHERE table_name = %s", (place.table,))
     _delete(cursor, f"DELETE FROM {quote(place.database, versions_table(place.table))}", ())
 

@@ -13,7 +13,7 @@ import pytest
 
 from cdc_core.config import Target, parse
 from cdc_core.errors import LockstepError, Refused
-from cdc_core.target.fence import FENCES, fences, lower_fences, raise_fences
+from cdc_core.target.fence import FENCES, admit, fences, let_through, lower_fences, raise_fences
 from cdc_core.target.multiset import write_copies
 from tests.target_rows import COLUMNS, SHOP, Table, Winner, shop, target_table
 
@@ -52,13 +52,14 @@ targets:
     return pipeline.target("shards")
 
 
-def put(table: Table, number: int) -> None:
+def put(table: Table, number: int, pipeline: str = "shop") -> None:
     """Writes one more row."""
     if table.key:
-        table.write([shop("u", number, f"c{number}", number, number)], run=f"run{number}")
+        table.write([shop("u", number, f"c{number}", number, number)], run=f"run{number}", pipeline=pipeline)
     else:
         rows = [Winner("u", {"word": "w", "n": number}, (number, number, 0, "one"))]
-        table.write(rows, run=f"run{number}", transact=partial(write_copies, upto={"one": number}))
+        whole = partial(write_copies, upto={"one": number})
+        table.write(rows, run=f"run{number}", transact=whole, pipeline=pipeline)
 
 
 def rows(table: Table) -> list[int]:
@@ -135,3 +136,43 @@ def test_a_table_of_fences_that_cannot_be_read_is_not_taken_for_none(table: Tabl
     with pytest.raises(LockstepError):
         put(table, 1)
     assert rows(table) == []
+
+
+def kept_out(table: Table, number: int, pipeline: str) -> bool:
+    try:
+        put(table, number, pipeline)
+    except Refused as error:
+        if error.code != "target.fenced":
+            raise
+        return True
+    return False
+
+
+def test_a_fence_lets_the_way_back_through_and_nobody_else(table: Table) -> None:
+    target = target_of(table)
+    raise_fences(target, ["shop.t"], "the application came here", owner="shop")
+    let_through(target, ["shop.t"], "wide_back", "other")
+    assert not kept_out(table, 1, "wide_back")
+    assert kept_out(table, 2, "shop")
+    # The application is led back here by the other cutover: nobody writes beside it.
+    raise_fences(target, ["shop.t"], "and again", owner="wide")
+    assert all(kept_out(table, 2, one) for one in ("shop", "wide_back", ""))
+    # And away again: the fence of the first cutover stays.
+    admit(target, ["shop.t"], "wide_back", "wide")
+    assert not kept_out(table, 2, "wide_back")
+    assert kept_out(table, 3, "shop")
+    admit(target, ["shop.t"], "shop", "shop")
+    assert not kept_out(table, 3, "shop")
+    assert fences(target, ["shop.t"])[0].note is None
+
+
+def test_fences_of_an_earlier_version_get_an_owner(table: Table) -> None:
+    target, name = target_of(table), f"{table.facts.database}.{FENCES}"
+    raise_fences(target, ["shop.t"], "made by it")
+    table.query(f"ALTER TABLE {name} DROP COLUMN owner, DROP COLUMN passes")
+    assert kept_out(table, 1, "shop")
+    assert kept_out(table, 1, "")
+    let_through(target, ["shop.t"], "wide_back", "shop")
+    admit(target, ["shop.t"], "wide_back", "wide")
+    assert kept_out(table, 1, "shop")
+    assert not kept_out(table, 1, "wide_back")
