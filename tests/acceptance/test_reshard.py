@@ -83,33 +83,17 @@ def test_shards_that_an_application_writes_to_are_moved_to_their_successors_and_
         assert len(verified["tables"]) == 8  # each former shard of each table by itself
         for table in TABLES:
             assert made.in_new(table) == made.in_old(table)
-        assert [one["shared"] for one in made("target", "check-ids", file)["keys"]] == [0] * 8
+        assert made("cutover", "run", file)["state"] == "WATCH"
+        # The way back may write to the former shards, and what fed them before may not.
+        execute(made.source, "SET @lockstep_writes = 1", f"REPLACE INTO {made.name}.orders (id, n) VALUES (77777, 1)")
+        assert made("run", "shop.yaml", code=3)["error"]["code"] == "target.fenced"
+        made.write(made.target, made.new_place)
         back = "shop_4x4_back.yaml"
-        for _ in range(2):
-            assert made("cutover", "run", file)["state"] == "WATCH"
-            # The way back may write to the former shards, and what fed them before may not.
-            execute(
-                made.source, "SET @lockstep_writes = 1", f"REPLACE INTO {made.name}.orders (id, n) VALUES (77777, 1)"
-            )
-            assert made("run", "shop.yaml", code=3)["error"]["code"] == "target.fenced"
-            made.write(made.target, made.new_place)
-            made("run", back)
-            made("run", back)
-            for table in TABLES:
-                assert made.in_old(table) == made.in_new(table)
-            assert made("cutover", "back", file)["state"] == "COMPLETE"
-            made.write(made.target, made.old_place)
-            with pytest.raises(AssertionError, match=r"target\.fenced"):
-                made("run", back, "--replay", "--target", f"{made.name}_4x4_back_{made.name}_4x4_0")
-            made("run", file)
-            for table in TABLES:
-                assert made.in_old(table) == made.in_new(table)
-        for key in (500, 501):  # of two shards
-            execute(made.target, f"INSERT INTO {made.old_place('orders', key)} (id, n, code) VALUES ({key}, 1, 7)")
-        shared = made("target", "check-ids", "shop.yaml", "--table", "orders", code=4)
-        assert [(one["key"], one["shared"], one["values"][0]["value"]) for one in shared["keys"]] == [
-            (["code"], 1, ["7"])
-        ]
+        made("run", back)
+        made("run", back)
+        for table in TABLES:
+            assert made.in_old(table) == made.in_new(table)
+        assert made("cutover", "back", file)["state"] == "COMPLETE"
 
 
 @pytest.mark.matrix
