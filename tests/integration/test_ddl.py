@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import shutil
 import sqlite3
 import sys
+import threading
 import uuid
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +25,7 @@ from cdc_core.meta import Meta
 from cdc_core.meta.ddl import DONE, OPEN
 from cdc_core.stage import manifest as manifests
 from cdc_core.stage.stores import open_stage
+from tests.forked_commands import ROOT
 from tests.integration.one_server import ONE_SERVER
 from tests.integration.test_target_create import run
 from tests.made_batches import manifest, schema
@@ -349,6 +353,55 @@ with pymysql.connect(host=get("HOST"), port=int(get("PORT")), user=get("USER"), 
         cursor.execute(f"RENAME TABLE `{table}` TO `_{table}_old`, `_{table}_new` TO `{table}`")
         cursor.execute(f"DROP TABLE `_{table}_old`")
 """
+
+
+@pytest.mark.matrix
+@pytest.mark.skipif(shutil.which("pt-online-schema-change") is None, reason="needs percona-toolkit")
+def test_pt_online_schema_change_makes_the_copies_while_an_application_writes(shards: Shards, tmp_path: Path) -> None:
+    """With the script of docs/operations.md. A call is killed in between, and made again."""
+    for name in shards.names:  # the tool keeps names of CHECK constraints, which MySQL wants to be unique
+        shards.on(f"DROP TABLE {name}", f"CREATE TABLE {name} (id BIGINT PRIMARY KEY, v INT NOT NULL)",
+                  f"INSERT INTO {name} VALUES (1, 1), (2, 2), (3, 3)")  # fmt: skip
+    script = ROOT / "examples" / "online_ddl" / "pt-osc.sh"
+    broken = tmp_path / "broken.sh"
+    dies = f"[ $LOCKSTEP_DDL_SHARD-$LOCKSTEP_DDL_PHASE = $(cat {tmp_path}/fails) ] && kill -9 $$"
+    broken.write_text(f"#!/bin/sh\n{dies}\nexec {script}\n")
+    broken.chmod(0o755)
+    text = "ALTER TABLE orders MODIFY v BIGINT NOT NULL"
+    written: dict[int, int] = {}
+    stop = threading.Event()
+
+    def write() -> None:
+        with shards.server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            for turn in itertools.count(10):
+                if stop.is_set():
+                    return
+                cursor.execute(f"INSERT INTO {shards.names[5]} VALUES ({turn}, {turn})")
+                written[turn] = turn
+                cursor.execute(f"UPDATE {shards.names[5]} SET v = {-turn} WHERE id = {turn - 1 if turn > 10 else 1}")
+                written[turn - 1 if turn > 10 else 1] = -turn
+
+    with ThreadPoolExecutor(1) as pool:
+        writing = pool.submit(write)
+        try:
+            for fails in ("7-start", "3-complete"):
+                (tmp_path / "fails").write_text(fails)
+                with raises("ddl.hook_failed", RetryLater):
+                    shards.rolled(text, copy_with=str(broken), wave=4)
+            (tmp_path / "fails").write_text("none")
+            done = shards.rolled(text, copy_with=str(broken))
+        finally:
+            stop.set()
+        writing.result()
+    (orders,) = done.tables
+    assert done.done
+    assert len({shard.found for shard in orders.shards}) == 1
+    assert dict(shards.on(f"SELECT id, v FROM {shards.names[5]}")) == {2: 2, 3: 3, **written}
+    assert shards.on(f"SELECT * FROM {shards.names[0]}") == [(1, 1), (2, 2), (3, 3)]
+    left = shards.on(f"SELECT TABLE_NAME FROM information_schema.TABLES WHERE TABLE_SCHEMA LIKE '{shards.name}\\_%' "
+                     "AND TABLE_NAME LIKE '\\_orders%'")  # fmt: skip
+    assert left == []
+    assert shards.on(f"SELECT * FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA LIKE '{shards.name}\\_%'") == []
 
 
 def test_what_copies_is_left_to_a_tool_that_exchanges_nothing_before_all_copies_are_ready(
