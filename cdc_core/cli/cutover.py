@@ -23,14 +23,13 @@ from cdc_core.cli.options import (
     TargetOption,
     load_pipeline,
 )
-from cdc_core.cli.output import CliOutput, duration, error_document, moment, table
+from cdc_core.cli.output import CliOutput, duration, error_document, table
 from cdc_core.cli.run import run_context, run_id
 from cdc_core.cli.verify import extract_on, one_target
 from cdc_core.cutover.hooks import Answer
-from cdc_core.cutover.states import OPEN, State
+from cdc_core.cutover.states import State
 from cdc_core.errors import RetryLater, UsageError
 from cdc_core.windows import age_us, parse_moment, to_us
-from cdc_core.words import counted
 
 if TYPE_CHECKING:
     from cdc_core.config import Pipeline
@@ -284,7 +283,7 @@ def status(
     pipelines: PipelinesOption = DEFAULT_PIPELINES,
     as_json: JsonOption = False,
 ) -> None:
-    """Show the state of a cutover, when it came there, and whether the way back is ready.
+    """Show the state of a cutover, for how long writes are stopped, and whether the way back is ready.
 
     \b
       lockstep cutover status shop
@@ -300,67 +299,30 @@ def status(
         if found is None:
             output.answer({"pipeline": parsed.pipeline, "cutover": None}, Text("No cutover was begun."))
             return
-        way_back = _way_back(meta, found) if found.state in (State.SWITCHED, State.WATCH) else None
-    _shown(output, found, way_back)
+        _shown(output, meta, found, parsed.cutover.budget_s)
 
 
 def _answer(output: CliOutput, work: Work, found: Cutover) -> None:
-    _shown(output, found, _way_back(work.meta, found) if found.state == State.WATCH else None)
+    _shown(output, work.meta, found, work.options.budget_s)
     if found.state == State.WATCH and not work.back:
         output.note(f"run the way back: lockstep run {found.way_back} --every 10s")
 
 
-def _shown(output: CliOutput, found: Cutover, way_back: Mapping[str, Any] | None) -> None:
-    stopped = found.details.get("stopped_s")
-    document = {
-        "pipeline": found.pipeline,
-        "cutover": found.cutover_id,
-        "direction": "back" if found.details.get("back") else "there",
-        "state": found.state,
-        "open": found.state in OPEN,
-        "steps": [{"state": state, "at": moment(at)} for state, at in found.steps],
-        "stopped_s": stopped,
-        "proofs": found.details.get("proofs", []),
-        "answer": found.details.get("answer"),
-        "said": found.details.get("said"),
-        "last_error": found.error or None,
-        "way_back": None if way_back is None else dict(way_back),
-    }
-    rows = [(state, moment(at)) for state, at in found.steps]
-    lines = [f"writes were stopped for {stopped:.1f} s"] if stopped is not None else []
-    lines += [f"the switch command: {found.details['said']}"] if found.details.get("said") else []
-    lines += [f"last error: {found.error}"] if found.error else []
-    lines += [str(way_back["said"])] if way_back is not None else []
-    title = f"cutover {found.cutover_id} of {found.pipeline}: {found.state}"
-    output.answer(document, table(title, ("state", "at (UTC)"), rows), *map(Text, lines))
+def _shown(output: CliOutput, meta: Meta, found: Cutover, budget_s: float) -> None:
+    from cdc_core.cli.cutover_status import clock_line, cutover_document
 
-
-def _way_back(meta: Meta, found: Cutover) -> dict[str, Any]:
-    """Whether the application could go back now, from what the way back's runs and verifications have noted."""
-    status = meta.status(found.way_back)
-    if not status.sources:
-        said = f"way back: not ready: {found.way_back} has not run yet"
-        return {"pipeline": found.way_back, "ready": False, "lag_s": None, "evidence_age_s": None, "said": said}
-    lag_s = max(one.lag_us for one in status.sources) / 1e6
-    pending = sum(one.pending.batches for one in status.targets)
-    ordered = [one.evidence["ordered"] for one in status.verifications if "ordered" in one.evidence]
-    newest = max(ordered, key=lambda one: str(one["ended"]), default=None)
-    age_s = None if newest is None else (status.now_us - to_us(parse_moment(newest["ended"]))) / 1e6
-    equal = newest is not None and newest["equal"] is True
-    problem = status.failures[0].what if status.failures else ""
-    ready = equal and not problem and lag_s < _LATE_S
-    why = [
-        f"lag {duration(lag_s)}",
-        f"{counted(pending, 'batch')} to apply" if pending else "",
-        "never verified" if age_s is None else f"evidence {duration(age_s)} old{'' if equal else ', not equal'}",
-        f"last error: {problem}" if problem else "",
+    document = cutover_document(meta, found, budget_s)
+    rows = [(one["state"], one["at"]) for one in document["steps"]]
+    lines = [
+        f"in this state for {duration(document['in_state_s'])}" if document["open"] else "",
+        clock_line(document),
+        *(f"{one['status']}: {one['subject']}: {one['what']}" for one in document["findings"]),
+        f"the switch command: {document['said']}" if document["said"] else "",
+        f"last error: {document['last_error']}" if document["last_error"] else "",
+        document["way_back"]["said"] if document["way_back"] else "",
     ]
-    said = f"way back: {'ready' if ready else 'not ready'}: {', '.join(filter(None, why))}"
-    return {"pipeline": found.way_back, "ready": ready, "lag_s": lag_s, "evidence_age_s": age_s, "said": said}
-
-
-_LATE_S = 60.0
-"""A way back that is further behind is not ready."""
+    title = f"cutover {found.cutover_id} of {found.pipeline}: {found.state}"
+    output.answer(document, table(title, ("state", "at (UTC)"), rows), *map(Text, filter(None, lines)))
 
 
 @contextmanager

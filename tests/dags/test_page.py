@@ -18,7 +18,7 @@ from sqlalchemy.exc import OperationalError
 from cdc_core.apply import commit
 from cdc_core.cli.output import moment
 from cdc_core.errors import DataAtRisk, Refused, RetryLater
-from cdc_core.meta import ReadChunk, TableCopy, copier_of
+from cdc_core.meta import Cutover, ReadChunk, TableCopy, copier_of
 from cdc_core.meta import copies as copies_in_meta
 from cdc_core.model.batch import CopiedChunk
 from cdc_core.model.coverage import NO_SURVEY, How, TableCoverage
@@ -116,6 +116,47 @@ def test_a_viewer_sees_the_figures_that_status_prints(client: Callable[..., Any]
     assert (second["state"], second["targets"][0]["sums"]) == ("FAILED", None)
     assert first["targets"][0]["adds_up"] is True
     assert first["targets"][0]["sums"]["winners"] == first["targets"][0]["ledgers"][0]["winners"] == 1234
+
+
+def text_of(answer: Any) -> str:
+    return " ".join(unescape(re.sub("<[^>]+>", " ", answer.text)).split())
+
+
+def test_the_state_of_a_cutover_its_checks_and_its_clock_are_shown(client: Callable[..., Any], shop: Line) -> None:
+    assert client("VIEWER").get("/lockstep/status.json").json()["pipelines"][0]["cutover"] is None
+    meta = shop.meta
+    lease = meta.acquire_lease("cutover:x", "shop", "test", 600)
+    finding = {"status": "warn", "subject": "table orders", "what": f"orders_0: id is {ALERT}", "remedy": "alter it"}
+    begun = meta.begin_cutover(lease, Cutover("c1", "shop", "shop_back", "PREPARED"), ())
+    begun = meta.move_cutover(lease, begun, "CHASE", {"findings": [finding]})
+    stopped = meta.move_cutover(lease, begun, "STOPPED", {})
+    answer = client("VIEWER").get("/lockstep/")
+    assert "cutover stopped to the target, c1" in text_of(answer)
+    assert re.search(r"writes are stopped \d+\.\d s of at most 5 s", text_of(answer))
+    assert f"table orders orders_0: id is {ALERT} fix alter it" in text_of(answer).replace("&lt;", "<")
+    assert re.findall("<script.*", answer.text) == [OURS]
+
+    proofs = [{"keys": {"orders": 1200, "items": 34}, "counted": ["orders", "items"], "at": {}}]
+    for state, details in (("DRAINED", {}), ("PROVED", {"proofs": proofs}), ("ARMED", {"stopped_s": 1.25}),
+                           ("SWITCHING", {"said": "code 9"})):  # fmt: skip
+        stopped = meta.move_cutover(lease, stopped, state, details)
+    text = text_of(client("VIEWER").get("/lockstep/"))
+    for part in (
+        "cutover switching",
+        "writes were stopped 1.2 s of at most 5 s",
+        "keys compared while they were 1,234 2 tables counted",
+        "Nobody knows yet whether the application was switched. code 9",
+        "way back – not switched",
+    ):
+        assert part in text, text
+    for state in ("SWITCHED", "WATCH"):
+        stopped = meta.move_cutover(lease, stopped, state, {})
+    text = text_of(client("VIEWER").get("/lockstep/"))
+    assert "way back not ready not ready: shop_back has not run yet" in text, text
+    (found,) = client("VIEWER").get("/lockstep/status.json").json()["pipelines"]
+    assert [one["state"] for one in found["cutover"]["steps"]][-2:] == ["SWITCHED", "WATCH"]
+    meta.move_cutover(lease, stopped, "COMPLETE", {})
+    assert "in this state ended" in text_of(client("VIEWER").get("/lockstep/"))
 
 
 def test_what_comes_from_logs_and_errors_is_escaped_and_the_policy_allows_no_script_but_ours(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cdc_core import config
+from cdc_core.cli.cutover_status import cutover_document
 from cdc_core.cli.output import error_document, moment
 from cdc_core.cli.status import health, ledger_document, problem_document, run_document, status_document
 from cdc_core.errors import InternalError, LockstepError
@@ -147,6 +148,8 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
     with _meta(pipeline) as meta:
         targets = [target.name for target in pipeline.scheduled_targets]
         seen = meta.overview(pipeline.pipeline, targets, pipeline.windows)
+        switched = meta.latest_cutover(pipeline.pipeline)
+        moved = None if switched is None else cutover_document(meta, switched, pipeline.cutover.budget_s)
     known = {one.source for one in seen.status.sources}
     document = status_document(seen.status, [one.name for one in pipeline.sources if one.name not in known])
     start_us, end_us = pipeline.windows.containing(seen.status.now_us)
@@ -154,6 +157,7 @@ def _read(pipeline: config.Pipeline) -> dict[str, Any]:
     partial = {logical for one in seen.status.sources for covered in one.partial.values() for logical in covered.feeds}
     document |= {
         "schedule": pipeline.schedule,
+        "cutover": moved,
         "interval_s": (end_us - start_us) / 1e6,
         "problems": [problem_document(one) for one in health(seen.status, pipeline)],
         "sources": [one | {"log_kept_s": left.get(one["source"])} for one in document["sources"]],

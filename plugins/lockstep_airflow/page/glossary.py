@@ -16,6 +16,9 @@ TERMS = {
     "partial": "The staged files lack rows of the table, such as those from before the pipeline started.",
     "verification": "A comparison of a target with the sources, as of places of their logs. Only the mode ordered "
     "compares every row and proves that they are equal; the evidence is on the stage.",
+    "cutover": "The switch of an application from the sources to a target. Until the switch command is called, every "
+    "error leads back to where it began.",
+    "way back": "The pipeline that carries what the application writes after the switch to the old tables.",
     "existing rows": "Rows that a table had before it was captured. A copy brings them; the log has only changes.",
     "staged": "Changes that the run read from the staged files.",
     "key changes": "Updates that changed a row's key. Each counts as a delete and an insert.",
