@@ -95,6 +95,10 @@ test-all: ## test, and what is marked `matrix`: every crash, and what only repea
 crash-matrix: servers ## kill -9 at every durable step, then the same commands again; prints the table of docs/reliability.md
 	@$(PY) -m pytest tests/crash tests/dags/test_scheduler.py -m "matrix or crash_sample" -v $(PYTEST_ARGS)
 
+move-matrix: servers ## kills during a cutover at every step and at random moments (LOCKSTEP_CUTOVERS=20 of these for each pair of servers)
+	@$(PY) -m pytest tests/acceptance/test_cutover.py tests/acceptance/test_cutover_kills.py \
+	  tests/integration/test_cutover_tables.py -m "matrix or move_sample" -v $(PYTEST_ARGS)
+
 mutants: setup ## change the core's code at random places: the tests must notice (MUTANTS_ARGS="ring --sample 20")
 	@$(PY) -m tests.mutation $(MUTANTS_ARGS)
 
@@ -177,6 +181,6 @@ clean: ## remove what was built here (the cache of downloads stays)
 	@rm -rf $(VENV) .lockstep build dist spark-warehouse metastore_db derby.log
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-line bench-scale bench-start bench-verify lint \
+.PHONY: help setup servers mysql browser demo move ui test test-all crash-matrix move-matrix mutants bench bench-apply bench-chain bench-copy bench-cutover bench-line bench-scale bench-start bench-verify lint \
   format types \
   check-all docs dist lock clean

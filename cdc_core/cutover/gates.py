@@ -2,7 +2,11 @@
 
 An application that was switched, and still writes to an old table from some forgotten place, gets an error, and not
 rows that are lost. A table has three: for INSERT, UPDATE and DELETE. Sessions that set `@lockstep_writes` pass
-(target.load does). TRUNCATE and DDL pass as well: they fire no trigger.
+(target.load does). TRUNCATE and DDL pass as well: they fire no trigger. IGNORE, REPLACE and LOAD DATA LOCAL do not pass
+(measured on MySQL 9.7 and MariaDB 11.4).
+
+Names contain a token of whoever closes them, so that a process that was paused, and undoes late what it has made, does
+not open the gates of the one that went on without it.
 
 Where the table is locked for reading (locks.py), each gate waits in a session of its own for the exclusive lock, which
 servers grant before the writes that queue for the table (measured on MySQL 9.7 and MariaDB 11.4): once the lock is
@@ -14,9 +18,10 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pymysql
 
@@ -52,18 +57,22 @@ def require_few(places: Places) -> None:
 
 
 @contextmanager
-def closing(places: Places, message: str, environ: Mapping[str, str] | None = None) -> Iterator[Callable[[], None]]:
+def closing(
+    places: Places, message: str, token: str, environ: Mapping[str, str] | None = None
+) -> Iterator[Callable[[], None]]:
     """Requests the gates of all tables, which close as soon as the tables' locks allow; yields what waits for them.
 
-    message: the error that writes get. Raises what closing one raises: Refused (cutover.no_trigger), RetryLater
-    (cutover.not_closed), and target.faults' errors.
+    message: the error that writes get. token: letters and digits.
+    Raises what closing one raises: Refused (cutover.no_trigger), RetryLater (cutover.not_closed), and target.faults'
+    errors.
     """
     tables = [(reference, *table) for reference, tables in places.items() for table in tables]
     waiting: list[Future[None]] = []
     at_the_lock = threading.Semaphore(0)
     with ThreadPoolExecutor(max(1, len(tables)), thread_name_prefix="gate") as pool:
         for reference, database, table in tables:
-            waiting.append(pool.submit(_close, reference, database, table, message, environ, at_the_lock.release))
+            named = {event: _name(table, event, token) for event in EVENTS}
+            waiting.append(pool.submit(_close, reference, (database, table), named, message, environ, at_the_lock))
         for _ in tables:
             at_the_lock.acquire()
         time.sleep(_SETTLED_S)  # the requests are on their way
@@ -78,33 +87,35 @@ def closing(places: Places, message: str, environ: Mapping[str, str] | None = No
 
 def _close(
     reference: str,
-    database: str,
-    table: str,
+    place: tuple[str, str],
+    named: Mapping[str, str],
     message: str,
     environ: Mapping[str, str] | None,
-    about_to: Callable[[], None],
+    about_to: threading.Semaphore,
 ) -> None:
     told = False
     try:
-        with _session(reference, environ, f"{database}.{table}") as session, session.cursor() as cursor:
+        with _session(reference, environ, ".".join(place)) as session, session.cursor() as cursor:
+            # So that InnoDB's lock is waited for, too: an XA transaction that is prepared, and whose session is gone,
+            # holds no other one on MariaDB (locks.py). It would be committed after the gate has closed.
+            cursor.execute("SET SESSION autocommit = 0")
             told = True
-            about_to()
-            cursor.execute(f"LOCK TABLES {quote(database, table)} WRITE")
-            for event in EVENTS:
-                _create(session, database, table, event, message)
+            about_to.release()
+            cursor.execute(f"LOCK TABLES {quote(*place)} WRITE")
+            for event, name in named.items():
+                _create(session, place, event, name, message)
             cursor.execute("UNLOCK TABLES")
     finally:
         if not told:
-            about_to()
+            about_to.release()
 
 
-def _create(session: SafeConnection, database: str, table: str, event: str, message: str) -> None:
-    name = quote(database, _name(table, event))
+def _create(session: SafeConnection, place: tuple[str, str], event: str, name: str, message: str) -> None:
     said = session.escape(message[:_MESSAGE])
     try:
         with session.cursor() as cursor:
             cursor.execute(
-                f"CREATE TRIGGER {name} BEFORE {event.upper()} ON {quote(database, table)} FOR EACH ROW "
+                f"CREATE TRIGGER {quote(place[0], name)} BEFORE {event.upper()} ON {quote(*place)} FOR EACH ROW "
                 f"BEGIN IF {OWN_WRITES} IS NULL THEN SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = {said}; END IF; END"
             )
     except pymysql.err.MySQLError as error:
@@ -112,34 +123,58 @@ def _create(session: SafeConnection, database: str, table: str, event: str, mess
             raise
 
 
-def open_gates(places: Places, environ: Mapping[str, str] | None = None) -> None:
-    """Lets everybody write again. Safe to repeat, also after half of it was done. Raises target.faults' errors."""
+def open_gates(places: Places, environ: Mapping[str, str] | None = None, *, token: str = "") -> None:
+    """Lets everybody write again. token: opens only the gates that were closed with it. Safe to repeat, also after half
+    of it was done. Raises target.faults' errors."""
     for reference, tables in places.items():
         with _session(reference, environ, reference) as session, session.cursor() as cursor:
-            for database, table in tables:
-                for event in EVENTS:
-                    cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, _name(table, event))}")
+            for gates in _gates(cursor, tables).values():
+                for database, name, _ in gates:
+                    if name.startswith(PREFIX + token):
+                        cursor.execute(f"DROP TRIGGER IF EXISTS {quote(database, name)}")
 
 
 def closed_gates(places: Places, environ: Mapping[str, str] | None = None) -> frozenset[str]:
     """The tables, `database.table`, that have all of their gates."""
-    found = set()
+    return frozenset(name for name, events in _events(places, environ).items() if events >= set(EVENTS))
+
+
+def gated_tables(places: Places, environ: Mapping[str, str] | None = None) -> frozenset[str]:
+    """The tables, `database.table`, that have a gate, if only for some events."""
+    return frozenset(_events(places, environ))
+
+
+def _events(places: Places, environ: Mapping[str, str] | None) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
     for reference, tables in places.items():
         with _session(reference, environ, reference) as session, session.cursor() as cursor:
-            cursor.execute("SELECT TRIGGER_SCHEMA, TRIGGER_NAME FROM information_schema.TRIGGERS")
-            there = {(str(schema), str(name)) for schema, name in cursor.fetchall()}
-        for database, table in tables:
-            if all((database, _name(table, event)) in there for event in EVENTS):
-                found.add(f"{database}.{table}")
-    return frozenset(found)
+            for (database, table), gates in _gates(cursor, tables).items():
+                found[f"{database}.{table}"] = {event for _, _, event in gates}
+    return found
 
 
-def _name(table: str, event: str) -> str:
+def _gates(cursor: Any, tables: Sequence[tuple[str, str]]) -> dict[tuple[str, str], list[tuple[str, str, str]]]:
+    """By table that has some: database, name and event of its gates."""
+    databases = sorted({database for database, _ in tables})
+    cursor.execute(
+        "SELECT EVENT_OBJECT_SCHEMA, EVENT_OBJECT_TABLE, TRIGGER_SCHEMA, TRIGGER_NAME, EVENT_MANIPULATION "
+        f"FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA IN ({', '.join(['%s'] * len(databases))})",
+        databases,
+    )
+    wanted = set(tables)
+    found: dict[tuple[str, str], list[tuple[str, str, str]]] = {}
+    for database, table, schema, name, event in cursor.fetchall():
+        if (str(database), str(table)) in wanted and str(name).startswith(PREFIX):
+            found.setdefault((str(database), str(table)), []).append((str(schema), str(name), str(event).lower()))
+    return found
+
+
+def _name(table: str, event: str, token: str) -> str:
     """At most 64 characters, as servers allow."""
-    name = f"{PREFIX}{table}_{event}"
+    name = f"{PREFIX}{token}_{table}_{event}"
     if len(name) <= 64:
         return name
-    return f"{PREFIX}{hashlib.sha256(table.encode()).hexdigest()[:24]}_{event}"
+    return f"{PREFIX}{token}_{hashlib.sha256(table.encode()).hexdigest()[:24]}_{event}"
 
 
 @contextmanager
@@ -147,7 +182,7 @@ def _session(reference: str, environ: Mapping[str, str] | None, where: str) -> I
     with altering_session(resolve(reference, environ), reference) as session:
         try:
             with session.cursor() as cursor:
-                cursor.execute(f"SET SESSION lock_wait_timeout = {_WAIT_S}")
+                cursor.execute(f"SET SESSION lock_wait_timeout = {_WAIT_S}, innodb_lock_wait_timeout = {_WAIT_S}")
             yield session
         except pymysql.err.MySQLError as error:
             raise _explained(error, reference, where) from None

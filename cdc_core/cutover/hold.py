@@ -16,10 +16,9 @@ from cdc_core.cutover.moving import Moving
 from cdc_core.cutover.proof import Proof, Prover, Since
 from cdc_core.cutover.readiness import require_ids
 from cdc_core.cutover.states import State
-from cdc_core.cutover.undoing import told
+from cdc_core.cutover.undoing import fenced_in, hook_variables, note
 from cdc_core.cutover.work import Tables, Work, message
 from cdc_core.errors import RetryLater
-from cdc_core.meta import BatchRow
 from cdc_core.model.position import Position
 from cdc_core.target.fence import raise_fences
 
@@ -37,7 +36,9 @@ def held(
     try:
         moving.to(State.STOPPED)
         if options.stop_with is not None:
-            hooks.stop(options.stop_with, told(work, moving.cutover, hooks.STOP), options.hook_s, work.environ)
+            hooks.stop(
+                options.stop_with, hook_variables(work, moving.cutover, hooks.STOP), options.hook_s, work.environ
+            )
         held_s = options.budget_s + _HELD_BEYOND_S
         with locked(tables.sources, patience_s=options.patience_s, held_s=held_s, environ=work.environ) as locks:
             if options.stop_with is None:
@@ -51,7 +52,11 @@ def held(
             ]
             require_ids(tables.pairs, work.environ)
             clock.require("arming the way back")
-            moving.to(State.PROVED, proofs=[_document(one) for one in proofs])
+            moving.to(
+                State.PROVED,
+                proofs=[_document(one) for one in proofs],
+                reached={source: str(place) for source, place in reached.items()},
+            )
             if rehearse:
                 locks.release()
                 clock.end()
@@ -60,12 +65,11 @@ def held(
                 return False
             _arm(moving, tables)
             clock.require("closing the gates")
-            with closing(tables.sources, message(work), work.environ) as closed:
+            with closing(tables.sources, message(work), moving.token, work.environ) as closed:
                 locks.release()
                 closed()
         clock.end()
-        work.hands.extract()
-        slipped = sum(one.rows for source, place in reached.items() for one in _since(work, source, place))
+        slipped = written_since(work, reached)
         if slipped:
             raise RetryLater(
                 f"{slipped:,} changes were made after the final position: the locks had ended before the gates closed.",
@@ -118,9 +122,10 @@ class _Clock:
             )
 
 
-def _since(work: Work, source: str, place: Position) -> list[BatchRow]:
-    """Batches that go beyond a place, whoever has staged them."""
-    return [one for one in work.meta.batches(source) if one.end > place]
+def written_since(work: Work, reached: Mapping[str, Position]) -> int:
+    """The changes that the sources' logs have after these places, whoever has staged them."""
+    work.hands.extract()
+    return sum(one.rows for source, place in reached.items() for one in work.meta.batches(source) if one.end > place)
 
 
 def _document(proof: Proof) -> dict[str, Any]:
@@ -133,11 +138,8 @@ def _document(proof: Proof) -> dict[str, Any]:
 
 def _arm(moving: Moving, tables: Tables) -> None:
     """No write of this pipeline reaches the target any more, and then the way back begins."""
-    work = moving.work
-    moving.to(State.PROVED, arming=True)
-    note = f"switched by the cutover {moving.cutover.cutover_id}"
+    work, token = moving.work, moving.token
+    moving.to(State.PROVED, arming=token)
     for target in work.targets:
-        names = [name for name in tables.logical if target.table(name) is not None]
-        raise_fences(target, names, note, owner=work.pair)
-    work.way_back.arm()
-    moving.require()
+        raise_fences(target, fenced_in(target, tables), note(moving.cutover, token), owner=work.pair)
+    moving.to(State.PROVED, starts=dict(work.way_back.arm(token)))

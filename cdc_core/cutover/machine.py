@@ -16,23 +16,27 @@ one (`undo`), unless the hook may have been called. Then only a person says what
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from contextlib import ExitStack
+from functools import partial
 
 from cdc_core.cutover import hooks
 from cdc_core.cutover.chase import chase
-from cdc_core.cutover.gates import closed_gates, open_gates
-from cdc_core.cutover.hold import held
+from cdc_core.cutover.gates import gated_tables, open_gates
+from cdc_core.cutover.hold import held, written_since
 from cdc_core.cutover.hooks import Answer
+from cdc_core.cutover.locks import Places
 from cdc_core.cutover.moving import Moving, open_cutover, require_no_other, taken_up
 from cdc_core.cutover.preparing import prepare, require_hooks, require_ready, verified
 from cdc_core.cutover.proof import prover
 from cdc_core.cutover.readiness import raise_ids
 from cdc_core.cutover.states import HELD, State
-from cdc_core.cutover.undoing import told, undo
-from cdc_core.cutover.work import Tables, Work, noted, tables_of
+from cdc_core.cutover.undoing import close, fenced_in, hook_variables, note, patiently, undo_left, unless_it_fails
+from cdc_core.cutover.work import Tables, Work, noted, read, tables_of
 from cdc_core.errors import DataAtRisk, Refused, RetryLater, UsageError
 from cdc_core.meta import Cutover, Lease
-from cdc_core.target.fence import admit
+from cdc_core.model.position import Position
+from cdc_core.target.fence import admit, raise_fences
 
 
 def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
@@ -59,9 +63,8 @@ def run(work: Work, lease: Lease, *, rehearse: bool = False) -> Cutover:
             for target, one in zip(work.targets, provers, strict=True):
                 if not since[target.name].tables >= set(one.feeding):  # some are new
                     since = {**since, target.name: verified(work, target)}
-            if not attempt:
-                require_ready(work, tables)
-            moving.to(State.CHASE, tables=noted(tables))
+            found = moving.cutover.details["findings"] if attempt else require_ready(work, tables)
+            moving.to(State.CHASE, tables=noted(tables), findings=found)
             for name in raise_ids(tables.pairs, work.environ):
                 work.told(f"raised AUTO_INCREMENT of {name}")
             since = chase(moving, provers, since)
@@ -90,17 +93,18 @@ def _switched(moving: Moving, tables: Tables) -> Cutover:
     work = moving.work
     command = work.options.switch_with
     assert command is not None
-    closed = closed_gates(tables.targets, work.environ)  # by an earlier cutover in the other direction
-    before = {name: [list(one) for one in places if ".".join(one) in closed] for name, places in tables.targets.items()}
-    moving.to(State.SWITCHING, opened=before if closed else {})
-    open_gates(tables.targets if closed else {}, work.environ)
+    gated = gated_tables(tables.targets, work.environ)  # by an earlier cutover
+    moving.to(State.ARMED, opened=_of(tables.targets, gated))
+    open_gates(tables.targets if gated else {}, work.environ)
+    moving.to(State.SWITCHING)
     try:
         answer, said = hooks.switch(
-            command, told(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.environ
+            command, hook_variables(work, moving.cutover, hooks.SWITCH), work.options.hook_s, work.environ
         )
     except Refused:
         _not_switched(moving, "the command could not be run")
         raise
+    work.told(f"the command ended with {said}")
     moving.to(State.SWITCHING, answer=str(answer), said=said)
     if answer is Answer.UNKNOWN:
         raise unknown(moving.cutover, _why_unknown(moving.cutover))
@@ -135,19 +139,25 @@ def answered(moving: Moving, answer: Answer) -> Cutover:
     )
 
 
+def _of(places: Places, chosen: Collection[str]) -> dict[str, list[list[str]]]:
+    return {name: [list(one) for one in tables if ".".join(one) in chosen] for name, tables in places.items()}
+
+
 def _not_switched(moving: Moving, why: str) -> None:
-    undo(moving.work, moving.cutover)
-    moving.to(State.ROLLED_BACK, error=why)
+    moving.freed()
+    moving.to(State.ROLLED_BACK, error=why, arming="", opened={})
 
 
 def _finished(moving: Moving) -> Cutover:
     """The way back is let in. Safe to repeat."""
     work = moving.work
     if moving.state is State.SWITCHED:
-        pipeline = work.way_back.arm()
-        logical = moving.cutover.details["tables"]["logical"]
+        pipeline = work.way_back.armed(moving.cutover.details["starts"])
+        tables = read(moving.cutover.details["tables"])
+        moving.require()
         for target in pipeline.targets:
-            admit(target, [name for name in logical if target.table(name) is not None], pipeline.pipeline, work.pair)
+            let_in = partial(admit, target, fenced_in(target, tables), pipeline.pipeline, work.pair)
+            patiently(let_in, work.told)
         if work.back:
             moving.end_other(State.BACK)
         moving.to(State.WATCH)
@@ -179,7 +189,37 @@ def resume(work: Work, lease: Lease, answer: Answer | None) -> Cutover:
             code="cutover.no_question",
             remedy="leave --answer out",
         )
-    return answered(Moving(work, lease, known), answer)
+    moving = Moving(work, lease, known)
+    if answer is Answer.SWITCHED:
+        return _switched_by_word(moving)
+    # The command may be called yet, by a process that was paused before it did: an application that it leads to the new
+    # tables is to get errors there, and not to write to tables that take part in nothing.
+    tables = read(known.details["tables"])
+    moving.to(State.SWITCHING, opened={name: [list(one) for one in found] for name, found in tables.targets.items()})
+    return answered(moving, answer)
+
+
+def _switched_by_word(moving: Moving) -> Cutover:
+    """A person says that the application writes to the new tables. What kept writes out of the old ones may have been
+    undone meanwhile: it is made again, and the log is asked. Raises DataAtRisk (cutover.slipped_before)."""
+    work, details = moving.work, moving.cutover.details
+    tables, token = read(details["tables"]), details["arming"]
+    for target in work.targets:
+        raise_fences(target, fenced_in(target, tables), note(moving.cutover, token), owner=work.pair)
+    unless_it_fails(work, "gates may be open", partial(close, work, tables.sources, token), None)
+    reached = {source: Position.from_text(text) for source, text in details["reached"].items()}
+    slipped = unless_it_fails(work, "the log could not be read", partial(written_since, work, reached), 0)
+    found = answered(moving, Answer.SWITCHED)
+    if slipped:
+        raise DataAtRisk(
+            f"The application is switched, and {slipped:,} changes were made in the old tables after the final "
+            "position: the new tables do not have them.",
+            where=f"cutover {found.cutover_id}",
+            code="cutover.slipped_before",
+            remedy=f"`lockstep run {found.way_back}`, then `lockstep verify {found.way_back}` names the rows; carry "
+            "them over by hand",
+        )
+    return found
 
 
 def abort(work: Work, lease: Lease) -> Cutover:
@@ -187,7 +227,7 @@ def abort(work: Work, lease: Lease) -> Cutover:
     (cutover.switched), DataAtRisk (cutover.unknown)."""
     known = work.meta.latest_cutover(work.pipeline.pipeline)
     if known is not None and known.state == State.ROLLED_BACK:
-        undo(work, known)  # a process that had lost it may have been at it for a while longer
+        undo_left(work, known)
         return known
     moving = Moving(work, lease, open_cutover(work))
     if moving.state is State.SWITCHING:
@@ -199,8 +239,7 @@ def abort(work: Work, lease: Lease) -> Cutover:
             code="cutover.switched",
             remedy="`lockstep cutover back` leads it back; `lockstep cutover complete` ends the time in which it can",
         )
-    undo(work, moving.cutover)
-    moving.to(State.ROLLED_BACK, error="aborted")
+    _not_switched(moving, "aborted")
     return moving.cutover
 
 

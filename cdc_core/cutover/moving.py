@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from functools import partial
 from typing import Any
 
 from cdc_core.cutover.states import HELD, MOVES, OPEN, State
-from cdc_core.cutover.undoing import undo
+from cdc_core.cutover.undoing import patiently, release, undo_made
 from cdc_core.cutover.work import Work
 from cdc_core.errors import Refused, RetryLater, UsageError, defect
 from cdc_core.extract.extractor import default_holder
@@ -68,12 +71,14 @@ def open_cutover(work: Work) -> Cutover:
 
 
 class Moving:
-    """A cutover and the right to move it. held: what this process keeps while writes are stopped."""
+    """A cutover and the right to move it. token: names what this process makes for it."""
 
     def __init__(self, work: Work, lease: Lease, cutover: Cutover) -> None:
         self.work = work
         self._lease = lease
         self.cutover = cutover
+        made = f"{cutover.cutover_id}/{lease.epoch}"
+        self.token = hashlib.sha256(made.encode()).hexdigest()[:8]
 
     @property
     def state(self) -> State:
@@ -84,15 +89,30 @@ class Moving:
         if state is not self.state and state not in MOVES[self.state]:
             raise defect(f"A cutover does not move from {self.state} to {state}.", code="cutover.move")
         former = self.state
-        self.cutover = self.work.meta.move_cutover(self._lease, self.cutover, state, details, error)
+        self.cutover = patiently(lambda: self._moved(state, error, details), self.work.told)
         if state is not former:
             self.work.told(str(state))
+
+    def _moved(self, state: State, error: str, details: Mapping[str, Any]) -> Cutover:
+        try:
+            return self.work.meta.move_cutover(self._lease, self.cutover, state, details, error)
+        except RetryLater as failed:
+            if failed.code != "cutover.moved":
+                raise
+            # This process has the lease. So it has moved the cutover itself, and did not get the answer.
+            there = self.work.meta.latest_cutover(self.cutover.pipeline)
+            made = {**self.cutover.details, **details}
+            if there is None or (there.cutover_id, there.state, there.details) != (
+                self.cutover.cutover_id, state, json.loads(json.dumps(made)),
+            ):  # fmt: skip
+                raise
+            return there
 
     def end_other(self, state: State) -> None:
         """Ends the cutover by which the application came here. Safe to repeat."""
         other = self.work.meta.latest_cutover(self.work.way_back.name)
         if other is not None and other.state == State.WATCH:
-            self.work.meta.move_cutover(self._lease, other, state)
+            patiently(partial(self.work.meta.move_cutover, self._lease, other, state), self.work.told)
 
     def undo_held(self, why: str) -> None:
         """From a state that another process has left: back to CHASE."""
@@ -101,9 +121,15 @@ class Moving:
 
     def undo(self, why: str) -> None:
         """Frees what was stopped, fenced and gated, in any order of what was done; then CHASE. Safe to repeat."""
+        self.freed()
+        self.to(State.CHASE, error=why, arming="", opened={})
+
+    def freed(self) -> None:
+        """What the cutover has made is undone, even if this process has lost it meanwhile. Raises as `require`, and
+        RetryLater (cutover.not_undone)."""
+        undo_made(self.work, self.cutover)
         self.require()  # whoever has the lease now may be further
-        undo(self.work, self.cutover)
-        self.to(State.CHASE, error=why, arming=False, opened={})
+        release(self.work, self.cutover, self.token)
 
     def require(self) -> None:
         """Before a step beside meta: raises RetryLater (meta.lease_lost, cutover.moved) if another process may be at

@@ -46,7 +46,9 @@ def verified(work: Work, target: Target) -> Since:
     return Since.of_evidence(evidence)
 
 
-def require_ready(work: Work, tables: Tables) -> None:
+def require_ready(work: Work, tables: Tables) -> list[dict[str, str]]:
+    """What the application should know, as `lockstep cutover plan` shows it. Raises the first of what would go
+    wrong."""
     findings = look(tables.pairs, work.way_back.preview(), work.environ)
     for one in findings:
         if one.status == "warn":
@@ -54,3 +56,8 @@ def require_ready(work: Work, tables: Tables) -> None:
     error = failed(findings)
     if error is not None:
         raise error
+    return [
+        {"status": one.status, "subject": one.subject, "what": one.what, "remedy": one.remedy}
+        for one in findings
+        if one.status != "ok"
+    ]

@@ -6,6 +6,7 @@ ids                        counters of AUTO_INCREMENT: the new tables must not g
 the way back               the same checks as of any pipeline, of the one that would be written
 locks and gates            privileges, and transactions that are open for long, or prepared
 events                     that the old servers run on a schedule
+foreign keys               between a table that is switched and one that is not
 """
 
 from __future__ import annotations
@@ -71,6 +72,7 @@ def look(
             _gates(session, reference, tables, findings)
             _transactions(session, reference, findings)
             _events(session, reference, tables, findings)
+            _foreign_keys(session, reference, tables, findings)
     for pair in pairs:
         findings.attempt(f"table {pair.logical}", lambda pair=pair: _compare(pair, findings, environ))  # type: ignore[misc]
         meeting = meeting_counters(pair.new, environ) if len(pair.new) > 1 else ()
@@ -196,6 +198,47 @@ def _events(session: Any, reference: str, tables: Sequence[tuple[str, str]], fin
             "they run there after the switch as well, and get an error where they write to the old tables: make those "
             "that are needed on the new servers, and disable them here",
         )
+
+
+def _foreign_keys(session: Any, reference: str, tables: Sequence[tuple[str, str]], findings: Findings) -> None:
+    databases = sorted({database for database, _ in tables})
+    marks = ", ".join(["%s"] * len(databases))
+    with session.cursor() as cursor:
+        cursor.execute(
+            "SELECT CONSTRAINT_SCHEMA, TABLE_NAME, UNIQUE_CONSTRAINT_SCHEMA, REFERENCED_TABLE_NAME, CONSTRAINT_NAME, "
+            "UPDATE_RULE, DELETE_RULE FROM information_schema.REFERENTIAL_CONSTRAINTS "
+            f"WHERE CONSTRAINT_SCHEMA IN ({marks}) OR UNIQUE_CONSTRAINT_SCHEMA IN ({marks}) ORDER BY 1, 2, 5",
+            [*databases, *databases],
+        )
+        found = [tuple(map(str, row)) for row in cursor.fetchall()]
+    switched = set(tables)
+    for database, child, other, parent, name, on_update, on_delete in found:
+        apart = [place for place in ((database, child), (other, parent)) if place not in switched]
+        if len(apart) != 1:
+            continue
+        tie = f"the foreign key {name} leads from {database}.{child} to {other}.{parent}"
+        left = ".".join(apart[0])
+        if not {on_update, on_delete} & _CASCADING:
+            findings.warn(
+                reference,
+                f"{tie}, and {left} is not switched",
+                f"after the switch nothing checks it between the two: let the pipeline carry {left}, or make sure that "
+                "the application does without",
+            )
+            continue
+        findings.fail(
+            reference,
+            Refused(
+                f"{tie[0].upper()}{tie[1:]}, and {left} is not switched: the server changes rows of the one with the "
+                "other (ON DELETE, ON UPDATE), which fires no trigger, so that no gate sees it.",
+                where=f"{database}.{child}",
+                code="cutover.tied",
+                remedy=f"let the pipeline carry {left} as well, or drop the foreign key",
+            ),
+        )
+
+
+_CASCADING = frozenset({"CASCADE", "SET NULL", "SET DEFAULT"})
 
 
 def _compare(pair: Pair, findings: Findings, environ: Mapping[str, str] | None) -> None:

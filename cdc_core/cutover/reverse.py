@@ -121,11 +121,11 @@ class Reverse:
         own = {"databases": 1, "tables": former.of, "former": former.model_dump(mode="json")}
         return {"sharding": {"key": sharding.key, "function": sharding.function} | own}
 
-    def text(self, starts: Mapping[str, Position]) -> str:
-        """The pipeline file."""
+    def text(self, starts: Mapping[str, Position], mark: str = "") -> str:
+        """The pipeline file. mark: says by which cutover it was made."""
         head = (
             f"# The way back of {self.forward.pipeline}: it carries what the application writes to the tables of\n"
-            f"# {self.target.name} to the tables that they came from. Written by `lockstep cutover`.\n"
+            f"# {self.target.name} to the tables that they came from. Written by `lockstep cutover`{mark}.\n"
         )
         return head + yaml.safe_dump(self.document(starts), sort_keys=False, allow_unicode=True, width=110)
 

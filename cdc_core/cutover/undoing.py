@@ -1,34 +1,123 @@
-"""Frees what a cutover has stopped, fenced and gated."""
+"""Frees what a cutover has stopped, fenced and gated.
+
+What has the token of a cutover's process (`Moving.token`) is undone by whoever comes to it first: that process, or the
+one that has the cutover now. Neither can undo what another process has made, however late it does so. The application
+is released, and the gates of the new tables are closed again, only by the process that has the cutover.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, TypeVar
+
+from cdc_core.config import Target
 from cdc_core.cutover import hooks
 from cdc_core.cutover.gates import closing, open_gates
 from cdc_core.cutover.locks import Places
-from cdc_core.cutover.work import Work, message, read
+from cdc_core.cutover.work import Tables, Work, message, read
+from cdc_core.errors import LockstepError, RetryLater
 from cdc_core.meta import Cutover
 from cdc_core.target.fence import admit
 
+T = TypeVar("T")
+LOST = frozenset({"meta.lease_lost", "cutover.moved"})
+"""Codes: another process has the cutover."""
+_NOTE = "switched by the cutover"
+PATIENCE_S = 60.0
+"""How long a server that does not answer is waited for, where something must be undone or written down."""
 
-def undo(work: Work, cutover: Cutover) -> None:
-    """Undoes what a cutover has made beside its locks; safe to repeat, also after half of it was done."""
-    if cutover.details.get("arming"):
+
+def patiently(step: Callable[[], T], told: Callable[[str], None]) -> T:
+    """The step, tried again for a while where that may help. Raises what its last try raises."""
+    end_s = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return step()
+        except RetryLater as error:
+            if error.code in LOST or time.monotonic() >= end_s:
+                raise
+            told(f"tried again: {error}")
+            time.sleep(1)
+
+
+def undo_made(work: Work, cutover: Cutover) -> None:
+    """Opens the gates, lowers the fences and removes the pipeline that have the cutover's token. Safe to repeat, also
+    after half of it was done. Raises RetryLater (cutover.not_undone)."""
+    token = cutover.details.get("arming")
+    if not token:
+        return
+    tables = read(cutover.details["tables"])
+    _insist(work, cutover, partial(open_gates, tables.sources, work.environ, token=token))
+    _insist(work, cutover, partial(work.way_back.disarm, token))
+    for target in work.targets:
+        _insist(work, cutover, partial(_admitted, work, target, tables, note(cutover, token)))
+
+
+def undo_left(work: Work, cutover: Cutover) -> None:
+    """Opens and lowers what processes have left that had lost the cutover before it was rolled back."""
+    if "tables" in cutover.details:
         tables = read(cutover.details["tables"])
-        if cutover.details.get("opened"):
-            close(work, read({**cutover.details["tables"], "targets": cutover.details["opened"]}).targets)
-        open_gates(tables.sources, work.environ)
-        work.way_back.disarm()
+        _insist(work, cutover, partial(open_gates, tables.sources, work.environ))
         for target in work.targets:
-            names = [name for name in tables.logical if target.table(name) is not None]
-            admit(target, names, work.pipeline.pipeline, work.pair)
-    if work.options.stop_with is not None:
-        hooks.stop(work.options.stop_with, told(work, cutover, hooks.RELEASE), work.options.hook_s, work.environ)
+            noted = f"{_NOTE} {cutover.cutover_id} "
+            _insist(work, cutover, partial(_admitted, work, target, tables, noted))
 
 
-def told(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
+def release(work: Work, cutover: Cutover, token: str) -> None:
+    """Lets the application write to the old tables again. token: of the process that does it. Safe to repeat. Raises
+    RetryLater (cutover.not_undone)."""
+    opened: Mapping[str, Any] = cutover.details.get("opened") or {}
+    if any(opened.values()):
+        places = read({**cutover.details["tables"], "targets": opened}).targets
+        _insist(work, cutover, partial(close, work, places, token))
+    command = work.options.stop_with
+    if command is not None:
+        told = hook_variables(work, cutover, hooks.RELEASE)
+        _insist(work, cutover, partial(hooks.stop, command, told, work.options.hook_s, work.environ))
+
+
+def _insist(work: Work, cutover: Cutover, step: Callable[[], None]) -> None:
+    try:
+        patiently(step, work.told)
+    except RetryLater as error:
+        raise RetryLater(
+            f"The cutover did not switch, and not all that it had made could be undone: {error.what}",
+            where=f"cutover {cutover.cutover_id}",
+            code="cutover.not_undone",
+            remedy="the old tables may refuse writes until you say `lockstep cutover abort`, as soon as the servers "
+            "answer again",
+        ) from error
+
+
+def _admitted(work: Work, target: Target, tables: Tables, noted: str) -> None:
+    admit(target, fenced_in(target, tables), work.pipeline.pipeline, work.pair, noted=noted)
+
+
+def fenced_in(target: Target, tables: Tables) -> list[str]:
+    return [name for name in tables.logical if target.table(name) is not None]
+
+
+def note(cutover: Cutover, token: str) -> str:
+    """Of the fences that a cutover raises."""
+    return f"{_NOTE} {cutover.cutover_id} ({token})"
+
+
+def hook_variables(work: Work, cutover: Cutover, phase: str) -> dict[str, str]:
     return hooks.variables(phase, cutover.cutover_id, work.pipeline.pipeline, back=work.back)
 
 
-def close(work: Work, places: Places) -> None:
-    with closing(places, message(work), work.environ) as closed:
+def close(work: Work, places: Places, token: str) -> None:
+    """Closes the gates of tables."""
+    with closing(places, message(work), token, work.environ) as closed:
         closed()
+
+
+def unless_it_fails(work: Work, what: str, step: Callable[[], T], otherwise: T) -> T:
+    """A step that is worth a try, and without which the cutover goes on."""
+    try:
+        return step()
+    except LockstepError as error:
+        work.told(f"{what}: {error}")
+        return otherwise

@@ -4,12 +4,13 @@ exists."""
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from cdc_core import config
-from cdc_core.config import Pipeline
+from cdc_core.config import Pipeline, Source
 from cdc_core.connections import connect, resolve
 from cdc_core.cutover.proof import Prover, prover, reference_of
 from cdc_core.cutover.reverse import Origin, Reverse, reverse_of
@@ -38,10 +39,13 @@ class ExistingWayBack:
     def preview(self) -> None:
         return None
 
-    def arm(self) -> Pipeline:
+    def arm(self, token: str) -> Mapping[str, str]:
+        return {}
+
+    def armed(self, starts: Mapping[str, str]) -> Pipeline:
         return self.pipeline
 
-    def disarm(self) -> None:
+    def disarm(self, token: str) -> None:
         """Nothing was made."""
 
 
@@ -64,27 +68,39 @@ class NewWayBack:
             self._existing(self._reverse)
 
     def preview(self) -> Pipeline | None:
-        self.check()
-        assert self._reverse is not None
-        return None if self._file.exists() else config.parse(self._text(self._reverse), where=self._file.name)
+        reverse = self._checked()
+        return None if self._file.exists() else config.parse(self._text(reverse), where=self._file.name)
 
-    def arm(self) -> Pipeline:
+    def arm(self, token: str) -> Mapping[str, str]:
         """Writes the file, with the ends of the servers' logs as they are now, if it is not there."""
-        if self._reverse is None:
-            self.check()
-        assert self._reverse is not None
+        reverse = self._checked()
         if not self._file.exists():
-            partial = self._file.with_name(f".{self._file.name}.{os.getpid()}")
-            partial.write_text(self._text(self._reverse), encoding="utf-8")
-            partial.replace(self._file)
-        return self._existing(self._reverse)
+            self._write(self._text(reverse, _mark(token)))
+        return {one.name: _start(one) for one in self._existing(reverse).sources}
 
-    def disarm(self) -> None:
+    def armed(self, starts: Mapping[str, str]) -> Pipeline:
+        reverse = self._checked()
+        if not self._file.exists():  # its ends of logs, now, would leave out what was written meanwhile
+            self._write(reverse.text({name: Position.from_text(text) for name, text in starts.items()}))
+        return self._existing(reverse)
+
+    def disarm(self, token: str) -> None:
         """Removes the file if nothing was read by it yet."""
-        if self._file.exists():
+        if self._file.exists() and _mark(token) in self._file.read_text(encoding="utf-8"):
             sources = config.load(self._file).sources
             if all(self._job.meta.checkpoint(one.name) is None for one in sources):
                 self._file.unlink()
+
+    def _checked(self) -> Reverse:
+        if self._reverse is None:
+            self.check()
+        assert self._reverse is not None
+        return self._reverse
+
+    def _write(self, text: str) -> None:
+        partial = self._file.with_name(f".{self._file.name}.{os.getpid()}")
+        partial.write_text(text, encoding="utf-8")
+        partial.replace(self._file)
 
     def _existing(self, reverse: Reverse) -> Pipeline:
         found = config.load(self._file)
@@ -100,8 +116,8 @@ class NewWayBack:
             )
         return found
 
-    def _text(self, reverse: Reverse) -> str:
-        return reverse.text({one.name: self._end(one.reference) for one in reverse.sources})
+    def _text(self, reverse: Reverse, mark: str = "") -> str:
+        return reverse.text({one.name: self._end(one.reference) for one in reverse.sources}, mark)
 
     def _end(self, reference: str) -> Position:
         with connect(resolve(reference, self._job.environ), where=reference) as connection:
@@ -115,6 +131,18 @@ def origins_of(proving: Prover, job: Job) -> list[Origin]:
         for logical, feeding in proving.feeding.items()
         for source, schema in feeding
     ]
+
+
+def _mark(token: str) -> str:
+    return f" ({token})"
+
+
+def _start(source: Source) -> str:
+    """From where on a source of a way back is read."""
+    start = source.start
+    assert not isinstance(start, str)
+    assert start.position is not None
+    return str(Position(0, start.position.file, start.position.offset))
 
 
 def _carried(pipeline: Pipeline) -> dict[str, Any]:

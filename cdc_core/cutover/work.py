@@ -60,11 +60,14 @@ class WayBack(Protocol):
     def preview(self) -> Pipeline | None:
         """As `arm` would make it now; None for one that exists already."""
 
-    def arm(self) -> Pipeline:
-        """From now on it reads what is written to the targets. Safe to repeat. Raises as `check`."""
+    def arm(self, token: str) -> Mapping[str, str]:
+        """From now on it reads what is written to the targets: by source, from where on. Raises as `check`."""
 
-    def disarm(self) -> None:
-        """Takes back what `arm` has made, if nobody has used it. Safe to repeat."""
+    def armed(self, starts: Mapping[str, str]) -> Pipeline:
+        """What `arm` has made, made again if it is gone. Raises as `check`."""
+
+    def disarm(self, token: str) -> None:
+        """Takes back what `arm` has made with this token, if nobody has used it. Safe to repeat."""
 
 
 @dataclass(frozen=True, slots=True)

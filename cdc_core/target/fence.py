@@ -121,7 +121,8 @@ def raise_fences(
     target: Target, logical: Sequence[str], note: str, told: Told = lambda one: None, *, owner: str = ""
 ) -> None:
     """Keeps Lockstep's writes out of all physical tables of the logical ones, from the return on. Safe to repeat, also
-    after half of it was done; a fence that is up keeps its note and its owner, and lets nobody through.
+    after half of it was done; a fence that is up keeps its owner, and lets nobody through. It keeps its note, too,
+    unless it has let a pipeline through.
 
     note: why, in up to MAX_NOTE characters. told: receives each table as it is fenced. Raises RetryLater (target.busy)
     when a write to a table does not end, and what `fences` raises.
@@ -132,8 +133,8 @@ def raise_fences(
         cursor.execute(
             f"INSERT INTO {quote(database, FENCES)} (table_name, note, owner) VALUES "
             + ", ".join(["(%s, %s, %s)"] * len(tables))
-            + " ON DUPLICATE KEY UPDATE passes = ''",
-            [value for _, place in tables for value in (place.table, note[:MAX_NOTE], owner)],
+            + " ON DUPLICATE KEY UPDATE note = IF(passes = '', note, %s), passes = ''",
+            [*(value for _, place in tables for value in (place.table, note[:MAX_NOTE], owner)), note[:MAX_NOTE]],
         )
         here = fences_in(cursor, database)
         for name, place in tables:
@@ -167,13 +168,15 @@ def let_through(target: Target, logical: Sequence[str], pipeline: str, owner: st
             )
 
 
-def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str) -> None:
+def admit(target: Target, logical: Sequence[str], pipeline: str, owner: str, *, noted: str = "") -> None:
     """Lets a pipeline write to the tables again: fences that have this owner, or none, are lowered; the others let it
-    through. Safe to repeat. Raises as raise_fences."""
+    through. noted: only fences with notes that begin so. Safe to repeat. Raises as raise_fences."""
     for cursor, database, tables in _alone(target, logical):
         here = fences_in(cursor, database)
         for _, place in tables:
             fence = here.get(place.table)
+            if fence is not None and not fence.note.startswith(noted):
+                continue
             if fence is not None and fence.owner in ("", owner):
                 cursor.execute(f"DELETE FROM {quote(database, FENCES)} WHERE table_name = %s", (place.table,))
             elif fence is not None:

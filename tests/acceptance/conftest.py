@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import sys
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.acceptance import cutover_cases
+from tests.acceptance.moving_shop import PAIRS
 from tests.forked_commands import ROOT, Done, ForkedCommands
 
 
@@ -40,3 +44,30 @@ class CommandLine:
 @pytest.fixture
 def lockstep(tmp_path: Path, commands: ForkedCommands) -> CommandLine:
     return CommandLine(tmp_path, commands)
+
+
+@pytest.fixture
+def servers(request: pytest.FixtureRequest) -> tuple[Any, Any]:
+    """A source and a target of another kind."""
+    source, target = PAIRS[request.param]
+    return request.getfixturevalue(source), request.getfixturevalue(target)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """After `make move-matrix`: how the cutovers ended."""
+    if config.getoption("-m") != "matrix or move_sample":
+        return
+    ended: dict[str, str] = {}
+    random_ends: Counter[tuple[str, str, str]] = Counter()
+    for outcome in ("passed", "failed", "error"):
+        for report in terminalreporter.stats.get(outcome, []):
+            name = report.nodeid.partition("[")[2].rpartition("-")[0]
+            for key, value in getattr(report, "user_properties", ()):
+                if key == "ended" and "|" in value:
+                    *what, count = value.split("|")
+                    random_ends[what[0], what[1], what[2]] += int(count)
+                elif key == "ended":
+                    ended[name] = value if outcome == "passed" else "NOT AS EXPECTED"
+    for line in [*cutover_cases.table(ended), "", *cutover_cases.random_table(random_ends)]:
+        terminalreporter.write_line(line)

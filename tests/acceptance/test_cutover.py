@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-import random
 import signal
 import subprocess
-import threading
 import time
-import uuid
-from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from functools import partial
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pymysql
@@ -25,212 +20,20 @@ from cdc_core.cli.output import CliOutput
 from cdc_core.cutover import hold, machine
 from cdc_core.cutover.moving import cutover_lease
 from cdc_core.errors import RetryLater
+from tests.acceptance.moving_shop import (
+    FROM_MARIADB,
+    FROM_MYSQL,
+    REST,
+    TABLES,
+    Shop,
+    after_a_kill,
+    execute,
+    goes_on,
+    settled,
+    shop,
+)
 
-PIPELINE = """
-pipeline: {name}
-sources: [{{name: {name}, connection: env:SOURCE, server_id: 5191, start: latest}}]
-tables: {{include: ['{name}\\.(orders|items)']}}
-routes: [{{match: '{name}\\.(.*)', to: '\\1'}}]
-stage: {{uri: "file://{folder}/stage"}}
-meta: {{url: "sqlite:///{folder}/meta.db"}}
-targets:
-  - name: {name}_shards
-    connections: [env:TARGET]
-    on_missing_table: create
-    tables:
-      '*': {{database: "{name}_{{d}}", table: "{{logical}}_{{t}}", sharding: {{key: id, databases: 2, tables: 2}}}}
-snapshot: {{mode: initial}}
-limits: {{lease_s: 5}}
-cutover: {{switch_with: {folder}/switch.sh, budget_s: 20, max_lag_s: 10, {more}}}
-"""
-SWITCH = """#!/bin/sh
-echo "$LOCKSTEP_CUTOVER_PHASE $LOCKSTEP_CUTOVER_DIRECTION $LOCKSTEP_CUTOVER_ID" >> {folder}/called
-if [ "$LOCKSTEP_CUTOVER_PHASE" = switch ]; then
-  {behaviour}
-  if [ "$LOCKSTEP_CUTOVER_DIRECTION" = there ]; then echo new > {folder}/.to; else echo old > {folder}/.to; fi
-  mv {folder}/.to {folder}/to
-fi
-"""
 pytestmark = [pytest.mark.slow, pytest.mark.spark]
-
-TABLES = ("orders", "items")
-
-
-class Application:
-    """Writes to the place that the file `to` names. written: what servers have confirmed, by table and id."""
-
-    def __init__(self, folder: Path, source: Any, target: Any, name: str) -> None:
-        self._folder, self._servers, self._name = folder, {"old": source, "new": target}, name
-        self.written: dict[str, dict[int, int]] = {table: {} for table in TABLES}
-        self._count = 0
-        self.refused = 0
-        self.longest_s = 0.0
-        self.errors: list[Exception] = []
-        self._stop = threading.Event()
-        self._threads = [threading.Thread(target=self._write, args=(at,)) for at in range(3)]
-
-    def __enter__(self) -> Application:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-
-    @property
-    def count(self) -> int:
-        """Of writes."""
-        return self._count
-
-    def place(self, table: str, key: int) -> tuple[str, str]:
-        to = (self._folder / "to").read_text().strip()
-        shard = key % 4
-        return to, (f"{self._name}.{table}" if to == "old" else f"{self._name}_{shard // 2}.{table}_{shard % 2}")
-
-    def _write(self, number: int) -> None:
-        try:
-            sessions = {to: server.connect(autocommit=True) for to, server in self._servers.items()}
-            turn = 0
-            while not self._stop.is_set():
-                turn += 1
-                table, key = TABLES[turn % 2], number + 3 * (turn * 7 % 50)
-                before_s = time.monotonic()
-                while not self._put(sessions, table, key, turn):
-                    time.sleep(0.01)
-                self.longest_s = max(self.longest_s, time.monotonic() - before_s)
-                self.written[table][key] = turn
-                self._count += 1
-                time.sleep(0.005)
-        except pymysql.err.MySQLError as error:
-            self.errors.append(error)
-
-    def _put(self, sessions: dict[str, Any], table: str, key: int, value: int) -> bool:
-        to, place = self.place(table, key)
-        try:
-            with sessions[to].cursor() as cursor:
-                cursor.execute(
-                    f"INSERT INTO {place} (id, n) VALUES ({key}, {value}) ON DUPLICATE KEY UPDATE n = {value}"
-                )
-        except pymysql.err.MySQLError as error:
-            if error.args[0] != 1644:  # the gate of an old table
-                raise
-            self.refused += 1
-            return False
-        return True
-
-
-class Shop:
-    """A pipeline, its servers and its application."""
-
-    def __init__(self, lockstep: Any, source: Any, target: Any, name: str) -> None:
-        self.lockstep, self.source, self.target, self.name = lockstep, source, target, name
-        self.folder = Path(lockstep.directory)
-
-    def behave(self, behaviour: str = "true", more: str = "attempts: 2") -> None:
-        """behaviour: of the switch command, before it switches."""
-        (self.folder / "switch.sh").write_text(SWITCH.format(folder=self.folder, behaviour=behaviour))
-        (self.folder / "switch.sh").chmod(0o755)
-        text = PIPELINE.format(name=self.name, folder=self.folder, more=more)
-        (self.folder / "shop.yaml").write_text(text)
-
-    def lead(self, to: str) -> None:
-        """Leads the application to a place, as the switch command does."""
-        (self.folder / ".by_hand").write_text(to)
-        (self.folder / ".by_hand").replace(self.folder / "to")
-
-    def application(self) -> Application:
-        return Application(self.folder, self.source, self.target, self.name)
-
-    def cutover(self, *arguments: str, code: int = 0) -> dict[str, Any]:
-        done = self.lockstep("cutover", *arguments, code=code)
-        document: dict[str, Any] = json.loads(done.out)
-        return document
-
-    def old(self, table: str) -> dict[int, int]:
-        return self._rows(self.source, [f"{self.name}.{table}"])
-
-    def new(self, table: str) -> dict[int, int]:
-        return self._rows(self.target, [f"{self.name}_{d}.{table}_{t}" for d in range(2) for t in range(2)])
-
-    def _rows(self, server: Any, places: list[str]) -> dict[int, int]:
-        found: list[tuple[int, int]] = []
-        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-            for place in places:
-                cursor.execute(f"SELECT id, n FROM {place}")
-                found += cursor.fetchall()
-        assert len(dict(found)) == len(found), "a row is there twice"
-        return dict(found)
-
-    def called(self) -> list[list[str]]:
-        path = self.folder / "called"
-        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
-
-    def until(self, reached: Callable[[], bool], patience_s: float = 60) -> None:
-        end_s = time.monotonic() + patience_s
-        while not reached():
-            assert time.monotonic() < end_s
-            time.sleep(0.05)
-
-
-def execute(server: Any, *statements: str) -> None:
-    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
-
-
-@contextmanager
-def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
-    name = f"move_{uuid.uuid4().hex[:8]}"
-    made = Shop(lockstep, source, target, name)
-    lockstep.environ |= {"SOURCE": source.url, "TARGET": target.url}
-    with source.connect(autocommit=True) as connection, connection.cursor() as cursor:
-        cursor.execute(f"CREATE DATABASE {name}")
-        for table in TABLES:
-            cursor.execute(f"CREATE TABLE {name}.{table} (id INT PRIMARY KEY, n INT NOT NULL)")
-            cursor.execute(f"INSERT INTO {name}.{table} VALUES (1000, 1), (1001, 1), (1002, 2)")
-    made.lead("old")
-    made.behave()
-    try:
-        yield made
-    finally:
-        for server, names in ((source, [name]), (target, [f"{name}_0", f"{name}_1"])):
-            for one in names:
-                made.until(partial(dropped, server, one))
-
-
-def dropped(server: Any, database: str) -> bool:
-    """A server that is still deleting files of its tables says that the directory is not empty."""
-    try:
-        execute(server, f"DROP DATABASE IF EXISTS {database}")
-    except pymysql.err.OperationalError as error:
-        if error.args[0] != 1010:
-            raise
-        return False
-    return True
-
-
-PAIRS = {"mysql9 to mariadb": ("mysql9", "mariadb_target"), "mariadb to mysql9": ("mariadb", "mysql9")}
-
-
-@pytest.fixture
-def servers(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    source, target = PAIRS[request.param]
-    return request.getfixturevalue(source), request.getfixturevalue(target)
-
-
-def always(first: str) -> Any:
-    """Both pairs of servers, of which the other is left to the matrix."""
-    chosen = [pytest.param(name, marks=[] if name == first else [pytest.mark.matrix]) for name in PAIRS]
-    return pytest.mark.parametrize("servers", chosen, indirect=True)
-
-
-FROM_MYSQL, FROM_MARIADB = always("mysql9 to mariadb"), always("mariadb to mysql9")
-
-
-REST = {1000: 1, 1001: 1, 1002: 2}
-"""Rows that the application does not write."""
 
 
 @FROM_MYSQL
@@ -329,26 +132,6 @@ def _came_to(made: Shop, state: str, verb: str) -> bool:
         process.stderr.close()
     assert "cutover.running" in "".join(said), "".join(said)
     return False
-
-
-def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:
-    """The answer to a command for a cutover whose process was killed, as soon as the lease allows."""
-    end_s = time.monotonic() + 90
-    while True:
-        done = made.lockstep("cutover", verb, "shop.yaml", code=None)
-        document: dict[str, Any] = json.loads(done.out)
-        code = document.get("error", {}).get("code")
-        if code not in ("cutover.running", "cutover.rolled_back"):
-            assert code is None, done.out + done.err
-            return document
-        assert time.monotonic() < end_s, done.out + done.err
-        time.sleep(0.5)
-
-
-def goes_on(made: Shop, application: Application) -> None:
-    """The application writes."""
-    before = application.count
-    made.until(lambda: application.count > before + 10)
 
 
 @FROM_MARIADB
@@ -540,76 +323,6 @@ def test_a_process_that_is_paused_loses_its_locks_and_changes_nothing_later(
         assert not application.errors
 
 
-def answer_for(made: Shop, pipeline: str) -> None:
-    """What a person would answer: the file says where the application writes."""
-    there = not pipeline.endswith("_back.yaml")
-    switched = ((made.folder / "to").read_text().strip() == "new") == there
-    made.lockstep("cutover", "resume", pipeline, "--answer", "switched" if switched else "not-switched", code=None)
-
-
-@FROM_MYSQL
-@pytest.mark.matrix
-@pytest.mark.timeout(7200)
-def test_cutovers_with_kills_at_random_moments_end_switched_or_rolled_back(
-    lockstep: Any, servers: tuple[Any, Any]
-) -> None:
-    """There and back again, killed at any moment; each ends where the application writes, which has every write."""
-    seed = int(os.environ.get("LOCKSTEP_SEED", random.randrange(1 << 30)))
-    chance = random.Random(seed)
-    ended: Counter[str] = Counter()
-    with shop(lockstep, *servers) as made:
-        made.behave("sleep 0.3", "attempts: 1")
-        lockstep("run", "shop.yaml")
-        with made.application() as application:
-            goes_on(made, application)
-            for turn in range(int(os.environ.get("LOCKSTEP_CUTOVERS", "6"))):
-                before = (made.folder / "to").read_text().strip()
-                there = before == "old"
-                process = subprocess.Popen(
-                    lockstep.command("cutover", *(("run",) if there else ("back",)), "shop.yaml"), cwd=made.folder,
-                    env=lockstep.environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                    start_new_session=True,
-                )  # fmt: skip
-                killed = chance.random() < 0.8
-                try:
-                    process.wait(chance.uniform(4, 30) if killed else 300)
-                except subprocess.TimeoutExpired:
-                    os.killpg(process.pid, signal.SIGKILL)
-                    process.wait()
-                ended[settled(made, there)] += 1
-                assert not application.errors, (seed, turn, application.errors)
-                goes_on(made, application)
-                now = (made.folder / "to").read_text().strip()
-                old, new = ("old", "new") if there else ("new", "old")
-                assert now == (new if made_switched(made, there) else old), (seed, turn)
-        assert not application.errors
-        last = made.new if (made.folder / "to").read_text().strip() == "new" else made.old
-        for table in TABLES:
-            assert last(table) == application.written[table] | REST, seed
-    print(f"seed {seed}: {dict(ended)}; longest write {application.longest_s:.1f} s")
-
-
-def made_switched(made: Shop, there: bool) -> bool:
-    state = made.cutover("status", "shop.yaml")["state"]
-    return state == "WATCH" if there else state != "WATCH"
-
-
-def settled(made: Shop, there: bool) -> str:
-    """Ends a cutover that was killed, as a person would; the state that it ends in."""
-    end_s = time.monotonic() + 300
-    pipeline = "shop.yaml" if there else "shop_back.yaml"
-    while True:
-        assert time.monotonic() < end_s
-        state = json.loads(made.lockstep("cutover", "status", pipeline).out).get("state")
-        if state in (None, "ROLLED_BACK", "COMPLETE", "BACK", "WATCH"):
-            return str(state)
-        if state == "SWITCHING":
-            answer_for(made, pipeline)
-        else:
-            made.lockstep("cutover", "resume" if state == "SWITCHED" else "abort", pipeline, code=None)
-        time.sleep(0.3)
-
-
 @pytest.mark.timeout(600)
 def test_a_write_that_slips_through_before_the_gates_close_is_found_in_the_log(
     lockstep: Any, mysql9: Any, mariadb_target: Any, monkeypatch: pytest.MonkeyPatch
@@ -662,3 +375,95 @@ def test_a_table_that_came_after_the_verification_is_verified_too(
         lockstep("run", "shop.yaml")
         assert "verifying every row" in lockstep("cutover", "rehearse", "shop.yaml").err
         assert "verifying every row" not in lockstep("cutover", "rehearse", "shop.yaml").err
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(600)
+def test_what_triggers_and_events_of_the_old_server_write_is_carried_over_or_refused(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    """They write through tables that are neither carried nor locked, as often as they can, until they get an error."""
+    with shop(lockstep, *servers) as made:
+        name = made.name
+        execute(
+            made.source, f"CREATE TABLE {name}.visits (id INT AUTO_INCREMENT PRIMARY KEY)",
+            f"CREATE TRIGGER {name}.counted AFTER INSERT ON {name}.visits FOR EACH ROW "
+            f"INSERT INTO {name}.orders VALUES (100000 + NEW.id, NEW.id)",
+            "SET GLOBAL event_scheduler = ON",
+            f"CREATE EVENT {name}.tick ON SCHEDULE EVERY 1 SECOND DO "
+            f"INSERT INTO {name}.items SELECT MAX(id) + 1, 7 FROM {name}.items",
+        )  # fmt: skip
+        try:
+            lockstep("run", "shop.yaml")
+            with ThreadPoolExecutor(1) as pool:
+                visiting = pool.submit(visits, made)
+                assert made.cutover("run", "shop.yaml")["state"] == "WATCH"
+                counted = visiting.result(60)
+            time.sleep(2.5)  # the event runs again, and is refused
+            assert counted > 20
+            assert len([key for key in made.new("orders") if key > 100_000]) == counted
+            assert len(made.new("items")) > len(REST)
+            for table in TABLES:
+                assert made.old(table) == made.new(table)
+        finally:
+            execute(made.source, f"DROP EVENT {name}.tick", "SET GLOBAL event_scheduler = OFF")
+
+
+def visits(made: Shop) -> int:
+    """How many were made before the gate of the table that their trigger writes to."""
+    with made.source.connect(autocommit=True) as session, session.cursor() as cursor:
+        for count in itertools.count():
+            try:
+                cursor.execute(f"INSERT INTO {made.name}.visits VALUES ()")
+            except pymysql.err.MySQLError as error:
+                if error.args[0] != 1644:
+                    raise
+                return count
+            time.sleep(0.02)
+    raise AssertionError
+
+
+@FROM_MARIADB
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+def test_groups_of_tables_are_switched_and_led_back_each_by_its_pipeline(
+    lockstep: Any, servers: tuple[Any, Any]
+) -> None:
+    with shop(lockstep, *servers) as made:
+        text = (made.folder / "shop.yaml").read_text()
+        for number, table in enumerate(TABLES):
+            of_group = text.replace(f"pipeline: {made.name}", f"pipeline: {made.name}_{table}")
+            of_group = of_group.replace(f"sources: [{{name: {made.name},", f"sources: [{{name: {made.name}_{table},")
+            of_group = of_group.replace("server_id: 5191", f"server_id: {5195 + number}").replace("orders|items", table)
+            (made.folder / f"{table}.yaml").write_text(of_group.replace("/stage", f"/stage_{table}"))
+            lockstep("run", f"{table}.yaml")
+            lockstep("verify", f"{table}.yaml")
+        orders, items = f"{made.name}.orders", f"{made.name}.items"
+
+        # A group that fails leaves the other one where it is.
+        execute(made.target, f"INSERT INTO {made.name}_0.items_0 (id, n) VALUES (4, 4)")
+        assert made.cutover("run", "items.yaml", code=4)["error"]["code"] == "cutover.differs"
+        assert made.cutover("run", "orders.yaml")["state"] == "WATCH"
+        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+            execute(made.source, f"DELETE FROM {orders}")
+        execute(made.source, f"INSERT INTO {items} VALUES (8, 8)")
+        execute(made.target, f"DELETE FROM {made.name}_0.items_0 WHERE id = 4")
+        lockstep("run", "items.yaml")
+        assert made.new("items") == REST | {8: 8}
+        assert made.cutover("status", "items.yaml")["state"] == "CHASE"
+
+        # Each has its own way there and back.
+        assert made.cutover("resume", "items.yaml")["state"] == "WATCH"
+        execute(made.target, f"INSERT INTO {made.name}_0.items_1 (id, n) VALUES (1, 1)",
+                f"INSERT INTO {made.name}_0.orders_1 (id, n) VALUES (1, 1)")  # fmt: skip
+        lockstep("run", "orders_back.yaml")
+        assert made.cutover("back", "orders.yaml")["state"] == "COMPLETE"
+        assert made.cutover("status", "items.yaml")["state"] == "WATCH"
+        execute(made.source, f"INSERT INTO {orders} VALUES (9, 9)")
+        with pytest.raises(pymysql.err.MySQLError, match="moved by Lockstep"):
+            execute(made.source, f"DELETE FROM {items}")
+        lockstep("run", "orders.yaml")
+        lockstep("run", "items_back.yaml")
+        assert made.new("orders") == made.old("orders") == REST | {1: 1, 9: 9}
+        assert made.new("items") == made.old("items") == REST | {1: 1, 8: 8}

@@ -121,14 +121,14 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
         with locked(places, patience_s=5, held_s=30) as locks:
             before = [pool.submit(write, number) for number in range(12)]
             time.sleep(0.3)
-            with closing(places, "moved to the shards") as closed:
+            with closing(places, "moved to the shards", "t1") as closed:
                 after = [pool.submit(write, number) for number in range(12, 24)]
                 time.sleep(0.3)
                 locks.release()
                 closed()
         assert {one.result(10) for one in [*before, *after]} == {"moved to the shards"}
     assert closed_gates(places) == {f"{database}.{table}" for table in TABLES}
-    with closing(places, "again") as closed:  # safe to repeat
+    with closing(places, "again", "t1") as closed:  # safe to repeat
         closed()
     execute(server, f"SET {OWN_WRITES} = 1", f"INSERT INTO {database}.a VALUES (99, 1)")
     open_gates(places)
@@ -137,16 +137,52 @@ def test_gates_close_before_the_writes_that_wait_for_the_lock(server: Any, datab
     assert write(1) == "written"
 
 
+def test_a_process_that_undoes_late_does_not_open_the_gates_of_another_one(server: Any, database: str) -> None:
+    places = places_in(database)
+    for token in ("before", "after"):
+        with closing(places, f"moved {token}", token) as closed:
+            closed()
+    open_gates(places, token="before")
+    assert len(closed_gates(places)) == len(TABLES)
+    with pytest.raises(pymysql.err.MySQLError, match="moved after"):
+        execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")
+    open_gates(places, token="after")
+    execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["INSERT IGNORE INTO {} VALUES (2, 2)", "REPLACE INTO {} VALUES (1, 3)", "UPDATE IGNORE {} SET n = 4",
+     "DELETE IGNORE FROM {}", "INSERT INTO {} VALUES (1, 5) ON DUPLICATE KEY UPDATE n = 5"],
+)  # fmt: skip
+def test_no_kind_of_write_passes_a_gate(server: Any, database: str, statement: str) -> None:
+    execute(server, f"INSERT INTO {database}.a VALUES (1, 1)")
+    with closing(places_in(database), "moved", "t1") as closed:
+        closed()
+    with pytest.raises(pymysql.err.MySQLError, match="moved"):
+        execute(server, statement.format(f"{database}.a"))
+    assert execute(server, f"SELECT * FROM {database}.a") == [(1, 1)]
+
+
+def test_a_gate_waits_for_an_xa_transaction_whose_session_is_gone(server: Any, database: str) -> None:
+    """Prepared after the locks were released and before the gate: its commit would come after the log was looked at."""
+    execute(server, "XA START 'g'", f"INSERT INTO {database}.a VALUES (1, 1)", "XA END 'g'", "XA PREPARE 'g'")
+    with pytest.raises(RetryLater) as caught, closing({"env:MOVED": [(database, "a")]}, "moved", "t1") as closed:
+        closed()
+    assert caught.value.code == "cutover.not_closed"
+    execute(server, "XA COMMIT 'g'", f"INSERT INTO {database}.a VALUES (2, 2)")
+
+
 @pytest.mark.parametrize("half", [1, 2])
 def test_gates_that_were_half_closed_are_closed_and_opened(server: Any, database: str, half: int) -> None:
     places = places_in(database)
-    with closing(places, "moved") as closed:
+    with closing(places, "moved", "t1") as closed:
         closed()
     for (name,) in execute(
         server, f"SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE TRIGGER_SCHEMA = '{database}'"
     )[::half]:
         execute(server, f"DROP TRIGGER {database}.`{name}`")
-    with closing(places, "moved") as closed:
+    with closing(places, "moved", "t1") as closed:
         closed()
     assert len(closed_gates(places)) == len(TABLES)
     open_gates(places)
@@ -215,6 +251,23 @@ def test_privileges_that_lack_are_found_beforehand(server: Any, database: str, m
         )
     finally:
         execute(server, f"DROP USER {user}@'%'")
+
+
+@pytest.mark.parametrize("rule", ["ON DELETE CASCADE", "ON UPDATE SET NULL", ""])
+def test_a_foreign_key_between_tables_that_are_not_switched_together_is_found(
+    server: Any, database: str, rule: str
+) -> None:
+    execute(server, f"CREATE TABLE {database}.child (id INT PRIMARY KEY, a INT, "
+            f"CONSTRAINT tie FOREIGN KEY (a) REFERENCES {database}.a (id) {rule})")  # fmt: skip
+    place = ("env:MOVED", database)
+    child, parent = (Pair(name, ((*place, name),), ((*place, "b"),)) for name in ("child", "a"))
+    for alone, left in ((child, "a"), (parent, "child")):
+        found = [one for one in look([alone], None) if "foreign key tie" in one.what]
+        assert [one.status for one in found] == ["fail" if rule else "warn"]
+        assert f"{database}.{left} is not switched" in found[0].what
+        assert [one.error.code for one in found if one.error] == ["cutover.tied"] * bool(rule)
+    assert not [one for one in look([child, parent], None) if "foreign key tie" in one.what]
+    execute(server, f"DROP TABLE {database}.child")
 
 
 def test_scheduled_events_are_named(server: Any, database: str) -> None:

@@ -1,0 +1,285 @@
+"""An application that writes to a pipeline's source or target all the time, with its own log as witness."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+PIPELINE = """
+pipeline: {name}
+sources: [{{name: {name}, connection: env:SOURCE, server_id: 5191, start: latest}}]
+tables: {{include: ['{name}\\.(orders|items)']}}
+routes: [{{match: '{name}\\.(.*)', to: '\\1'}}]
+stage: {{uri: "file://{folder}/stage"}}
+meta: {{url: "{meta}"}}
+targets:
+  - name: {name}_shards
+    connections: [env:TARGET]
+    on_missing_table: create
+    tables:
+      '*': {{database: "{name}_{{d}}", table: "{{logical}}_{{t}}", sharding: {{key: id, databases: 2, tables: 2}}}}
+snapshot: {{mode: initial}}
+limits: {{lease_s: 5}}
+cutover: {{switch_with: {folder}/switch.sh, budget_s: 20, max_lag_s: 10, {more}}}
+"""
+SWITCH = """#!/bin/sh
+echo "$LOCKSTEP_CUTOVER_PHASE $LOCKSTEP_CUTOVER_DIRECTION $LOCKSTEP_CUTOVER_ID" >> {folder}/called
+if [ "$LOCKSTEP_CUTOVER_PHASE" = switch ]; then
+  {behaviour}
+  if [ "$LOCKSTEP_CUTOVER_DIRECTION" = there ]; then echo new > {folder}/.to; else echo old > {folder}/.to; fi
+  mv {folder}/.to {folder}/to
+fi
+"""
+TABLES = ("orders", "items")
+
+
+GONE = frozenset({0, 1053, 1927, 2003, 2006, 2013})
+"""Errors of a server that was killed."""
+
+
+_SHORT = "SET SESSION lock_wait_timeout = 1, innodb_lock_wait_timeout = 1"
+
+
+class Application:
+    """Writes to the place that the file `to` names. written: what servers have confirmed, by table and id.
+
+    Every tenth write is a row of its own, which no later write covers up. One that gets no answer, or an error, is
+    repeated where the application writes then. Two of three writers wait for locks for a second only.
+    """
+
+    def __init__(self, folder: Path, source: Any, target: Any, name: str) -> None:
+        self._folder, self._servers, self._name = folder, {"old": source, "new": target}, name
+        self.written: dict[str, dict[int, int]] = {table: {} for table in TABLES}
+        self._count = 0
+        self.refused = self.expired = 0
+        self.longest_s = 0.0
+        self.errors: list[Exception] = []
+        self._stop = threading.Event()
+        self._threads = [threading.Thread(target=self._write, args=(at,)) for at in range(3)]
+
+    def __enter__(self) -> Application:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        for thread in self._threads:
+            thread.join()
+
+    @property
+    def count(self) -> int:
+        """Of writes."""
+        return self._count
+
+    def place(self, table: str, key: int) -> tuple[str, str]:
+        to = (self._folder / "to").read_text().strip()
+        shard = key % 4
+        return to, (f"{self._name}.{table}" if to == "old" else f"{self._name}_{shard // 2}.{table}_{shard % 2}")
+
+    def _write(self, number: int) -> None:
+        try:
+            sessions: dict[str, Any] = {}
+            turn = 0
+            while not self._stop.is_set():
+                turn += 1
+                table = TABLES[turn % 2]
+                key = number + 3 * (turn * 7 % 50 if turn % 10 else 10_000 + turn)
+                before_s = time.monotonic()
+                while not self._put(sessions, table, key, turn):
+                    time.sleep(0.01)
+                self.longest_s = max(self.longest_s, time.monotonic() - before_s)
+                self.written[table][key] = turn
+                self._count += 1
+                time.sleep(0.02)
+        except pymysql.err.MySQLError as error:
+            self.errors.append(error)
+
+    def _put(self, sessions: dict[str, Any], table: str, key: int, value: int) -> bool:
+        to, place = self.place(table, key)
+        try:
+            if to not in sessions:
+                sessions[to] = self._servers[to].connect(autocommit=True, init_command=_SHORT if key % 3 else None)
+            with sessions[to].cursor() as cursor:
+                cursor.execute(
+                    f"INSERT INTO {place} (id, n) VALUES ({key}, {value}) ON DUPLICATE KEY UPDATE n = {value}"
+                )
+        except pymysql.err.MySQLError as error:
+            if error.args[0] in GONE:
+                sessions.pop(to, None)
+            elif error.args[0] == 1644:  # the gate of an old table
+                self.refused += 1
+            elif error.args[0] == 1205:  # locked
+                self.expired += 1
+            else:
+                raise
+            return False
+        return True
+
+
+class Shop:
+    """A pipeline, its servers and its application."""
+
+    def __init__(self, lockstep: Any, source: Any, target: Any, name: str) -> None:
+        self.lockstep, self.source, self.target, self.name = lockstep, source, target, name
+        self.folder = Path(lockstep.directory)
+        self.meta_url = f"sqlite:///{self.folder}/meta.db"
+
+    def behave(self, behaviour: str = "true", more: str = "attempts: 2") -> None:
+        """behaviour: of the switch command, before it switches."""
+        (self.folder / "switch.sh").write_text(SWITCH.format(folder=self.folder, behaviour=behaviour))
+        (self.folder / "switch.sh").chmod(0o755)
+        text = PIPELINE.format(name=self.name, folder=self.folder, meta=self.meta_url, more=more)
+        (self.folder / "shop.yaml").write_text(text)
+
+    def lead(self, to: str) -> None:
+        """Leads the application to a place, as the switch command does."""
+        (self.folder / ".by_hand").write_text(to)
+        (self.folder / ".by_hand").replace(self.folder / "to")
+
+    def place_of_application(self) -> str:
+        return (self.folder / "to").read_text().strip()
+
+    def application(self) -> Application:
+        return Application(self.folder, self.source, self.target, self.name)
+
+    def cutover(self, *arguments: str, code: int = 0) -> dict[str, Any]:
+        done = self.lockstep("cutover", *arguments, code=code)
+        document: dict[str, Any] = json.loads(done.out)
+        return document
+
+    def old(self, table: str) -> dict[int, int]:
+        return self._rows(self.source, [f"{self.name}.{table}"])
+
+    def new(self, table: str) -> dict[int, int]:
+        return self._rows(self.target, [f"{self.name}_{d}.{table}_{t}" for d in range(2) for t in range(2)])
+
+    def _rows(self, server: Any, places: list[str]) -> dict[int, int]:
+        found: list[tuple[int, int]] = []
+        with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+            for place in places:
+                cursor.execute(f"SELECT id, n FROM {place}")
+                found += cursor.fetchall()
+        assert len(dict(found)) == len(found), "a row is there twice"
+        return dict(found)
+
+    def called(self) -> list[list[str]]:
+        path = self.folder / "called"
+        return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+    def until(self, reached: Callable[[], bool], patience_s: float = 60) -> None:
+        end_s = time.monotonic() + patience_s
+        while not reached():
+            assert time.monotonic() < end_s
+            time.sleep(0.05)
+
+
+def execute(server: Any, *statements: str) -> None:
+    with server.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+@contextmanager
+def shop(lockstep: Any, source: Any, target: Any) -> Iterator[Shop]:
+    name = f"move_{uuid.uuid4().hex[:8]}"
+    made = Shop(lockstep, source, target, name)
+    lockstep.environ |= {"SOURCE": source.url, "TARGET": target.url}
+    with source.connect(autocommit=True) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE {name}")
+        for table in TABLES:
+            cursor.execute(f"CREATE TABLE {name}.{table} (id INT PRIMARY KEY, n INT NOT NULL)")
+            cursor.execute(f"INSERT INTO {name}.{table} VALUES (1000, 1), (1001, 1), (1002, 2)")
+    made.lead("old")
+    made.behave()
+    try:
+        yield made
+    finally:
+        for server, names in ((source, [name]), (target, [f"{name}_0", f"{name}_1"])):
+            for one in names:
+                made.until(partial(dropped, server, one))
+
+
+def dropped(server: Any, database: str) -> bool:
+    """A server that is still deleting files of its tables says that the directory is not empty."""
+    try:
+        execute(server, f"DROP DATABASE IF EXISTS {database}")
+    except pymysql.err.OperationalError as error:
+        if error.args[0] != 1010:
+            raise
+        return False
+    return True
+
+
+def after_a_kill(made: Shop, verb: str) -> dict[str, Any]:
+    """The answer to a command for a cutover whose process was killed, as soon as the lease allows."""
+    end_s = time.monotonic() + 90
+    while True:
+        done = made.lockstep("cutover", verb, "shop.yaml", code=None)
+        document: dict[str, Any] = json.loads(done.out)
+        code = document.get("error", {}).get("code")
+        if code not in ("cutover.running", "cutover.rolled_back"):
+            assert code is None, done.out + done.err
+            return document
+        assert time.monotonic() < end_s, done.out + done.err
+        time.sleep(0.5)
+
+
+def goes_on(made: Shop, application: Application) -> None:
+    """The application writes."""
+    before = application.count
+    made.until(lambda: application.count > before + 10)
+
+
+def answer_for(made: Shop, pipeline: str) -> None:
+    """What a person would answer: the file says where the application writes."""
+    there = not pipeline.endswith("_back.yaml")
+    switched = (made.place_of_application() == "new") == there
+    made.lockstep("cutover", "resume", pipeline, "--answer", "switched" if switched else "not-switched", code=None)
+
+
+def made_switched(made: Shop, there: bool) -> bool:
+    state = made.cutover("status", "shop.yaml")["state"]
+    return state == "WATCH" if there else state != "WATCH"
+
+
+def settled(made: Shop, there: bool) -> str:
+    """Ends a cutover that was killed, as a person would; the state that it ends in."""
+    end_s = time.monotonic() + 300
+    pipeline = "shop.yaml" if there else "shop_back.yaml"
+    while True:
+        assert time.monotonic() < end_s
+        state = json.loads(made.lockstep("cutover", "status", pipeline).out).get("state")
+        if state in (None, "ROLLED_BACK", "COMPLETE", "BACK", "WATCH"):
+            return str(state)
+        if state == "SWITCHING":
+            answer_for(made, pipeline)
+        else:
+            made.lockstep("cutover", "resume" if state == "SWITCHED" else "abort", pipeline, code=None)
+        time.sleep(0.3)
+
+
+PAIRS = {"mysql9 to mariadb": ("mysql9", "mariadb_target"), "mariadb to mysql9": ("mariadb", "mysql9")}
+
+
+def always(first: str) -> Any:
+    """Both pairs of servers, of which the other is left to the matrix."""
+    chosen = [pytest.param(name, marks=[] if name == first else [pytest.mark.matrix]) for name in PAIRS]
+    return pytest.mark.parametrize("servers", chosen, indirect=True)
+
+
+FROM_MYSQL, FROM_MARIADB = always("mysql9 to mariadb"), always("mariadb to mysql9")
+
+
+REST = {1000: 1, 1001: 1, 1002: 2}
+"""Rows that the application does not write."""
